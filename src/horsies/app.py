@@ -1,0 +1,140 @@
+"""`Horsies`: configuration, registry and entry points of one application."""
+
+import inspect
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
+
+from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
+from horsies.model.config import AppConfig, PostgresConfig, QueueMode
+from horsies.model.errors import TaskDefinitionError
+from horsies.model.result import TaskError, TaskResult
+from horsies.tasks.task import AsyncTask, Sendable, Task
+
+if TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` is: keeps the signature, adds the verbs."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, TaskResult[T, TaskError]]]) -> AsyncTask[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, TaskResult[T, TaskError]]) -> Task[P, T]: ...
+
+
+class Horsies:
+    """An application. Without a database in its configuration it uses $HORSIES_DATABASE_URL, $DATABASE_URL, or the
+    embedded PostgreSQL of this project, in this order, when the database is first needed.
+    """
+
+    def __init__(self, config: AppConfig | None = None) -> None:
+        self.config = config or AppConfig()
+        self._tasks: dict[str, Sendable[..., Any]] = {}
+        self._task_modules: list[str] = []
+        self._broker: PostgresBroker | None = None
+
+    # -- definition
+
+    def task(self, name: str, *, queue_name: str | None = None) -> TaskDecorator:
+        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`."""
+
+        def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
+            task = self._define(function, name, queue_name)
+            self._tasks[name] = task
+            return task
+
+        return cast("TaskDecorator", decorate)
+
+    def _define(self, function: Callable[..., Any], name: str, queue_name: str | None) -> Sendable[..., Any]:
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
+            raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
+        if name in self._tasks:
+            other = self._tasks[name].function
+            raise TaskDefinitionError(
+                f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
+                f"{function.__module__}.{function.__qualname__}; rename one of them"
+            )
+        kind: type[Sendable[..., Any]] = AsyncTask if inspect.iscoroutinefunction(function) else Task
+        return kind(
+            function,
+            name=name,
+            queue_name=self._queue_of(name, queue_name),
+            arguments=ArgumentsCodec.for_function(function),
+            result=ResultCodec.for_type(ok_type(function)),
+            outlet=self,
+        )
+
+    def _queue_of(self, task_name: str, queue_name: str | None) -> str:
+        names = [queue.name for queue in self.config.queues]
+        if self.config.queue_mode is QueueMode.DEFAULT:
+            if queue_name is not None:
+                raise TaskDefinitionError(
+                    f"task {task_name!r} names queue {queue_name!r}, but this app has only the default queue; "
+                    "leave queue_name out, or configure queue_mode=QueueMode.CUSTOM and custom_queues"
+                )
+            return names[0]
+        if queue_name not in names:
+            wrong = "names no queue" if queue_name is None else f"names an unknown queue {queue_name!r}"
+            raise TaskDefinitionError(f"task {task_name!r} {wrong}; set queue_name to one of {', '.join(names)}")
+        return queue_name
+
+    @property
+    def tasks(self) -> Mapping[str, Sendable[..., Any]]:
+        """The registered tasks by name."""
+        return MappingProxyType(self._tasks)
+
+    def discover_tasks(self, modules: Sequence[str]) -> None:
+        """Where the tasks are: dotted modules or `.py` paths. Workers and their children import them."""
+        if isinstance(modules, str):
+            raise TypeError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
+        self._task_modules.extend(module for module in modules if module not in self._task_modules)
+
+    @property
+    def task_modules(self) -> tuple[str, ...]:
+        return tuple(self._task_modules)
+
+    # -- the database
+
+    @property
+    def broker(self) -> "PostgresBroker":
+        """The connection to the database, made at first need."""
+        if self._broker is None:
+            from horsies.db.broker import PostgresBroker  # noqa: PLC0415 - a child that never sends need not load psycopg
+
+            configured = self._configured_database()
+            broker = PostgresBroker(configured or _embedded_database(), resilience=self.config.resilience)
+            if configured is None:
+                broker.ensure_schema_initialized()  # it is ours alone, and nobody is there to run a migration
+            self._broker = broker
+        return self._broker
+
+    def _configured_database(self) -> PostgresConfig | None:
+        url = os.environ.get("HORSIES_DATABASE_URL") or os.environ.get("DATABASE_URL")
+        return self.config.broker or (PostgresConfig(database_url=url) if url else None)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Nothing is configured: the embedded PostgreSQL serves this app."""
+        return self._configured_database() is None
+
+    def close(self) -> None:
+        """Close the connections of this process. They are made anew if the app is used again."""
+        if self._broker is not None:
+            self._broker.close()
+
+    async def close_async(self) -> None:
+        """The same, and the pool of the running event loop with it."""
+        if self._broker is not None:
+            await self._broker.close_async()
+
+
+def _embedded_database() -> PostgresConfig:
+    from horsies.dev.embedded import embedded_database_url  # noqa: PLC0415 - an extra; only when nothing is configured
+
+    return PostgresConfig(database_url=embedded_database_url())

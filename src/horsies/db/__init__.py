@@ -1,0 +1,1 @@
+"""The door to PostgreSQL: the only room that imports psycopg."""

@@ -1,0 +1,5 @@
+-- name: ping
+select 1;
+
+-- name: notify
+select pg_notify(%(channel)s::text, %(payload)s::text);

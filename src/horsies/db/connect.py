@@ -1,0 +1,45 @@
+"""How a connection to PostgreSQL is made: the same careful settings for every purpose."""
+
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from horsies.model.config import PostgresConfig
+
+
+def connect(config: PostgresConfig, purpose: str, *, url: str | None = None) -> psycopg.Connection:
+    """A blocking connection; `purpose` is what `pg_stat_activity` shows."""
+    return psycopg.connect(url or config.conninfo, **_settings(config, purpose))
+
+
+def make_pool(config: PostgresConfig) -> ConnectionPool:
+    return ConnectionPool(config.conninfo, kwargs=_settings(config, "producer"), open=True, **_sizes(config))
+
+
+def make_async_pool(config: PostgresConfig) -> AsyncConnectionPool:
+    return AsyncConnectionPool(config.conninfo, kwargs=_settings(config, "producer"), open=False, **_sizes(config))
+
+
+def _sizes(config: PostgresConfig) -> dict[str, Any]:
+    return {
+        "min_size": config.pool_min_size,
+        "max_size": config.pool_max_size,
+        "timeout": config.connect_timeout_s,
+        "name": "horsies",
+    }
+
+
+def _settings(config: PostgresConfig, purpose: str) -> dict[str, Any]:
+    return {
+        "autocommit": True,
+        # A transaction pooler hands each transaction another server session: nothing may be kept in one.
+        "prepare_threshold": None,
+        "application_name": f"horsies {purpose}",
+        "connect_timeout": config.connect_timeout_s,
+        # A peer that vanished without a word is noticed in about half a minute, not in two hours.
+        "keepalives": 1,
+        "keepalives_idle": config.keepalives_idle_s,
+        "keepalives_interval": config.keepalives_interval_s,
+        "keepalives_count": config.keepalives_count,
+    }

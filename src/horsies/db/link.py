@@ -1,0 +1,48 @@
+"""One connection of a worker: opened at the first need, thrown away when it breaks. One thread at a time uses it."""
+
+from contextlib import suppress
+from typing import TypeVar, cast
+
+import psycopg
+
+from horsies.db.connect import connect
+from horsies.db.drive import answer_on, drive
+from horsies.db.op import Ask, Op, Request, Rows
+from horsies.model.config import PostgresConfig
+
+T = TypeVar("T")
+
+
+class Link:
+    """Unlike a pool it says at once, and exactly, why the database cannot be reached: the caller decides when to try again."""
+
+    def __init__(self, config: PostgresConfig, purpose: str, *, url: str | None = None) -> None:
+        self._config = config
+        self._url = url
+        self._purpose = purpose
+        self._connection: psycopg.Connection | None = None
+
+    def run(self, op: Op[T]) -> T:
+        try:
+            if self._connection is None:
+                self._connection = connect(self._config, self._purpose, url=self._url)
+            return drive(op, self._answer)
+        except psycopg.Error:
+            self._clean()
+            raise
+
+    def _answer(self, request: Request) -> list[Rows]:
+        return answer_on(cast("psycopg.Connection", self._connection), cast("Ask", request), self._config.schema)
+
+    def _clean(self) -> None:
+        """After an error the connection is idle again, or gone."""
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.rollback()
+                return
+            self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

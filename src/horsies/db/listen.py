@@ -1,0 +1,175 @@
+"""One LISTEN connection per process, shared by everyone who waits.
+
+A plain thread holds the connection and rings bells. Whoever waits re-reads the truth when its bell rings: a bell rung in
+vain costs a read, a bell not rung would cost a wait. So every doubt rings all of them: when LISTEN comes into force,
+when the connection is lost, and when notifications turn out not to arrive.
+
+**Self-test.** A LISTEN that looks healthy may hear nothing: behind a transaction pooler, or on a half-open socket. So
+from time to time a token is notified *from another connection* while this one idles. A listener that has heard before
+and misses a token reconnects; one that never heard any is declared deaf: one log line, and waiters poll.
+"""
+
+import logging
+import os
+import random
+import secrets
+import selectors
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from horsies.db.bells import Bell, Bells
+from horsies.db.channels import Channel
+from horsies.db.connect import connect
+from horsies.db.trouble import broker_error
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+
+TEST_EVERY_S = 30.0
+TEST_ANSWER_S = 3.0
+
+log = logging.getLogger("horsies.listen")
+
+
+class Listener:
+    """Rings the bells of this process. `notify` sends a notification over some *other* connection."""
+
+    def __init__(
+        self,
+        config: PostgresConfig,
+        *,
+        notify: Callable[[Channel, str], None],
+        resilience: WorkerResilienceConfig,
+        first_test_s: float,
+    ) -> None:
+        self._config = config
+        self._notify = notify
+        self._resilience = resilience
+        self._first_test_s = first_test_s
+        self._bells = Bells()
+        self._in_force: set[Channel] = set()
+        self._deaf = False
+        self._closing = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
+        self._thread.start()
+
+    # -- for those who wait
+
+    def subscribe(self, channel: Channel, key: str | None, bell: Bell) -> bool:
+        """Ring this bell for this key (None: every payload). False: LISTEN is not in force yet; the bell will tell."""
+        self._bells.add(channel, key, bell)
+        if channel in self._in_force:
+            return True
+        self._wake()
+        return False
+
+    def unsubscribe(self, channel: Channel, key: str | None, bell: Bell) -> None:
+        self._bells.remove(channel, key, bell)
+
+    @property
+    def is_deaf(self) -> bool:
+        """Notifications are known not to arrive: whoever waits must poll."""
+        return self._deaf
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._closing:
+            try:
+                with connect(self._config, "listener", url=self._config.listen_conninfo) as connection:
+                    self._serve(connection)
+            except psycopg.Error as error:
+                attempt = 0 if self._in_force else attempt + 1
+                self._lost(error, attempt)
+
+    def _serve(self, connection: psycopg.Connection) -> None:
+        self._token: str | None = None
+        self._ever_heard = False
+        self._test_due = time.monotonic() + self._first_test_s
+        self._listen(connection, {Channel.TEST})
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            while not self._closing:
+                self._listen(connection, self._bells.channels() - self._in_force)
+                ready = selector.select(max(0.0, self._test_due - time.monotonic()))
+                if any(key.fd == self._wake_reader for key, _ in ready):
+                    os.read(self._wake_reader, 4096)
+                self._hear(connection)
+                if time.monotonic() >= self._test_due:
+                    self._test()
+
+    def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
+        for channel in channels:
+            connection.execute(f'listen "{channel.name_in(self._config.schema)}"'.encode())
+            self._in_force.add(channel)
+            self._bells.ring_all(channel)
+
+    def _hear(self, connection: psycopg.Connection) -> None:
+        connection.pgconn.consume_input()
+        names = {channel.name_in(self._config.schema).encode(): channel for channel in self._in_force}
+        while notification := connection.pgconn.notifies():
+            channel = names.get(notification.relname)
+            payload = notification.extra.decode()
+            if channel is Channel.TEST:
+                self._passed(payload)
+            elif channel:
+                self._bells.ring(channel, payload)
+
+    def _test(self) -> None:
+        if self._token is not None:
+            self._failed()
+            return
+        self._token = secrets.token_hex(8)
+        self._test_due = time.monotonic() + TEST_ANSWER_S
+        self._notify(Channel.TEST, self._token)
+
+    def _passed(self, token: str) -> None:
+        if token != self._token:
+            return  # some other process tests itself
+        self._token = None
+        self._ever_heard = True
+        self._deaf = False
+        self._test_due = time.monotonic() + TEST_EVERY_S
+
+    def _failed(self) -> None:
+        if self._ever_heard:
+            raise psycopg.OperationalError("the connection went silent")
+        if not self._deaf:
+            log.warning(
+                "LISTEN/NOTIFY does not arrive on this connection (a transaction pooler?); polling instead. "
+                "Set listen_url to a direct connection."
+            )
+        self._deaf = True
+        self._token = None
+        self._test_due = time.monotonic() + TEST_EVERY_S
+        self._bells.ring_all()
+
+    def _lost(self, error: psycopg.Error, attempt: int) -> None:
+        self._in_force.clear()
+        if attempt <= 1:
+            log.warning("the LISTEN connection was lost; polling until it is back: %s", broker_error(error))
+        self._deaf = True
+        self._bells.ring_all()
+        self._sleep(self._resilience.delay_ms(attempt, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter, no secret
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            while not self._closing and (left := until - time.monotonic()) > 0:
+                if selector.select(left):
+                    os.read(self._wake_reader, 4096)
+
+    def _wake(self) -> None:
+        os.write(self._wake_writer, b"!")

@@ -1,0 +1,103 @@
+"""Numbered migrations, applied under a lock, with a recorded version.
+
+A migration's first line may read `-- compatible_since: N`: the oldest schema version whose library still runs on the
+schema it makes (migrations expand first and contract one release later). Without it, only this one does. At the current version
+nothing is written and no privilege beyond reading is needed.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psycopg
+
+from horsies.db.days import prepare_days
+from horsies.db.load import load
+from horsies.db.op import Op, Statement, ask, one, rows, script
+from horsies.model.errors import SchemaError
+
+SQL = load(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    version: int
+    name: str
+    compatible_since: int
+    text: str
+
+
+@cache
+def migrations() -> Sequence[Migration]:
+    """All migrations of this library, oldest first."""
+    found = sorted((Path(__file__).parent / "migrations").glob("[0-9][0-9][0-9][0-9]_*.sql"))
+    return tuple(_read(path) for path in found)
+
+
+def _read(path: Path) -> Migration:
+    number, name = path.stem.split("_", 1)
+    text = path.read_text(encoding="utf-8")
+    compatible = re.match(r"-- compatible_since: (\d+)\n", text)
+    version = int(number)
+    return Migration(version, name, int(compatible[1]) if compatible else version, text)
+
+
+def library_version() -> int:
+    return migrations()[-1].version
+
+
+def migrate(schema: str) -> Op[list[str]]:
+    """Bring the schema to this library's version; the names of the migrations applied. Safe from many processes at once."""
+    try:
+        version = yield from installed_version(schema)
+        applied = (yield from _apply(schema)) if version < library_version() else []
+        yield from prepare_days(schema)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SchemaError(
+            f"this database user may not do what horsies needs in schema {schema!r} ({error.diag.message_primary}). "
+            f"Run `horsies migrate` once as a user who may create schemas, then grant this one USAGE on the schema and "
+            f"SELECT, INSERT, UPDATE, DELETE on its tables."
+        ) from error
+    return applied
+
+
+def installed_version(schema: str) -> Op[int]:
+    """The schema's version, 0 when nothing is installed. Refuses a schema this library is too old for."""
+    installed = yield from one(SQL["is_installed"](schema=schema))
+    if installed != (True,):
+        return 0
+    row = yield from one(SQL["get_version"]())
+    version, compatible_since = row or (0, 0)
+    if compatible_since > library_version():
+        raise SchemaError(
+            f"schema {schema!r} is at version {version}, which needs a library of schema version {compatible_since} or "
+            f"newer; this one has {library_version()}. Upgrade the horsies package of this process."
+        )
+    return version
+
+
+def _apply(schema: str) -> Op[list[str]]:
+    yield from ask(SQL["begin"](), SQL["lock_migrations"](schema=schema))
+    # Only now is it certain what is missing: another process may have been faster.
+    version = yield from installed_version(schema)
+    if version == 0:
+        yield from _create(schema)
+    pending = [migration for migration in migrations() if migration.version > version]
+    for migration in pending:
+        yield from script(Statement(f"migration_{migration.version:04}", migration.text))
+        yield from rows(
+            SQL["record_version"](
+                version=migration.version, name=migration.name, compatible_since=migration.compatible_since
+            )
+        )
+    yield from rows(SQL["commit"]())
+    return [migration.name for migration in pending]
+
+
+def _create(schema: str) -> Op[None]:
+    # `create schema if not exists` asks for a privilege even when there is nothing to create.
+    if (yield from one(SQL["has_schema"](schema=schema))) != (True,):
+        yield from rows(SQL["create_schema"]())
+    yield from rows(SQL["create_versions"]())

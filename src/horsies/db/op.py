@@ -1,0 +1,116 @@
+"""Operations: what a verb says to the database, written once for blocking and asyncio callers.
+
+A verb is a generator. It *asks* (yields a request) and is answered (the value of the yield); it never touches a
+connection, so the same verb runs on a blocking pool, on an asyncio pool, or on a connection the caller owns. The
+drivers that answer are in `drive.py`.
+
+Requests:
+
+- `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them.
+- `Script`: plain SQL text of several commands, without parameters. Migrations only.
+- `Listen`: from now on, be woken for this key of this channel. Answered when LISTEN is in force, so that what happens
+  after a later read cannot slip by unheard.
+- `Wait`: sleep until woken or until the time is over. The connection goes back to the pool meanwhile.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeVar
+
+from horsies.db.channels import Channel
+
+Row: TypeAlias = tuple[Any, ...]
+Rows: TypeAlias = list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One named statement of a `.sql` file; `{schema}` in it stands for the schema of the installation."""
+
+    name: str
+    text: str
+
+    def __call__(self, **params: object) -> "Query":
+        return Query(self, params)
+
+    def for_schema(self, schema: str) -> bytes:
+        return _render_query(self.text, schema)
+
+
+@lru_cache(maxsize=1024)
+def _render_query(text: str, schema: str) -> bytes:
+    return render(text, schema.replace("%", "%%")).encode()  # parameters are %-style, and a schema may have a % in it
+
+
+def render(text: str, schema: str) -> str:
+    """Put the schema and its channels where the `.sql` files leave room for them."""
+    quoted = '"' + schema.replace('"', '""') + '"'
+    for channel in Channel:
+        text = text.replace("{" + channel + "_channel}", channel.name_in(schema))
+    return text.replace("{schema}", quoted)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement with its parameters."""
+
+    statement: Statement
+    params: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    queries: Sequence[Query]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    statement: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    channel: Channel
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    timeout_s: float
+    deaf_timeout_s: float  # used instead when notifications are known not to arrive
+
+
+Request: TypeAlias = Ask | Script | Listen | Wait
+T = TypeVar("T")
+Op: TypeAlias = Generator[Request, Any, T]
+
+
+def ask(*queries: Query) -> Op[list[Rows]]:
+    """Several statements in one round trip."""
+    answer: list[Rows] = yield Ask(queries)
+    return answer
+
+
+def rows(query: Query) -> Op[Rows]:
+    """The rows of one statement."""
+    (answer,) = yield from ask(query)
+    return answer
+
+
+def one(query: Query) -> Op[Row | None]:
+    """The only row of a statement, or None."""
+    found = yield from rows(query)
+    return found[0] if found else None
+
+
+def script(statement: Statement) -> Op[None]:
+    yield Script(statement)
+
+
+def listen(channel: Channel, key: str) -> Op[None]:
+    yield Listen(channel, key)
+
+
+def wait(*, timeout_s: float, deaf_timeout_s: float) -> Op[None]:
+    yield Wait(timeout_s, deaf_timeout_s)

@@ -1,0 +1,69 @@
+"""The one place that decides what a database error means."""
+
+from enum import Enum, auto
+from typing import TypeAlias
+
+import psycopg
+from psycopg import errors
+from psycopg_pool import PoolTimeout
+
+from horsies.model.database_url import mask_passwords
+from horsies.model.errors import BrokerError, SchemaError
+
+DatabaseError: TypeAlias = psycopg.Error
+"""For rooms that must not know psycopg."""
+
+
+class Trouble(Enum):
+    EXPECTED = auto()
+    """Ordinary contention: the same verb, run again at once, will very likely succeed."""
+
+    LOST = auto()
+    """The server cannot be reached or cannot serve now. What was under way may or may not have been committed."""
+
+    REFUSED = auto()
+    """The values themselves cannot be stored; they never will be."""
+
+    UNEXPECTED = auto()
+    """Something that trying again does not mend by itself: a missing table, a privilege, a full disk, a bug."""
+
+
+_EXPECTED = (
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.LockNotAvailable,
+)
+_LOST = (
+    errors.AdminShutdown,
+    errors.CrashShutdown,
+    errors.CannotConnectNow,
+    errors.TooManyConnections,
+    errors.IdleInTransactionSessionTimeout,
+    errors.ReadOnlySqlTransaction,  # a standby answered: the fail-over is not over yet
+    PoolTimeout,
+    psycopg.InterfaceError,  # the connection object was already closed
+)
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    if isinstance(error, _EXPECTED):
+        return Trouble.EXPECTED
+    if isinstance(error, _LOST):
+        return Trouble.LOST
+    if isinstance(error, psycopg.DataError):
+        return Trouble.REFUSED
+    # A connection that breaks reports no SQLSTATE, or one of class 08.
+    if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith("08")):
+        return Trouble.LOST
+    return Trouble.UNEXPECTED
+
+
+def broker_error(error: psycopg.Error) -> BrokerError:
+    """The same error for users: one paragraph, no password, and whether trying again may help."""
+    if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
+        return SchemaError(
+            f"the tables of horsies are not in this database ({error.diag.message_primary}); "
+            "run `horsies migrate`, or start a worker once, with a user who may create them"
+        )
+    text = mask_passwords(str(error).strip()) or type(error).__name__
+    return BrokerError(f"PostgreSQL: {text}", retryable=trouble_of(error) in (Trouble.EXPECTED, Trouble.LOST))

@@ -1,0 +1,1 @@
+"""The embedded PostgreSQL for development, the quick start and the tests."""

@@ -1,0 +1,94 @@
+"""From `package.module:attr` or `path/file.py:attr` to the app, with its task modules imported."""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from horsies.app import Horsies
+from horsies.model.errors import HorsiesError, LocateError
+from horsies.tasks.suppress import suppress_sends
+
+
+def load_app(locator: str) -> Horsies:
+    """The app with all its tasks registered. The current folder is importable; sends are suppressed meanwhile."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with suppress_sends():
+        app = find_app(locator)
+        for module in app.task_modules:
+            _import(module, f"task module {module!r} of {locator}")
+    return app
+
+
+def find_app(locator: str) -> Horsies:
+    place, colon, attribute = locator.rpartition(":")
+    if not colon or not place or not attribute.isidentifier():
+        raise LocateError(f"{locator!r} does not name an app; write package.module:attribute or path/file.py:attribute")
+    module = _import(place, f"{place!r}")
+    try:
+        found = getattr(module, attribute)
+    except AttributeError:
+        apps = [name for name, value in vars(module).items() if isinstance(value, Horsies)]
+        hint = f"it has {', '.join(apps)}" if apps else "it has no Horsies app at its top level"
+        raise LocateError(f"{place!r} has no attribute {attribute!r}; {hint}") from None
+    if not isinstance(found, Horsies):
+        raise LocateError(f"{locator!r} is a {type(found).__name__}, not a Horsies app")
+    return found
+
+
+def _import(place: str, what: str) -> ModuleType:
+    try:
+        return _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+            raise LocateError(
+                f"cannot import {what}: there is no module {error.name!r} here; "
+                "run from the folder that contains it, or write the path of a .py file"
+            ) from None
+        raise LocateError(f"cannot import {what}: {_where(error)}") from error
+    except HorsiesError as error:
+        raise LocateError(f"cannot import {what}: {error}") from error
+    except (Exception, SystemExit) as error:  # user code runs at import
+        raise LocateError(f"cannot import {what}: {_where(error)}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LocateError(f"there is no file {str(path)!r}")
+    path = path.resolve()
+    # A file below an importable folder is imported by its dotted name, or it would exist twice once somebody imports it.
+    for folder in sys.path:
+        if folder and path.is_relative_to(folder):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if all(part.isidentifier() for part in parts):
+                return importlib.import_module(".".join(parts))
+    return _import_lone_file(path)
+
+
+def _import_lone_file(path: Path) -> ModuleType:
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LocateError(f"{str(path)!r} is not a Python file")
+    sys.path.insert(0, str(path.parent))  # as `python path/file.py` does
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _where(error: BaseException) -> str:
+    """The error and the line of the user's own code that raised it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,1 @@
+"""Nouns: pure values with no I/O, no clock and no event loop."""

@@ -1,0 +1,32 @@
+"""The library's own error codes, in families by who has to act on them."""
+
+from enum import StrEnum
+
+
+class OperationalErrorCode(StrEnum):
+    """Something broke while a task was being run."""
+
+    UNHANDLED_ERROR = "UNHANDLED_ERROR"
+    WORKER_CRASHED = "WORKER_CRASHED"
+    WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
+    WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
+
+
+class ContractCode(StrEnum):
+    """A task did not do what its signature says."""
+
+    RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
+
+
+class RetrievalCode(StrEnum):
+    """A result could not be had; the task itself may be well."""
+
+    WAIT_TIMEOUT = "WAIT_TIMEOUT"
+    TASK_NOT_FOUND = "TASK_NOT_FOUND"
+
+
+class OutcomeCode(StrEnum):
+    """A task ended without running to its end, for a reason that is not a fault."""
+
+    TASK_CANCELLED = "TASK_CANCELLED"
+    TASK_EXPIRED = "TASK_EXPIRED"

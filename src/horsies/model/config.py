@@ -1,0 +1,241 @@
+"""Configuration: frozen values that check themselves, and report all of their problems at once."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Final, Literal, Self, cast
+
+from horsies.model.database_url import conninfo, masked, url_problem
+from horsies.model.errors import QueueError
+from horsies.model.problems import instance_problems, number_problems, refuse
+
+DEFAULT_QUEUE: Final = "default"
+DEFAULT_PRIORITY: Final = 100
+DEFAULT_LEASE_MS: Final = 60_000
+AUTO_PREFETCH_LEASE_MS: Final = 5_000
+MAX_SCHEMA_LENGTH: Final = 40
+MAX_NAME_BYTES: Final = 63  # PostgreSQL cuts longer names off, silently
+
+_URLS: Final = ("database_url", "listen_url")
+_QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,80}")
+
+
+class QueueMode(StrEnum):
+    DEFAULT = "DEFAULT"
+    CUSTOM = "CUSTOM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PostgresConfig:
+    """Where the database is and how to hold connections to it; its passwords never show.
+
+    `listen_url` is a direct connection for LISTEN and migrations when `database_url` leads to a transaction pooler.
+    """
+
+    database_url: str
+    listen_url: str | None = None
+    schema: str = "horsies"
+    pool_min_size: int = 0
+    pool_max_size: int = 10
+    connect_timeout_s: int = 10
+    statement_timeout_ms: int = 30_000
+    keepalives_idle_s: int = 30
+    keepalives_interval_s: int = 10
+    keepalives_count: int = 3
+
+    def __post_init__(self) -> None:
+        refuse(self, self._problems())
+
+    @property
+    def conninfo(self) -> str:
+        """The database for libpq; contains the password."""
+        return conninfo(self.database_url)
+
+    @property
+    def listen_conninfo(self) -> str:
+        """The database for LISTEN and migrations, for libpq; contains the password."""
+        return conninfo(self.listen_url or self.database_url)
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = (f"{name}={masked(v) if name in _URLS and v else v!r}" for name, v in values.items())
+        return f"PostgresConfig({', '.join(shown)})"
+
+    def _problems(self) -> Iterator[str]:
+        if problem := url_problem(self.database_url):
+            yield f"database_url {problem}"
+        if self.listen_url is not None and (problem := url_problem(self.listen_url)):
+            yield f"listen_url {problem}"
+        yield from _schema_problems(self.schema)
+        sizes = [
+            *number_problems("pool_min_size", self.pool_min_size, 0, 1_000),
+            *number_problems("pool_max_size", self.pool_max_size, 1, 1_000),
+        ]
+        yield from sizes
+        if not sizes and self.pool_min_size > self.pool_max_size:
+            yield (
+                f"pool_min_size {self.pool_min_size} is above pool_max_size {self.pool_max_size}; "
+                "lower the first or raise the second"
+            )
+        yield from number_problems("connect_timeout_s", self.connect_timeout_s, 1, 300)
+        yield from number_problems("statement_timeout_ms", self.statement_timeout_ms, 100, 3_600_000)
+        yield from number_problems("keepalives_idle_s", self.keepalives_idle_s, 1, 7_200)
+        yield from number_problems("keepalives_interval_s", self.keepalives_interval_s, 1, 7_200)
+        yield from number_problems("keepalives_count", self.keepalives_count, 1, 100)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomQueueConfig:
+    """One queue of CUSTOM mode; a lower `priority` is served sooner."""
+
+    name: str
+    priority: int = DEFAULT_PRIORITY
+
+    def __post_init__(self) -> None:
+        refuse(self, self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        yield from _queue_name_problems(self.name)
+        yield from number_problems("priority", self.priority, 0, 32_767)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResilienceConfig:
+    """How a worker rides out a database that is away. `db_retry_max_attempts` 0 means for ever."""
+
+    db_retry_initial_ms: int = 500
+    db_retry_max_ms: int = 30_000
+    db_retry_max_attempts: int = 0
+    notify_poll_interval_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        refuse(self, self._problems())
+
+    def delay_ms(self, attempt: int, jitter: float) -> int:
+        """How long to wait after this many failures in a row, counted from 0.
+
+        `jitter` is the caller's random number from -1 to 1 and moves the delay by up to a quarter. It moves the longest
+        delay too, downwards only, or workers that lost the database together would all return at the same moment.
+        """
+        if attempt < 0 or not -1 <= jitter <= 1:
+            raise ValueError(f"attempt {attempt} must be 0 or more, and jitter {jitter} from -1 to 1")
+        doublings = min(attempt, 16)  # beyond any allowed ratio of the two limits, and safe from huge numbers
+        delay_ms = min(self.db_retry_initial_ms * 2**doublings, self.db_retry_max_ms)
+        return min(round(delay_ms * (1 + jitter / 4)), self.db_retry_max_ms)
+
+    def _problems(self) -> Iterator[str]:
+        delays = [
+            *number_problems("db_retry_initial_ms", self.db_retry_initial_ms, 100, 60_000),
+            *number_problems("db_retry_max_ms", self.db_retry_max_ms, 500, 300_000),
+        ]
+        yield from delays
+        if not delays and self.db_retry_max_ms < self.db_retry_initial_ms:
+            yield (
+                f"db_retry_max_ms {self.db_retry_max_ms} is below db_retry_initial_ms {self.db_retry_initial_ms}; "
+                "raise the first or lower the second"
+            )
+        yield from number_problems("db_retry_max_attempts", self.db_retry_max_attempts, 0, 10_000)
+        yield from number_problems("notify_poll_interval_ms", self.notify_poll_interval_ms, 1_000, 300_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppConfig:
+    """Everything an app is told. Without a `broker` it looks for a database in its environment."""
+
+    broker: PostgresConfig | None = None
+    queue_mode: QueueMode = QueueMode.DEFAULT
+    custom_queues: Sequence[CustomQueueConfig] = ()
+    prefetch_buffer: int | Literal["auto"] = 0
+    claim_lease_ms: int | None = None
+    resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "custom_queues", _as_tuple(self.custom_queues))  # frozen means frozen
+        refuse(self, self._problems())
+
+    @classmethod
+    def for_database_url(cls, url: str) -> Self:
+        return cls(broker=PostgresConfig(database_url=url))
+
+    @property
+    def queues(self) -> tuple[CustomQueueConfig, ...]:
+        """The queues in the order of service: by priority, and as written where that is equal."""
+        if self.queue_mode is QueueMode.DEFAULT:
+            return (CustomQueueConfig(name=DEFAULT_QUEUE),)
+        return tuple(sorted(self.custom_queues, key=lambda queue: queue.priority))
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a claim holds without a sign of life from its worker."""
+        if self.claim_lease_ms is not None:
+            return self.claim_lease_ms
+        return AUTO_PREFETCH_LEASE_MS if self.prefetch_buffer == "auto" else DEFAULT_LEASE_MS
+
+    def queue_named(self, name: str) -> CustomQueueConfig:
+        for queue in self.queues:
+            if queue.name == name:
+                return queue
+        known = ", ".join(repr(queue.name) for queue in self.queues)
+        raise QueueError(f"there is no queue {name!r}; this app has {known}")
+
+    def _problems(self) -> Iterator[str]:
+        if self.broker is not None:
+            yield from instance_problems("broker", self.broker, PostgresConfig, "PostgresConfig(database_url=...)")
+        yield from instance_problems("resilience", self.resilience, WorkerResilienceConfig, "WorkerResilienceConfig()")
+        yield from instance_problems("queue_mode", self.queue_mode, QueueMode, "QueueMode.DEFAULT or QueueMode.CUSTOM")
+        yield from _queue_problems(self.queue_mode, self.custom_queues)
+        yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
+
+
+def _schema_problems(schema: object) -> Iterator[str]:
+    if not isinstance(schema, str):
+        yield f"schema must be a string, not {type(schema).__name__}"
+    elif not 1 <= len(schema) <= MAX_SCHEMA_LENGTH or len(schema.encode(errors="replace")) > MAX_NAME_BYTES:
+        yield f"schema has {len(schema)} characters; choose a name of 1 to 40 that takes at most 63 bytes"
+    elif '"' in schema or not schema.isprintable():
+        yield f"schema {schema!r} has a double quote or an unprintable character; remove it"
+    elif schema.startswith("pg_"):
+        yield f"schema {schema!r} starts with pg_, which PostgreSQL keeps for itself; choose another name"
+
+
+def _queue_name_problems(name: object) -> Iterator[str]:
+    if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
+        yield f"name {name!r} is no queue name; use 1 to 80 letters (a-z, A-Z), digits and the characters _ - . :"
+
+
+def _as_tuple(queues: object) -> object:
+    if isinstance(queues, Sequence) and not isinstance(queues, str):
+        return tuple(cast("Sequence[object]", queues))
+    return queues  # which is then refused
+
+
+def _queue_problems(mode: QueueMode, queues: object) -> Iterator[str]:
+    if not isinstance(queues, tuple):
+        yield f"custom_queues must be a list of CustomQueueConfig, not a {type(queues).__name__}"
+        return
+    names: list[str] = []
+    for position, queue in enumerate(cast("tuple[object, ...]", queues)):
+        yield from instance_problems(f"custom_queues[{position}]", queue, CustomQueueConfig, "CustomQueueConfig(...)")
+        if isinstance(queue, CustomQueueConfig):
+            names.append(queue.name)
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"custom_queues has {names.count(name)} queues named {name!r}; give each its own name"
+    if mode is QueueMode.CUSTOM and not queues:
+        yield "queue_mode CUSTOM needs at least one queue; add custom_queues=[CustomQueueConfig(name=...)]"
+    if mode is QueueMode.DEFAULT and queues:
+        yield "custom_queues is set but queue_mode is DEFAULT; add queue_mode=QueueMode.CUSTOM, or remove the queues"
+
+
+def _prefetch_problems(prefetch_buffer: object, claim_lease_ms: object) -> Iterator[str]:
+    if claim_lease_ms is not None:
+        yield from number_problems("claim_lease_ms", claim_lease_ms, 1_000, 3_600_000)
+    if prefetch_buffer == "auto":
+        return
+    if not isinstance(prefetch_buffer, int) or isinstance(prefetch_buffer, bool) or prefetch_buffer < 0:
+        yield f'prefetch_buffer must be 0, a positive whole number or "auto", not {prefetch_buffer!r}'
+    elif prefetch_buffer and claim_lease_ms is None:
+        yield (
+            f"prefetch_buffer is {prefetch_buffer}, and claims that wait in a buffer need a lease; "
+            "add claim_lease_ms=5_000 or so"
+        )

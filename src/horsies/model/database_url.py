@@ -1,0 +1,172 @@
+"""Connection strings: which ones are accepted, how libpq wants them, and how to show them without their passwords.
+
+Two ways of hiding, because the two inputs differ. `masked` takes one whole connection string apart as libpq does and
+shows only what is known to be harmless. `mask_passwords` looks for secrets inside any text, such as an error message,
+and rather hides too much than too little.
+
+The checks go as far as libpq's own parser, because that one quotes what it does not understand, and a password with an
+unescaped `%` or `/` is exactly what it does not understand.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import unquote
+
+ACCEPTED: Final = (
+    "write postgresql://user:password@host:5432/dbname (postgres:// and postgresql+psycopg:// do as well) "
+    "or a libpq string such as 'host=localhost dbname=app'"
+)
+MASK: Final = "***"
+SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+
+# Parameters that may be shown. Anything else may be a secret, or a misspelt `password`.
+SHOWN: Final = frozenset(
+    {
+        "application_name",
+        "channel_binding",
+        "client_encoding",
+        "connect_timeout",
+        "dbname",
+        "host",
+        "hostaddr",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "load_balance_hosts",
+        "options",
+        "passfile",
+        "port",
+        "require_auth",
+        "service",
+        "sslcert",
+        "sslkey",
+        "sslmode",
+        "sslrootcert",
+        "target_session_attrs",
+        "tcp_user_timeout",
+        "user",
+    }
+)
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Like libpq: the user part ends at the first `@` that stands before any `/`, and may itself contain `?`.
+_URL: Final = re.compile(
+    r"(?P<scheme>[^:]+)://(?:(?P<user>[^:@/]*)(?P<secret>:[^@/]*)?@)?"
+    r"(?P<hosts>[^/?]*)(?P<dbname>/[^?]*)?(?:\?(?P<query>.*))?",
+    re.DOTALL,
+)
+_HOST: Final = re.compile(r"(?:\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]*))?")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
+_PAIR: Final = re.compile(
+    r"\s*(?P<key>[^\s=']+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)", re.ASCII | re.DOTALL
+)
+
+_URL_IN_TEXT: Final = re.compile(r"(://[^\s:/]*:)\S*@")
+_QUERY_IN_TEXT: Final = re.compile(r"([?&])([^=&\s]+)=[^&\s]*")
+_SECRET_KEY: Final = re.compile(r"pass(word|wd)|secret|scram_(client|server)_key", re.IGNORECASE)
+_PAIR_IN_TEXT: Final = re.compile(
+    r"(?<![?&])\b(\w*(?:password|passwd|secret|scram_client_key|scram_server_key)\w*['\"]?\s*[=:]\s*)"
+    r"(?:'(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|(?:\\.|[^\s\\])*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def url_problem(url: object) -> str | None:
+    """What is wrong with a connection string, without quoting it; None when nothing is."""
+    if not isinstance(url, str):
+        return f"must be a string, not {type(url).__name__}; {ACCEPTED}"
+    if not url.strip():
+        return f"is empty; {ACCEPTED}"
+    if not url.isprintable() and not re.fullmatch(r"[^\x00\ud800-\udfff]*", url):
+        return "contains a NUL or a broken character; remove it"
+    if scheme := _SCHEME.match(url):
+        return _url_form_problem(url, scheme[1])
+    if "=" in url:
+        return _pairs_problem(url)
+    return f"is neither a URL nor key=value pairs; {ACCEPTED}"
+
+
+def conninfo(url: str) -> str:
+    """The same connection string in the form that libpq understands: without a driver in the scheme."""
+    return "postgresql" + url.removeprefix("postgresql+psycopg") if url.startswith("postgresql+psycopg://") else url
+
+
+def masked(url: str) -> str:
+    """A connection string fit to be shown; one that cannot be taken apart is hidden whole."""
+    if url_problem(url) is not None:
+        return MASK
+    return _masked_url(url) if _SCHEME.match(url) else _masked_pairs(url)
+
+
+def mask_passwords(text: str) -> str:
+    """Any text with the passwords of connection strings in it replaced, for errors and logs."""
+    text = _URL_IN_TEXT.sub(rf"\1{MASK}@", text)
+    text = _QUERY_IN_TEXT.sub(_mask_query_pair, text)
+    return _PAIR_IN_TEXT.sub(rf"\1{MASK}", text)
+
+
+def _url_form_problem(url: str, scheme: str) -> str | None:
+    if scheme not in SCHEMES:
+        return f"starts with {scheme}://, which is not supported; {ACCEPTED}"
+    if re.search(r"\s", url):
+        return "contains white space; remove it, or write a space that belongs there as %20"
+    if _BAD_ESCAPE.search(url):
+        return "contains a % without two hexadecimal digits after it, or %00; write the percent sign itself as %25"
+    parts = _URL.fullmatch(url)
+    if parts is None or "@" in parts["hosts"] or "@" in (parts["dbname"] or ""):
+        return "has an @ in the wrong place; in a user name, a password or a database name write @ as %40 and / as %2F"
+    return _hosts_problem(parts["hosts"]) or _query_problem(parts["query"] or "")
+
+
+def _hosts_problem(hosts: str) -> str | None:
+    for host in hosts.split(","):
+        found = _HOST.fullmatch(host)
+        if found is None or int(found["port"] or "1") not in range(1, 65536):
+            return (
+                "has a port that is not a number from 1 to 65535; "
+                "if that is part of a password, write : / ? # [ ] @ in it percent-encoded, such as %2F for /"
+            )
+    return None
+
+
+def _query_problem(query: str) -> str | None:
+    if any(pair.count("=") != 1 or pair.startswith("=") for pair in query.split("&") if pair):
+        return "has a parameter after the ? that is not name=value; write = and & inside a value as %3D and %26"
+    return None
+
+
+def _pairs_problem(text: str) -> str | None:
+    position = 0
+    while text[position:].strip():
+        pair = _PAIR.match(text, position)
+        if pair is None:
+            return r"is not all key=value; put a value with spaces into quotes, as in password='a b', and write ' there as \'"
+        position = pair.end()
+    return None
+
+
+def _masked_url(url: str) -> str:
+    parts = _URL.fullmatch(url)
+    if parts is None:
+        return MASK
+    user = "" if parts["user"] is None else parts["user"] + (f":{MASK}" if parts["secret"] else "") + "@"
+    query = "" if parts["query"] is None else "?" + "&".join(_masked_parameters(parts["query"]))
+    return f"{parts['scheme']}://{user}{parts['hosts']}{parts['dbname'] or ''}{query}"
+
+
+def _masked_parameters(query: str) -> Iterator[str]:
+    for pair in query.split("&"):
+        key, equals, value = pair.partition("=")
+        yield f"{key}{equals}{value if unquote(key) in SHOWN else MASK}" if equals else pair
+
+
+def _masked_pairs(text: str) -> str:
+    pairs = [(pair["key"], pair["value"]) for pair in _PAIR.finditer(text)]
+    return " ".join(f"{key}={value if key in SHOWN else MASK}" for key, value in pairs)
+
+
+def _mask_query_pair(pair: re.Match[str]) -> str:
+    # libpq decodes the names of parameters too, so `p%61ssword` is a password.
+    return f"{pair[1]}{pair[2]}={MASK}" if _SECRET_KEY.search(unquote(pair[2])) else pair[0]

@@ -1,0 +1,60 @@
+"""What the library raises. Infrastructure fails by exception; a task's own errors are returned as values."""
+
+from collections.abc import Sequence
+
+
+class HorsiesError(Exception):
+    """Every exception of this library is one of these."""
+
+
+class ConfigError(HorsiesError, ValueError):
+    """A configuration that cannot work; carries every problem found, not only the first."""
+
+    def __init__(self, what: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"{count} in {what}:{lines}")
+
+
+class TaskDefinitionError(HorsiesError, TypeError):
+    """A function that cannot be a task: its name, signature or return annotation is at fault."""
+
+
+class LocateError(HorsiesError):
+    """The app, or a module with tasks, cannot be found or imported."""
+
+
+class QueueError(HorsiesError, ValueError):
+    """A queue that this app does not have."""
+
+
+class PayloadError(HorsiesError, ValueError):
+    """Arguments or a result that do not fit their annotations, or cannot be encoded."""
+
+
+class ResultTypeError(PayloadError):
+    """A task returned a value that is not of the type its annotation promises."""
+
+
+class SendSuppressed(HorsiesError):  # noqa: N818 - a public name; it reports a rule, not a fault
+    """The send happened while a worker was importing modules, so nothing was enqueued."""
+
+
+class BrokerError(HorsiesError):
+    """PostgreSQL could not do what was asked."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class SchemaError(BrokerError):
+    """The database's schema is missing, too new, or may not be created by this user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
+
+
+class BlockingCallError(HorsiesError, RuntimeError):
+    """A blocking call was made where an event loop is running."""

@@ -1,0 +1,24 @@
+"""What configurations share: finding problems, and refusing with all of them together."""
+
+from collections.abc import Iterable, Iterator
+
+from horsies.model.errors import ConfigError
+
+
+def refuse(config: object, problems: Iterable[str]) -> None:
+    """Raises one ConfigError for all the problems, if there are any."""
+    if found := list(problems):
+        raise ConfigError(type(config).__name__, found)
+
+
+def number_problems(name: str, value: object, low: int, high: int) -> Iterator[str]:
+    if not isinstance(value, int) or isinstance(value, bool):
+        yield f"{name} must be a whole number from {low} to {high}, not {value!r} ({type(value).__name__})"
+    elif not low <= value <= high:
+        yield f"{name} is {value}; choose a whole number from {low} to {high}"
+
+
+def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
+    # The value itself is not shown: a database URL given in place of a PostgresConfig carries a password.
+    if not isinstance(value, wanted):
+        yield f"{name} must be a {wanted.__name__}, not a {type(value).__name__}; write {name}={example}"

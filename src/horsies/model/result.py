@@ -1,0 +1,123 @@
+"""`TaskResult[T, TaskError]`: what every task returns, and what every wait yields."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast, overload
+
+from horsies.model.errors import HorsiesError
+
+ERROR_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskError:
+    """Why a task did not succeed: a code to decide by, words to read, data to work with."""
+
+    error_code: str
+    message: str = ""
+    data: Any = None
+
+    def __post_init__(self) -> None:
+        if not ERROR_CODE.fullmatch(str(self.error_code)):
+            raise ValueError(
+                f"error_code {self.error_code!r} is not upper snake case; write it like 'CARD_DECLINED'"
+            )
+        object.__setattr__(self, "error_code", str(self.error_code))  # a StrEnum member becomes its text
+
+
+T_co = TypeVar("T_co", covariant=True)
+E_co = TypeVar("E_co", bound=TaskError, covariant=True)
+
+
+class UnwrapError(HorsiesError):
+    """The other half of a `TaskResult` was asked for."""
+
+
+class _Missing:
+    """Tells `ok=None`, a good result, from no `ok` at all."""
+
+
+_MISSING: Final = _Missing()
+
+
+class TaskResult(Generic[T_co, E_co]):
+    """Either `TaskResult(ok=value)` or `TaskResult(err=TaskError(...))`; immutable.
+
+    `ok` and `err` are for `match`; code that knows which half it wants uses `ok_value`, `err_value`,
+    `unwrap()` or `unwrap_err()`, which raise `UnwrapError` when it is the other one.
+    """
+
+    __match_args__ = ("ok", "err")
+    __slots__ = ("_err", "_ok")
+
+    _ok: T_co | None
+    _err: E_co | None
+
+    @overload
+    def __init__(self, *, ok: T_co) -> None: ...
+    @overload
+    def __init__(self, *, err: E_co) -> None: ...
+    def __init__(self, *, ok: object = _MISSING, err: object = _MISSING) -> None:
+        if (ok is _MISSING) == (err is _MISSING):
+            raise TypeError("TaskResult takes exactly one of ok= and err=")
+        if err is not _MISSING and not isinstance(err, TaskError):
+            raise TypeError(f"TaskResult(err=...) takes a TaskError, not {type(err).__name__}")
+        object.__setattr__(self, "_ok", None if ok is _MISSING else ok)
+        object.__setattr__(self, "_err", None if err is _MISSING else err)
+
+    def is_ok(self) -> bool:
+        return self._err is None
+
+    def is_err(self) -> bool:
+        return self._err is not None
+
+    @property
+    def ok(self) -> T_co | None:
+        return self._ok
+
+    @property
+    def err(self) -> E_co | None:
+        return self._err
+
+    @property
+    def ok_value(self) -> T_co:
+        return self.unwrap()
+
+    @property
+    def err_value(self) -> E_co:
+        return self.unwrap_err()
+
+    def unwrap(self) -> T_co:
+        if self._err is not None:
+            raise UnwrapError(f"the task ended in error {self._err.error_code}: {self._err.message}")
+        return cast("T_co", self._ok)
+
+    def unwrap_err(self) -> E_co:
+        if self._err is None:
+            raise UnwrapError(f"the task succeeded with {self._ok!r}; there is no error")
+        return self._err
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("a TaskResult cannot be changed")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError("a TaskResult cannot be changed")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self._ok, self._err)  # the usual way of copy and pickle sets attributes
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskResult):
+            return NotImplemented
+        mine, theirs = (self._ok, self._err), (cast("Any", other)._ok, cast("Any", other)._err)
+        return mine == theirs
+
+    def __hash__(self) -> int:
+        return hash((self._ok, self._err))
+
+    def __repr__(self) -> str:
+        return f"TaskResult(ok={self._ok!r})" if self._err is None else f"TaskResult(err={self._err!r})"
+
+
+def _remade(ok: object, err: TaskError | None) -> TaskResult[object, TaskError]:
+    return TaskResult(ok=ok) if err is None else TaskResult(err=err)

@@ -1,0 +1,53 @@
+"""The states of a task and the moves between them."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class TaskStatus(StrEnum):
+    PENDING = "PENDING"
+    CLAIMED = "CLAIMED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def is_final(self) -> bool:
+        return not LEGAL_MOVES[self]
+
+
+LEGAL_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
+    {
+        TaskStatus.PENDING: frozenset(
+            {
+                TaskStatus.CLAIMED,
+                TaskStatus.RUNNING,  # a claim with a free slot needs no stop on the way
+                TaskStatus.CANCELLED,
+                TaskStatus.EXPIRED,
+            }
+        ),
+        TaskStatus.CLAIMED: frozenset(
+            {
+                TaskStatus.RUNNING,
+                TaskStatus.PENDING,  # released: not begun, so nothing is lost
+                TaskStatus.CANCELLED,
+                TaskStatus.EXPIRED,
+            }
+        ),
+        TaskStatus.RUNNING: frozenset(
+            {
+                TaskStatus.COMPLETED,
+                TaskStatus.FAILED,
+                TaskStatus.PENDING,  # a retry, or a release of what had not begun
+                TaskStatus.CANCELLED,
+            }
+        ),
+        TaskStatus.COMPLETED: frozenset(),
+        TaskStatus.FAILED: frozenset(),
+        TaskStatus.CANCELLED: frozenset(),
+        TaskStatus.EXPIRED: frozenset(),
+    }
+)

@@ -1,0 +1,58 @@
+"""Wait: sleep until a task has ended, and read how."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from enum import Enum, auto
+from uuid import UUID
+
+from horsies.db.channels import Channel
+from horsies.db.load import load
+from horsies.db.op import Op, listen, one, wait
+from horsies.model.status import TaskStatus
+from horsies.model.task import Ended, TaskId
+
+POLL_S = 5.0  # the net under a lost notification
+DEAF_POLL_S = 0.25  # when notifications are known not to arrive
+
+SQL = load(__file__)
+_LAST_MS = int(datetime(9000, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+class NotEnded(Enum):
+    """Why there is no result: expected answers, not errors."""
+
+    LIVE = auto()
+    UNKNOWN = auto()
+
+
+def wait_until_ended(task_id: TaskId, deadline: float | None) -> Op[Ended | NotEnded]:
+    """The ending, or why there is none at the deadline (on the monotonic clock; None waits for ever).
+
+    An unknown id is waited for like any other: its send may commit later.
+    """
+    yield from listen(Channel.DONE, task_id)  # before the first read, or the ending could slip between
+    while True:
+        found = yield from get_ended(task_id)
+        left = POLL_S if deadline is None else deadline - time.monotonic()
+        if isinstance(found, Ended) or left <= 0:
+            return found
+        yield from wait(timeout_s=min(left, POLL_S), deaf_timeout_s=min(left, DEAF_POLL_S))
+
+
+def get_ended(task_id: TaskId) -> Op[Ended | NotEnded]:
+    row = yield from one(SQL["get_ended"](id=task_id, since=_made_at(task_id) - timedelta(days=1)))
+    if row is None:
+        row = yield from one(SQL["get_ended_unpruned"](id=task_id))
+    if row is None:
+        return NotEnded.UNKNOWN
+    status, result, error = TaskStatus(row[0]), row[1], row[2]
+    return Ended(task_id, status, result, error) if status.is_final else NotEnded.LIVE
+
+
+def _made_at(task_id: TaskId) -> datetime:
+    """The time in a version 7 id; for another kind of id, now: the look-up without pruning finds it then."""
+    value = UUID(task_id)
+    milliseconds = value.int >> 80
+    if value.version != 7 or milliseconds > _LAST_MS:  # noqa: PLR2004 - the version that carries a time
+        return datetime.now(UTC)
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,0 +1,1 @@
+"""The parent process: the services that claim, dispatch and finish."""

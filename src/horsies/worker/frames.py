@@ -1,0 +1,52 @@
+"""How much work a child may hold: one task, or a few milliseconds' worth.
+
+RUNNING is durable before user code starts, so a child that works through tiny tasks one by one waits for a commit between any
+two. With prefetch it is given a *frame*: as many tasks as it works through in a few milliseconds by measurement, started
+together. If the measurement was wrong and one of them is slow, those behind it are recalled and released.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FRAME_US = 5_000
+FRAME_MAX = 256
+SLOW_AFTER_S = 0.02
+"""A task that has run this long is slow: what waits behind it in its child is recalled."""
+
+NEW_WEIGHT = 0.1
+
+
+@dataclass(slots=True)
+class Frames:
+    """Sizes by the app's `prefetch_buffer`."""
+
+    prefetch: int | Literal["auto"]
+    processes: int
+    _task_us: float = FRAME_US  # until measured, a frame is one task
+
+    def observe(self, duration_us: int) -> None:
+        self._task_us += NEW_WEIGHT * (duration_us - self._task_us)
+
+    @property
+    def size(self) -> int:
+        """How many tasks one child may hold."""
+        if self.prefetch == 0:
+            return 1
+        return max(1, min(FRAME_MAX, int(FRAME_US / max(self._task_us, 1.0))))
+
+    @property
+    def ceiling(self) -> int:
+        """How many rows the worker may hold in all: RUNNING and CLAIMED."""
+        if self.prefetch == "auto":
+            return self.processes * self.size
+        return self.processes + self.prefetch
+
+    @property
+    def buffers(self) -> bool:
+        """With a number, rows wait as CLAIMED in the parent. "auto" needs no such buffer: its frames keep the children fed."""
+        return self.prefetch != "auto" and self.prefetch > 0
+
+    def room(self, load: int) -> int:
+        """What fits beside what a child already holds. Nearly full counts as full: many small refills cost more commits."""
+        free = self.size - load
+        return free if free * 2 >= self.size else 0

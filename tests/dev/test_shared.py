@@ -1,0 +1,336 @@
+"""Real processes use one embedded server: they come, leave, fork and are killed."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from horsies.dev import locks
+from horsies.dev.server import Server
+
+# A user obeys lines of Python on its standard input, and leaves when that ends.
+USER = """
+import os, sys, psycopg
+from horsies.dev.embedded import embedded_database_url
+
+def use():
+    url = embedded_database_url()
+    with psycopg.connect(url) as connection:
+        connection.execute("select 1")
+    return url
+
+print("begins", flush=True)
+print(use(), flush=True)
+for line in sys.stdin:
+    exec(line)
+"""
+
+
+class User:
+    """A process that uses the embedded server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", USER],
+            env=os.environ | {"HORSIES_EMBEDDED_DIR": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.errors = ""
+        assert self.hear() == "begins"
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def uses(self) -> str:
+        """Wait until it has used the server; the URL."""
+        url = self.hear()
+        assert url.startswith("postgresql://"), self.end()
+        return url
+
+    def obey(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def begin_to_leave(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def end(self) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdin.close()
+        self.errors += self.process.stderr.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        return self.process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+
+@pytest.fixture
+def folder() -> Generator[Path]:
+    home = Path(tempfile.mkdtemp(prefix="horsies-t-", dir="/tmp"))
+    home.chmod(0o711)
+    yield home / "shared"
+    Server(home / "shared").stop("immediate")
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def come(folder: Path) -> Generator[Callable[[], User]]:
+    users: list[User] = []
+
+    def start() -> User:
+        users.append(User(folder))
+        return users[-1]
+
+    yield start
+    for user in users:
+        if user.process.poll() is None:
+            user.kill()
+        elif user.process.stdout is not None and not user.process.stdout.closed:
+            user.end()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.002)
+
+
+def test_two_that_come_at_once_meet_in_one_server_and_the_last_stops_it(folder: Path, come: Callable[[], User]) -> None:
+    one, two = come(), come()
+    assert one.uses() == two.uses()
+    pid = Server(folder).pid
+    assert one.end() == 0
+    assert Server(folder).pid == pid
+    assert two.end() == 0
+    assert not Server(folder).is_running
+    assert not (folder / "socket").exists()
+
+
+def test_each_user_says_once_that_it_is_for_development(folder: Path, come: Callable[[], User]) -> None:
+    user = come()
+    user.uses()
+    user.obey("use()")
+    assert user.end() == 0
+    assert user.errors.count("for development only") == 1
+    assert str(folder) in user.errors
+
+
+def test_it_is_durable_and_modest(come: Callable[[], User]) -> None:
+    with psycopg.connect(come().uses()) as connection:
+        row = connection.execute(
+            "select current_setting('fsync'), current_setting('synchronous_commit'),"
+            " current_setting('shared_buffers'), current_setting('max_connections')"
+        ).fetchone()
+    assert row == ("on", "on", "128MB", "200")
+
+
+def test_a_user_who_comes_while_the_last_one_stops_the_server_gets_a_new_one(
+    folder: Path, come: Callable[[], User]
+) -> None:
+    leaver = come()
+    url = leaver.uses()
+    first = Server(folder).pid
+    connection = psycopg.connect(url)
+    back_end = connection.info.backend_pid
+    os.kill(back_end, signal.SIGSTOP)  # the stop cannot end before this one goes on
+    try:
+        leaver.begin_to_leave()
+        wait_for(lambda: "stopping" in (folder / "data" / "postmaster.pid").read_text())
+        comer = come()
+        wait_for(lambda: is_owned(folder / "start.lock"))
+        assert leaver.process.poll() is None
+    finally:
+        os.kill(back_end, signal.SIGCONT)
+    assert comer.uses() == url
+    assert Server(folder).pid != first
+    connection.close()
+
+
+def is_owned(path: Path) -> bool:
+    lock = locks.try_own(path)
+    if lock is None:
+        return True
+    lock.close()
+    return False
+
+
+def test_many_that_come_and_leave_all_get_an_answer(folder: Path, come: Callable[[], User]) -> None:
+    for _ in range(4):
+        users = [come() for _ in range(3)]
+        for user in users:
+            user.begin_to_leave()  # each leaves the moment it has used the server
+        assert [user.process.wait() for user in users] == [0, 0, 0]
+    assert not Server(folder).is_running
+
+
+def test_a_server_whose_last_user_was_killed_serves_the_next(folder: Path, come: Callable[[], User]) -> None:
+    killed = come()
+    url = killed.uses()
+    pid = Server(folder).pid
+    killed.kill()
+    assert Server(folder).pid == pid
+    following = come()
+    assert following.uses() == url
+    assert Server(folder).pid == pid
+    assert following.end() == 0
+    assert not Server(folder).is_running
+
+
+def test_a_killed_user_does_not_take_the_server_from_a_sibling(folder: Path, come: Callable[[], User]) -> None:
+    killed, sibling = come(), come()
+    killed.uses()
+    url = sibling.uses()
+    pid = Server(folder).pid
+    killed.kill()
+    come().uses()
+    sibling.obey("print(use(), flush=True)")
+    assert sibling.hear() == url
+    assert Server(folder).pid == pid
+
+
+@pytest.mark.parametrize("with_its_initdb", [False, True])
+def test_a_starter_killed_during_initdb_blocks_nobody(
+    folder: Path, come: Callable[[], User], *, with_its_initdb: bool
+) -> None:
+    starter = come()
+    wait_for(lambda: bool(list(folder.glob("unfinished-*/PG_VERSION"))))
+    family = psutil.Process(starter.process.pid).children(recursive=True)
+    starter.kill()
+    for process in family if with_its_initdb else []:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one killed before it
+            process.kill()
+    assert not (folder / "data").exists()
+    come().uses()
+    assert not list(folder.glob("unfinished-*"))
+
+
+def test_a_starter_killed_while_the_server_starts_blocks_nobody(folder: Path, come: Callable[[], User]) -> None:
+    starter = come()
+    wait_for((folder / "data" / "postmaster.pid").exists)
+    starter.kill()
+    following = come()
+    following.uses()
+    assert following.end() == 0
+    assert not Server(folder).is_running
+
+
+def test_a_leaver_killed_while_it_stops_the_server_blocks_nobody(folder: Path, come: Callable[[], User]) -> None:
+    leaver = come()
+    connection = psycopg.connect(leaver.uses())
+    back_end = connection.info.backend_pid
+    os.kill(back_end, signal.SIGSTOP)
+    try:
+        leaver.begin_to_leave()
+        wait_for(lambda: "stopping" in (folder / "data" / "postmaster.pid").read_text())
+        leaver.process.kill()
+        comer = come()
+        wait_for(lambda: is_owned(folder / "start.lock"))
+    finally:
+        os.kill(back_end, signal.SIGCONT)
+    comer.uses()
+    connection.close()
+
+
+def test_a_killed_server_is_recovered_by_the_next_user_at_the_same_address(
+    folder: Path, come: Callable[[], User]
+) -> None:
+    user = come()
+    url = user.uses()
+    with psycopg.connect(url) as connection:
+        connection.execute("create table kept as select 7 as n")
+    os.kill(Server(folder).pid, signal.SIGKILL)
+    wait_for(lambda: not Server(folder).is_running)
+    assert come().uses() == url
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select n from kept").fetchone() == (7,)
+    user.obey("print(use(), flush=True)")
+    assert user.hear() == url
+
+
+def test_a_user_recovers_a_killed_server_by_asking_again(folder: Path, come: Callable[[], User]) -> None:
+    user = come()
+    url = user.uses()
+    os.kill(Server(folder).pid, signal.SIGKILL)
+    wait_for(lambda: not Server(folder).is_running)
+    user.obey("print(use(), flush=True)")
+    assert user.hear() == url
+    assert user.end() == 0
+    assert not Server(folder).is_running
+
+
+def test_a_forked_child_that_exits_takes_nothing_from_its_parent(folder: Path, come: Callable[[], User]) -> None:
+    user = come()
+    url = user.uses()
+    user.obey("child = os.fork() or sys.exit(0)")
+    user.obey("os.waitpid(child, 0); print(use(), flush=True)")
+    assert user.hear() == url
+    assert user.end() == 0
+    assert not Server(folder).is_running
+
+
+def test_a_forked_child_keeps_the_server_after_its_parent_left_and_stops_it_at_its_own_end(
+    folder: Path, come: Callable[[], User]
+) -> None:
+    parent = come()
+    url = parent.uses()
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    parent.obey(f"os.fork() or (open({str(gate)!r}).read(), use(), sys.exit(0))")
+    parent.begin_to_leave()
+    assert parent.process.wait() == 0
+    passer_by = come()
+    assert passer_by.uses() == url
+    assert passer_by.end() == 0
+    assert Server(folder).is_running
+    gate.open("w").close()  # lets the child go on
+    wait_for(lambda: not Server(folder).is_running)
+
+
+def test_a_daemon_that_closed_every_descriptor_joins_again(folder: Path, come: Callable[[], User]) -> None:
+    user = come()
+    url = user.uses()
+    user.obey("os.closerange(3, 1024)")
+    user.obey("print(use(), flush=True)")
+    assert user.hear() == url
+    passer_by = come()
+    passer_by.uses()
+    assert passer_by.end() == 0
+    assert Server(folder).is_running
+    assert user.end() == 0
+    assert not Server(folder).is_running
+
+
+def test_a_child_forked_during_a_start_does_not_keep_others_from_starting(
+    folder: Path, come: Callable[[], User]
+) -> None:
+    user = come()
+    user.uses()
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    user.obey("import pathlib; from horsies.dev import locks")
+    user.obey(f"lock = locks.own(pathlib.Path({str(folder / 'start.lock')!r}))")
+    user.obey(f"os.fork() or (print('forked', flush=True), open({str(gate)!r}).read(), os._exit(0))")
+    assert user.hear() == "forked"
+    user.process.kill()
+    come().uses()
+    gate.open("w").close()

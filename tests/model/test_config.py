@@ -1,0 +1,299 @@
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode, WorkerResilienceConfig
+from horsies.model.errors import ConfigError, QueueError
+
+URL = "postgresql://ann:S3cr3t@db.example/app"
+HIGH, LOW = CustomQueueConfig(name="high", priority=1), CustomQueueConfig(name="low", priority=200)
+
+
+def problems_of(kind: Any, **values: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        kind(**values)
+    assert f"in {kind.__name__}:" in str(caught.value)
+    assert "S3cr3t" not in str(caught.value)
+    return caught.value.problems
+
+
+def the_problem_of(kind: Any, **values: Any) -> str:
+    problems = problems_of(kind, **values)
+    assert len(problems) == 1
+    return problems[0]
+
+
+# What holds for every configuration
+
+
+@pytest.mark.parametrize(
+    "config",
+    [PostgresConfig(database_url=URL), HIGH, WorkerResilienceConfig(), AppConfig.for_database_url(URL)],
+    ids=lambda config: type(config).__name__,
+)
+def test_a_configuration_cannot_be_changed_and_can_be_copied(config: Any):
+    name = dataclasses.fields(config)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, name, None)
+    assert copy.deepcopy(config) == config
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - made on the line itself
+    assert hash(config) == hash(copy.copy(config))
+
+
+def test_all_problems_come_together():
+    problems = problems_of(
+        PostgresConfig, database_url="mysql://h", listen_url="", schema="pg_x", pool_max_size="4", keepalives_count=0
+    )
+    assert [problem.split()[0] for problem in problems] == [
+        "database_url",
+        "listen_url",
+        "schema",
+        "pool_max_size",
+        "keepalives_count",
+    ]
+
+
+NUMBERS = [
+    (kind, required, field.name)
+    for kind, required in (
+        (PostgresConfig, {"database_url": URL}),
+        (CustomQueueConfig, {"name": "q"}),
+        (WorkerResilienceConfig, {}),
+        (AppConfig, {}),
+    )
+    for field in dataclasses.fields(kind)
+    if field.type in {int, int | None} or field.name == "prefetch_buffer"
+]
+
+
+@pytest.mark.parametrize(("kind", "required", "name"), NUMBERS)
+@pytest.mark.parametrize("value", ["4", 4.0, True, [4]])
+def test_a_number_of_the_wrong_type_is_a_clear_problem(kind: Any, required: dict[str, Any], name: str, value: object):
+    problem = the_problem_of(kind, **required, **{name: value})
+    assert problem.startswith(f"{name} must be")
+    assert repr(value) in problem
+
+
+# PostgresConfig
+
+
+def test_the_password_is_in_the_conninfo_and_nowhere_else():
+    config = AppConfig.for_database_url(URL)
+    assert config.broker is not None
+    assert config.broker.conninfo == URL
+    assert "S3cr3t" not in repr(config)
+    assert "postgresql://ann:***@db.example/app" in repr(config)
+
+
+def test_listen_goes_to_its_own_url_when_there_is_one():
+    config = PostgresConfig(database_url="postgresql+psycopg://pooler/app", listen_url="postgresql+psycopg://direct/app")
+    assert (config.conninfo, config.listen_conninfo) == ("postgresql://pooler/app", "postgresql://direct/app")
+    assert PostgresConfig(database_url="postgresql://h/app").listen_conninfo == "postgresql://h/app"
+
+
+def test_a_repr_shows_every_setting():
+    shown = repr(PostgresConfig(database_url=URL))
+    assert all(f"{field.name}=" in shown for field in dataclasses.fields(PostgresConfig))
+
+
+@pytest.mark.parametrize("schema", ["horsies", "a", "My Schema", "x" * 40, "ä", "it's", "PG_x", "pgx"])
+def test_a_usable_schema_name_is_accepted(schema: str):
+    assert PostgresConfig(database_url=URL, schema=schema).schema == schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "advice"),
+    [
+        ("", "1 to 40"),
+        ("x" * 41, "1 to 40"),
+        ("ß" * 32, "63 bytes"),
+        ('a"b', "double quote"),
+        ("a\0b", "unprintable"),
+        ("a\nb", "unprintable"),
+        ("a\ud800", "unprintable"),
+        ("pg_horsies", "starts with pg_"),
+        (7, "must be a string"),
+        (None, "must be a string"),
+    ],
+)
+def test_an_unusable_schema_name_is_refused(schema: Any, advice: str):
+    assert advice in the_problem_of(PostgresConfig, database_url=URL, schema=schema)
+
+
+def test_a_pool_cannot_keep_more_connections_than_it_may_have():
+    assert "pool_min_size 5 is above pool_max_size 4" in the_problem_of(
+        PostgresConfig, database_url=URL, pool_min_size=5, pool_max_size=4
+    )
+
+
+# Queues
+
+
+@pytest.mark.parametrize("name", ["a", "Media_2", "eu-west.images:small", "x" * 80])
+def test_a_good_queue_name_is_accepted(name: str):
+    assert CustomQueueConfig(name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 81, "a b", "a/b", "ä", "a\n", 'a"', None, 3])
+def test_a_bad_queue_name_is_refused_with_what_is_allowed(name: Any):
+    assert "1 to 80 letters (a-z, A-Z), digits and the characters _ - . :" in the_problem_of(CustomQueueConfig, name=name)
+
+
+@pytest.mark.parametrize("priority", [-1, 32_768])
+def test_a_priority_has_a_range(priority: int):
+    assert "from 0 to 32767" in the_problem_of(CustomQueueConfig, name="q", priority=priority)
+
+
+def test_default_mode_has_one_queue():
+    assert AppConfig().queues == (CustomQueueConfig(name="default"),)
+    assert AppConfig().queue_named("default").priority == 100
+
+
+def test_queues_are_served_by_priority_and_then_as_written():
+    second, third = CustomQueueConfig(name="z"), CustomQueueConfig(name="a")
+    config = AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[LOW, second, third, HIGH])
+    assert [queue.name for queue in config.queues] == ["high", "z", "a", "low"]
+
+
+def test_a_queue_is_found_by_its_name():
+    assert AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[LOW, HIGH]).queue_named("high") is HIGH
+
+
+def test_an_unknown_queue_is_refused_with_the_ones_there_are():
+    with pytest.raises(QueueError, match="no queue 'hihg'; this app has 'high', 'low'"):
+        AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[LOW, HIGH]).queue_named("hihg")
+
+
+def test_changing_the_list_afterwards_changes_nothing():
+    queues = [LOW]
+    config = AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=queues)
+    queues.append(HIGH)
+    assert config.custom_queues == (LOW,)
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        ({"queue_mode": QueueMode.CUSTOM}, "add custom_queues"),
+        ({"queue_mode": QueueMode.CUSTOM, "custom_queues": []}, "add custom_queues"),
+        ({"custom_queues": [LOW]}, "add queue_mode=QueueMode.CUSTOM"),
+        ({"queue_mode": QueueMode.CUSTOM, "custom_queues": [LOW, HIGH, LOW]}, "2 queues named 'low'"),
+        ({"queue_mode": QueueMode.CUSTOM, "custom_queues": [LOW, "high"]}, "custom_queues[1] must be a CustomQueueConfig"),
+        ({"custom_queues": None}, "must be a list of CustomQueueConfig"),
+        ({"custom_queues": "low"}, "must be a list of CustomQueueConfig"),
+        ({"custom_queues": {LOW}}, "must be a list of CustomQueueConfig"),
+        ({"queue_mode": "CUSTOM"}, "QueueMode.DEFAULT or QueueMode.CUSTOM"),
+        ({"broker": URL}, "PostgresConfig(database_url=...)"),
+        ({"resilience": None}, "WorkerResilienceConfig()"),
+    ],
+)
+def test_an_app_that_contradicts_itself_is_refused_with_the_way_out(values: dict[str, Any], advice: str):
+    assert advice in the_problem_of(AppConfig, **values)
+
+
+# Prefetching and leases
+
+
+@pytest.mark.promise("C14")
+@pytest.mark.parametrize("prefetch_buffer", [1, 8, 500])
+def test_a_prefetch_buffer_needs_a_lease(prefetch_buffer: int):
+    assert "add claim_lease_ms" in the_problem_of(AppConfig, prefetch_buffer=prefetch_buffer)
+    assert AppConfig(prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000).lease_ms == 5_000
+
+
+@pytest.mark.promise("C14")
+def test_without_a_buffer_the_lease_is_a_minute_unless_set():
+    assert AppConfig().lease_ms == 60_000
+    assert AppConfig(claim_lease_ms=9_000).lease_ms == 9_000
+
+
+@pytest.mark.promise("C14")
+def test_automatic_prefetching_brings_its_own_lease():
+    assert AppConfig(prefetch_buffer="auto").lease_ms == 5_000
+    assert AppConfig(prefetch_buffer="auto", claim_lease_ms=9_000).lease_ms == 9_000
+
+
+@pytest.mark.parametrize("prefetch_buffer", [-1, "many", None, 1.5])
+def test_a_buffer_is_a_number_or_auto(prefetch_buffer: Any):
+    assert '"auto"' in the_problem_of(AppConfig, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
+
+
+@pytest.mark.parametrize("claim_lease_ms", [0, 999, 3_600_001])
+def test_a_lease_has_a_range(claim_lease_ms: int):
+    assert "from 1000 to 3600000" in the_problem_of(AppConfig, claim_lease_ms=claim_lease_ms)
+
+
+# Back-off
+
+RANGES = {
+    "db_retry_initial_ms": (100, 60_000),
+    "db_retry_max_ms": (500, 300_000),
+    "db_retry_max_attempts": (0, 10_000),
+    "notify_poll_interval_ms": (1_000, 300_000),
+}
+resilience = st.builds(
+    lambda a, b: WorkerResilienceConfig(db_retry_initial_ms=min(a, b), db_retry_max_ms=max(a, b, 500)),
+    st.integers(100, 60_000),
+    st.integers(100, 60_000),
+)
+
+
+@pytest.mark.promise("W13")
+def test_the_defaults_of_resilience():
+    assert WorkerResilienceConfig() == WorkerResilienceConfig(
+        db_retry_initial_ms=500, db_retry_max_ms=30_000, db_retry_max_attempts=0, notify_poll_interval_ms=5_000
+    )
+
+
+@pytest.mark.promise("W13")
+@pytest.mark.parametrize("name", RANGES)
+def test_a_value_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
+    low, high = RANGES[name]
+    others: dict[str, int] = {"db_retry_initial_ms": 100, "db_retry_max_ms": 300_000}
+    for value in (low, high):
+        assert getattr(WorkerResilienceConfig(**others | {name: value}), name) == value
+    for value in (low - 1, high + 1):
+        assert f"{name} is {value}; choose a whole number from {low} to {high}" == the_problem_of(
+            WorkerResilienceConfig, **others | {name: value}
+        )
+
+
+@pytest.mark.promise("W13")
+def test_the_longest_delay_cannot_be_below_the_first():
+    problem = the_problem_of(WorkerResilienceConfig, db_retry_initial_ms=2_000, db_retry_max_ms=1_000)
+    assert "db_retry_max_ms 1000 is below db_retry_initial_ms 2000" in problem
+    assert WorkerResilienceConfig(db_retry_initial_ms=2_000, db_retry_max_ms=2_000)
+
+
+@pytest.mark.promise("W13")
+def test_a_delay_doubles_up_to_the_longest():
+    config = WorkerResilienceConfig()
+    assert [config.delay_ms(attempt, 0) for attempt in range(8)] == [
+        500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000
+    ]  # fmt: skip
+
+
+@pytest.mark.promise("W13")
+def test_jitter_moves_a_delay_by_up_to_a_quarter():
+    config = WorkerResilienceConfig()
+    assert [config.delay_ms(2, jitter) for jitter in (-1, -0.5, 0, 0.5, 1)] == [1_500, 1_750, 2_000, 2_250, 2_500]
+
+
+@pytest.mark.promise("W13")
+@given(resilience, st.integers(0, 10**9), st.floats(-1, 1))
+def test_a_delay_stays_within_a_quarter_and_below_the_longest(
+    config: WorkerResilienceConfig, attempt: int, jitter: float
+):
+    bare = min(config.db_retry_initial_ms * 2 ** min(attempt, 30), config.db_retry_max_ms)
+    assert round(bare * 0.75) <= config.delay_ms(attempt, jitter) <= min(round(bare * 1.25), config.db_retry_max_ms)
+
+
+@pytest.mark.parametrize(("attempt", "jitter"), [(-1, 0), (0, 1.01), (0, -1.01), (0, float("nan"))])
+def test_a_delay_for_nonsense_is_refused(attempt: int, jitter: float):
+    with pytest.raises(ValueError, match="jitter"):
+        WorkerResilienceConfig().delay_ms(attempt, jitter)

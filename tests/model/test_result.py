@@ -1,0 +1,129 @@
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from horsies.model.codes import OutcomeCode
+from horsies.model.errors import HorsiesError
+from horsies.model.result import TaskError, TaskResult, UnwrapError
+
+GOOD: TaskResult[int, TaskError] = TaskResult(ok=7)
+BAD: TaskResult[int, TaskError] = TaskResult(err=TaskError(error_code="CARD_DECLINED", message="no money", data={"tries": 2}))
+NOTHING: TaskResult[None, TaskError] = TaskResult(ok=None)
+
+
+def described(result: TaskResult[Any, TaskError]) -> str:
+    match result:
+        case TaskResult(err=TaskError(error_code="CARD_DECLINED", data={"tries": tries})):
+            return f"declined after {tries}"
+        case TaskResult(err=TaskError() as error):
+            return error.error_code
+        case TaskResult(ok=None):
+            return "nothing"
+        case TaskResult(ok=value):
+            return f"value {value}"
+
+
+def test_a_match_statement_tells_the_halves_apart():
+    assert described(GOOD) == "value 7"
+    assert described(BAD) == "declined after 2"
+    assert described(TaskResult(err=TaskError(error_code="OTHER"))) == "OTHER"
+    assert described(NOTHING) == "nothing"
+
+
+def test_a_positional_match_gives_the_value_first():
+    match GOOD:
+        case TaskResult(value, None):
+            assert value == 7
+        case _:
+            pytest.fail("the pattern should have matched")
+
+
+def test_a_good_result_unwraps_to_its_value():
+    assert (GOOD.unwrap(), GOOD.ok_value, GOOD.ok, GOOD.err) == (7, 7, 7, None)
+    assert GOOD.is_ok()
+    assert not GOOD.is_err()
+
+
+def test_none_is_a_good_value():
+    assert NOTHING.is_ok()
+    assert NOTHING.unwrap() is None
+
+
+def test_an_error_unwraps_to_its_error():
+    assert BAD.unwrap_err() is BAD.err_value is BAD.err
+    assert BAD.is_err()
+    assert not BAD.is_ok()
+    assert BAD.ok is None
+
+
+@pytest.mark.parametrize("take", [lambda r: r.unwrap(), lambda r: r.ok_value], ids=["unwrap", "ok_value"])
+def test_taking_the_value_of_an_error_raises_with_its_code_and_message(take: Any):
+    with pytest.raises(UnwrapError, match="CARD_DECLINED: no money") as caught:
+        take(BAD)
+    assert isinstance(caught.value, HorsiesError)
+
+
+@pytest.mark.parametrize("take", [lambda r: r.unwrap_err(), lambda r: r.err_value], ids=["unwrap_err", "err_value"])
+def test_taking_the_error_of_a_good_result_raises_with_its_value(take: Any):
+    with pytest.raises(UnwrapError, match="succeeded with 7"):
+        take(GOOD)
+
+
+@pytest.mark.parametrize("halves", [{}, {"ok": 1, "err": TaskError(error_code="X")}, {"ok": None, "err": None}])
+def test_a_result_has_exactly_one_half(halves: dict[str, Any]):
+    with pytest.raises(TypeError, match="exactly one"):
+        TaskResult(**halves)
+
+
+@pytest.mark.parametrize("err", [None, "CARD_DECLINED", ValueError("x")])
+def test_only_a_task_error_can_be_the_error(err: Any):
+    with pytest.raises(TypeError, match="takes a TaskError"):
+        TaskResult(err=err)
+
+
+@pytest.mark.parametrize("name", ["ok", "err", "_ok", "_err", "anything"])
+def test_a_result_can_be_neither_changed_nor_emptied(name: str):
+    result = TaskResult(ok=7)
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        setattr(result, name, 8)
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        delattr(result, name)
+    assert result.unwrap() == 7
+
+
+@pytest.mark.parametrize("result", [GOOD, BAD, NOTHING], ids=["good", "bad", "nothing"])
+def test_a_result_survives_copy_and_pickle(result: TaskResult[Any, TaskError]):
+    assert copy.copy(result) == result
+    assert copy.deepcopy(result) == result
+    assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301 - made on the line itself
+
+
+def test_results_are_equal_when_their_halves_are():
+    assert TaskResult(ok=7) == GOOD
+    assert hash(TaskResult(ok=7)) == hash(GOOD)
+    assert GOOD not in (BAD, TaskResult(ok=8), 7)
+    assert NOTHING != TaskResult(err=TaskError(error_code="X"))
+
+
+def test_a_repr_shows_the_half_there_is():
+    assert repr(GOOD) == "TaskResult(ok=7)"
+    assert repr(TaskResult(err=TaskError(error_code="X"))).startswith("TaskResult(err=TaskError(error_code='X'")
+
+
+@pytest.mark.parametrize("code", ["lower", "Mixed", "", "WITH SPACE", "1ST", "_X", "A-B", "A\n", "É", 3, None])
+def test_an_error_code_that_is_not_upper_snake_case_is_refused_with_an_example(code: Any):
+    with pytest.raises(ValueError, match="CARD_DECLINED"):
+        TaskError(error_code=code)
+
+
+def test_a_code_of_a_family_is_stored_as_plain_text():
+    error = TaskError(error_code=OutcomeCode.TASK_EXPIRED)
+    assert type(error.error_code) is str
+    assert error == TaskError(error_code="TASK_EXPIRED")
+
+
+def test_a_task_error_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        TaskError(error_code="X").message = "y"  # pyright: ignore[reportAttributeAccessIssue]
