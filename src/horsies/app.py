@@ -60,7 +60,7 @@ class Horsies:
                 f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
                 f"{function.__module__}.{function.__qualname__}; rename one of them"
             )
-        kind: type[Sendable[..., Any]] = AsyncTask if inspect.iscoroutinefunction(function) else Task
+        kind = cast("type[Sendable[..., Any]]", AsyncTask if inspect.iscoroutinefunction(function) else Task)
         return kind(
             function,
             name=name,

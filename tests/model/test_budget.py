@@ -34,13 +34,19 @@ waiting = st.dictionaries(st.sampled_from("abcdef"), COUNT)
         pytest.param(Budget(slots=4, running=4, claimed=3, prefetch_buffer=8), 5, id="soft: the buffer is added"),
         pytest.param(Budget(slots=9, running=0, claimed=0, cluster_wide_cap=20, in_flight_everywhere=17), 3, id="cap"),
         pytest.param(Budget(slots=2, running=0, claimed=0, cluster_wide_cap=20, in_flight_everywhere=1), 2, id="room"),
-        pytest.param(Budget(slots=9, running=0, claimed=0, cluster_wide_cap=5, in_flight_everywhere=7), 0, id="overshot"),
+        pytest.param(
+            Budget(slots=9, running=0, claimed=0, cluster_wide_cap=5, in_flight_everywhere=7), 0, id="overshot"
+        ),
         pytest.param(Budget(slots=9, running=0, claimed=0, cluster_wide_cap=0), 0, id="a cap of 0 is a cap"),
         pytest.param(Budget(slots=9, running=2, claimed=1, max_claim_per_worker=5), 2, id="hard: a ceiling on both"),
         pytest.param(
-            Budget(slots=9, running=9, claimed=1, prefetch_buffer=9, max_claim_per_worker=5), 4, id="soft: on claimed only"
+            Budget(slots=9, running=9, claimed=1, prefetch_buffer=9, max_claim_per_worker=5),
+            4,
+            id="soft: on claimed only",
         ),
-        pytest.param(Budget(slots=9, running=0, claimed=7, prefetch_buffer=9, max_claim_per_worker=5), 0, id="above it"),
+        pytest.param(
+            Budget(slots=9, running=0, claimed=7, prefetch_buffer=9, max_claim_per_worker=5), 0, id="above it"
+        ),
     ],
 )
 def test_a_pass_may_claim_the_least_of_its_limits(budget: Budget, expected: int):

@@ -9,7 +9,9 @@ from horsies.model.errors import HorsiesError
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 
 GOOD: TaskResult[int, TaskError] = TaskResult(ok=7)
-BAD: TaskResult[int, TaskError] = TaskResult(err=TaskError(error_code="CARD_DECLINED", message="no money", data={"tries": 2}))
+BAD: TaskResult[int, TaskError] = TaskResult(
+    err=TaskError(error_code="CARD_DECLINED", message="no money", data={"tries": 2})
+)
 NOTHING: TaskResult[None, TaskError] = TaskResult(ok=None)
 
 
@@ -58,17 +60,18 @@ def test_an_error_unwraps_to_its_error():
     assert BAD.ok is None
 
 
-@pytest.mark.parametrize("take", [lambda r: r.unwrap(), lambda r: r.ok_value], ids=["unwrap", "ok_value"])
-def test_taking_the_value_of_an_error_raises_with_its_code_and_message(take: Any):
-    with pytest.raises(UnwrapError, match="CARD_DECLINED: no money") as caught:
-        take(BAD)
-    assert isinstance(caught.value, HorsiesError)
+def test_taking_the_value_of_an_error_raises_with_its_code_and_message():
+    with pytest.raises(UnwrapError, match="CARD_DECLINED: no money"):
+        BAD.unwrap()
+    with pytest.raises(HorsiesError, match="CARD_DECLINED: no money"):
+        _ = BAD.ok_value
 
 
-@pytest.mark.parametrize("take", [lambda r: r.unwrap_err(), lambda r: r.err_value], ids=["unwrap_err", "err_value"])
-def test_taking_the_error_of_a_good_result_raises_with_its_value(take: Any):
+def test_taking_the_error_of_a_good_result_raises_with_its_value():
     with pytest.raises(UnwrapError, match="succeeded with 7"):
-        take(GOOD)
+        GOOD.unwrap_err()
+    with pytest.raises(UnwrapError, match="succeeded with 7"):
+        _ = GOOD.err_value
 
 
 @pytest.mark.parametrize("halves", [{}, {"ok": 1, "err": TaskError(error_code="X")}, {"ok": None, "err": None}])
@@ -85,7 +88,7 @@ def test_only_a_task_error_can_be_the_error(err: Any):
 
 @pytest.mark.parametrize("name", ["ok", "err", "_ok", "_err", "anything"])
 def test_a_result_can_be_neither_changed_nor_emptied(name: str):
-    result = TaskResult(ok=7)
+    result: TaskResult[int, TaskError] = TaskResult(ok=7)
     with pytest.raises(AttributeError, match="cannot be changed"):
         setattr(result, name, 8)
     with pytest.raises(AttributeError, match="cannot be changed"):
@@ -101,15 +104,16 @@ def test_a_result_survives_copy_and_pickle(result: TaskResult[Any, TaskError]):
 
 
 def test_results_are_equal_when_their_halves_are():
-    assert TaskResult(ok=7) == GOOD
-    assert hash(TaskResult(ok=7)) == hash(GOOD)
+    twin: TaskResult[int, TaskError] = TaskResult(ok=7)
+    assert twin == GOOD
+    assert hash(twin) == hash(GOOD)
     assert GOOD not in (BAD, TaskResult(ok=8), 7)
-    assert NOTHING != TaskResult(err=TaskError(error_code="X"))
+    assert TaskResult(err=TaskError(error_code="X")) != NOTHING
 
 
 def test_a_repr_shows_the_half_there_is():
     assert repr(GOOD) == "TaskResult(ok=7)"
-    assert repr(TaskResult(err=TaskError(error_code="X"))).startswith("TaskResult(err=TaskError(error_code='X'")
+    assert repr(BAD).startswith("TaskResult(err=TaskError(error_code='CARD_DECLINED'")
 
 
 @pytest.mark.parametrize("code", ["lower", "Mixed", "", "WITH SPACE", "1ST", "_X", "A-B", "A\n", "É", 3, None])

@@ -124,7 +124,8 @@ class Unpacker:
 
 def _unpack(body: bytes | bytearray) -> Message:
     try:
-        kind, *fields = marshal.loads(body)  # noqa: S302 - from our own child, of our own user, see above
-        return _MESSAGES[kind](*fields)
+        fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - from our own child, of our own user, see above
+        make: Callable[..., Message] = _MESSAGES[int(fields[0])]
+        return make(*fields[1:])
     except (EOFError, ValueError, TypeError, IndexError) as error:
         raise WireError("not a message") from error

@@ -63,8 +63,10 @@ def migrate(app: str | None, database_url: str | None) -> None:
         target = Horsies(AppConfig.for_database_url(database_url))
     elif app:
         target = load_app(app)
+    elif os.environ.get("HORSIES_DATABASE_URL"):
+        target = Horsies()
     else:
-        raise click.UsageError("name an APP, or give --database-url")
+        raise click.UsageError("name an APP, give --database-url, or set $HORSIES_DATABASE_URL")
     applied = target.broker.migrate()
     for name in applied:
         click.echo(f"applied {name}")

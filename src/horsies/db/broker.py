@@ -1,34 +1,37 @@
 """`PostgresBroker`: the pools, the listener and the drivers of one process, under one name."""
 
 import asyncio
+import atexit
 import os
 import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from horsies.db import connect, migrate
+from horsies.db.answer import Awaiting, Blocking
 from horsies.db.channels import Channel
-from horsies.db.drive import answer_on, answer_on_async, drive, drive_async
+from horsies.db.drive import drive, drive_async
 from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
-from horsies.db.op import Ask, Listen, Op, Request, Rows, Script, Wait, rows
+from horsies.db.op import Op, rows
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 
 ATTEMPTS = 5
-LISTEN_IN_FORCE_S = 2.0
 
 SQL = load(__file__)
 T = TypeVar("T")
+
+_brokers: "WeakSet[PostgresBroker]" = WeakSet()
+_inherited: list[object] = []
 
 
 class PostgresBroker:
@@ -44,15 +47,19 @@ class PostgresBroker:
         self.config = config
         self._resilience = resilience or WorkerResilienceConfig()
         self._first_listen_test_s = first_listen_test_s
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
+        self._start_afresh()
+        _brokers.add(self)
 
-    def _forget(self) -> None:
-        """Nothing is shared with the process we were forked from, whose sockets these are; it alone closes them."""
+    def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
         self._async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnectionPool] = WeakKeyDictionary()
         self._listener: Listener | None = None
+
+    def forget_inherited(self) -> None:
+        """After a fork: these sockets are our parent's, and it alone uses and closes them."""
+        _inherited.append((self._pool, self._async_pools, self._listener))
+        self._start_afresh()
 
     @classmethod
     def connect_with(cls, config: PostgresConfig) -> Self:
@@ -65,25 +72,33 @@ class PostgresBroker:
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         """Run a verb, blocking. `again` is the verb for a second try when the outcome of the first is unknown."""
-        for attempt in range(ATTEMPTS):
+        attempt = 0
+        while True:
+            answer = Blocking(self.pool, self.listener, self.config.schema)
             try:
-                with _Blocking(self) as answer:
+                with answer:
                     return drive(verb(), answer)
             except psycopg.Error as error:
+                attempt = 1 if answer.has_waited else attempt + 1
                 verb = self._next_try(error, verb, again, attempt)
+                if trouble_of(error) is Trouble.LOST:
+                    self.pool().check()  # its other connections are most likely gone too
                 time.sleep(_pause_s(attempt))
-        raise AssertionError("the last attempt returns or raises")
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         """The same for asyncio."""
-        for attempt in range(ATTEMPTS):
+        attempt = 0
+        while True:
+            answer = Awaiting(self.async_pool, self.listener, self.config.schema)
             try:
-                async with _Awaiting(self) as answer:
+                async with answer:
                     return await drive_async(verb(), answer)
             except psycopg.Error as error:
+                attempt = 1 if answer.has_waited else attempt + 1
                 verb = self._next_try(error, verb, again, attempt)
+                if trouble_of(error) is Trouble.LOST:
+                    await (await self.async_pool()).check()
                 await asyncio.sleep(_pause_s(attempt))
-        raise AssertionError("the last attempt returns or raises")
 
     def _next_try(
         self,
@@ -94,7 +109,7 @@ class PostgresBroker:
     ) -> Callable[[], Op[T]]:
         trouble = trouble_of(error)
         follow_up = verb if trouble is Trouble.EXPECTED else again if trouble is Trouble.LOST else None
-        if follow_up is None or attempt + 1 == ATTEMPTS or isinstance(error, PoolTimeout):
+        if follow_up is None or attempt == ATTEMPTS or isinstance(error, PoolTimeout):
             raise broker_error(self._explain(error)) from error
         return follow_up
 
@@ -190,107 +205,20 @@ class PostgresBroker:
         self.close()
 
 
-class _Blocking:
-    """Answers the requests of one verb for a blocking caller; holds no connection while it waits."""
-
-    def __init__(self, broker: PostgresBroker) -> None:
-        self._broker = broker
-        self._connection: psycopg.Connection | None = None
-        self._listening: Listen | None = None
-        self._bell = threading.Event()
-
-    def __call__(self, request: Request) -> list[Rows] | None:
-        match request:
-            case Ask() | Script():
-                if self._connection is None:
-                    self._connection = self._broker.pool().getconn()
-                return answer_on(self._connection, request, self._broker.config.schema)
-            case Listen(channel, key):
-                self._listening = request
-                if not self._broker.listener().subscribe(channel, key, self._ring):
-                    self._bell.wait(LISTEN_IN_FORCE_S)
-                self._bell.clear()
-            case Wait(timeout_s, deaf_timeout_s):
-                self._give_back()
-                self._bell.wait(deaf_timeout_s if self._broker.listener().is_deaf else timeout_s)
-                self._bell.clear()
-        return None
-
-    def _ring(self, _payload: str | None) -> None:
-        self._bell.set()
-
-    def _give_back(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
-            with suppress(psycopg.Error):
-                connection.rollback()  # does nothing unless a verb failed inside its transaction
-            self._broker.pool().putconn(connection)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._give_back()
-        if self._listening:
-            self._broker.listener().unsubscribe(self._listening.channel, self._listening.key, self._ring)
-
-
-class _Awaiting:
-    """The same for an asyncio caller."""
-
-    def __init__(self, broker: PostgresBroker) -> None:
-        self._broker = broker
-        self._connection: psycopg.AsyncConnection | None = None
-        self._listening: Listen | None = None
-        self._bell = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    async def __call__(self, request: Request) -> list[Rows] | None:
-        match request:
-            case Ask() | Script():
-                if self._connection is None:
-                    self._connection = await (await self._broker.async_pool()).getconn()
-                return await answer_on_async(self._connection, request, self._broker.config.schema)
-            case Listen(channel, key):
-                self._listening = request
-                if not self._broker.listener().subscribe(channel, key, self._ring):
-                    await self._wait(LISTEN_IN_FORCE_S)
-                self._bell.clear()
-            case Wait(timeout_s, deaf_timeout_s):
-                await self._give_back()
-                await self._wait(deaf_timeout_s if self._broker.listener().is_deaf else timeout_s)
-                self._bell.clear()
-        return None
-
-    async def _wait(self, timeout_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._bell.wait()
-
-    def _ring(self, _payload: str | None) -> None:
-        with suppress(RuntimeError):  # the loop was closed while this waiter was being thrown away
-            self._loop.call_soon_threadsafe(self._bell.set)
-
-    async def _give_back(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
-            with suppress(psycopg.Error):
-                await connection.rollback()
-            await (await self._broker.async_pool()).putconn(connection)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._give_back()
-        if self._listening:
-            self._broker.listener().unsubscribe(self._listening.channel, self._listening.key, self._ring)
-
-
 def _pause_s(attempt: int) -> float:
     """Short and growing: a producer is somebody's web request, not a worker that can wait out an outage."""
     return random.uniform(0.5, 1.0) * 0.02 * 3**attempt  # noqa: S311 - jitter, no secret
+
+
+@atexit.register
+def _close_all() -> None:
+    for broker in list(_brokers):
+        broker.close()
+
+
+def _forget_all() -> None:
+    for broker in list(_brokers):
+        broker.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -95,9 +95,7 @@ def arguments_adapter(fn: Callable[..., object], signature: inspect.Signature) -
 
 def result_adapter(tp: Any) -> TypeAdapter[Any]:
     try:
-        # A dataclass or a TypedDict at the root refuses a configuration; behind an alias it takes it.
-        alias: Any = TypeAliasType("Result", json_where_any(tp))  # pyright: ignore[reportGeneralTypeIssues]
-        return TypeAdapter(alias, config=_CONFIG)
+        return _adapter(json_where_any(tp))
     except Exception as error:  # pydantic runs the schema hooks of the user's own types
         raise _cannot_be_encoded(f"the result is annotated {shown_type(tp)}", error) from error
 
@@ -145,8 +143,13 @@ def _resolved(fn: Callable[..., object], what: str, annotation: Any, namespace: 
 def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> TypeAdapter[dict[str, Any]]:
     make_typed_dict = cast("Callable[[str, dict[str, Any]], Any]", TypedDict)
     arguments = make_typed_dict("Arguments", {name: _field_type(parameter) for name, parameter in parameters.items()})
-    arguments.__pydantic_config__ = _CONFIG
-    return TypeAdapter(cast("Any", Annotated[arguments, _NoOtherKeys()]))
+    return _adapter(Annotated[arguments, _NoOtherKeys()])
+
+
+def _adapter(tp: Any) -> TypeAdapter[Any]:
+    # A dataclass, a model or a TypedDict at the root refuses a configuration; behind an alias it takes it.
+    alias: Any = TypeAliasType("Payload", tp)  # pyright: ignore[reportGeneralTypeIssues]
+    return TypeAdapter(alias, config=_CONFIG)
 
 
 def _field_type(parameter: inspect.Parameter) -> Any:

@@ -58,10 +58,13 @@ _URL: Final = re.compile(
     re.DOTALL,
 )
 _HOST: Final = re.compile(r"(?:\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]*))?")
+_NAME: Final = re.compile("[a-z_]+")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
 _PAIR: Final = re.compile(
-    r"\s*(?P<key>[^\s=']+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)", re.ASCII | re.DOTALL
+    r"\s*(?P<key>[a-z_]+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)", re.ASCII | re.DOTALL
 )
+
+_SPACE: Final = " \t\n\r\f\v"  # what libpq skips; Python knows more kinds
 
 _URL_IN_TEXT: Final = re.compile(r"(://[^\s:/]*:)\S*@")
 _QUERY_IN_TEXT: Final = re.compile(r"([?&])([^=&\s]+)=[^&\s]*")
@@ -132,17 +135,21 @@ def _hosts_problem(hosts: str) -> str | None:
 
 
 def _query_problem(query: str) -> str | None:
-    if any(pair.count("=") != 1 or pair.startswith("=") for pair in query.split("&") if pair):
-        return "has a parameter after the ? that is not name=value; write = and & inside a value as %3D and %26"
+    for name, equals, value in (pair.partition("=") for pair in query.split("&") if pair):
+        if not equals or "=" in value or not _NAME.fullmatch(unquote(name)):
+            return (
+                "has a parameter after the ? that is not name=value with a lower-case name; "
+                "write ? = & in a value or a password as %3F %3D %26"
+            )
     return None
 
 
 def _pairs_problem(text: str) -> str | None:
     position = 0
-    while text[position:].strip():
+    while text[position:].strip(_SPACE):
         pair = _PAIR.match(text, position)
         if pair is None:
-            return r"is not all key=value; put a value with spaces into quotes, as in password='a b', and write ' there as \'"
+            return r"is not all key=value with lower-case keys; put a value with spaces into quotes, as in password='a b', and write ' there as \'"
         position = pair.end()
     return None
 

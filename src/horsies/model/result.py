@@ -19,9 +19,7 @@ class TaskError:
 
     def __post_init__(self) -> None:
         if not ERROR_CODE.fullmatch(str(self.error_code)):
-            raise ValueError(
-                f"error_code {self.error_code!r} is not upper snake case; write it like 'CARD_DECLINED'"
-            )
+            raise ValueError(f"error_code {self.error_code!r} is not upper snake case; write it like 'CARD_DECLINED'")
         object.__setattr__(self, "error_code", str(self.error_code))  # a StrEnum member becomes its text
 
 

@@ -18,19 +18,19 @@ from horsies.tasks.wait import NotEnded, wait_until_ended
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class TaskHandle(Generic[T]):
+class TaskHandle(Generic[T_co]):
     """Waits for the result of one task. Cheap; any number may exist for the same task."""
 
-    def __init__(self, task_id: TaskId, codec: ResultCodec[T], broker: "Callable[[], PostgresBroker]") -> None:
+    def __init__(self, task_id: TaskId, codec: ResultCodec[T_co], broker: "Callable[[], PostgresBroker]") -> None:
         self.task_id = task_id
         self._codec = codec
         self._broker = broker
-        self._result: TaskResult[T, TaskError] | None = None
+        self._result: TaskResult[T_co, TaskError] | None = None
 
-    def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
+    def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on."""
         if self._result is not None:
             return self._result
@@ -38,7 +38,7 @@ class TaskHandle(Generic[T]):
         verb = self._wait(timeout_ms)
         return self._receive(self._broker().run(verb, again=verb), timeout_ms)
 
-    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
+    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """The same for asyncio code."""
         if self._result is not None:
             return self._result
@@ -49,7 +49,7 @@ class TaskHandle(Generic[T]):
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         return partial(wait_until_ended, self.task_id, deadline)
 
-    def _receive(self, found: Ended | NotEnded, timeout_ms: int | None) -> TaskResult[T, TaskError]:
+    def _receive(self, found: Ended | NotEnded, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
         match found:
             case Ended():
                 self._result = self._decode(found)
@@ -69,7 +69,7 @@ class TaskHandle(Generic[T]):
                     )
                 )
 
-    def _decode(self, ended: Ended) -> TaskResult[T, TaskError]:
+    def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:
             return TaskResult(ok=self._codec.decode(ended.result or "null"))
         if ended.error is not None:
@@ -86,16 +86,16 @@ _CODES = {
 }
 
 
-class InertHandle(TaskHandle[T]):
+class InertHandle(TaskHandle[T_co]):
     """What a suppressed send returns: there is no task behind it."""
 
-    def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:  # noqa: ARG002 - as the real one
+    def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:  # noqa: ARG002 - as the real one
         raise SendSuppressed(
             "this send happened while a worker was importing modules, so nothing was enqueued; "
             "move the send out of the module's top level"
         )
 
-    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
+    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         return self.get(timeout_ms)
 
 

@@ -1,7 +1,10 @@
 """The heartbeat: one row says that this incarnation of the worker is alive, for all of its tasks at once.
 
-It has a connection and a thread of its own, so that neither a busy pump nor a long turn can silence it. Each beat also asks which
-rows the database thinks are ours: a claim whose COMMIT was answered to nobody shows here, and is given back.
+It has a connection and a thread of its own, so that neither a busy pump nor a long turn can silence it.
+
+Each beat also asks which rows the database thinks are ours. A claim whose COMMIT was answered to nobody shows here as a
+stranger; so does a task that ended between the question and the look at our books. The second kind is gone when we look
+again, so what is still a stranger at the next beat, which comes soon then, is given back.
 """
 
 import asyncio
@@ -9,7 +12,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
@@ -25,8 +28,10 @@ from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import as_claims
 from horsies.tasks.release import get_held
+from horsies.worker.pump import Pump
 
 BEAT_S = 5.0
+LOOK_AGAIN_S = 0.2
 T = TypeVar("T")
 
 SQL = load(__file__)
@@ -53,14 +58,15 @@ class Heartbeat:
         processes: int,
         queues: Sequence[str],
         in_doubt: asyncio.Event,
-        held: Callable[[Sequence[Claim]], Awaitable[None]],
+        pump: Pump,
     ) -> None:
         self._group = group
         self._worker = worker
         self._resilience = resilience
         self._processes = processes
         self._queues = queues
-        self._held = held
+        self._pump = pump
+        self._strangers: frozenset[Claim] = frozenset()
         self._link = Link(database, "heartbeat")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="horsies-heartbeat")
         self._in_doubt = in_doubt
@@ -84,7 +90,7 @@ class Heartbeat:
     async def _beat_for_ever(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else BEAT_S):
                     await self._in_doubt.wait()
             self._in_doubt.clear()
             try:
@@ -94,7 +100,15 @@ class Heartbeat:
                 await asyncio.sleep(self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter
                 self._in_doubt.set()
             else:
-                await self._held(held)
+                await self._look_for_strangers(held)
+
+    async def _look_for_strangers(self, held: Sequence[Claim]) -> None:
+        found = frozenset(await self._pump.strangers(held))
+        certain = found & self._strangers
+        self._strangers = found - certain
+        if certain:
+            log.warning("giving back %d tasks whose claim was answered to nobody", len(certain))
+            self._pump.release(list(certain))
 
     def _beat(self) -> Op[Sequence[Claim]]:
         alive, held = yield from ask(SQL["beat"](id=self._worker), get_held(self._worker))

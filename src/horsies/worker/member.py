@@ -167,21 +167,21 @@ class Member:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case Began(ticket):
+            case Began(ticket) if ticket in self._assigned:
                 self._begun.add(ticket)
                 self.began_at = time.monotonic()
-            case Done():
-                self._begun.discard(message.ticket)
+            case Done(ticket) if ticket in self._assigned:
+                self._begun.discard(ticket)
                 self.recalled = False
-                self._reports.done(self._assigned.pop(message.ticket), message)
-            case Returned(tickets):
+                self._reports.done(self._assigned.pop(ticket), message)
+            case Returned(tickets) if self._assigned.keys() >= set(tickets):
                 self._reports.returned([self._assigned.pop(ticket) for ticket in tickets])
             case Ready():
                 self.ready.set()
             case Refused(reason):
                 self.refusal = reason
             case _:
-                raise WireError(f"a child never sends {message}")
+                raise WireError(f"a child in order does not send {message}")
 
     def _send(self, message: Message) -> None:
         if self._socket.fileno() < 0:

@@ -43,7 +43,11 @@ class Pool:
     async def __aenter__(self) -> Self:
         first = [await self._start() for _ in range(self._processes)]
         self._keepers = [self._group.create_task(self._keep(member)) for member in first]
-        await asyncio.gather(*(member.ready.wait() for member in first))
+        try:
+            await asyncio.gather(*(member.ready.wait() for member in first))
+        except asyncio.CancelledError:  # one of them refused: none will do
+            self._kill()
+            raise
         log.info("children are ready: pids %s", ", ".join(str(member.pid) for member in first))
         return self
 
@@ -52,9 +56,16 @@ class Pool:
     ) -> None:
         """After a drain they are idle and leave by themselves; after an error there is nothing to wait for."""
         self._closing = True
-        for member in self._roster:
-            member.stop() if kind is None else member.kill()
+        if kind is None:
+            for member in self._roster:
+                member.stop()
+        else:
+            self._kill()
         await asyncio.wait(self._keepers)
+
+    def _kill(self) -> None:
+        for member in self._roster:
+            member.kill()
 
     async def _start(self) -> Member:
         member = Member(self._reports)

@@ -123,16 +123,17 @@ class Pump:
         """A child's reports are in the books."""
         self._go()
 
-    async def release_strangers(self, held: Sequence[Claim]) -> None:
-        """Give back rows the database says are ours and we know nothing of: their claim was committed, its answer lost."""
+    async def strangers(self, held: Sequence[Claim]) -> list[Claim]:
+        """Of the rows that the database says are ours, those we know nothing of."""
         if self._flights:
             await asyncio.wait(self._flights)  # one of them may just have claimed these: its answer comes first
         remembered = self._books.remembered()
-        strangers = [claim for claim in held if (claim.id, claim.claim_no) not in remembered]
-        if strangers:
-            log.warning("giving back %d tasks whose claim was answered to nobody", len(strangers))
-            self._books.releases.extend(strangers)
-            self._go()
+        return [claim for claim in held if (claim.id, claim.claim_no) not in remembered]
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Give back what no child was ever handed."""
+        self._books.releases.extend(claims)
+        self._go()
 
     # -- turns
 

@@ -101,7 +101,7 @@ async def _run(app: Horsies, options: WorkerOptions) -> None:
                 processes=options.processes,
                 queues=queues,
                 in_doubt=in_doubt,
-                held=pump.release_strangers,
+                pump=pump,
             )
             pool = Pool(
                 group,

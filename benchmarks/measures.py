@@ -1,0 +1,59 @@
+"""What is measured, under which name; the numbers of all rounds, and their medians."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median, quantiles
+
+
+class Measure(Enum):
+    """Each has a label and a unit, in the order of the table."""
+
+    DRAIN_DEFAULT = "drain, prefetch_buffer=0: durably done", "tasks/s"
+    DRAIN_DEFAULT_STARTS = "drain, prefetch_buffer=0: first to last start", "tasks/s"
+    RAW_2_FUSED = "raw: finish 2 + claim 2, one commit", "rows/s"
+    RAW_2_APART = "raw: claim 2, finish 2, two commits", "rows/s"
+    DRAIN_AUTO = "drain, prefetch_buffer=auto: durably done", "tasks/s"
+    DRAIN_AUTO_STARTS = "drain, prefetch_buffer=auto: first to last start", "tasks/s"
+    RAW_100_FUSED = "raw: finish 100 + claim 100, one commit", "rows/s"
+    RAW_100_APART = "raw: claim 100, finish 100, two commits", "rows/s"
+    SEND = "send, one by one", "tasks/s"
+    SEND_P50 = "send: p50", "ms"
+    RAW_INSERT_NOTIFY = "raw: insert 1 and commit, with the notify trigger", "rows/s"
+    RAW_INSERT = "raw: insert 1 and commit, without it", "rows/s"
+    RAW_INSERT_P50 = "raw: insert 1 and commit, without it: p50", "ms"
+    BULK = "enqueue in bulk, 1 000 a statement", "tasks/s"
+    RAW_UNNEST = "raw: insert by unnest, 1 000 a commit", "rows/s"
+    RAW_COPY = "raw: insert by COPY, 1 000 a commit", "rows/s"
+    LATENCY_P50 = "send to result, one at a time: p50", "ms"
+    LATENCY_P95 = "send to result, one at a time: p95", "ms"
+    LATENCY_P99 = "send to result, one at a time: p99", "ms"
+    START_P50 = "send to start, one at a time: p50", "ms"
+    SOCKET_1 = "raw: socketpair there and back, 1 message a frame", "messages/s"
+    SOCKET_100 = "raw: socketpair there and back, 100 messages a frame", "messages/s"
+
+    @property
+    def label(self) -> str:
+        return self.value[0]
+
+    @property
+    def unit(self) -> str:
+        return self.value[1]
+
+
+@dataclass(slots=True)
+class Numbers:
+    """All rounds of all measures."""
+
+    rounds: dict[Measure, list[float]] = field(default_factory=dict[Measure, list[float]])
+
+    def add(self, values: dict[Measure, float]) -> None:
+        for measure, value in values.items():
+            self.rounds.setdefault(measure, []).append(value)
+
+    def median(self, measure: Measure) -> float:
+        return median(self.rounds[measure])
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1]

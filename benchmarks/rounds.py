@@ -1,0 +1,36 @@
+"""One round of everything that is timed: each of ours beside the limits that it is compared with."""
+
+from collections.abc import Callable
+
+from benchmarks.drain import drain
+from benchmarks.measures import Measure, Numbers
+from benchmarks.place import Place
+from benchmarks.raw.inserts import insert_in_bulk, insert_one_by_one
+from benchmarks.raw.loops import apart, fused
+from benchmarks.raw.sockets import socketpair_round_trips
+from benchmarks.sends import enqueue_in_bulk, send_one_by_one, wait_one_by_one
+from benchmarks.sizes import Sizes
+
+
+def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str], None]) -> list[str]:
+    """Adds to the numbers; returns what was wrong."""
+    say("drain, default settings")
+    default = drain(place, 0, sizes.default_drain)
+    numbers.add({Measure.DRAIN_DEFAULT: default.done_per_s, Measure.DRAIN_DEFAULT_STARTS: default.started_per_s})
+    numbers.add({Measure.RAW_2_FUSED: fused(place, 2, sizes.default_drain)})
+    numbers.add({Measure.RAW_2_APART: apart(place, 2, sizes.default_drain)})
+    say("drain, throughput settings")
+    auto = drain(place, "auto", sizes.auto_drain)
+    numbers.add({Measure.DRAIN_AUTO: auto.done_per_s, Measure.DRAIN_AUTO_STARTS: auto.started_per_s})
+    numbers.add({Measure.RAW_100_FUSED: fused(place, 100, sizes.auto_drain)})
+    numbers.add({Measure.RAW_100_APART: apart(place, 100, sizes.auto_drain)})
+    say("enqueue")
+    numbers.add(send_one_by_one(place, sizes.sends))
+    numbers.add(insert_one_by_one(place, sizes.sends))
+    numbers.add(enqueue_in_bulk(place, sizes.bulk))
+    numbers.add(insert_in_bulk(place, sizes.bulk))
+    say("latency")
+    latency, wrong = wait_one_by_one(place, sizes.latency)
+    numbers.add(latency)
+    numbers.add(socketpair_round_trips(sizes.frames))
+    return [*default.problems, *auto.problems, *wrong]

@@ -1,0 +1,65 @@
+"""The producer's side: sends one by one, in bulk, and the wait for one result at a time."""
+
+import time
+from functools import partial
+
+from benchmarks.measures import Measure, percentile
+from benchmarks.place import Place, new_tasks
+from benchmarks.sizes import BULK_CHUNK
+from benchmarks.tasks import make_app
+from benchmarks.worker import running_worker
+from horsies.tasks.enqueue import enqueue
+
+WARM_UP = 20
+TIMEOUT_MS = 30_000
+
+
+def send_one_by_one(place: Place, count: int) -> dict[Measure, float]:
+    place.clear("horsies")
+    app, note_start = make_app(place.url, 0)
+    for number in range(WARM_UP):
+        note_start.send(number)
+    moments = [time.perf_counter()]
+    for number in range(count):
+        note_start.send(number)
+        moments.append(time.perf_counter())
+    app.close()
+    each = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return {Measure.SEND: count / (moments[-1] - moments[0]), Measure.SEND_P50: percentile(each, 50) * 1000}
+
+
+def enqueue_in_bulk(place: Place, count: int) -> dict[Measure, float]:
+    place.clear("horsies")
+    app, note_start = make_app(place.url, 0)
+    note_start.send(0)
+    began = time.perf_counter()
+    for first in range(0, count, BULK_CHUNK):
+        app.broker.run(partial(enqueue, new_tasks(range(first, first + BULK_CHUNK))))
+    seconds = time.perf_counter() - began
+    app.close()
+    return {Measure.BULK: count / seconds}
+
+
+def wait_one_by_one(place: Place, count: int) -> tuple[dict[Measure, float], list[str]]:
+    """An idle worker; each task is sent when the result of the last one is here."""
+    place.clear("horsies")
+    app, note_start = make_app(place.url, 0)
+    sent: list[float] = []
+    waited: list[float] = []
+    wrong = 0
+    with running_worker(place, 0) as worker:
+        for number in range(-WARM_UP, count):
+            sent.append(time.monotonic())
+            result = note_start.send(number).get(TIMEOUT_MS)
+            waited.append(time.monotonic() - sent[-1])
+            wrong += result.ok_value != number if result.is_ok() else 1
+        starts = dict(worker.starts())
+    app.close()
+    to_start = [starts[number] - sent[number + WARM_UP] for number in range(count)]
+    values = {
+        Measure.LATENCY_P50: percentile(waited[WARM_UP:], 50) * 1000,
+        Measure.LATENCY_P95: percentile(waited[WARM_UP:], 95) * 1000,
+        Measure.LATENCY_P99: percentile(waited[WARM_UP:], 99) * 1000,
+        Measure.START_P50: percentile(to_start, 50) * 1000,
+    }
+    return values, [f"latency: {wrong} of {count} results are wrong"] if wrong else []

@@ -1,0 +1,26 @@
+"""How much of everything is measured."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Counts of tasks, rows or messages per round."""
+
+    rounds: int
+    default_drain: int
+    auto_drain: int
+    sends: int
+    bulk: int
+    latency: int
+    frames: int
+    costs: int
+
+
+FULL = Sizes(
+    rounds=3, default_drain=5_000, auto_drain=20_000, sends=2_000, bulk=20_000, latency=500, frames=10_000, costs=7
+)
+QUICK = Sizes(rounds=1, default_drain=1_000, auto_drain=10_000, sends=300, bulk=5_000, latency=150, frames=3_000, costs=3)
+
+BULK_CHUNK = 1_000
+"""Rows per statement of everything that is done in bulk."""

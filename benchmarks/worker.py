@@ -1,0 +1,64 @@
+"""A real `horsies worker` in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.tasks import DATABASE_URL, PREFETCH, STARTS_FOLDER, Prefetch, read_starts
+from benchmarks.place import Place
+
+PROCESSES = 2
+STOP_S = 20
+ROOT = Path(__file__).parent.parent
+
+
+class WorkerFailed(Exception):  # noqa: N818 - it says what happened
+    """The worker ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
+
+    def insist(self) -> None:
+        """Raise when it no longer runs."""
+        code = self.process.poll()
+        if code is not None:
+            raise WorkerFailed(f"the worker ended with code {code}:\n{self.log.read_text(encoding='utf-8')[-2000:]}")
+
+    def starts(self) -> list[tuple[int, float]]:
+        return read_starts(self.folder)
+
+
+@contextmanager
+def running_worker(place: Place, prefetch: Prefetch, *, url: str | None = None) -> Generator[Worker]:
+    """Its own session, so that Ctrl-C reaches it only through us."""
+    log = place.new_folder() / "worker.log"
+    starts = place.new_folder()
+    env = {DATABASE_URL: url or place.url, PREFETCH: str(prefetch), STARTS_FOLDER: str(starts)}
+    command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.app:app", "--processes", str(PROCESSES)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | env, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield Worker(process, starts, log)
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except BaseException:  # also a second Ctrl-C: its children die with it
+        process.kill()
+        process.wait()
+        raise

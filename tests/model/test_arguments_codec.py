@@ -1,0 +1,554 @@
+import contextlib
+import functools
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, SecretStr, ValidationInfo, computed_field
+from typing_extensions import TypedDict
+
+from horsies.model.codec import ArgumentsCodec
+from horsies.model.errors import PayloadError, TaskDefinitionError
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Size(IntEnum):
+    S = 1
+    L = 2
+
+
+class Mood(StrEnum):
+    GOOD = "good"
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: float = 0.0
+
+
+@dataclass
+class Chain:
+    value: int
+    next: Optional["Chain"] = None
+
+
+@dataclass
+class Squared:
+    side: int
+    area: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.area = self.side**2
+
+
+@dataclass
+class Salted:
+    value: int
+    salt: InitVar[int]
+
+
+class Box(TypedDict):
+    width: int
+    tags: list[str]
+
+
+class Person(BaseModel):
+    name: str = Field(alias="fullName")
+    born: date
+    mood: Mood | None = None
+
+    @computed_field
+    @property
+    def initial(self) -> str:
+        return self.name[:1]
+
+
+class Strict(BaseModel, extra="forbid"):
+    value: float
+
+
+class Unknown:
+    pass
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+people = st.builds(Person, fullName=TEXT, born=st.dates(), mood=st.none() | st.sampled_from(Mood))
+zones = st.sampled_from([UTC, ZoneInfo("Asia/Kolkata")])
+
+# What arrives equals what was sent, for each of these annotations.
+ROUND_TRIPS: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: st.integers() | st.integers(-(10**40), 10**40),
+    float: st.floats(allow_nan=False),
+    str: TEXT,
+    bytes: st.binary(),
+    None: st.none(),
+    datetime: st.datetimes() | st.datetimes(datetime(1990, 1, 1), timezones=zones),  # noqa: DTZ001 - hypothesis wants it so
+    date: st.dates(),
+    time: st.times(),
+    timedelta: st.timedeltas(timedelta(days=-9999), timedelta(days=9999)),
+    UUID: st.uuids(),
+    Decimal: st.decimals(allow_nan=False, allow_infinity=False),
+    Path: TEXT.filter(lambda text: "\0" not in text).map(Path),
+    Colour: st.sampled_from(Colour),
+    Size: st.sampled_from(Size),
+    Mood: st.sampled_from(Mood),
+    Point: st.builds(Point, st.integers(), st.floats(allow_nan=False)),
+    Chain: st.recursive(
+        st.builds(Chain, st.integers()), lambda inner: st.builds(Chain, st.integers(), inner), max_leaves=5
+    ),
+    Person: people,
+    Box: st.fixed_dictionaries({"width": st.integers(), "tags": st.lists(TEXT)}),
+    int | str | None: st.integers() | TEXT | st.none(),
+    Point | Colour: st.builds(Point, st.integers()) | st.sampled_from(Colour),
+    Literal["a", 1]: st.sampled_from(["a", 1]),
+    list[Point]: st.lists(st.builds(Point, st.integers()), max_size=4),
+    dict[UUID, list[Decimal]]: st.dictionaries(
+        st.uuids(), st.lists(st.decimals(allow_nan=False, allow_infinity=False)), max_size=3
+    ),
+    dict[int, set[bytes]]: st.dictionaries(st.integers(), st.sets(st.binary()), max_size=3),
+    tuple[int, str, bytes]: st.tuples(st.integers(), TEXT, st.binary()),
+    frozenset[date]: st.frozensets(st.dates(), max_size=3),
+    Annotated[int, Field(ge=0)]: st.integers(min_value=0),
+    Any: st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+        max_leaves=8,
+    ),
+}
+
+
+def there_and_back(codec: ArgumentsCodec, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return codec.decode(codec.encode(args, kwargs))
+
+
+def taking(annotation: Any) -> ArgumentsCodec:
+    def task(value: Any) -> None: ...
+
+    task.__annotations__["value"] = annotation
+    return ArgumentsCodec.for_function(task)
+
+
+def refusal(codec: ArgumentsCodec, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(PayloadError) as caught:
+        codec.encode(args, kwargs)
+    text = str(caught.value)
+    assert "pydantic.dev" not in text
+    assert all(len(line) < 600 for line in text.splitlines())
+    return text
+
+
+@pytest.mark.parametrize("annotation", ROUND_TRIPS, ids=str)
+@given(data=st.data())
+def test_what_arrives_equals_what_was_sent(annotation: Any, data: st.DataObject):
+    value = data.draw(ROUND_TRIPS[annotation])
+    codec = taking(annotation)
+    text = codec.encode((value,), {})
+    text.encode()  # storable as UTF-8
+    assert "\0" not in text
+    (_, kwargs) = codec.decode(text)
+    assert kwargs == {"value": value}
+    assert type(kwargs["value"]) is type(value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_an_infinite_float_arrives_when_it_is_annotated(value: float):
+    assert there_and_back(taking(list[float]), [value]) == ((), {"value": [value]})
+
+
+def test_nan_arrives_when_it_is_annotated():
+    _, kwargs = there_and_back(taking(Point), Point(1, math.nan))
+    assert math.isnan(kwargs["value"].y)
+
+
+def test_bytes_travel_as_base64():
+    assert json.loads(taking(bytes).encode((b"\x00\xff",), {})) == {"value": "AP8="}
+
+
+def test_a_nul_character_arrives():
+    codec = taking(str)
+    assert r"\u0000" in codec.encode(("a\0b",), {})
+    assert there_and_back(codec, "a\0b") == ((), {"value": "a\0b"})
+
+
+# Binding
+
+
+def plain(a: int, b: int = 2, *, c: str = "c") -> None: ...
+def positional_only(a: int, b: int = 2, /, c: int = 3) -> None: ...
+def with_rest(a: int, b: int = 2, *rest: float, c: int = 3) -> None: ...
+def with_others(a: int, /, **others: int) -> None: ...
+def everything(a: int, /, b: int = 2, *rest: int, c: int, **others: int) -> None: ...
+def without_arguments() -> None: ...
+def unannotated(a, b=2, *rest, **others): ...  # pyright: ignore  # noqa: PGH003 - it is about having none
+
+
+CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], dict[str, Any]]] = [
+    (plain, (1,), {}, {"a": 1}),
+    (plain, (1, 5), {"c": "x"}, {"a": 1, "b": 5, "c": "x"}),
+    (plain, (), {"b": 5, "a": 1}, {"a": 1, "b": 5}),
+    (positional_only, (1,), {"c": 9}, {"a": 1, "c": 9}),
+    (positional_only, (1, 5, 9), {}, {"a": 1, "b": 5, "c": 9}),
+    (with_rest, (1,), {}, {"a": 1}),
+    (with_rest, (), {"a": 1, "c": 9}, {"a": 1, "c": 9}),
+    (with_rest, (1, 5, 0.5, 1.5), {"c": 9}, {"a": 1, "b": 5, "rest": [0.5, 1.5], "c": 9}),
+    (with_others, (1,), {"a": 7, "z": 8}, {"a": 1, "others": {"a": 7, "z": 8}}),
+    (everything, (1, 5, 6, 7), {"c": 8, "rest": 9}, {"a": 1, "b": 5, "rest": [6, 7], "c": 8, "others": {"rest": 9}}),
+    (without_arguments, (), {}, {}),
+    (unannotated, (1, [2], None), {"z": {"k": "v"}}, {"a": 1, "b": [2], "rest": [None], "others": {"z": {"k": "v"}}}),
+]
+
+
+def as_called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    bound = ArgumentsCodec.for_function(fn).signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+@pytest.mark.parametrize(("fn", "args", "kwargs", "payload"), CALLS)
+def test_a_call_becomes_an_object_by_parameter_name_and_the_same_call_again(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], payload: dict[str, Any]
+):
+    codec = ArgumentsCodec.for_function(fn)
+    text = codec.encode(args, kwargs)
+    assert json.loads(text) == payload
+    again_args, again_kwargs = codec.decode(text.encode())
+    fn(*again_args, **again_kwargs)
+    assert as_called(fn, again_args, again_kwargs) == as_called(fn, args, kwargs)
+
+
+def test_a_default_is_not_sent_so_that_the_worker_decides_it():
+    assert ArgumentsCodec.for_function(plain).encode((1,), {}) == '{"a":1}'
+
+
+def test_a_default_that_was_not_sent_keeps_its_place_before_the_rest():
+    assert ArgumentsCodec.for_function(with_rest).decode('{"a":1,"rest":[0.5]}') == ((1, 2, 0.5), {})
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "reason"),
+    [
+        ((), {}, "'a'"),
+        ((1, 2, 3), {}, "too many positional arguments"),
+        ((1,), {"wdith": 3}, "'wdith'"),
+        ((1,), {"a": 1}, "'a'"),
+    ],
+)
+def test_arguments_that_do_not_bind_are_refused_with_what_the_function_takes(
+    args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+):
+    text = refusal(ArgumentsCodec.for_function(plain), *args, **kwargs)
+    assert "plain()" in text
+    assert reason in text
+    assert "it takes a, b, c" in text
+
+
+def test_a_function_is_bound_through_its_decorators():
+    @functools.wraps(plain)
+    def wrapped(*args: Any, **kwargs: Any) -> None: ...
+
+    assert there_and_back(ArgumentsCodec.for_function(wrapped), 1, c="x") == ((), {"a": 1, "c": "x"})
+
+
+# Strictness
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (int, "1"),
+        (int, 1.0),
+        (int, True),
+        (str, 1),
+        (bool, 1),
+        (bytes, "AP8="),
+        (datetime, "2026-01-01T00:00:00Z"),
+        (UUID, "12345678-1234-5678-1234-567812345678"),
+        (Colour, "red"),
+        (Point, {"x": 1}),
+        (Point, Point("1")),  # pyright: ignore[reportArgumentType]
+        (Person, Person.model_construct(name=7, born=date(2000, 1, 1))),
+        (Box, {"width": "1", "tags": []}),
+        (Box, {"width": 1}),
+        (list[int], (1, 2)),
+        (tuple[int, int], (1, 2, 3)),
+        (int | None, "x"),
+        (Annotated[int, Field(ge=0)], -1),
+        (int, None),
+    ],
+)
+def test_a_value_of_another_type_is_refused_where_it_is_sent(annotation: Any, value: object):
+    assert "task()" in refusal(taking(annotation), value)
+
+
+def test_an_int_will_do_for_a_float():
+    assert there_and_back(taking(Point), Point(1, 2)) == ((), {"value": Point(1, 2.0)})
+
+
+def test_every_problem_has_its_line_with_the_argument_and_the_value():
+    def resize(width: int, boxes: list[Box]) -> None: ...
+
+    assert refusal(ArgumentsCodec.for_function(resize), "wide", [{"width": 1, "tags": [2]}]) == (
+        "resize() cannot be sent:\n"
+        "  - argument 'width': Input should be a valid integer (got 'wide')\n"
+        "  - argument 'boxes[0].tags[0]': Input should be a valid string (got 2)"
+    )
+
+
+def test_a_long_value_is_shortened():
+    text = refusal(taking(int), "x" * 10_000)
+    assert len(text) < 250
+
+
+def test_only_the_first_of_many_problems_are_listed():
+    text = refusal(taking(list[int]), ["x"] * 100)
+    assert text.endswith("and 80 more")
+    assert len(text.splitlines()) == 22
+
+
+def test_a_value_without_a_repr_is_refused_all_the_same():
+    class Shy:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    class deque:  # noqa: N801 - reprlib takes it for the real one
+        pass
+
+    assert "Shy" in refusal(taking(int), Shy())
+    assert "a deque" in refusal(taking(int), deque())
+
+
+# Any JSON value
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("annotation", [Any, object, list, list[Any], Optional[list[Any]], Annotated[Any, "note"]])  # noqa: UP045 - this form too
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (datetime(2026, 1, 1), "a datetime"),  # noqa: DTZ001 - any will do
+        ((1, 2), "a tuple"),
+        ({1, 2}, "a set"),
+        (b"x", "a bytes"),
+        (Point(1), "a Point"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        ({"k": {1: 2}}, "the key 1 at"),
+        ({"k": [0, object()]}, "['k'][1] is no JSON value"),
+        ("\ud800", "surrogates"),
+        ({"\ud800": 1}, "surrogates"),
+    ],
+)
+def test_where_nothing_is_annotated_only_json_is_taken(annotation: Any, item: object, reason: str):
+    codec = taking(annotation)
+    assert reason in refusal(codec, [item])
+    assert there_and_back(codec, [{"k": [1, None, "x", True, 0.5]}]) == (
+        (),
+        {"value": [{"k": [1, None, "x", True, 0.5]}]},
+    )
+
+
+def test_a_dict_of_anything_is_a_dict_of_json():
+    assert "a UUID" in refusal(taking(dict[str, Any]), {"id": UUID(int=1)})
+    assert "a UUID" in refusal(taking(dict), {"id": UUID(int=1)})
+
+
+@pytest.mark.parametrize("annotation", [Any, list[Any]])
+@pytest.mark.parametrize("levels", [170, 178, 181, 200, 260, 5_000])
+def test_what_is_nested_too_deeply_is_refused_and_the_rest_arrives(annotation: Any, levels: int):
+    codec = taking(annotation)
+    value = deep(levels)
+    if levels < 180:
+        assert json.loads(codec.encode((value,), {})) == {"value": value}
+    else:
+        assert "task()" in refusal(codec, value)
+
+
+@pytest.mark.parametrize("levels", [150, 190, 197, 199, 201, 250, 300, 5_000])
+def test_a_deep_chain_of_objects_is_refused_or_arrives(levels: int):
+    chain = Chain(0)
+    for number in range(levels):
+        chain = Chain(number, chain)
+    codec = taking(Chain)
+    try:
+        text = codec.encode((chain,), {})
+    except PayloadError:
+        assert levels > 150
+    else:
+        assert levels < 250
+        codec.decode(text)
+
+
+def test_a_value_that_contains_itself_is_refused():
+    ring: list[Any] = []
+    ring.append(ring)
+    assert "contains itself" in refusal(taking(Any), ring)
+    chain = Chain(1)
+    chain.next = chain
+    assert "cyclic" in refusal(taking(Chain), chain)
+
+
+def test_a_surrogate_in_an_annotated_string_is_refused():
+    assert "surrogates not allowed" in refusal(taking(str), "a\ud800")
+    assert "surrogates not allowed" in refusal(taking(Chain | list[str]), ["\udfff"])
+
+
+# User types
+
+
+def test_a_computed_part_of_a_value_is_computed_again():
+    assert there_and_back(taking(Squared), Squared(3)) == ((), {"value": Squared(3)})
+
+
+def test_an_alias_does_not_matter():
+    def task(width: Annotated[int, Field(alias="w")]) -> None: ...
+
+    codec = ArgumentsCodec.for_function(task)
+    assert codec.encode((3,), {}) == '{"width":3}'
+    assert there_and_back(codec, 3) == ((), {"width": 3})
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (dict[tuple[int, int], str], {(1, 2): "x"}),
+        (Strict, Strict(value=math.nan)),
+        (Salted, Salted(1, 2)),
+        (int, 10**5_000),
+    ],
+    ids=["a tuple as a key", "a model that drops NaN", "a part that is not kept", "a number of 5000 digits"],
+)
+def test_a_value_that_could_not_be_read_back_is_refused_where_it_is_sent(annotation: Any, value: object):
+    assert "task()" in refusal(taking(annotation), value)
+
+
+def failing(error: Exception) -> Callable[[Any], Any]:
+    def fail(_: object) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("hook", [AfterValidator, PlainSerializer])
+@pytest.mark.parametrize("error", [KeyError("boom"), ValueError("boom"), RecursionError("boom"), OSError("boom")])
+def test_an_error_in_a_validator_or_serializer_of_the_user_is_a_payload_error(hook: Any, error: Exception):
+    text = refusal(taking(Annotated[int, hook(failing(error))]), 1)
+    assert "boom" in text or type(error).__name__ in text
+
+
+def only_in_python(value: int, info: ValidationInfo) -> int:
+    if info.mode == "json":
+        raise OSError("not on this machine")
+    return value
+
+
+def test_an_error_in_a_validator_of_the_user_is_a_payload_error_when_reading_too():
+    codec = taking(Annotated[int, AfterValidator(only_in_python)])
+    assert "not on this machine" in refusal(codec, 1)
+    with pytest.raises(PayloadError, match="not on this machine"):
+        codec.decode('{"value":1}')
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ('{"a":"x"}', "argument 'a': Input should be a valid integer"),
+        ('{"b":1}', "argument 'a': Field required"),
+        ('{"a":1,"z":2}', "argument 'z'"),
+        ("[1]", "Input should be an object"),
+        ("null", "Input should be an object"),
+        ("nonsense", "Invalid JSON"),
+        ("", "Invalid JSON"),
+        ('{"a":1', "Invalid JSON"),
+        (b'{"a":1,"c":"\xff"}', "Invalid JSON"),
+        ("[" * 100_000, "Invalid JSON"),
+    ],
+)
+def test_a_bad_payload_is_refused_with_the_reason(payload: str | bytes, reason: str):
+    with pytest.raises(PayloadError, match=re.escape(reason)) as caught:
+        ArgumentsCodec.for_function(plain).decode(payload)
+    assert "plain()" in str(caught.value)
+    assert "pydantic.dev" not in str(caught.value)
+
+
+def test_reading_is_as_lax_as_hand_written_json_needs():
+    assert ArgumentsCodec.for_function(plain).decode('{"a": "1", "b": 2.0}') == ((), {"a": 1, "b": 2})
+
+
+@given(st.text() | st.binary())
+def test_no_payload_raises_anything_else(payload: str | bytes):
+    with contextlib.suppress(PayloadError):
+        taking(Any).decode(payload)
+
+
+# Definitions
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Unknown,
+        list[Unknown],
+        Callable[[int], int],
+        Callable,
+        type,
+        type[int],
+        SecretStr,
+        list[SecretStr] | None,
+        "Missing",
+        'list["Missing"]',
+        "not an annotation",
+        7,
+    ],
+    ids=str,
+)
+def test_an_annotation_that_cannot_be_encoded_is_refused_by_parameter(annotation: Any):
+    def task(good: int, bad: Any = None) -> None: ...
+
+    task.__annotations__["bad"] = annotation
+    with pytest.raises(TaskDefinitionError, match="task: parameter 'bad'"):
+        ArgumentsCodec.for_function(task)
+
+
+def test_a_callable_without_a_signature_is_refused():
+    with pytest.raises(TaskDefinitionError, match="signature"):
+        ArgumentsCodec.for_function(int if sys.version_info < (3, 13) else dict)
+
+
+def test_an_annotation_that_cannot_be_hashed_is_no_obstacle():
+    assert there_and_back(taking(Annotated[int, {"note": []}]), 1) == ((), {"value": 1})
+
+
+def test_deferred_annotations_are_resolved():
+    namespace: dict[str, Any] = {"UUID": UUID}
+    source = "from __future__ import annotations\ndef task(id: UUID, *more: list[UUID]) -> None: ..."
+    exec(source, namespace)  # noqa: S102 - a module with deferred annotations, in one line
+    codec = ArgumentsCodec.for_function(namespace["task"])
+    assert there_and_back(codec, UUID(int=1), [UUID(int=2)]) == ((UUID(int=1), [UUID(int=2)]), {})
