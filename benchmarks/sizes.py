@@ -20,7 +20,9 @@ class Sizes:
 FULL = Sizes(
     rounds=3, default_drain=5_000, auto_drain=20_000, sends=2_000, bulk=20_000, latency=500, frames=10_000, costs=7
 )
-QUICK = Sizes(rounds=1, default_drain=1_000, auto_drain=10_000, sends=300, bulk=5_000, latency=150, frames=3_000, costs=3)
+QUICK = Sizes(
+    rounds=1, default_drain=1_000, auto_drain=10_000, sends=300, bulk=5_000, latency=150, frames=3_000, costs=3
+)
 
 BULK_CHUNK = 1_000
 """Rows per statement of everything that is done in bulk."""

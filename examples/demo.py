@@ -1,5 +1,6 @@
 """`make demo`: a worker with two processes, tasks of every kind, and what became of them."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ MANY = 300
 PATIENCE_MS = 30_000
 
 console = Console()
+for variable in ("HORSIES_DATABASE_URL", "DATABASE_URL"):
+    os.environ.pop(variable, None)  # a demo leaves your database alone
 
 
 def main() -> int:

@@ -1,0 +1,74 @@
+"""`python -m benchmarks`: measure, print a table, write results/latest.json. Exit code 1 when a result was wrong, never for being slow."""
+
+import argparse
+import signal
+import sys
+import time
+from dataclasses import replace
+from types import FrameType
+from typing import NoReturn
+
+from benchmarks.bars import bars
+from benchmarks.cost import cost_of_group, cost_of_one
+from benchmarks.measures import Numbers
+from benchmarks.place import open_place
+from benchmarks.report import LATEST, print_report, write_report
+from benchmarks.rounds import run_round
+from benchmarks.sizes import FULL, QUICK, Sizes
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(_sizes())
+    except KeyboardInterrupt:
+        _say("interrupted; the worker and the server are gone")
+        return INTERRUPTED
+
+
+def _sizes() -> Sizes:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and one round: under a minute")
+    parser.add_argument("--rounds", type=int, help="how many rounds the medians are of (default: 3, quick: 1)")
+    options = parser.parse_args()
+    sizes = QUICK if options.quick else FULL
+    if options.rounds is None:
+        return sizes
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    return replace(sizes, rounds=options.rounds)
+
+
+def _run(sizes: Sizes) -> int:
+    numbers = Numbers()
+    problems: list[str] = []
+    _say("starting a PostgreSQL of our own")
+    with open_place() as place:
+        settings = place.settings()
+        for number in range(1, sizes.rounds + 1):
+            problems += run_round(
+                place, sizes, numbers, lambda what, n=number: _say(f"round {n}/{sizes.rounds}: {what}")
+            )
+        _say("counting round trips and commits")
+        one = cost_of_one(place, sizes.costs)
+        group = cost_of_group(place)
+        _say("done, stopping")
+    judged = list(bars(numbers, one))
+    print_report(numbers, one, group, judged, problems)
+    write_report(numbers, one, group, judged, problems, sizes=sizes, settings=settings)
+    _say(f"written to {LATEST}")
+    return 1 if problems else 0
+
+
+def _say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

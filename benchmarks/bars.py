@@ -1,0 +1,54 @@
+"""The bars: what horsies is to reach beside the limits measured in the same run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.cost import Cost
+from benchmarks.measures import Measure, Numbers
+
+MAX_ROUND_TRIPS = 6
+MAX_COMMITS = 3
+LATENCY_COMMITS, LATENCY_EXTRA_MS = 3, 3.0
+DEFAULT_SHARE, AUTO_SHARE = 0.5, 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`judged` False is shown beside a bar for comparison only."""
+
+    label: str
+    value: float
+    limit: float
+    at_most: bool
+    unit: str
+    judged: bool = True
+
+    @property
+    def passed(self) -> bool:
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    @property
+    def verdict(self) -> str:
+        return ("PASS" if self.passed else "FAIL") if self.judged else ("(pass)" if self.passed else "(fail)")
+
+
+def bars(numbers: Numbers, one: Cost) -> Iterator[Bar]:
+    yield Bar("one task, send to get: client round trips", one.round_trips, MAX_ROUND_TRIPS, True, "")
+    yield Bar("one task, send to get: durable commits", one.durable_commits, MAX_COMMITS, True, "")
+    commit_ms = numbers.median(Measure.RAW_INSERT_P50)
+    yield Bar(
+        f"latency p50, {LATENCY_COMMITS} x raw insert p50 + {LATENCY_EXTRA_MS:g} ms",
+        numbers.median(Measure.LATENCY_P50),
+        LATENCY_COMMITS * commit_ms + LATENCY_EXTRA_MS,
+        True,
+        "ms",
+    )
+    yield from _drain(numbers, Measure.DRAIN_DEFAULT, DEFAULT_SHARE, Measure.RAW_2_FUSED, Measure.RAW_2_APART)
+    yield from _drain(numbers, Measure.DRAIN_AUTO, AUTO_SHARE, Measure.RAW_100_FUSED, Measure.RAW_100_APART)
+
+
+def _drain(numbers: Numbers, ours: Measure, share: float, fused: Measure, apart: Measure) -> Iterator[Bar]:
+    """Judged against the fused loop, the faster one as a rule."""
+    for raw in (fused, apart):
+        label = f"{ours.label}, {share:g} x {raw.label}"
+        yield Bar(label, numbers.median(ours), share * numbers.median(raw), False, "/s", judged=raw is fused)

@@ -1,0 +1,30 @@
+"""From the SQL on the wire back to the name that horsies has for it."""
+
+import re
+from functools import cache
+
+from horsies.db import broker
+from horsies.tasks import claim, enqueue, finish, release, wait
+from horsies.worker import heartbeat, turn
+
+_PLACEHOLDER = re.compile(r"%\(\w+\)s|\$\d+")
+
+
+def name_of(sql: str) -> str:
+    """The statement's name in its `.sql` file; of others, the first word."""
+    return _names().get(_shape(sql)) or sql.split(maxsplit=1)[0].lower()
+
+
+@cache
+def _names() -> dict[str, str]:
+    statements = [
+        statement
+        for room in (broker, claim, enqueue, finish, release, wait, heartbeat, turn)
+        for statement in room.SQL.values()
+    ]
+    return {_shape(statement.for_schema("horsies").decode()): statement.name for statement in statements}
+
+
+def _shape(sql: str) -> str:
+    """Placeholders look different before and after the client library."""
+    return _PLACEHOLDER.sub("$", sql).replace("%%", "%")
