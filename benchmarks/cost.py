@@ -118,16 +118,25 @@ def _wait_until_quiet(tap: Tap) -> None:
 
 
 def _cost(events: list[Event], durable_commits: int) -> Cost:
-    trips: list[str] = []
-    asked: dict[str, list[str]] = {}
-    for event in events:
-        if event.kind is Kind.STATEMENT:
-            asked.setdefault(event.who, []).append(name_of(event.text))
-        elif event.kind is Kind.ROUND_TRIP and (names := asked.pop(event.who, [])) != ["notify"]:
-            trips.append(f"{event.who.removeprefix('horsies ').split(' #')[0]}: {' '.join(names)}")
+    trips = _trips(events)
     heard = {event.text for event in events if event.kind is Kind.HEARD and not event.text.endswith("_test")}
     statements = sum(len(trip.split()) - 1 for trip in trips)
     return Cost(trips, statements, durable_commits, len(heard))
+
+
+def _trips(events: list[Event]) -> list[str]:
+    """In the order in which they were begun."""
+    trips: list[tuple[float, str]] = []
+    asked: dict[str, list[Event]] = {}
+    for event in events:
+        if event.kind is Kind.STATEMENT:
+            asked.setdefault(event.who, []).append(event)
+        elif event.kind is Kind.ROUND_TRIP and (trip := asked.pop(event.who, [])):
+            names = [name_of(statement.text) for statement in trip]
+            purpose = event.who.removeprefix("horsies ").split(" #")[0]
+            if names != ["notify"]:  # a listener's self-test
+                trips.append((trip[0].at, f"{purpose}: {' '.join(names)}"))
+    return [trip for _, trip in sorted(trips)]
 
 
 def _log_position(place: Place) -> str:

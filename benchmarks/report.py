@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +18,11 @@ from benchmarks.measures import Numbers
 from benchmarks.sizes import Sizes
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
+WIDTH = 130  # when it is not a terminal that reads
 
 
 def print_report(numbers: Numbers, one: Cost, group: Cost, bars: list[Bar], problems: list[str]) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(_measures(numbers), _costs(one, group), _bars(bars))
     for problem in problems:
         console.print(f"[red]WRONG[/red]: {problem}", highlight=False)
@@ -59,7 +61,7 @@ def _bars(bars: list[Bar]) -> Table:
     for head in ("is", "wanted", "verdict"):
         table.add_column(head, justify="right")
     for bar in bars:
-        wanted = f"{'<=' if bar.at_most else '>='} {_number(bar.limit)} {bar.unit}"
+        wanted = f"{bar.sense} {_number(bar.limit)} {bar.unit}"
         colour = ("green" if bar.passed else "red") if bar.judged else "dim"
         table.add_row(bar.label, f"{_number(bar.value)} {bar.unit}", wanted, f"[{colour}]{bar.verdict}[/{colour}]")
     return table

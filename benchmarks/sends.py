@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from itertools import pairwise
 
 from benchmarks.measures import Measure, percentile
 from benchmarks.place import Place, new_tasks
@@ -24,7 +25,7 @@ def send_one_by_one(place: Place, count: int) -> dict[Measure, float]:
         note_start.send(number)
         moments.append(time.perf_counter())
     app.close()
-    each = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    each = [after - before for before, after in pairwise(moments)]
     return {Measure.SEND: count / (moments[-1] - moments[0]), Measure.SEND_P50: percentile(each, 50) * 1000}
 
 

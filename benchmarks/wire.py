@@ -57,7 +57,7 @@ def tapped(url: str) -> Generator[Tap]:
     with (
         tempfile.TemporaryDirectory(prefix="horsies-tap-", dir="/tmp") as folder,
         socket.socket(socket.AF_UNIX) as door,
-    ):  # noqa: S108 - socket paths must be short
+    ):
         door.bind(str(Path(folder) / f".s.PGSQL.{parts['port']}"))
         door.listen()
         tap = Tap(f"postgresql://{parts['user']}@/{parts['dbname']}?host={quote(folder, safe='')}&port={parts['port']}")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.tasks import DATABASE_URL, PREFETCH, STARTS_FOLDER, Prefetch, read_starts
 from benchmarks.place import Place
+from benchmarks.tasks import DATABASE_URL, PREFETCH, STARTS_FOLDER, Prefetch, read_starts
 
 PROCESSES = 2
 STOP_S = 20

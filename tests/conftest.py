@@ -3,6 +3,7 @@
 pytest_plugins = [
     "tests.fixtures.server",
     "tests.fixtures.databases",
+    "tests.fixtures.roles",
     "tests.fixtures.brokers",
     "tests.fixtures.apps",
     "tests.fixtures.workers",

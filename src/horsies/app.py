@@ -43,6 +43,8 @@ class Horsies:
 
     def task(self, name: str, *, queue_name: str | None = None) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`."""
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
+            raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
 
         def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
             task = self._define(function, name, queue_name)
@@ -52,8 +54,6 @@ class Horsies:
         return cast("TaskDecorator", decorate)
 
     def _define(self, function: Callable[..., Any], name: str, queue_name: str | None) -> Sendable[..., Any]:
-        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
-            raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
         if name in self._tasks:
             other = self._tasks[name].function
             raise TaskDefinitionError(

@@ -3,13 +3,18 @@
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError, LocateError
 from horsies.tasks.suppress import suppress_sends
+
+_OURS = Path(__file__).parent
+_LIBRARIES = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def load_app(locator: str) -> Horsies:
@@ -51,7 +56,7 @@ def _import(place: str, what: str) -> ModuleType:
             ) from None
         raise LocateError(f"cannot import {what}: {_where(error)}") from error
     except HorsiesError as error:
-        raise LocateError(f"cannot import {what}: {error}") from error
+        raise LocateError(f"cannot import {what}{_line_of(error)}: {error}") from error
     except (Exception, SystemExit) as error:  # user code runs at import
         raise LocateError(f"cannot import {what}: {_where(error)}") from error
 
@@ -60,18 +65,40 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LocateError(f"there is no file {str(path)!r}")
     path = path.resolve()
-    # A file below an importable folder is imported by its dotted name, or it would exist twice once somebody imports it.
+    name = _dotted_name(path)
+    return importlib.import_module(name) if name else _import_lone_file(path)
+
+
+def _dotted_name(path: Path) -> str | None:
+    """A file that can be imported by a dotted name is, or it would exist twice once somebody imports it."""
     for folder in sys.path:
-        if folder and path.is_relative_to(folder):
-            parts = path.relative_to(folder).with_suffix("").parts
-            if all(part.isidentifier() for part in parts):
-                return importlib.import_module(".".join(parts))
-    return _import_lone_file(path)
+        root = Path(folder).resolve()
+        if folder and path.is_relative_to(root):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts)
+            if all(part.isidentifier() for part in parts) and _origin(name) == path:
+                return name
+    return None
+
+
+def _origin(name: str) -> Path | None:
+    """The file that an import of this name leads to: another package of the same name may come first."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name and name.startswith(f"{error.name}."):
+            return None  # its parent is no package
+        raise
+    except ValueError:
+        return Path()  # no file: it was not imported in the usual way, as `__main__`
+    return Path(spec.origin or "").resolve() if spec else None
 
 
 def _import_lone_file(path: Path) -> ModuleType:
     name = path.stem
-    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+    if _origin(name) not in (None, path):  # `queue.py` must not take the place of Python's own
+        name = f"{name}_{sha256(bytes(path)).hexdigest()[:8]}"
+    if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -88,7 +115,18 @@ def _import_lone_file(path: Path) -> ModuleType:
 
 
 def _where(error: BaseException) -> str:
-    """The error and the line of the user's own code that raised it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error}{_line_of(error)}"
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of the user's own code that raised it: not where a library that it called gave up."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and not Path(frame.filename).is_relative_to(_OURS)
+    ]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    last = (own or frames)[-1:]
+    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

@@ -40,15 +40,16 @@ class User:
     """A process that uses the embedded server."""
 
     def __init__(self, folder: Path) -> None:
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end_family
         self.process = subprocess.Popen(
             [sys.executable, "-c", USER],
             env=os.environ | {"HORSIES_EMBEDDED_DIR": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.said,
             text=True,
+            start_new_session=True,  # so that its forked children can be found and ended with it
         )
-        self.errors = ""
         assert self.hear() == "begins"
 
     def hear(self) -> str:
@@ -58,7 +59,7 @@ class User:
     def uses(self) -> str:
         """Wait until it has used the server; the URL."""
         url = self.hear()
-        assert url.startswith("postgresql://"), self.end()
+        assert url.startswith("postgresql://"), self.errors()
         return url
 
     def obey(self, line: str) -> None:
@@ -71,18 +72,25 @@ class User:
         self.process.stdin.close()
 
     def end(self) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdin.close()
-        self.errors += self.process.stderr.read()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        self.begin_to_leave()
         return self.process.wait()
+
+    def errors(self) -> str:
+        self.said.seek(0)
+        return self.said.read()
 
     def kill(self) -> None:
         self.process.kill()
-        self.end()
+        self.process.wait()
+
+    def end_family(self) -> None:
+        """End it and what it forked, and close our side."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.said):
+            assert stream is not None
+            stream.close()
 
 
 @pytest.fixture
@@ -104,14 +112,13 @@ def come(folder: Path) -> Generator[Callable[[], User]]:
 
     yield start
     for user in users:
-        if user.process.poll() is None:
-            user.kill()
-        elif user.process.stdout is not None and not user.process.stdout.closed:
-            user.end()
+        user.end_family()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
     while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.002)
 
 
@@ -131,8 +138,8 @@ def test_each_user_says_once_that_it_is_for_development(folder: Path, come: Call
     user.uses()
     user.obey("use()")
     assert user.end() == 0
-    assert user.errors.count("for development only") == 1
-    assert str(folder) in user.errors
+    assert user.errors().count("for development only") == 1
+    assert str(folder) in user.errors()
 
 
 def test_it_is_durable_and_modest(come: Callable[[], User]) -> None:

@@ -77,9 +77,16 @@ def _unhandled(error: BaseException) -> TaskError:
     trace = "".join(traceback.format_exception(error))
     return TaskError(
         error_code=OperationalErrorCode.UNHANDLED_ERROR,
-        message=f"{type(error).__name__}: {error}",
+        message=_words(error),
         data={"exception": f"{type(error).__module__}.{type(error).__qualname__}", "traceback": trace},
     )
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the user's own __str__
+        return f"{type(error).__name__}, which cannot be printed"
 
 
 def _encoded(task: Sendable[..., Any], returned: object) -> str | TaskError:

@@ -87,10 +87,10 @@ class Returned(NamedTuple):
 
 
 Message: TypeAlias = Boot | Run | Recall | Stop | Ready | Refused | Began | Done | Returned
-_MESSAGES: tuple[Callable[..., Message], ...] = (Boot, Run, Recall, Stop, Ready, Refused, Began, Done, Returned)
-
-
-_KINDS: dict[Any, int] = {message: kind for kind, message in enumerate(_MESSAGES)}
+_MESSAGES: dict[Any, Callable[..., Message]] = dict(
+    enumerate((Boot, Run, Recall, Stop, Ready, Refused, Began, Done, Returned))
+)
+_KINDS: dict[Any, int] = {message: kind for kind, message in _MESSAGES.items()}
 
 
 def pack(*messages: Message) -> bytes:
@@ -124,8 +124,7 @@ class Unpacker:
 
 def _unpack(body: bytes | bytearray) -> Message:
     try:
-        fields: tuple[Any, ...] = marshal.loads(body)  # noqa: S302 - from our own child, of our own user, see above
-        make: Callable[..., Message] = _MESSAGES[int(fields[0])]
-        return make(*fields[1:])
-    except (EOFError, ValueError, TypeError, IndexError) as error:
+        kind, *fields = marshal.loads(body)  # noqa: S302 - from our own child, of our own user, see above
+        return _MESSAGES[kind](*fields)
+    except (EOFError, ValueError, TypeError, KeyError) as error:
         raise WireError("not a message") from error

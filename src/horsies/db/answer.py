@@ -25,16 +25,17 @@ class Blocking:
         self._listener = listener
         self._schema = schema
         self.has_waited = False
-        self._connection: psycopg.Connection | None = None
+        self._borrowed: tuple[ConnectionPool, psycopg.Connection] | None = None
         self._subscribed: tuple[Listener, Listen] | None = None
         self._bell = threading.Event()
 
     def __call__(self, request: Request) -> list[Rows] | None:
         match request:
             case Ask() | Script():
-                if self._connection is None:
-                    self._connection = self._pool().getconn()
-                return answer_on(self._connection, request, self._schema)
+                if self._borrowed is None:
+                    pool = self._pool()
+                    self._borrowed = pool, pool.getconn()
+                return answer_on(self._borrowed[1], request, self._schema)
             case Listen(channel, key):
                 listener = self._listener()
                 self._subscribed = listener, request
@@ -52,11 +53,12 @@ class Blocking:
         self._bell.set()
 
     def _give_back(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed:
+            pool, connection = borrowed
             with suppress(psycopg.Error):
                 connection.rollback()  # does nothing unless a verb failed inside its transaction
-            self._pool().putconn(connection)
+            pool.putconn(connection)  # where it came from, which may have been closed meanwhile
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +82,7 @@ class Awaiting:
         self._listener = listener
         self._schema = schema
         self.has_waited = False
-        self._connection: psycopg.AsyncConnection | None = None
+        self._borrowed: tuple[AsyncConnectionPool, psycopg.AsyncConnection] | None = None
         self._subscribed: tuple[Listener, Listen] | None = None
         self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -88,9 +90,10 @@ class Awaiting:
     async def __call__(self, request: Request) -> list[Rows] | None:
         match request:
             case Ask() | Script():
-                if self._connection is None:
-                    self._connection = await (await self._pool()).getconn()
-                return await answer_on_async(self._connection, request, self._schema)
+                if self._borrowed is None:
+                    pool = await self._pool()
+                    self._borrowed = pool, await pool.getconn()
+                return await answer_on_async(self._borrowed[1], request, self._schema)
             case Listen(channel, key):
                 listener = self._listener()
                 self._subscribed = listener, request
@@ -114,11 +117,12 @@ class Awaiting:
             self._loop.call_soon_threadsafe(self._bell.set)
 
     async def _give_back(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed:
+            pool, connection = borrowed
             with suppress(psycopg.Error):
                 await connection.rollback()
-            await (await self._pool()).putconn(connection)
+            await pool.putconn(connection)
 
     async def __aenter__(self) -> Self:
         return self

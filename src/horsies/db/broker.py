@@ -65,7 +65,11 @@ class PostgresBroker:
     def connect_with(cls, config: PostgresConfig) -> Self:
         """A broker without an app, for provisioning scripts; fails at once when the database cannot be reached."""
         broker = cls(config)
-        broker.run(lambda: rows(SQL["ping"]()))
+        try:
+            broker.run(lambda: rows(SQL["ping"]()))
+        except BaseException:
+            broker.close()
+            raise
         return broker
 
     # -- verbs
@@ -183,9 +187,10 @@ class PostgresBroker:
         """Close what blocking callers used. Safe to call twice; the broker works again if it is used again."""
         with self._lock:
             listener, self._listener = self._listener, None
-            pool, self._pool = self._pool, None
         if listener:
-            listener.close()
+            listener.close()  # before the pool: a self-test under way would open another one
+        with self._lock:
+            pool, self._pool = self._pool, None
         if pool:
             pool.close()
 

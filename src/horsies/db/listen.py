@@ -96,6 +96,8 @@ class Listener:
         self._token: str | None = None
         self._ever_heard = False
         self._test_due = time.monotonic() + self._first_test_s
+        # What arrives while a LISTEN is being answered is read by psycopg, which hands it on only to a handler.
+        connection.add_notify_handler(lambda heard: self._heard(heard.channel, heard.payload))
         self._listen(connection, {Channel.TEST})
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
@@ -117,22 +119,24 @@ class Listener:
 
     def _hear(self, connection: psycopg.Connection) -> None:
         connection.pgconn.consume_input()
-        names = {channel.name_in(self._config.schema).encode(): channel for channel in self._in_force}
         while notification := connection.pgconn.notifies():
-            channel = names.get(notification.relname)
-            payload = notification.extra.decode()
-            if channel is Channel.TEST:
-                self._passed(payload)
-            elif channel:
-                self._bells.ring(channel, payload)
+            self._heard(notification.relname.decode(), notification.extra.decode())
+
+    def _heard(self, name: str, payload: str) -> None:
+        names = {channel.name_in(self._config.schema): channel for channel in self._in_force}
+        channel = names.get(name)
+        if channel is Channel.TEST:
+            self._passed(payload)
+        elif channel:
+            self._bells.ring(channel, payload)
 
     def _test(self) -> None:
         if self._token is not None:
             self._failed()
             return
         self._token = secrets.token_hex(8)
-        self._test_due = time.monotonic() + TEST_ANSWER_S
         self._notify(Channel.TEST, self._token)
+        self._test_due = time.monotonic() + TEST_ANSWER_S  # from now: a busy pool may have taken its time to send it
 
     def _passed(self, token: str) -> None:
         if token != self._token:

@@ -1,5 +1,12 @@
 -- name: is_installed
-select to_regclass(format('%%I.%%I', %(schema)s::text, 'schema_versions')) is not null;
+-- A plain query, not to_regclass: that one asks the session's cache, which still says no after waiting for another's migration.
+select exists (
+    select
+    from pg_class
+    join pg_namespace on pg_namespace.oid = pg_class.relnamespace
+    where nspname = %(schema)s::text
+    and relname = 'schema_versions'
+);
 
 -- name: get_version
 select version, compatible_since

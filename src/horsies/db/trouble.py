@@ -1,5 +1,6 @@
 """The one place that decides what a database error means."""
 
+import re
 from enum import Enum, auto
 from typing import TypeAlias
 
@@ -39,9 +40,17 @@ _LOST = (
     errors.CannotConnectNow,
     errors.TooManyConnections,
     errors.IdleInTransactionSessionTimeout,
+    errors.IdleSessionTimeout,
     errors.ReadOnlySqlTransaction,  # a standby answered: the fail-over is not over yet
     PoolTimeout,
     psycopg.InterfaceError,  # the connection object was already closed
+)
+
+# A connection that is turned away reports no SQLSTATE either, so its words must do. In another language than English it
+# counts as lost, and is tried again.
+_TURNED_AWAY = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry"
+    r'|(database|role) ".*" does not exist|permission denied for database|no such (database|user)'
 )
 
 
@@ -54,7 +63,7 @@ def trouble_of(error: BaseException) -> Trouble:
         return Trouble.REFUSED
     # A connection that breaks reports no SQLSTATE, or one of class 08.
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith("08")):
-        return Trouble.LOST
+        return Trouble.UNEXPECTED if _TURNED_AWAY.search(str(error)) else Trouble.LOST
     return Trouble.UNEXPECTED
 
 

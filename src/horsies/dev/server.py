@@ -135,10 +135,6 @@ class Server:
             return inside
         return Path("/tmp") / f"horsies-{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]}"  # noqa: S108 - its owner and mode are checked before use
 
-    @property
-    def _socket(self) -> Path:
-        return self._socket_folder / f".s.PGSQL.{self._port}"
-
     # -- starting
 
     def _start_unless_running(self) -> bool:
@@ -213,6 +209,8 @@ class Server:
     def _insist_on_inherited_lock(self) -> None:
         lock = locks.try_own(self._lock_file)
         if lock is not None:
+            if (note := self._running()) is not None:  # without the lock nobody would know that it runs
+                send_signal(note.pid, signal.SIGQUIT, choose_account(self._data).uid)
             lock.close()
             raise self._failure("the server ended at once, or this system's /bin/sh closes descriptors")
 
@@ -241,7 +239,8 @@ class Server:
 
     def _running(self) -> Postmaster | None:
         """The server's note, but only when a live server answers: then the note is its own."""
-        return read_postmaster(self._data) if answers(self._socket) else None
+        listens = answers(self._socket_folder / f".s.PGSQL.{self._port}")
+        return read_postmaster(self._data) if listens else None
 
     def _failure(self, problem: str, *, log_from: int = 0) -> EmbeddedPostgresError:
         return EmbeddedPostgresError(

@@ -22,6 +22,8 @@ _QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,80}")
 
 
 class QueueMode(StrEnum):
+    """One queue for everything, or queues of the app's own."""
+
     DEFAULT = "DEFAULT"
     CUSTOM = "CUSTOM"
 

@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 
 class TaskStatus(StrEnum):
+    """Where a task is on its journey."""
+
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
     RUNNING = "RUNNING"

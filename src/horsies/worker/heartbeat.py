@@ -72,7 +72,7 @@ class Heartbeat:
         self._in_doubt = in_doubt
 
     async def __aenter__(self) -> Self:
-        await self._run(rows(self._register()))
+        await self._register()
         self._beating = self._group.create_task(self._beat_for_ever())
         return self
 
@@ -119,7 +119,24 @@ class Heartbeat:
             )
         return as_claims(held)
 
-    def _register(self) -> Query:
+    async def _register(self) -> None:
+        """An outage between the first connection and this one is ridden out like any other."""
+        attempt, limit = 0, self._resilience.db_retry_max_attempts
+        while True:
+            try:
+                await self._run(rows(self._registration()))
+            except DatabaseError as error:
+                reason = broker_error(error)
+                if not reason.retryable or (limit and attempt >= limit):
+                    raise reason from error
+                delay_s = self._resilience.delay_ms(attempt, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+                log.warning("this worker cannot be registered, trying again in %.1f s: %s", delay_s, reason)
+                await asyncio.sleep(delay_s)
+                attempt += 1
+            else:
+                return
+
+    def _registration(self) -> Query:
         return SQL["register_worker"](
             id=self._worker,
             hostname=socket.gethostname(),

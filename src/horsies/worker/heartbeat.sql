@@ -7,7 +7,9 @@ values (
     %(processes)s::integer,
     %(queues)s::text[],
     %(library_version)s::text
-);
+)
+-- Said again after an answer that was lost.
+on conflict (id) do nothing;
 
 -- name: beat
 update {schema}.workers

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from horsies.child.wire import (
@@ -96,7 +97,9 @@ class Member:
 
     def kill(self) -> None:
         if self._process.returncode is None:
-            self._process.kill()
+            # Not by way of Popen: it looks first whether the child is dead, and would take the exit code from who waits for it.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     # -- work
 

@@ -11,6 +11,8 @@ from horsies.model.errors import HorsiesError
 from horsies.worker.member import Member, Reports
 
 REBOOT_PAUSE_S = 5.0
+LEAVE_S = 5.0
+"""How long a child that has nothing left to do may take to exit."""
 
 log = logging.getLogger("horsies.worker")
 
@@ -61,7 +63,11 @@ class Pool:
                 member.stop()
         else:
             self._kill()
-        await asyncio.wait(self._keepers)
+        _, staying = await asyncio.wait(self._keepers, timeout=LEAVE_S)
+        if staying:
+            log.warning("%d children do not leave (a thread that a task started?): killing them", len(staying))
+            self._kill()
+            await asyncio.wait(staying)
 
     def _kill(self) -> None:
         for member in self._roster:

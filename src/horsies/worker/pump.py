@@ -141,12 +141,23 @@ class Pump:
         """Send every turn there is a reason, a connection and a good moment for."""
         now = time.monotonic()
         while self._idle_links and now >= self._pause_until and (turn := self._books.next_turn(now)):
-            flight = self._group.create_task(self._fly(turn, self._idle_links.pop()))
-            self._flights.add(flight)
-            flight.add_done_callback(self._flights.discard)
+            if not self._launch(turn):
+                return
         if self._books.stopping and self._books.is_empty:
             self._drained.set()
         self._arm(now)
+
+    def _launch(self, turn: Turn) -> bool:
+        """False: the worker is coming to its end by an error, and its children's last words change nothing."""
+        journey = self._fly(turn, self._idle_links.pop())
+        try:
+            flight = self._group.create_task(journey)
+        except RuntimeError:
+            journey.close()
+            return False
+        self._flights.add(flight)
+        flight.add_done_callback(self._flights.discard)
+        return True
 
     async def _fly(self, turn: Turn, link: Link) -> None:
         heard_count, moment, departed = self._heard_count, self._books.marks.moment, time.monotonic()

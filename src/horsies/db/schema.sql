@@ -1,0 +1,168 @@
+-- What the migrations make, without the days' partitions. Written by: python -m tests.fixtures.schema_dump
+
+CREATE SCHEMA horsies;
+
+CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform pg_notify(
+        'horsies_7474d027_new',
+        priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+    )
+    from inserted
+    group by queue_name, priority;
+    return null;
+end
+$$;
+
+CREATE TABLE horsies.finished (
+    id uuid NOT NULL,
+    task_name text NOT NULL,
+    queue_name text NOT NULL,
+    priority integer NOT NULL,
+    status text NOT NULL,
+    args json NOT NULL,
+    result json,
+    error_code text,
+    error json,
+    sent_at timestamp with time zone NOT NULL,
+    enqueued_at timestamp with time zone NOT NULL,
+    good_until timestamp with time zone,
+    attempts integer NOT NULL,
+    claim_no integer NOT NULL,
+    claimed_by uuid,
+    claimed_at timestamp with time zone,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone NOT NULL,
+    CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
+)
+PARTITION BY RANGE (finished_at);
+
+CREATE TABLE horsies.tasks (
+    id uuid DEFAULT (((((substr(lpad(to_hex((floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint), 12, '0'::text), 1, 8) || '-'::text) || substr(lpad(to_hex((floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint), 12, '0'::text), 9, 4)) || '-7'::text) || substr((gen_random_uuid())::text, 16)))::uuid NOT NULL,
+    task_name text NOT NULL,
+    queue_name text DEFAULT 'default'::text NOT NULL,
+    priority integer DEFAULT 100 NOT NULL,
+    status text DEFAULT 'PENDING'::text NOT NULL,
+    ready boolean DEFAULT true NOT NULL,
+    args json DEFAULT '{}'::json NOT NULL,
+    sent_at timestamp with time zone DEFAULT now() NOT NULL,
+    enqueued_at timestamp with time zone DEFAULT now() NOT NULL,
+    good_until timestamp with time zone,
+    attempts integer DEFAULT 0 NOT NULL,
+    claim_no integer DEFAULT 0 NOT NULL,
+    claimed_by uuid,
+    claimed_at timestamp with time zone,
+    lease_until timestamp with time zone,
+    started_at timestamp with time zone,
+    CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
+    CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='20000');
+
+CREATE VIEW horsies.all_tasks AS
+ SELECT tasks.id,
+    tasks.task_name,
+    tasks.queue_name,
+    tasks.priority,
+    tasks.status,
+    tasks.args,
+    NULL::json AS result,
+    NULL::text AS error_code,
+    NULL::json AS error,
+    tasks.sent_at,
+    tasks.enqueued_at,
+    tasks.good_until,
+    tasks.attempts,
+    tasks.claim_no,
+    tasks.claimed_by,
+    tasks.claimed_at,
+    tasks.started_at,
+    NULL::timestamp with time zone AS finished_at
+   FROM horsies.tasks
+UNION ALL
+ SELECT finished.id,
+    finished.task_name,
+    finished.queue_name,
+    finished.priority,
+    finished.status,
+    finished.args,
+    finished.result,
+    finished.error_code,
+    finished.error,
+    finished.sent_at,
+    finished.enqueued_at,
+    finished.good_until,
+    finished.attempts,
+    finished.claim_no,
+    finished.claimed_by,
+    finished.claimed_at,
+    finished.started_at,
+    finished.finished_at
+   FROM horsies.finished;
+
+CREATE TABLE horsies.finished_default (
+    id uuid CONSTRAINT finished_id_not_null NOT NULL,
+    task_name text CONSTRAINT finished_task_name_not_null NOT NULL,
+    queue_name text CONSTRAINT finished_queue_name_not_null NOT NULL,
+    priority integer CONSTRAINT finished_priority_not_null NOT NULL,
+    status text CONSTRAINT finished_status_not_null NOT NULL,
+    args json CONSTRAINT finished_args_not_null NOT NULL,
+    result json,
+    error_code text,
+    error json,
+    sent_at timestamp with time zone CONSTRAINT finished_sent_at_not_null NOT NULL,
+    enqueued_at timestamp with time zone CONSTRAINT finished_enqueued_at_not_null NOT NULL,
+    good_until timestamp with time zone,
+    attempts integer CONSTRAINT finished_attempts_not_null NOT NULL,
+    claim_no integer CONSTRAINT finished_claim_no_not_null NOT NULL,
+    claimed_by uuid,
+    claimed_at timestamp with time zone,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone CONSTRAINT finished_finished_at_not_null NOT NULL,
+    CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
+);
+
+CREATE TABLE horsies.schema_versions (
+    version integer NOT NULL,
+    name text NOT NULL,
+    compatible_since integer NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE horsies.workers (
+    id uuid NOT NULL,
+    hostname text NOT NULL,
+    pid integer NOT NULL,
+    processes integer NOT NULL,
+    queues text[] NOT NULL,
+    library_version text NOT NULL,
+    started_at timestamp with time zone DEFAULT now() NOT NULL,
+    heartbeat_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFAULT;
+
+ALTER TABLE ONLY horsies.schema_versions
+    ADD CONSTRAINT schema_versions_pkey PRIMARY KEY (version);
+
+ALTER TABLE ONLY horsies.tasks
+    ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY horsies.workers
+    ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
+
+CREATE INDEX finished_id_idx ON ONLY horsies.finished USING btree (id);
+
+CREATE INDEX finished_default_id_idx ON horsies.finished_default USING btree (id);
+
+CREATE INDEX tasks_claim_idx ON horsies.tasks USING btree (queue_name, priority, enqueued_at, id) WHERE ((status = 'PENDING'::text) AND ready);
+
+CREATE INDEX tasks_due_idx ON horsies.tasks USING btree (enqueued_at) WHERE ((status = 'PENDING'::text) AND (NOT ready));
+
+CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (claimed_by, queue_name) WHERE (status <> 'PENDING'::text);
+
+ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
+
+CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION horsies.notify_new_tasks();

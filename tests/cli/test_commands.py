@@ -1,0 +1,349 @@
+"""The command line as a user meets it: a process, its exit code, and what it says."""
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from horsies.dev.scratch import scratch_server
+from horsies.dev.server import Server
+from tests.fixtures.roles import PlainUser
+from tests.fixtures.server import DatabaseServer
+
+TIMEOUT_S = 30
+GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nobody listens on port 1
+
+APP = """
+from horsies import AppConfig, Horsies, TaskError, TaskResult, WorkerResilienceConfig
+app = Horsies(AppConfig(resilience=WorkerResilienceConfig(
+    db_retry_initial_ms=100, db_retry_max_ms=500, db_retry_max_attempts=2)))
+
+@app.task("greet")
+def greet(name: str) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=f"hello {name}")
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """The one message of a command that failed: no traceback, and nothing on the other stream."""
+        assert "Traceback" not in self.err, self.err
+        assert self.out == ""
+        found = re.findall(r"^Error: .*", self.err, re.MULTILINE | re.DOTALL)
+        assert len(found) == 1, self.err
+        return found[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(APP)
+    return tmp_path
+
+
+class Horsies:
+    """`horsies("migrate", "shop:app")` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, *words: str, env: Mapping[str, str] | None = None) -> Said:
+        dropped = ("HORSIES_APP", "HORSIES_DATABASE_URL", "DATABASE_URL")
+        inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+        done = subprocess.run(
+            [sys.executable, "-m", "horsies.cli.main", *words],
+            cwd=self.folder,
+            env={**inherited, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+
+@pytest.fixture
+def horsies(folder: Path) -> Horsies:
+    return Horsies(folder)
+
+
+# -- help
+
+
+def test_the_version_is_the_package_s_own(horsies: Horsies) -> None:
+    said = horsies("--version")
+    assert said.code == 0
+    assert version("horsies") in said.out
+
+
+@pytest.mark.promise("A9")
+@pytest.mark.parametrize("words", [("-h",), ("--help",), ("worker", "-h"), ("migrate", "--help")])
+def test_help_is_given_in_both_spellings(horsies: Horsies, words: tuple[str, ...]) -> None:
+    said = horsies(*words)
+    assert said.code == 0
+    assert "Usage: " in said.out
+    assert "APP" in said.out
+
+
+def test_the_installed_command_is_the_same() -> None:
+    command = Path(sys.executable).with_name("horsies")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+
+
+# -- wrong usage
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("worker",), "Missing argument 'APP'"),
+        (("worker", "shop:app", "--processes", "0"), "--processes"),
+        (("worker", "shop:app", "--processes", "-1"), "--processes"),
+        (("worker", "shop:app", "--processes", "two"), "--processes"),
+        (("worker", "shop:app", "--loglevel", "LOUD"), "--loglevel"),
+        (("worker", "shop:app", "--no-such-flag"), "--no-such-flag"),
+        (("migrate",), "name an APP, give --database-url, or set $HORSIES_DATABASE_URL"),
+        (("no-such-command",), "no-such-command"),
+    ],
+)
+def test_wrong_usage_is_told_with_exit_code_2(horsies: Horsies, words: tuple[str, ...], expected: str) -> None:
+    said = horsies(*words)
+    assert said.code == 2
+    assert expected in said.message
+
+
+# -- an app that cannot be loaded
+
+
+@pytest.mark.promise("W1")
+@pytest.mark.parametrize("command", ["worker", "migrate"])
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        ("shop", "package.module:attribute"),
+        ("no_such_module:app", "there is no module 'no_such_module' here"),
+        ("no/such/file.py:app", "there is no file 'no/such/file.py'"),
+        ("shop:application", "'shop' has no attribute 'application'; it has app"),
+        ("shop:greet", "is a Task, not a Horsies app"),
+        ("broken:app", "ZeroDivisionError: division by zero"),
+        ("unfinished:app", "SyntaxError"),
+        ("wrong:app", "greet returns str, but a task returns TaskResult[T, TaskError]"),
+        ("misconfigured:app", "prefetch_buffer"),
+    ],
+)
+def test_an_app_that_cannot_be_loaded_is_told_in_one_message(
+    horsies: Horsies, folder: Path, command: str, app: str, expected: str
+) -> None:
+    horsies.write("broken.py", "x = 1\nx / 0\n")
+    horsies.write("unfinished.py", "x = 1\ndef (\n")
+    horsies.write("wrong.py", APP.replace("TaskResult[str, TaskError]", "str"))
+    horsies.write("misconfigured.py", "from horsies import *\napp = Horsies(AppConfig(prefetch_buffer=-1))\n")
+    said = horsies(command, app)
+    assert said.code == 1
+    assert expected in said.message
+    module = app.removesuffix(":app")
+    if module in {"broken", "unfinished", "misconfigured"}:
+        assert f"{folder / module}.py:2" in said.message
+    if module == "wrong":
+        assert f"{folder / module}.py:6" in said.message
+
+
+# -- a database that cannot be used
+
+
+def test_migrating_an_unreachable_database_fails_at_once(horsies: Horsies) -> None:
+    said = horsies("migrate", "--database-url", GONE)
+    assert said.code == 1
+    assert "127.0.0.1" in said.message
+    assert "refused" in said.message
+    assert "my-secret" not in said.err
+
+
+@pytest.mark.promise("W11", "W13")
+def test_a_worker_retries_an_unreachable_database_and_gives_up_when_told_to(horsies: Horsies) -> None:
+    said = horsies("worker", "shop:app", "--processes=1", env={"HORSIES_DATABASE_URL": GONE})
+    assert said.code == 1
+    assert said.err.count("the database cannot be reached, trying again in") == 2  # db_retry_max_attempts
+    assert "WARNING" in said.err
+    assert "refused" in said.message
+    assert "my-secret" not in said.err
+
+
+@pytest.fixture(scope="module")
+def guarded_server() -> Generator[Server]:
+    """A server that asks for passwords, as servers that are reached over TCP do."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = int(chosen.getsockname()[1])
+    with scratch_server(settings={"fsync": "off"}, tcp_port=port) as server:
+        yield server
+
+
+def changed(url: str, **parts: str) -> str:
+    given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
+    return make_conninfo("", **given | parts)
+
+
+@pytest.mark.parametrize("command", [("worker", "shop:app", "--processes=1"), ("migrate", "shop:app")])
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"password": "wrong-secret"}, "password authentication failed"),
+        ({"user": "nobody-known", "password": "wrong-secret"}, "password authentication failed"),
+        ({"dbname": "no_such_database"}, 'database "no_such_database" does not exist'),
+    ],
+)
+def test_a_wrong_password_or_database_is_told_at_once(
+    horsies: Horsies, guarded_server: Server, command: tuple[str, ...], parts: dict[str, str], expected: str
+) -> None:
+    """Waiting does not mend it, so a worker does not wait either."""
+    url = changed(guarded_server.url(), **parts)
+    said = horsies(*command, env={"HORSIES_DATABASE_URL": url})
+    assert said.code == 1
+    assert expected in said.message
+    assert "trying again" not in said.err
+    secret = str(conninfo_to_dict(url)["password"])
+    assert secret not in said.err + said.out
+
+
+@pytest.mark.parametrize("command", [("worker", "shop:app", "--processes=1"), ("migrate", "shop:app")])
+def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant(
+    horsies: Horsies, server: DatabaseServer, empty_database: str, plain_user: PlainUser, command: tuple[str, ...]
+) -> None:
+    said = horsies(*command, env={"HORSIES_DATABASE_URL": plain_user.url(empty_database)})
+    assert said.code == 1
+    assert "may not" in said.message
+    assert "horsies migrate" in said.message
+    assert plain_user.password not in said.err
+
+
+@pytest.mark.parametrize("command", [("worker", "shop:app", "--processes=1"), ("migrate", "shop:app")])
+def test_a_user_who_may_not_use_the_schema_is_told_what_to_grant(
+    horsies: Horsies, database: str, plain_user: PlainUser, command: tuple[str, ...]
+) -> None:
+    said = horsies(*command, env={"HORSIES_DATABASE_URL": plain_user.url(database)})
+    assert said.code == 1
+    assert "grant" in said.message
+
+
+def test_a_url_that_is_none_is_told(horsies: Horsies) -> None:
+    said = horsies("migrate", "--database-url", "mysql://root:my-secret@localhost/shop")
+    assert said.code == 1
+    assert "database_url" in said.message
+    assert "my-secret" not in said.err
+
+
+# -- migrate
+
+
+@pytest.mark.promise("W16")
+@pytest.mark.parametrize("way", ["app", "option", "variable", "HORSIES_APP"])
+def test_migrate_brings_the_schema_and_says_so(horsies: Horsies, empty_database: str, way: str) -> None:
+    words, env = {
+        "app": (["shop:app"], {"HORSIES_DATABASE_URL": empty_database}),
+        "option": (["--database-url", empty_database], {}),
+        "variable": ([], {"HORSIES_DATABASE_URL": empty_database}),
+        "HORSIES_APP": ([], {"HORSIES_DATABASE_URL": empty_database, "HORSIES_APP": "shop:app"}),
+    }[way]
+    first = horsies("migrate", *words, env=env)
+    assert (first.code, first.err) == (0, "")
+    assert "applied tasks" in first.out
+    assert "schema 'horsies' is up to date" in first.out
+    second = horsies("migrate", *words, env=env)
+    assert second.code == 0
+    assert "applied" not in second.out
+    with psycopg.connect(empty_database) as connection:
+        assert connection.execute("select count(*) from horsies.tasks").fetchone() == (0,)
+
+
+def test_migrate_shows_no_password(horsies: Horsies, server: DatabaseServer, empty_database: str) -> None:
+    secret = secrets.token_hex(8)
+    said = horsies("migrate", "--database-url", changed(empty_database, password=secret))
+    assert said.code == 0
+    assert secret not in said.out + said.err
+
+
+# -- worker
+
+
+@pytest.mark.promise("A9")
+@pytest.mark.parametrize("way", ["argument", "HORSIES_APP"])
+def test_the_worker_s_app_is_an_argument_or_a_variable(folder: Path, database: str, way: str) -> None:
+    named = [] if way == "HORSIES_APP" else ["shop:app"]
+    env = {**os.environ, "HORSIES_DATABASE_URL": database, "HORSIES_APP": "shop:app" if not named else ""}
+    with subprocess.Popen(
+        [sys.executable, "-m", "horsies.cli.main", "worker", *named, "--processes=1"],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert any("is ready on queues default" in line for line in process.stderr)
+        finally:
+            process.terminate()
+            process.stderr.read()
+            assert process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.promise("W1")
+def test_as_many_processes_as_there_are_cpus_are_started_unless_told_otherwise(folder: Path, database: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "horsies.cli.main", "worker", "shop:app"],
+        cwd=folder,
+        env={**os.environ, "HORSIES_DATABASE_URL": database},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert any(f"Concurrency config: processes={os.cpu_count()}" in line for line in process.stderr)
+        finally:
+            process.terminate()
+            process.stderr.read()
+            process.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("level", "is_said"), [("DEBUG", True), ("info", True), ("WARNING", False)])
+def test_the_log_level_is_minded_by_the_worker_and_its_children(
+    folder: Path, database: str, level: str, *, is_said: bool
+) -> None:
+    (folder / "shop.py").write_text(f"{APP}\nimport logging\nlogging.getLogger('shop').error('loaded')\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "horsies.cli.main", "worker", "shop:app", "--processes=1", "--loglevel", level],
+        cwd=folder,
+        env={**os.environ, "HORSIES_DATABASE_URL": database},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        lines = [next(line for line in process.stderr if "loaded" in line) for _ in range(2)]  # parent, then child
+        process.terminate()
+        rest = process.stderr.read()
+        assert process.wait(TIMEOUT_S) == 0
+    assert lines[0] != lines[1]
+    assert ("stopping" in rest) is is_said

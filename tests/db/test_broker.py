@@ -1,0 +1,267 @@
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies.db.broker import SQL, PostgresBroker
+from horsies.db.op import Op, Statement, one, rows
+from horsies.model.config import PostgresConfig
+from horsies.model.errors import BrokerError
+from horsies.tasks.enqueue import enqueue, enqueue_again
+from horsies.tasks.wait import NotEnded, wait_until_ended
+from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.journey import new_task, row, send_new
+from tests.fixtures.planting import Plant
+from tests.fixtures.proxies import Proxy
+
+SESSIONS = (
+    "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'horsies producer'"
+)
+
+
+def ping(broker: PostgresBroker) -> object:
+    return broker.run(lambda: rows(SQL["ping"]()))
+
+
+def backend(broker: PostgresBroker) -> object:
+    return broker.run(lambda: one(Statement("s", "select pg_backend_pid()")()))
+
+
+def sessions(sql: psycopg.Connection) -> int:
+    return int(row(sql, SESSIONS)[0])
+
+
+def test_it_connects_at_the_first_need(database: str, sql: psycopg.Connection) -> None:
+    with PostgresBroker(PostgresConfig(database_url=database)) as broker:
+        assert sessions(sql) == 0
+        ping(broker)
+        assert sessions(sql) == 1
+
+
+def test_closed_twice_it_is_closed_and_used_again_it_works(database: str) -> None:
+    broker = PostgresBroker(PostgresConfig(database_url=database))
+    ping(broker)
+    broker.close()
+    broker.close()
+    assert ping(broker) == [(1,)]
+    broker.close()
+
+
+def test_it_holds_no_more_connections_than_its_pool_allows(database: str, sql: psycopg.Connection) -> None:
+    slow = Statement("s", "select pg_sleep(0.02)")
+    config = PostgresConfig(database_url=database, pool_max_size=3)
+    with PostgresBroker(config) as broker, ThreadPoolExecutor(12) as threads:
+        results = [threads.submit(broker.run, lambda: rows(slow())) for _ in range(12)]
+        assert all(result.result() for result in results)
+        assert sessions(sql) <= 3
+
+
+async def test_many_coroutines_share_one_pool(async_broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    results = await asyncio.gather(*(async_broker.run_async(lambda: rows(SQL["ping"]())) for _ in range(50)))
+    assert results == [[(1,)]] * 50
+    assert sessions(sql) <= 10
+
+
+def test_each_event_loop_has_a_pool_of_its_own(database: str) -> None:
+    broker = PostgresBroker(PostgresConfig(database_url=database))
+
+    async def life_of_a_loop() -> object:
+        answer = await broker.run_async(lambda: rows(SQL["ping"]()))
+        await broker.close_async()
+        return answer
+
+    assert [asyncio.run(life_of_a_loop()) for _ in range(2)] == [[(1,)], [(1,)]]
+
+
+# -- trouble
+
+
+def test_a_database_that_cannot_be_reached_is_an_error_that_says_why(proxy: Proxy) -> None:
+    proxy.cut()
+    config = PostgresConfig(database_url=proxy.url, connect_timeout_s=1)
+    with PostgresBroker(config) as broker, pytest.raises(BrokerError, match="Connection refused") as caught:
+        ping(broker)
+    assert caught.value.retryable
+
+
+def test_a_broker_that_cannot_connect_at_once_leaves_nothing_running(proxy: Proxy) -> None:
+    proxy.cut()
+    with pytest.raises(BrokerError, match="Connection refused"):
+        PostgresBroker.connect_with(PostgresConfig(database_url=proxy.url, connect_timeout_s=1))
+
+
+def test_ordinary_contention_is_tried_again(broker: PostgresBroker) -> None:
+    tries = list[int]()
+
+    def verb() -> Op[object]:
+        tries.append(1)
+        code = "40001" if len(tries) < 3 else "00000"
+        raising = f"do $$ begin if '{code}' <> '00000' then raise sqlstate '{code}'; end if; end $$"
+        return rows(Statement("s", raising)())
+
+    broker.run(verb)
+    assert len(tries) == 3
+
+
+def test_a_verb_without_a_second_form_is_not_repeated_when_its_outcome_is_unknown(
+    broker: PostgresBroker, faults: Plant
+) -> None:
+    faults("ping", "after", "drop")
+    with pytest.raises(BrokerError) as caught:
+        ping(broker)
+    assert caught.value.retryable
+    assert ping(broker) == [(1,)], "the broken connection was thrown away"
+
+
+def test_an_unfinished_transaction_does_not_stay_in_the_pool(database: str, sql: psycopg.Connection) -> None:
+    with PostgresBroker(PostgresConfig(database_url=database, pool_max_size=1)) as broker:
+        with pytest.raises(BrokerError, match="division by zero"):
+            broker.run(_fails_inside)
+        state = "select state from pg_stat_activity where datname = current_database() and application_name = 'horsies producer'"
+        assert row(sql, state) == ("idle",)
+        assert ping(broker) == [(1,)]
+
+
+def _fails_inside() -> Op[object]:
+    yield from rows(Statement("s", "begin")())
+    return (yield from rows(Statement("s", "select 1 / 0")()))
+
+
+def test_a_send_survives_a_restart_of_the_server_that_broke_every_pooled_connection(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    fill_pool(broker, sql)
+    sql.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where datname = current_database() and application_name = 'horsies producer'"
+    )
+    eventually(lambda: sessions(sql) == 0)
+    tasks = [new_task()]
+    broker.run(partial(enqueue, tasks), again=partial(enqueue_again, tasks))
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+async def test_an_async_send_survives_it_too(async_broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    slow = Statement("s", "select pg_sleep(0.05)")
+    await asyncio.gather(*(async_broker.run_async(lambda: rows(slow())) for _ in range(20)))
+    assert sessions(sql) > 5
+    sql.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where datname = current_database() and application_name = 'horsies producer'"
+    )
+    eventually(lambda: sessions(sql) == 0)
+    tasks = [new_task()]
+    await async_broker.run_async(partial(enqueue, tasks), again=partial(enqueue_again, tasks))
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+def fill_pool(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    slow = Statement("s", "select pg_sleep(0.05)")
+    with ThreadPoolExecutor(20) as threads:
+        for result in [threads.submit(broker.run, lambda: rows(slow())) for _ in range(20)]:
+            result.result()
+    assert sessions(sql) > 5
+
+
+def test_a_server_that_ends_idle_sessions_does_not_fail_a_send(
+    database: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    name = row(sql, "select current_database()")[0]
+    sql.execute(f"alter database \"{name}\" set idle_session_timeout = '50ms'".encode())
+    ping(broker)
+    eventually(lambda: sessions(sql) == 0, what="the server has ended the idle session")
+    sql.execute(f'alter database "{name}" reset idle_session_timeout'.encode())
+    tasks = [new_task()]
+    broker.run(partial(enqueue, tasks), again=partial(enqueue_again, tasks))
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+# -- fork
+
+FORKING = """
+import os, sys
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.op import Statement, one
+from horsies.model.config import PostgresConfig
+
+broker = PostgresBroker(PostgresConfig(database_url=os.environ["HORSIES_DATABASE_URL"]))
+def backend():
+    return broker.run(lambda: one(Statement("s", "select pg_backend_pid()")()))[0]
+
+before = backend()
+broker.listener().subscribe(Channel.DONE, "x", lambda payload: None)
+child = os.fork()
+if child == 0:
+    ours = backend()
+    broker.close()
+    os._exit(0 if ours != before else 9)
+_, status = os.waitpid(child, 0)
+after = backend()
+broker.listener().unsubscribe  # the parent's listener is still there
+broker.close()
+print(os.waitstatus_to_exitcode(status), before == after)
+"""
+
+
+def test_after_a_fork_the_child_makes_its_own_connections_and_leaves_the_parents_alone(database: str) -> None:
+    env = {**os.environ, "HORSIES_DATABASE_URL": database, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING], env=env, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0 True\n", "")
+
+
+# -- the end
+
+QUERIES = (
+    "select coalesce(string_agg(query, ' '), '') from pg_stat_activity "
+    "where datname = current_database() and application_name = 'horsies producer'"
+)
+
+
+def test_closing_in_the_middle_of_a_statement_lets_it_end(database: str, sql: psycopg.Connection) -> None:
+    broker = PostgresBroker(PostgresConfig(database_url=database))
+    sql.execute("select pg_advisory_lock(7)")
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(broker.run, lambda: one(Statement("s", "select 5 from pg_advisory_xact_lock(7)")()))
+        wait_until_blocked(sql)
+        broker.close()
+        sql.execute("select pg_advisory_unlock(7)")
+        assert asking.result() == (5,)
+    eventually(lambda: sessions(sql) == 0, what="the connection went with its pool")
+
+
+def test_closing_in_the_middle_of_a_wait_lets_the_waiter_go_on(database: str, sql: psycopg.Connection) -> None:
+    broker = PostgresBroker(PostgresConfig(database_url=database))
+    (sent,) = send_new(broker)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(broker.run, lambda: wait_until_ended(sent.id, time.monotonic() + 1.0))
+        eventually(lambda: "select status" in str(row(sql, QUERIES)[0]), what="the first read")
+        broker.close()
+        assert waiting.result() is NotEnded.LIVE
+    broker.close()
+
+
+async def test_a_cancelled_statement_and_a_cancelled_wait_give_everything_back(
+    database: str, sql: psycopg.Connection
+) -> None:
+    broker = PostgresBroker(PostgresConfig(database_url=database, pool_max_size=1))
+    for verb, seen in (
+        (lambda: rows(Statement("s", "select pg_sleep(30)")()), "pg_sleep"),
+        (lambda: wait_until_ended(new_task().id, None), "select status"),
+    ):
+        running = asyncio.ensure_future(broker.run_async(verb))
+        while seen not in str(row(sql, QUERIES)[0]):  # noqa: ASYNC110 - the database gives no signal of its own
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await broker.run_async(lambda: rows(SQL["ping"]())) == [(1,)]
+    await broker.close_async()

@@ -1,0 +1,142 @@
+"""One source for blocking and asyncio callers: every test here runs with both drivers, on real connections."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from horsies.db.drive import answer_on, answer_on_async, drive, drive_async
+from horsies.db.op import Ask, Op, Query, Script, Statement, ask, one, rows, script
+from tests.fixtures.planting import Plant
+
+SCHEMA = "horsies"
+Drive = Callable[[Callable[[], Op[Any]]], Any]
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def driven(request: pytest.FixtureRequest, database: str) -> Drive:
+    """Runs a verb to its end by one of the drivers."""
+    return _blocking(database) if request.param == "blocking" else _asyncio(database)
+
+
+def _blocking(database: str) -> Drive:
+    def run(verb: Callable[[], Op[Any]]) -> Any:
+        with psycopg.connect(database, autocommit=True) as connection:
+            return drive(verb(), lambda request: answer_on(connection, cast("Ask | Script", request), SCHEMA))
+
+    return run
+
+
+def _asyncio(database: str) -> Drive:
+    async def run(verb: Callable[[], Op[Any]]) -> Any:
+        async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+            return await drive_async(
+                verb(), lambda request: answer_on_async(connection, cast("Ask | Script", request), SCHEMA)
+            )
+
+    return lambda verb: asyncio.run(run(verb))
+
+
+def query(text: str, /, **params: object) -> Query:
+    return Statement("of_a_test", text)(**params)
+
+
+def test_a_verb_gets_the_rows_of_what_it_asked(driven: Drive) -> None:
+    def verb() -> Op[Any]:
+        first = yield from rows(query("select * from generate_series(1, %(n)s::integer)", n=3))
+        second = yield from one(query("select %(text)s::text", text="%s {schema} \"'"))
+        nothing = yield from one(query("select 1 where false"))
+        return first, second, nothing
+
+    assert driven(verb) == ([(1,), (2,), (3,)], ("%s {schema} \"'",), None)
+
+
+def test_statements_that_travel_together_are_answered_one_by_one(driven: Drive) -> None:
+    def verb() -> Op[Any]:
+        return (
+            yield from ask(
+                query("begin"),
+                query("create temporary table seen (n integer)"),
+                query("insert into seen values (1), (2) returning n"),
+                query("select count(*) from seen"),
+                query("commit"),
+            )
+        )
+
+    assert driven(verb) == [[], [], [(1,), (2,)], [(2,)], []]
+
+
+def test_an_error_in_a_batch_rolls_back_all_of_it_and_leaves_the_connection_usable(driven: Drive) -> None:
+    def verb() -> Op[Any]:
+        yield from script(Statement("s", "create temporary table kept (n integer)"))
+        with pytest.raises(errors.DivisionByZero):
+            yield from ask(
+                query("begin"),
+                query("insert into kept values (1)"),
+                query("select 1 / 0"),
+                query("insert into kept values (2)"),
+                query("commit"),
+            )
+        yield from rows(query("rollback"))
+        return (yield from ask(query("select count(*) from kept"), query("select 5")))
+
+    assert driven(verb) == [[(0,)], [(5,)]]
+
+
+def test_a_verb_that_does_not_handle_an_error_lets_it_out(driven: Drive) -> None:
+    with pytest.raises(errors.UndefinedTable, match="nowhere"):
+        driven(lambda: rows(query("select * from nowhere")))
+
+
+def test_the_schema_of_the_installation_is_put_in_quoted(driven: Drive) -> None:
+    assert driven(lambda: one(query("select count(*) from {schema}.tasks"))) == (0,)
+
+
+def test_a_script_is_several_commands_without_parameters(driven: Drive) -> None:
+    def verb() -> Op[Any]:
+        yield from script(Statement("s", "create temporary table a (t text); insert into a values ('100 %s')"))
+        return (yield from one(query("select t from a")))
+
+    assert driven(verb) == ("100 %s",)
+
+
+# -- faults
+
+
+def test_a_connection_dropped_before_a_statement_never_sent_it(
+    driven: Drive, faults: Plant, sql: psycopg.Connection
+) -> None:
+    sql.execute("create table marks (n integer)")
+    faults("of_a_test", "before", "drop")
+    with pytest.raises(psycopg.OperationalError, match="planted fault: drop before of_a_test"):
+        driven(lambda: rows(query("insert into marks values (1)")))
+    assert sql.execute("select count(*) from marks").fetchone() == (0,)
+
+
+def test_a_connection_dropped_after_a_statement_lost_only_its_answer(
+    driven: Drive, faults: Plant, sql: psycopg.Connection
+) -> None:
+    sql.execute("create table marks (n integer)")
+    faults("of_a_test", "after", "drop")
+    with pytest.raises(psycopg.OperationalError, match="planted fault: drop after of_a_test"):
+        driven(lambda: ask(query("insert into marks values (1)"), query("insert into marks values (2)")))
+    assert sql.execute("select count(*) from marks").fetchone() == (2,)
+
+
+def test_a_planted_error_strikes_once_and_spares_the_connection(driven: Drive, faults: Plant) -> None:
+    faults("of_a_test", "before", "error")
+
+    def verb() -> Op[Any]:
+        with pytest.raises(errors.InternalError_, match="planted fault"):
+            yield from rows(query("select 1"))
+        return (yield from one(query("select 2")))
+
+    assert driven(verb) == (2,)
+
+
+def test_a_fault_for_another_statement_does_not_strike(driven: Drive, faults: Plant) -> None:
+    faults("some_other", "before", "error")
+    assert driven(lambda: one(query("select 1"))) == (1,)

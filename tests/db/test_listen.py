@@ -1,0 +1,211 @@
+import logging
+import queue
+import threading
+from collections.abc import Callable, Generator
+
+import psycopg
+import pytest
+
+from horsies.db import listen
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column, row
+from tests.fixtures.proxies import Proxy
+
+QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)
+LISTENERS = (
+    "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
+)
+
+
+def notify(sql: psycopg.Connection, channel: Channel, payload: str) -> None:
+    sql.execute("select pg_notify(%s, %s)", [channel.name_in("horsies"), payload])
+
+
+class Ear:
+    """A subscriber that keeps what it hears."""
+
+    def __init__(self, broker: PostgresBroker, channel: Channel, key: str | None = None) -> None:
+        self._heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._place = channel, key, self._heard.put
+        self._listener = broker.listener()
+        if not self._listener.subscribe(*self._place):
+            assert self.next() is None, "told that LISTEN is in force"
+
+    def next(self, timeout_s: float = 5.0) -> str | None:
+        return self._heard.get(timeout=timeout_s)
+
+    @property
+    def has_more(self) -> bool:
+        return not self._heard.empty()
+
+    def close(self) -> None:
+        self._listener.unsubscribe(*self._place)
+
+
+MakeEar = Callable[..., Ear]
+
+
+@pytest.fixture
+def ear() -> Generator[MakeEar]:
+    made: list[Ear] = []
+
+    def make(broker: PostgresBroker, channel: Channel, key: str | None = None) -> Ear:
+        made.append(Ear(broker, channel, key))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_subscriber_hears_what_comes_after_listen_is_in_force(
+    broker: PostgresBroker, sql: psycopg.Connection, ear: MakeEar
+) -> None:
+    listening = ear(broker, Channel.NEW)
+    notify(sql, Channel.NEW, "100 1 default")
+    assert listening.next() == "100 1 default"
+
+
+def test_all_subscribers_of_a_process_share_one_connection(
+    broker: PostgresBroker, sql: psycopg.Connection, ear: MakeEar
+) -> None:
+    ears = [ear(broker, Channel.DONE, f"task-{number}") for number in range(20)]
+    new = ear(broker, Channel.NEW)
+    notify(sql, Channel.DONE, "task-3 task-4")
+    notify(sql, Channel.NEW, "last")
+    assert new.next() == "last"
+    assert [number for number, each in enumerate(ears) if each.has_more and each.next()] == [3, 4]
+    assert len(column(sql, LISTENERS)) == 1
+
+
+def test_the_listener_does_not_sit_in_a_transaction(
+    broker: PostgresBroker, sql: psycopg.Connection, ear: MakeEar
+) -> None:
+    ear(broker, Channel.DONE, "x")
+    assert row(sql, LISTENERS.replace("pid", "state, backend_xmin", 1)) == ("idle", None)
+
+
+@pytest.mark.promise("W12")
+def test_when_its_backend_is_terminated_it_reconnects_and_wakes_everyone(
+    database: str, sql: psycopg.Connection, ear: MakeEar
+) -> None:
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
+        first, second = ear(broker, Channel.DONE, "a"), ear(broker, Channel.NEW)
+        sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
+        assert (first.next(), second.next()) == (None, None), "told of the loss"
+        assert broker.listener().is_deaf
+        assert (first.next(), second.next()) == (None, None), "told that it is back"
+        notify(sql, Channel.DONE, "a")
+        assert first.next() == "a"
+
+
+def test_reconnected_it_is_no_longer_deaf(database: str, sql: psycopg.Connection, ear: MakeEar) -> None:
+    config = PostgresConfig(database_url=database)
+    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.05) as broker:
+        listening = ear(broker, Channel.NEW)
+        sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
+        assert listening.next() is None
+        assert listening.next() is None
+        eventually(lambda: not broker.listener().is_deaf, what="the self-test passed")
+
+
+def test_an_outage_is_reported_once_and_ends_by_itself(
+    proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, ear: MakeEar
+) -> None:
+    with PostgresBroker(PostgresConfig(database_url=proxy.url), resilience=QUICK) as broker:
+        listening = ear(broker, Channel.NEW)
+        proxy.cut()
+        for _ in range(4):
+            assert listening.next() is None  # the loss, and every attempt that fails
+        proxy.heal()
+        eventually(lambda: column(sql, LISTENERS))
+        lost = [record for record in caplog.records if "LISTEN connection was lost" in record.message]
+        assert 1 <= len(lost) <= 2
+        eventually(lambda: (notify(sql, Channel.NEW, "again"), listening.has_more and listening.next() == "again")[1])
+
+
+# -- the self-test
+
+
+@pytest.fixture
+def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.2)
+
+
+def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
+    database: str,
+    empty_database: str,
+    quick_test: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    ear: MakeEar,
+) -> None:
+    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.05)
+    # NOTIFY does not cross databases: to this listener nothing ever comes, as behind a transaction pooler.
+    config = PostgresConfig(database_url=database, listen_url=empty_database)
+    with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.05) as broker:
+        listening = ear(broker, Channel.DONE, "x")
+        assert not broker.listener().is_deaf
+        for _ in range(3):
+            assert listening.next() is None, "woken, to look for itself"
+        assert broker.listener().is_deaf
+    said = [record.message for record in caplog.records]
+    assert len(said) == 1
+    assert "LISTEN/NOTIFY does not arrive" in said[0]
+    assert "Set listen_url to a direct connection" in said[0]
+
+
+def test_a_connection_that_went_silent_is_replaced(
+    proxy: Proxy,
+    database: str,
+    sql: psycopg.Connection,
+    quick_test: None,
+    monkeypatch: pytest.MonkeyPatch,
+    ear: MakeEar,
+) -> None:
+    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.1)
+    # Only the listener goes through the proxy; the self-test's notification takes another way.
+    config = PostgresConfig(database_url=database, listen_url=proxy.url)
+    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+        listening = ear(broker, Channel.NEW)
+        eventually(
+            lambda: (
+                "pg_notify" in str(column(sql, "select query from pg_stat_activity where datname = current_database()"))
+            )
+        )
+        notify(sql, Channel.NEW, "heard")
+        assert listening.next() == "heard"
+        proxy.freeze()
+        assert listening.next() is None, "the silence was noticed"
+        proxy.thaw()
+        assert listening.next() is None, "listening again"
+        notify(sql, Channel.NEW, "after")
+        assert listening.next() == "after"
+
+
+def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(
+    proxy: Proxy, sql: psycopg.Connection, ear: MakeEar, database: str
+) -> None:
+    config = PostgresConfig(database_url=database, listen_url=proxy.url)
+    with PostgresBroker(config, first_listen_test_s=60) as broker:
+        done = ear(broker, Channel.DONE, "a")
+        proxy.freeze()
+        heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        broker.listener().subscribe(Channel.NEW, None, heard.put)
+        notify(sql, Channel.DONE, "a")
+        proxy.thaw()
+        assert heard.get(timeout=5) is None, "LISTEN for the second channel is in force"
+        assert done.next() == "a"
+        broker.listener().unsubscribe(Channel.NEW, None, heard.put)
+
+
+def test_a_closed_listener_leaves_no_thread_and_no_session(database: str, sql: psycopg.Connection) -> None:
+    broker = PostgresBroker(PostgresConfig(database_url=database), first_listen_test_s=0.0)
+    broker.listener()
+    eventually(lambda: column(sql, LISTENERS))
+    broker.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("horsies-")]
+    eventually(lambda: not column(sql, LISTENERS))

@@ -1,0 +1,158 @@
+"""Every statement of every `.sql` file is planned against the migrated schema; the hot ones must use their indexes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import horsies
+from horsies.db.load import load
+from horsies.db.op import Query, Statement
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim, Ending
+from horsies.tasks import release, wait
+from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_start, start
+from horsies.tasks.finish import finish
+from horsies.tasks.release import get_held
+from tests.fixtures.journey import ME, column, row
+from tests.fixtures.server import DatabaseServer
+
+SCHEMA = "horsies"
+ROOT = Path(horsies.__file__).parent
+TWINS = sorted(path for path in ROOT.rglob("*.sql") if path.with_suffix(".py").exists())
+STATEMENTS = {f"{twin.stem}.{name}": found for twin in TWINS for name, found in load(str(twin)).items()}
+
+_PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
+_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create)\b")
+_ROWS = 20_000
+
+
+def test_the_sql_files_are_found() -> None:
+    assert {"claim.claim_from_marks", "finish.finish_tasks", "turn.set_limits", "wait.get_ended"} <= STATEMENTS.keys()
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_statement_is_valid_on_the_migrated_schema(name: str, shared_sql: psycopg.Connection) -> None:
+    text = STATEMENTS[name].text.rstrip(";")
+    if _NOT_PLANNED.match(text):
+        return  # takes no plan; migrations and turns run these
+    types: dict[str, str] = {}
+    for parameter, kind in _PARAMETER.findall(text):
+        assert types.setdefault(parameter, kind) == kind, f"{parameter} is cast in two ways"
+    numbers = {parameter: f"${position}" for position, parameter in enumerate(types, 1)}
+    text = _PARAMETER.sub(lambda found: f"{numbers[found[1]]}::{found[2]}", text)
+    assert "%(" not in text, "every parameter is cast, or the server guesses its type"
+    declared = f"({', '.join(types.values())})" if types else ""
+    prepared = Statement(name, f"prepare planned {declared} as {text}")
+    shared_sql.execute(prepared.for_schema(SCHEMA).replace(b"%%", b"%"))
+    try:
+        nulls = f"({', '.join(['null'] * len(types))})" if types else ""
+        assert column(shared_sql, f"explain execute planned{nulls}")
+    finally:
+        shared_sql.execute("deallocate planned")
+
+
+@pytest.fixture(scope="module")
+def shared_sql(server: DatabaseServer) -> Iterator[psycopg.Connection]:
+    """These tests only read, so one database is enough for all of them."""
+    name = server.create(template=server.template)
+    with psycopg.connect(server.url(name), autocommit=True) as connection:
+        yield connection
+    server.drop(name)
+
+
+# -- index plans on tables that were just filled and never analysed
+
+
+@pytest.fixture(scope="module")
+def filled(server: DatabaseServer) -> Iterator[psycopg.Connection]:
+    name = server.create(template=server.template)
+    with psycopg.connect(server.url(name), autocommit=True) as connection:
+        connection.execute(
+            "create table horsies.finished_20200101 partition of horsies.finished "
+            "for values from ('2020-01-01 00:00+00') to ('2020-01-02 00:00+00')"
+        )
+        for table in column(
+            connection, "select relname from pg_class where relkind = 'r' and relname ~ '^(tasks|finished_)'"
+        ):
+            connection.execute(f"alter table horsies.{table} set (autovacuum_enabled = off)".encode())
+        connection.execute(
+            "insert into horsies.tasks (task_name, queue_name, args) "
+            "select 'add', 'default', '{}' from generate_series(1, %s)",
+            [_ROWS],
+        )
+        connection.execute(
+            "insert into horsies.finished (id, task_name, queue_name, priority, status, args, sent_at, enqueued_at, "
+            "attempts, claim_no, finished_at) select gen_random_uuid(), 'add', 'default', 100, 'COMPLETED', '{}', "
+            "now(), now(), 1, 1, now() from generate_series(1, %s)",
+            [_ROWS],
+        )
+        yield connection
+        assert row(
+            connection, "select count(*) from pg_stats where schemaname = 'horsies' and tablename = 'tasks'"
+        ) == (0,)
+    server.drop(name)
+
+
+def held(filled: psycopg.Connection) -> list[Claim]:
+    rows = filled.execute(
+        "select id::text, 1, task_name, queue_name, priority, enqueued_at, 1, '' from horsies.tasks limit 100"
+    ).fetchall()
+    return as_claims(rows)
+
+
+def plan(filled: psycopg.Connection, query: Query) -> str:
+    text = b"explain " + query.statement.for_schema(SCHEMA)
+    lines = "\n".join(line for (line,) in filled.execute(text, query.params).fetchall())
+    return re.sub(r"\{[^}]*\}", "{...}", lines)  # a hundred ids make no plan easier to read
+
+
+def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
+    claims = held(filled)
+    running = Wanted(ME, TaskStatus.RUNNING, 8, 60_000)
+    ids = [claim.id for claim in claims]
+    endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
+    return {
+        "claim_from_start": claim_from_start(running, ["default", "other"]),
+        "claim_from_marks": claim_from_marks(running, [Lane("default", 100, claims[0].enqueued_at)]),
+        "claim_one": claim_from_start(Wanted(ME, TaskStatus.RUNNING, 1, 60_000), ["default"]),
+        "claim_hundreds": claim_from_start(Wanted(ME, TaskStatus.CLAIMED, 500, 60_000), ["default"]),
+        "start_one": start(ME, claims[:1]),
+        "start_hundred": start(ME, claims),
+        "finish_one": finish(ME, endings[:1]),
+        "finish_hundred": finish(ME, endings),
+        "release_one": release.release(ME, claims[:1]),
+        "release_hundred": release.release(ME, claims),
+        "get_held": get_held(ME),
+        "get_ended": wait.SQL["get_ended"](id=ids[0], since=claims[0].enqueued_at),
+        "get_ended_unpruned": wait.SQL["get_ended_unpruned"](id=ids[0]),
+        "withdraw_finished": load(str(ROOT / "tasks" / "enqueue.py"))["withdraw_finished"](ids=ids[:1]),
+    }
+
+
+HOT = [
+    "claim_from_start", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
+    "finish_one", "finish_hundred", "release_one", "release_hundred",
+    "get_held", "get_ended", "get_ended_unpruned", "withdraw_finished",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_the_hot_statements_keep_their_index_plans_without_statistics(name: str, filled: psycopg.Connection) -> None:
+    found = plan(filled, hot(filled)[name])
+    assert not re.search(r"Seq Scan on (tasks|finished)", found), found
+    assert "Index" in found, found
+
+
+@pytest.mark.parametrize("name", ["claim_from_start", "claim_from_marks"])
+def test_a_claim_reads_in_the_order_of_service_and_sorts_nothing(name: str, filled: psycopg.Connection) -> None:
+    found = plan(filled, hot(filled)[name])
+    assert "tasks_claim_idx" in found, found
+    assert "Sort" not in found, found
+
+
+def test_waiting_looks_only_into_days_since_the_task_was_made(filled: psycopg.Connection) -> None:
+    assert "finished_20200101" not in plan(filled, hot(filled)["get_ended"])
+    assert "finished_20200101" in plan(filled, hot(filled)["get_ended_unpruned"])

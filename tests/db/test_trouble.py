@@ -1,0 +1,70 @@
+import psycopg
+import pytest
+from psycopg import errors
+from psycopg_pool import PoolTimeout
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.op import Statement, rows
+from horsies.db.trouble import Trouble, broker_error, trouble_of
+from horsies.model.config import PostgresConfig
+from horsies.model.errors import BrokerError, SchemaError
+from tests.fixtures.journey import send_new
+
+TABLE = [
+    (errors.SerializationFailure, Trouble.EXPECTED),
+    (errors.DeadlockDetected, Trouble.EXPECTED),
+    (errors.LockNotAvailable, Trouble.EXPECTED),
+    (errors.AdminShutdown, Trouble.LOST),
+    (errors.CrashShutdown, Trouble.LOST),
+    (errors.CannotConnectNow, Trouble.LOST),
+    (errors.TooManyConnections, Trouble.LOST),
+    (errors.ConnectionFailure, Trouble.LOST),
+    (errors.IdleInTransactionSessionTimeout, Trouble.LOST),
+    (errors.IdleSessionTimeout, Trouble.LOST),
+    (errors.ReadOnlySqlTransaction, Trouble.LOST),
+    (psycopg.OperationalError, Trouble.LOST),  # no SQLSTATE: the connection broke
+    (psycopg.InterfaceError, Trouble.LOST),
+    (PoolTimeout, Trouble.LOST),
+    (errors.InvalidTextRepresentation, Trouble.REFUSED),
+    (errors.UntranslatableCharacter, Trouble.REFUSED),
+    (errors.NumericValueOutOfRange, Trouble.REFUSED),
+    (errors.UndefinedTable, Trouble.UNEXPECTED),
+    (errors.InsufficientPrivilege, Trouble.UNEXPECTED),
+    (errors.UniqueViolation, Trouble.UNEXPECTED),
+    (errors.DiskFull, Trouble.UNEXPECTED),
+    (errors.QueryCanceled, Trouble.UNEXPECTED),
+    (RuntimeError, Trouble.UNEXPECTED),
+]
+
+
+@pytest.mark.parametrize(("kind", "trouble"), TABLE, ids=[kind.__name__ for kind, _ in TABLE])
+def test_what_a_database_error_means(kind: type[Exception], trouble: Trouble) -> None:
+    assert trouble_of(kind("it failed")) is trouble
+
+
+@pytest.mark.parametrize(
+    ("kind", "retryable"),
+    [(errors.DeadlockDetected, True), (psycopg.OperationalError, True), (errors.InsufficientPrivilege, False)],
+)
+def test_users_are_told_whether_trying_again_may_help(kind: type[psycopg.Error], retryable: bool) -> None:  # noqa: FBT001 - a row of a table
+    assert broker_error(kind("it failed")).retryable is retryable
+
+
+def test_an_error_never_shows_a_password() -> None:
+    text = str(broker_error(psycopg.OperationalError("cannot reach postgresql://me:hidden@host/db")))
+    assert "hidden" not in text
+    assert "host" in text
+
+
+def test_a_database_without_our_tables_is_told_how_to_get_them(empty_database: str) -> None:
+    with (
+        PostgresBroker(PostgresConfig(database_url=empty_database)) as broker,
+        pytest.raises(SchemaError, match="run `horsies migrate`"),
+    ):
+        send_new(broker)
+
+
+def test_what_cannot_be_stored_is_refused_and_not_tried_again(broker: PostgresBroker) -> None:
+    with pytest.raises(BrokerError, match="invalid input syntax for type json") as caught:
+        broker.run(lambda: rows(Statement("s", "select %(text)s::json")(text="{")))
+    assert not caught.value.retryable

@@ -1,0 +1,180 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.model.config import PostgresConfig
+from horsies.model.status import TaskStatus
+from horsies.tasks.claim import Wanted, claim_from_start
+from horsies.tasks.release import release
+from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
+
+LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
+
+Take = Callable[..., list[str]]
+
+
+@pytest.fixture(params=["from_start", "from_marks"])
+def take(request: pytest.FixtureRequest, broker: PostgresBroker) -> Take:
+    """Claims by one of the two statements; the names of what was taken."""
+
+    def from_start(limit: int = 10) -> list[str]:
+        return sorted(held.task_name for held in claim(broker, limit))
+
+    def from_marks(limit: int = 10) -> list[str]:
+        lanes = [("default", priority, LONG_AGO) for priority in (1, 100, 200)]
+        return sorted(held.task_name for held in claim_lanes(broker, lanes, limit))
+
+    return from_start if request.param == "from_start" else from_marks
+
+
+def insert(sql: psycopg.Connection, name: str, columns: str = "", values: str = "") -> None:
+    sql.execute(f"insert into horsies.tasks (task_name{columns}) values ('{name}'{values})".encode())
+
+
+# -- what is taken, in which order
+
+
+@pytest.mark.promise("W4")
+def test_priority_comes_first_then_age_then_id(sql: psycopg.Connection, take: Take) -> None:
+    rows = [
+        ("fifth", 200, 0, "1"),
+        ("fourth", 100, 2, "1"),
+        ("third", 100, 1, "3"),
+        ("second", 100, 1, "2"),
+        ("first", 1, 9, "9"),
+    ]
+    for name, priority, age, digit in rows:
+        sql.execute(
+            "insert into horsies.tasks (id, task_name, priority, enqueued_at) "
+            f"values ('{digit}0000000-0000-7000-8000-00000000000{age}', '{name}', {priority}, to_timestamp({1_000_000_000 + age}))".encode()
+        )
+    taken = [take(1) for _ in range(6)]
+    assert taken == [["first"], ["second"], ["third"], ["fourth"], ["fifth"], []]
+
+
+@pytest.mark.promise("W4")
+def test_only_what_is_due_ready_and_good_is_taken(sql: psycopg.Connection, take: Take) -> None:
+    insert(sql, "not_due", ", enqueued_at", ", now() + interval '1 hour'")
+    insert(sql, "not_ready", ", ready", ", false")
+    insert(sql, "expired", ", good_until", ", now() - interval '1 ms'")
+    insert(sql, "still_good", ", good_until", ", now() + interval '1 hour'")
+    insert(sql, "of_another_queue", ", queue_name", ", 'elsewhere'")
+    insert(sql, "running", ", status, claimed_by", f", 'RUNNING', '{OTHER}'")
+    insert(sql, "due")
+    assert take() == ["due", "still_good"]
+
+
+def test_a_claim_takes_no_more_than_it_wants(broker: PostgresBroker, sql: psycopg.Connection, take: Take) -> None:
+    send_new(broker, 20)
+    assert len(take(7)) == 7
+    assert row(sql, "select count(*) from horsies.tasks where status = 'PENDING'") == (13,)
+
+
+@pytest.mark.promise("C20")
+def test_what_the_first_queue_leaves_of_the_budget_goes_to_the_next(broker: PostgresBroker) -> None:
+    for queue_name, count in (("low", 5), ("high", 2), ("middle", 1)):
+        send(broker, *(new_task(queue_name=queue_name) for _ in range(count)))
+    taken = claim(broker, 5, queues=["high", "middle", "low"])
+    assert sorted(held.queue_name for held in taken) == ["high", "high", "low", "low", "middle"]
+
+
+@pytest.mark.promise("C20")
+def test_the_queues_are_served_in_the_order_given_whatever_their_names(broker: PostgresBroker) -> None:
+    for queue_name in ("a", "b", "c"):
+        send(broker, *(new_task(queue_name=queue_name, priority=1) for _ in range(2)))
+    assert [held.queue_name for held in claim(broker, 2, queues=["c", "a"])] == ["c", "c"]
+    assert [held.queue_name for held in claim(broker, 2, queues=["c", "a"])] == ["a", "a"]
+    assert claim(broker, 2, queues=["c", "a"]) == []
+
+
+def test_lanes_are_served_in_the_order_given(broker: PostgresBroker) -> None:
+    for queue_name, priority in (("b", 1), ("a", 1), ("a", 2)):
+        send(broker, *(new_task(queue_name=queue_name, priority=priority) for _ in range(2)))
+    taken = claim_lanes(broker, [("a", 2, LONG_AGO), ("b", 1, LONG_AGO), ("a", 1, LONG_AGO)], 3)
+    assert sorted((held.queue_name, held.priority) for held in taken) == [("a", 2), ("a", 2), ("b", 1)]
+
+
+def test_what_is_before_the_mark_is_not_looked_at(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    for age in range(5):
+        insert(sql, f"t{age}", ", enqueued_at", f", to_timestamp({1_000_000_000 + age})")
+    mark = datetime.fromtimestamp(1_000_000_002, UTC)
+    taken = claim_lanes(broker, [("default", 100, mark)])
+    assert sorted(held.task_name for held in taken) == ["t2", "t3", "t4"]
+    assert [held.task_name for held in claim_lanes(broker, [("default", 100, mark - timedelta(seconds=1))])] == ["t1"]
+    assert [held.task_name for held in claim(broker)] == ["t0"], "a claim from the start finds it"
+
+
+# -- what a claim is
+
+
+def test_a_claim_into_a_free_slot_is_running_at_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sent = new_task("resize", priority=7, args='{"n": 1}')
+    send(broker, sent)
+    (held,) = claim(broker)
+    assert (held.id, held.claim_no, held.task_name, held.queue_name) == (sent.id, 1, "resize", "default")
+    assert (held.priority, held.attempt, held.args) == (7, 1, '{"n": 1}')
+    assert row(
+        sql,
+        "select status, claimed_by::text, lease_until, started_at = claimed_at, enqueued_at from horsies.tasks",
+    ) == ("RUNNING", ME, None, True, held.enqueued_at)
+
+
+@pytest.mark.promise("C14")
+def test_a_claim_into_the_buffer_has_a_lease_and_has_not_started(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    claim(broker, status=TaskStatus.CLAIMED, lease_ms=2_500)
+    lease = "extract(milliseconds from lease_until - claimed_at)::integer"
+    assert row(sql, f"select status, {lease}, started_at from horsies.tasks") == ("CLAIMED", 2500, None)
+
+
+def test_the_claim_number_rises_with_every_claim_and_is_never_reset(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    for expected in (1, 2, 3):
+        (held,) = claim(broker, worker=ME if expected % 2 else OTHER)
+        assert (held.claim_no, held.attempt) == (expected, 1), "released claims are not attempts"
+        do(broker, release(ME if expected % 2 else OTHER, [held]))
+    assert row(sql, "select claim_no, attempts from horsies.tasks") == (3, 0)
+
+
+# -- together with others
+
+
+@pytest.mark.promise("W4", "W14")
+def test_a_row_that_another_holds_locked_is_passed_over_without_waiting(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    first, second = send_new(broker, 2)
+    with psycopg.connect(database) as winner:
+        query = claim_from_start(Wanted(OTHER, TaskStatus.RUNNING, 1, 0), ["default"])
+        winner.execute(query.statement.for_schema("horsies"), query.params)  # no COMMIT yet: the row is locked
+        assert [held.id for held in claim(broker)] == [second.id]
+        winner.rollback()
+    assert [held.id for held in claim(broker)] == [first.id], "the winner gave up, so it is there again"
+
+
+@pytest.mark.promise("W4", "W14")
+def test_no_row_is_ever_given_to_two_claimers(database: str, sql: psycopg.Connection) -> None:
+    claimers, count = 8, 400
+    config = PostgresConfig(database_url=database, pool_max_size=claimers)
+    with PostgresBroker(config) as broker, ThreadPoolExecutor(claimers) as threads:
+        sent = send_new(broker, count)
+
+        def take_all(worker: str) -> list[str]:
+            taken: list[str] = []
+            while found := claim(broker, 3, worker=worker):
+                taken += [held.id for held in found]
+            return taken
+
+        workers = [f"00000000-0000-4000-8000-00000000000{number}" for number in range(claimers)]
+        shares = [result.result() for result in [threads.submit(partial(take_all, worker)) for worker in workers]]
+    assert sorted(task_id for share in shares for task_id in share) == [task.id for task in sent]
+    assert row(sql, "select max(claim_no), count(*) from horsies.tasks where status = 'RUNNING'") == (1, count)

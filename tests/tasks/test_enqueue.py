@@ -1,0 +1,200 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.op import Op
+from horsies.model.errors import BrokerError
+from horsies.model.task import NewTask
+from horsies.tasks.enqueue import enqueue, enqueue_again
+from horsies.tasks.finish import finish
+from tests.fixtures.eventually import wait_until_blocked
+from tests.fixtures.journey import ME, claim, column, completed, do, new_task, row, send, send_new
+from tests.fixtures.planting import Plant
+
+
+def send_safely(broker: PostgresBroker, tasks: list[NewTask], before_again: Callable[[], object] | None = None) -> None:
+    """As `Task.send` does it. `before_again` happens between a first send of unknown outcome and its repetition."""
+
+    def again() -> Op[None]:
+        if before_again:
+            before_again()
+        return enqueue_again(tasks)
+
+    broker.run(partial(enqueue, tasks), again=again)
+
+
+def listen_to_new(sql: psycopg.Connection) -> None:
+    sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
+
+
+def heard(sql: psycopg.Connection) -> list[str]:
+    """What was notified so far: a notification of our own marks the end."""
+    sql.execute("select pg_notify(%s, 'end')", [Channel.NEW.name_in("horsies")])
+    payloads: list[str] = []
+    for notification in sql.notifies(timeout=5.0):
+        if notification.payload == "end":
+            return payloads
+        payloads.append(notification.payload)
+    raise AssertionError("the end was never heard")
+
+
+@pytest.mark.promise("A3")
+def test_a_task_becomes_a_pending_row(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sent = new_task("resize", queue_name="media", priority=7, args='{"text": "\\u0000 \\"é"}')
+    send(broker, sent)
+    found = row(
+        sql,
+        "select id::text, task_name, queue_name, priority, args::text, status, ready, attempts, claim_no, claimed_by, "
+        "enqueued_at = sent_at, now() - sent_at < interval '1 minute' from horsies.tasks",
+    )
+    assert found[:5] == (sent.id, "resize", "media", 7, '{"text": "\\u0000 \\"é"}')
+    assert found[5:] == ("PENDING", True, 0, 0, None, True, True)
+
+
+def test_many_are_claimed_in_the_order_they_were_sent(broker: PostgresBroker) -> None:
+    tasks = send_new(broker, 500)
+    found = [claim(broker, 1)[0].id for _ in range(5)] + [held.id for held in claim(broker, 500)]
+    assert found == [task.id for task in tasks]
+
+
+def test_all_or_none_of_them_are_sent(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    with pytest.raises(BrokerError, match="invalid input syntax for type json"):
+        send(broker, new_task(), new_task(args="{"), new_task())
+    assert row(sql, "select count(*) from horsies.tasks") == (0,)
+
+
+def test_an_id_that_exists_is_not_sent_again(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    (sent,) = send_new(broker)
+    with pytest.raises(BrokerError, match="tasks_pkey"):
+        send(broker, new_task(), sent)
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+# -- notifications
+
+
+@pytest.mark.promise("A7")
+def test_a_hand_written_insert_wakes_workers(sql: psycopg.Connection) -> None:
+    listen_to_new(sql)
+    sql.execute("insert into horsies.tasks (task_name, enqueued_at) values ('add', '2001-02-03 04:05:06.000007+00')")
+    assert heard(sql) == ["100 981173106000007 default"]
+
+
+@pytest.mark.promise("A7")
+def test_one_statement_notifies_once_for_each_queue_and_priority_naming_the_oldest(sql: psycopg.Connection) -> None:
+    listen_to_new(sql)
+    sql.execute(
+        "insert into horsies.tasks (task_name, queue_name, priority, enqueued_at) "
+        "select 'add', queue, priority, to_timestamp(1000 + n) "
+        "from generate_series(1, 300) as n, unnest(array['a', 'b c']) as queue, unnest(array[1, 2]) as priority"
+    )
+    assert sorted(heard(sql)) == ["1 1001000000 a", "1 1001000000 b c", "2 1001000000 a", "2 1001000000 b c"]
+
+
+def test_an_insert_of_nothing_notifies_nobody(sql: psycopg.Connection) -> None:
+    listen_to_new(sql)
+    sql.execute("insert into horsies.tasks (task_name) select 'add' where false")
+    assert heard(sql) == []
+
+
+def test_a_send_that_is_rolled_back_notifies_nobody(database: str, sql: psycopg.Connection) -> None:
+    listen_to_new(sql)
+    with psycopg.connect(database) as connection:
+        connection.execute("insert into horsies.tasks (task_name) values ('add')")
+        connection.rollback()
+    assert heard(sql) == []
+
+
+# -- a send whose outcome is unknown
+
+
+def test_a_send_that_never_arrived_is_sent_again(
+    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    tasks = [new_task(), new_task()]
+    faults("enqueue_tasks", "before", "drop")
+    send_safely(broker, tasks)
+    assert column(sql, "select id::text from horsies.tasks order by id") == [task.id for task in tasks]
+
+
+def test_a_send_whose_answer_was_lost_is_not_doubled(
+    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    tasks = [new_task(), new_task()]
+    faults("enqueue_tasks", "after", "drop")
+    send_safely(broker, tasks)
+    assert column(sql, "select id::text from horsies.tasks order by id") == [task.id for task in tasks]
+
+
+def test_a_send_whose_answer_was_lost_twice_is_not_doubled(
+    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    faults("enqueue_tasks", "after", "drop")
+    faults("enqueue_tasks_again", "after", "drop")
+    send_safely(broker, [new_task()])
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+async def test_an_async_send_whose_answer_was_lost_is_not_doubled(
+    async_broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    tasks = [new_task()]
+    faults("enqueue_tasks", "after", "drop")
+    await async_broker.run_async(partial(enqueue, tasks), again=partial(enqueue_again, tasks))
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+def test_a_lost_send_that_was_already_claimed_stays_claimed(
+    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    faults("enqueue_tasks", "after", "drop")
+    send_safely(broker, [new_task()], before_again=lambda: claim(broker))
+    assert row(sql, "select status, claim_no, claimed_by::text from horsies.tasks") == ("RUNNING", 1, ME)
+
+
+def test_a_lost_send_that_has_already_finished_does_not_run_again(
+    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    finished, pending = new_task(), new_task()
+
+    def run_the_first() -> None:
+        (held,) = claim(broker, 1)
+        do(broker, finish(ME, [completed(held)]))
+
+    faults("enqueue_tasks", "after", "drop")
+    send_safely(broker, [finished, pending], before_again=run_the_first)
+    assert column(sql, "select id::text from horsies.finished") == [finished.id]
+    assert column(sql, "select id::text from horsies.tasks") == [pending.id]
+
+
+def test_a_lost_send_that_is_just_being_finished_does_not_run_again(
+    broker: PostgresBroker, database: str, faults: Plant, sql: psycopg.Connection
+) -> None:
+    with psycopg.connect(database) as finisher, ThreadPoolExecutor(1) as thread:
+
+        def begin_to_finish() -> None:
+            (held,) = claim(broker)
+            query = finish(ME, [completed(held)])
+            finisher.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
+
+        faults("enqueue_tasks", "after", "drop")
+        sending = thread.submit(send_safely, broker, [new_task()], begin_to_finish)
+        wait_until_blocked(sql, on=finisher)
+        finisher.commit()
+        sending.result()
+    assert row(sql, "select count(*) from horsies.tasks") == (0,)
+    assert row(sql, "select count(*) from horsies.finished") == (1,)
+
+
+def test_an_error_that_is_no_lost_connection_is_not_answered_by_another_send(
+    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
+) -> None:
+    faults("enqueue_tasks", "after", "error")
+    with pytest.raises(BrokerError, match="planted fault"):
+        send_safely(broker, [new_task()])
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)

@@ -1,0 +1,226 @@
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.op import Query
+from horsies.model.status import TaskStatus
+from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.release import release
+from tests.fixtures.eventually import wait_until_blocked
+from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, row, send, send_new
+
+
+def execute(connection: psycopg.Connection, query: Query) -> list[str]:
+    """On a connection of the test's own, whose transaction stays open."""
+    cursor = connection.execute(query.statement.for_schema("horsies"), query.params)
+    return [task_id for (task_id,) in cursor.fetchall()]
+
+
+def ended(broker: PostgresBroker, query: Query) -> list[str]:
+    (rows,) = do(broker, query)
+    return sorted(task_id for (task_id,) in rows)
+
+
+@pytest.mark.promise("W7")
+def test_a_completed_task_moves_to_the_finished_ones_whole(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send(broker, new_task("resize", queue_name="default", priority=7, args='{"n": 1}'))
+    columns = "id, task_name, queue_name, priority, args::text, sent_at, enqueued_at, good_until"
+    before = row(sql, f"select {columns} from horsies.tasks")
+    (held,) = claim(broker)
+    assert ended(broker, finish(ME, [completed(held, '{"width": "\\u0000"}')])) == [held.id]
+    assert column(sql, "select id from horsies.tasks") == []
+    assert row(sql, f"select {columns} from horsies.finished") == before
+    assert row(
+        sql,
+        "select status, result::text, error_code, error, attempts, claim_no, claimed_by::text, "
+        "finished_at >= started_at and now() - finished_at < interval '1 minute' from horsies.finished",
+    ) == ("COMPLETED", '{"width": "\\u0000"}', None, None, 1, 1, ME, True)
+
+
+@pytest.mark.promise("W7")
+def test_a_failed_task_keeps_its_code_and_its_error(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    do(broker, finish(ME, [failed(held, "CARD_DECLINED", '{"error_code": "CARD_DECLINED"}')]))
+    assert row(sql, "select status, result, error_code, error::text from horsies.finished") == (
+        "FAILED",
+        None,
+        "CARD_DECLINED",
+        '{"error_code": "CARD_DECLINED"}',
+    )
+
+
+def test_a_batch_is_one_statement(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker, 20)
+    claims = claim(broker, 20)
+    endings = [completed(held, str(number)) if number % 2 else failed(held) for number, held in enumerate(claims)]
+    assert ended(broker, finish(ME, list(reversed(endings)))) == [held.id for held in claims]
+    found = sql.execute("select id::text, status, result::text from horsies.finished order by id").fetchall()
+    assert found == [(ending.id, ending.status.value, ending.result) for ending in endings]
+
+
+# -- the fence
+
+
+def test_a_late_finisher_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    """Its claim was taken from it, and the task belongs to another by now."""
+    send_new(broker)
+    (late,) = claim(broker, worker=ME)
+    do(broker, release(ME, [late]))
+    (held,) = claim(broker, worker=OTHER)
+    assert ended(broker, finish(ME, [completed(late, '"late"')])) == []
+    assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", OTHER)
+    assert ended(broker, finish(OTHER, [completed(held, '"in time"')])) == [held.id]
+    assert row(sql, "select result::text from horsies.finished") == ('"in time"',)
+
+
+def test_an_earlier_claim_of_the_same_worker_is_not_this_claim(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    (first,) = claim(broker)
+    do(broker, release(ME, [first]))
+    (second,) = claim(broker)
+    assert ended(broker, finish(ME, [completed(first)])) == []
+    assert ended(broker, finish(ME, [completed(second)])) == [second.id]
+
+
+def test_another_incarnation_cannot_end_what_is_not_its_own(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    assert ended(broker, finish(OTHER, [completed(held)])) == []
+    assert row(sql, "select count(*) from horsies.finished") == (0,)
+
+
+def test_an_ending_written_twice_is_written_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    assert ended(broker, finish(ME, [completed(held)])) == [held.id]
+    assert ended(broker, finish(ME, [completed(held)])) == []
+    assert row(sql, "select count(*) from horsies.finished") == (1,)
+
+
+def test_what_is_not_ours_does_not_hold_up_the_rest_of_the_batch(broker: PostgresBroker) -> None:
+    send_new(broker, 3)
+    mine = claim(broker, 2, worker=ME)
+    (theirs,) = claim(broker, 1, worker=OTHER)
+    stale = replace(mine[0], claim_no=mine[0].claim_no + 1)
+    assert ended(broker, finish(ME, [completed(stale), completed(mine[1]), completed(theirs)])) == [mine[1].id]
+
+
+def test_of_two_finishers_the_one_who_waits_for_the_others_lock_changes_nothing(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    with psycopg.connect(database) as winner, ThreadPoolExecutor(1) as thread:
+        assert execute(winner, finish(ME, [completed(held, '"winner"')])) == [held.id]
+        loser = thread.submit(ended, broker, finish(ME, [completed(held, '"loser"')]))
+        wait_until_blocked(sql, on=winner)
+        winner.commit()
+        assert loser.result() == []
+    assert column(sql, "select result::text from horsies.finished") == ['"winner"']
+
+
+def test_the_one_who_waits_wins_when_the_other_gives_up(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    with psycopg.connect(database) as first, ThreadPoolExecutor(1) as thread:
+        execute(first, finish(ME, [completed(held, '"first"')]))
+        second = thread.submit(ended, broker, finish(ME, [completed(held, '"second"')]))
+        wait_until_blocked(sql, on=first)
+        first.rollback()
+        assert second.result() == [held.id]
+    assert column(sql, "select result::text from horsies.finished") == ['"second"']
+
+
+def test_a_finisher_who_waits_for_a_release_finds_its_claim_gone(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    with psycopg.connect(database) as releaser, ThreadPoolExecutor(1) as thread:
+        assert execute(releaser, release(ME, [held])) == [held.id]
+        finisher = thread.submit(ended, broker, finish(ME, [completed(held)]))
+        wait_until_blocked(sql, on=releaser)
+        releaser.commit()
+        assert finisher.result() == []
+    assert row(sql, "select status, attempts from horsies.tasks") == ("PENDING", 0)
+    assert row(sql, "select count(*) from horsies.finished") == (0,)
+
+
+def test_two_batches_in_opposite_order_do_not_deadlock(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    send_new(broker, 20)
+    claims = claim(broker, 20)
+    with psycopg.connect(database) as first, ThreadPoolExecutor(1) as thread:
+        execute(first, finish(ME, [completed(held) for held in claims[10:]]))
+        second = thread.submit(ended, broker, finish(ME, [completed(held) for held in reversed(claims)]))
+        wait_until_blocked(sql, on=first)
+        # The second holds the locks of the lower ids now. Asking for them in turn would close the circle, had it taken
+        # the higher ones first.
+        first.commit()
+        assert second.result() == [held.id for held in claims[:10]]
+    assert row(sql, "select count(*) from horsies.finished") == (20,)
+
+
+# -- telling the waiters
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, True), (200, True), (201, False)])
+def test_up_to_200_ids_are_named_and_beyond_everyone_looks(sql: psycopg.Connection, count: int, named: bool) -> None:  # noqa: FBT001 - a row of a table
+    ids = [new_task().id for _ in range(count)]
+    query = notify_done(ids)
+    sql.execute(f'listen "{Channel.DONE.name_in("horsies")}"'.encode())
+    sql.execute(query.statement.for_schema("horsies"), query.params)
+    (heard,) = sql.notifies(timeout=5.0, stop_after=1)
+    assert heard.payload == (" ".join(ids) if named else "*")
+    assert len(heard.payload.encode()) < 8_000
+
+
+# -- release
+
+
+def test_a_release_puts_the_task_back_as_if_nobody_had_claimed_it(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    columns = "status, claimed_by, claimed_at, lease_until, started_at, enqueued_at, attempts, ready"
+    before = row(sql, f"select {columns} from horsies.tasks")
+    (held,) = claim(broker, status=TaskStatus.CLAIMED)
+    assert ended(broker, release(ME, [held])) == [held.id]
+    assert row(sql, f"select {columns} from horsies.tasks") == before
+
+
+def test_a_late_release_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    (late,) = claim(broker, worker=ME)
+    do(broker, release(ME, [late]))
+    claim(broker, worker=OTHER)
+    assert ended(broker, release(ME, [late])) == []
+    assert ended(broker, release(OTHER, [late])) == [], "another claim number"
+    assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", OTHER)
+
+
+# -- both as one
+
+
+@pytest.mark.promise("A2")
+def test_one_view_shows_live_and_finished_tasks(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    first, second, third = send_new(broker, 3)
+    (held,) = claim(broker, 1)
+    do(broker, finish(ME, [completed(held)]))
+    claim(broker, 1)
+    found = sql.execute(
+        "select id::text, status, result::text, finished_at is not null from horsies.all_tasks order by id"
+    )
+    assert found.fetchall() == [
+        (first.id, "COMPLETED", "1", True),
+        (second.id, "RUNNING", None, False),
+        (third.id, "PENDING", None, False),
+    ]

@@ -1,0 +1,101 @@
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim
+from horsies.tasks.claim import start
+from horsies.tasks.finish import finish
+from horsies.tasks.release import get_held, notify_new, release
+from tests.fixtures.journey import ME, OTHER, claim, completed, do, new_task, row, send, send_new
+
+
+def buffer(broker: PostgresBroker, count: int = 1) -> list[Claim]:
+    send_new(broker, count)
+    return claim(broker, count, status=TaskStatus.CLAIMED)
+
+
+def started(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> list[str]:
+    (rows,) = do(broker, start(worker, claims))
+    return sorted(task_id for (task_id,) in rows)
+
+
+def test_buffered_claims_start_together(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    claims = buffer(broker, 5)
+    assert started(broker, claims) == [held.id for held in claims]
+    assert row(
+        sql,
+        "select count(*) from horsies.tasks where status = 'RUNNING' and started_at >= claimed_at and lease_until is null",
+    ) == (5,)
+
+
+@pytest.mark.promise("C14")
+def test_a_claim_whose_lease_ran_out_does_not_start(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    claims = buffer(broker, 2)
+    sql.execute("update horsies.tasks set lease_until = now() - interval '1 ms' where id = %s", [claims[0].id])
+    assert started(broker, claims) == [claims[1].id]
+
+
+@pytest.mark.promise("W5")
+def test_a_task_whose_time_passed_in_the_buffer_does_not_start(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    claims = buffer(broker, 2)
+    sql.execute("update horsies.tasks set good_until = now() - interval '1 ms' where id = %s", [claims[0].id])
+    assert started(broker, claims) == [claims[1].id]
+
+
+def test_a_claim_that_was_taken_away_does_not_start(broker: PostgresBroker) -> None:
+    claims = buffer(broker)
+    do(broker, release(ME, claims))
+    again = claim(broker, worker=OTHER, status=TaskStatus.CLAIMED)
+    assert started(broker, claims, ME) == []
+    assert started(broker, claims, OTHER) == [], "another claim number"
+    assert started(broker, again, OTHER) == [claims[0].id]
+
+
+def test_a_task_starts_once(broker: PostgresBroker) -> None:
+    claims = buffer(broker)
+    assert len(started(broker, claims)) == 1
+    assert started(broker, claims) == []
+
+
+def test_a_started_claim_ends_under_the_same_number(broker: PostgresBroker) -> None:
+    claims = buffer(broker)
+    started(broker, claims)
+    assert do(broker, finish(ME, [completed(claims[0])])) == [[(claims[0].id,)]]
+
+
+# -- what a worker holds, and what it gives back
+
+
+def test_a_worker_can_ask_what_it_holds(broker: PostgresBroker) -> None:
+    send_new(broker, 4)
+    mine = claim(broker, 1) + claim(broker, 1, status=TaskStatus.CLAIMED)
+    claim(broker, 1, worker=OTHER)
+    (rows,) = do(broker, get_held(ME))
+    assert sorted((row[0], row[1]) for row in rows) == [(held.id, held.claim_no) for held in mine]
+
+
+def test_what_is_given_back_wakes_workers_once_per_queue_and_priority(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    sql.execute(
+        "insert into horsies.tasks (task_name, queue_name, priority, enqueued_at) "
+        "select 'add', queue, priority, to_timestamp(1000 + n) "
+        "from generate_series(1, 3) as n, unnest(array['a', 'b']) as queue, unnest(array[1, 2]) as priority"
+    )
+    claims = claim(broker, 100, queues=["a", "b"])
+    assert len(claims) == 12
+    sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
+    do(broker, release(ME, claims), *notify_new(claims))
+    heard = [notification.payload for notification in sql.notifies(timeout=5.0, stop_after=4)]
+    assert sorted(heard) == ["1 1001000000 a", "1 1001000000 b", "2 1001000000 a", "2 1001000000 b"]
+
+
+def test_the_notification_is_the_same_as_that_of_the_insert(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
+    send(broker, new_task(queue_name="odd:queue.name", priority=3))
+    (held,) = claim(broker, queues=["odd:queue.name"])
+    do(broker, release(ME, [held]), *notify_new([held]))
+    inserted, released = [notification.payload for notification in sql.notifies(timeout=5.0, stop_after=2)]
+    assert inserted == released

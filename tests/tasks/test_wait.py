@@ -1,0 +1,275 @@
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies.db import listen
+from horsies.db.broker import PostgresBroker
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.status import TaskStatus
+from horsies.model.task import Ended, NewTask
+from horsies.tasks import wait
+from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.ids import new_task_id
+from horsies.tasks.wait import NotEnded, wait_until_ended
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import ME, claim, column, completed, do, failed, new_task, row, send, send_new
+from tests.fixtures.planting import Plant
+from tests.fixtures.proxies import Proxy
+
+QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)
+READS = (
+    "select count(*) from pg_stat_activity where datname = current_database() "
+    "and application_name = 'horsies producer' and query like 'select status%%'"
+)
+LISTENERS = (
+    "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
+)
+
+
+@pytest.fixture
+def threads() -> Generator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def other(database: str) -> Generator[PostgresBroker]:
+    """Another process, as far as the database can tell: it works and notifies, and waits for nothing."""
+    with PostgresBroker(PostgresConfig(database_url=database)) as made:
+        yield made
+
+
+def wait_for(broker: PostgresBroker, task_id: str, timeout_s: float | None = None) -> Ended | NotEnded:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    verb = partial(wait_until_ended, task_id, deadline)
+    return broker.run(verb, again=verb)
+
+
+def run_all(broker: PostgresBroker) -> list[str]:
+    """Claim and complete whatever there is, unannounced."""
+    claims = claim(broker, 1_000)
+    do(broker, finish(ME, [completed(held, '"done"') for held in claims]))
+    return [held.id for held in claims]
+
+
+def begin_to_wait(
+    threads: ThreadPoolExecutor, broker: PostgresBroker, task: NewTask, sql: psycopg.Connection
+) -> "Future[Ended | NotEnded]":
+    """Returns when the waiter has looked for the first time and found nothing."""
+    waiting = threads.submit(wait_for, broker, task.id, 20.0)
+    eventually(lambda: row(sql, READS)[0], what="the first read")
+    return waiting
+
+
+# -- before, during, never
+
+
+@pytest.mark.promise("A4")
+def test_a_result_that_is_there_already_is_read_at_once(broker: PostgresBroker) -> None:
+    (sent,) = send_new(broker)
+    run_all(broker)
+    assert wait_for(broker, sent.id) == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+
+
+@pytest.mark.promise("A4")
+def test_a_waiter_is_woken_by_the_notification(
+    broker: PostgresBroker,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 60.0)  # only a notification can wake it
+    (sent,) = send_new(other)
+    waiting = begin_to_wait(threads, broker, sent, sql)
+    do(other, notify_done(run_all(other)))
+    assert waiting.result(10.0) == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+
+
+async def test_a_waiting_coroutine_is_woken_by_the_notification(
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    (sent,) = send_new(other)
+    waiting = asyncio.ensure_future(async_broker.run_async(partial(wait_until_ended, sent.id, None)))
+    while not row(sql, READS)[0]:  # noqa: ASYNC110 - the database gives no signal of its own
+        await asyncio.sleep(0.01)
+    do(other, notify_done(run_all(other)))
+    async with asyncio.timeout(10):
+        assert await waiting == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+
+
+@pytest.mark.promise("A4")
+def test_a_lost_notification_costs_one_poll(
+    broker: PostgresBroker,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 0.3)
+    (sent,) = send_new(other)
+    waiting = begin_to_wait(threads, broker, sent, sql)
+    run_all(other)  # and nobody is told
+    assert isinstance(waiting.result(5.0), Ended)
+
+
+def test_a_wait_that_runs_out_says_that_the_task_is_alive(broker: PostgresBroker) -> None:
+    (sent,) = send_new(broker)
+    began = time.monotonic()
+    assert wait_for(broker, sent.id, 0.2) is NotEnded.LIVE
+    assert 0.2 <= time.monotonic() - began < 2.0
+    claim(broker)
+    assert wait_for(broker, sent.id, 0.0) is NotEnded.LIVE
+
+
+def test_an_unknown_id_is_unknown_when_the_time_is_over(broker: PostgresBroker) -> None:
+    assert wait_for(broker, new_task_id(), 0.1) is NotEnded.UNKNOWN
+
+
+def test_a_task_that_is_sent_while_it_is_waited_for_is_found(
+    broker: PostgresBroker, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
+) -> None:
+    task = new_task()
+    waiting = begin_to_wait(threads, broker, task, sql)
+    send(other, task)
+    do(other, notify_done(run_all(other)))
+    assert isinstance(waiting.result(10.0), Ended)
+
+
+def test_a_failure_is_read_with_its_error(broker: PostgresBroker) -> None:
+    (sent,) = send_new(broker)
+    (held,) = claim(broker)
+    do(broker, finish(ME, [failed(held, error='{"error_code": "BROKEN"}')]))
+    assert wait_for(broker, sent.id) == Ended(sent.id, TaskStatus.FAILED, None, '{"error_code": "BROKEN"}')
+
+
+@pytest.mark.parametrize(
+    "task_id",
+    [
+        "d48151dd-5865-42cb-8499-eb70dd9d29d0",
+        "ffffffff-ffff-7fff-bfff-ffffffffffff",
+        "00000000-0000-0000-0000-000000000000",
+    ],
+)
+def test_an_id_that_was_not_made_by_us_is_found_too(
+    task_id: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send(broker, new_task(task_id=task_id))
+    assert wait_for(broker, task_id, 0.0) is NotEnded.LIVE
+    run_all(broker)
+    sql.execute("update horsies.finished set finished_at = '2001-01-01'")
+    assert isinstance(wait_for(broker, task_id), Ended)
+
+
+# -- many
+
+
+def test_200_waiting_threads_use_one_listen_connection(
+    broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    sent = send_new(other, 200)
+    outcomes: list[Ended | NotEnded] = []
+
+    def wait_and_note(task: NewTask) -> None:
+        outcomes.append(wait_for(broker, task.id))
+
+    waiters = [threading.Thread(target=wait_and_note, args=[task]) for task in sent]
+    for waiter in waiters:
+        waiter.start()
+    try:
+        eventually(lambda: row(sql, READS)[0])
+        assert len(column(sql, LISTENERS)) == 1
+        do(other, notify_done(run_all(other)))
+    finally:
+        for waiter in waiters:
+            waiter.join(20.0)
+    assert sorted(found.id for found in outcomes if isinstance(found, Ended)) == [task.id for task in sent]
+    assert len(column(sql, LISTENERS)) == 1
+
+
+def test_everyone_looks_when_too_many_have_ended_to_name_them(
+    broker: PostgresBroker,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    first, *_ = send_new(other, 201)
+    waiting = begin_to_wait(threads, broker, first, sql)
+    do(other, notify_done(run_all(other)))
+    assert isinstance(waiting.result(10.0), Ended)
+
+
+# -- trouble
+
+
+def test_a_deaf_waiter_polls_instead_and_says_so_once(
+    database: str,
+    empty_database: str,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.2)
+    # NOTIFY does not cross databases, so this listener hears nothing, as behind a transaction pooler.
+    config = PostgresConfig(database_url=database, listen_url=empty_database)
+    with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:
+        (sent,) = send_new(other)
+        waiting = begin_to_wait(threads, broker, sent, sql)
+        do(other, notify_done(run_all(other)))
+        assert isinstance(waiting.result(10.0), Ended)
+    said = [record.name for record in caplog.records if record.name.startswith("horsies")]
+    assert said == ["horsies.listen"]
+
+
+def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
+    database: str,
+    proxy: Proxy,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    config = PostgresConfig(database_url=database, listen_url=proxy.url)
+    with PostgresBroker(config, resilience=QUICK) as broker:
+        (sent,) = send_new(other)
+        waiting = begin_to_wait(threads, broker, sent, sql)
+        proxy.cut()
+        eventually(lambda: broker.listener().is_deaf)
+        do(other, notify_done(run_all(other)))
+        assert isinstance(waiting.result(10.0), Ended)
+
+
+def test_a_waiter_outlives_an_outage_of_the_whole_database(
+    proxy: Proxy, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
+) -> None:
+    config = PostgresConfig(database_url=proxy.url, connect_timeout_s=5)
+    with PostgresBroker(config, resilience=QUICK) as broker:
+        (sent,) = send_new(other)
+        waiting = begin_to_wait(threads, broker, sent, sql)
+        proxy.cut()
+        eventually(lambda: broker.listener().is_deaf)
+        proxy.heal()
+        do(other, notify_done(run_all(other)))
+        assert isinstance(waiting.result(15.0), Ended)
+
+
+def test_an_answer_lost_while_reading_is_asked_for_again(broker: PostgresBroker, faults: Plant) -> None:
+    (sent,) = send_new(broker)
+    run_all(broker)
+    faults("get_ended", "after", "drop")
+    assert isinstance(wait_for(broker, sent.id), Ended)

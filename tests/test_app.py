@@ -1,0 +1,343 @@
+import asyncio
+import inspect
+import time
+import warnings
+from typing import Any
+
+import pytest
+
+from horsies import (
+    AppConfig,
+    AsyncTask,
+    BlockingCallError,
+    BrokerError,
+    CustomQueueConfig,
+    Horsies,
+    HorsiesError,
+    PayloadError,
+    PostgresConfig,
+    QueueMode,
+    SendSuppressed,
+    Task,
+    TaskDefinitionError,
+    TaskError,
+    TaskHandle,
+    TaskResult,
+)
+from horsies.tasks.suppress import suppress_sends
+from tests.fixtures.workers import StartWorker
+from tests.worker.steps import PATIENCE_MS, begun
+
+
+@pytest.fixture
+def app() -> Horsies:
+    return Horsies()
+
+
+def custom(*names: str) -> Horsies:
+    queues = [CustomQueueConfig(name=name) for name in names]
+    return Horsies(AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=queues))
+
+
+def good(value: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=value)
+
+
+# -- decoration
+
+
+@pytest.mark.promise("A5")
+def test_a_function_that_does_not_return_a_task_result_is_refused_when_it_is_decorated(app: Horsies) -> None:
+    def bare(value: int) -> int:
+        return value
+
+    with pytest.raises(TaskDefinitionError, match=r"bare.* returns int.*TaskResult\[T, TaskError\]"):
+        app.task("bare")(bare)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert not app.tasks
+
+
+@pytest.mark.promise("A5")
+@pytest.mark.parametrize("returned", [None, "nothing", TaskResult, TaskResult[int, Any], list[int], dict])
+def test_every_other_return_annotation_is_refused(app: Horsies, returned: object) -> None:
+    def wrong() -> Any: ...
+
+    if returned == "nothing":
+        del wrong.__annotations__["return"]
+    else:
+        wrong.__annotations__["return"] = returned
+    with pytest.raises(TaskDefinitionError, match="TaskResult"):
+        app.task("wrong")(wrong)
+
+
+@pytest.mark.promise("A5")
+def test_a_parameter_that_cannot_be_encoded_is_refused_when_it_is_decorated(app: Horsies) -> None:
+    def takes_a_lock(lock: "asyncio.Lock") -> TaskResult[int, TaskError]: ...
+
+    with pytest.raises(TaskDefinitionError, match="parameter 'lock'"):
+        app.task("takes_a_lock")(takes_a_lock)
+
+
+def test_a_task_needs_a_name_and_the_error_shows_how(app: Horsies) -> None:
+    bare: Any = app.task
+    with pytest.raises(TaskDefinitionError, match=r'write @app\.task\("'):
+
+        @bare
+        def forgot_the_call() -> TaskResult[int, TaskError]: ...
+
+
+@pytest.mark.parametrize("name", ["", None, 7])
+def test_a_name_is_a_text_with_something_in_it(app: Horsies, name: Any) -> None:
+    with pytest.raises(TaskDefinitionError, match="explicit name"):
+        app.task(name)(good)
+
+
+def test_two_tasks_of_one_name_are_refused_naming_both(app: Horsies) -> None:
+    app.task("same")(good)
+
+    def other() -> TaskResult[int, TaskError]: ...
+
+    with pytest.raises(TaskDefinitionError, match=r"'same'.*test_app\.good.*other.*rename"):
+        app.task("same")(other)
+    assert app.tasks["same"].function is good
+
+
+def test_the_registry_is_for_looking_at(app: Horsies) -> None:
+    task = app.task("good")(good)
+    assert dict(app.tasks) == {"good": task}
+    with pytest.raises(TypeError):
+        app.tasks["more"] = task  # type: ignore[index]
+
+
+def test_a_task_looks_like_its_function(app: Horsies) -> None:
+    @app.task("documented")
+    def documented(value: int, *, twice: bool = False) -> TaskResult[int, TaskError]:
+        """Says what it does."""
+        return TaskResult(ok=value * (2 if twice else 1))
+
+    assert documented.__name__ == "documented"
+    assert documented.__doc__ == "Says what it does."
+    assert list(inspect.signature(documented).parameters) == ["value", "twice"]
+    assert "documented" in repr(documented)
+
+
+# -- queues
+
+
+@pytest.mark.promise("C9")
+def test_in_default_mode_a_queue_name_is_refused(app: Horsies) -> None:
+    with pytest.raises(TaskDefinitionError, match=r"'media'.*only the default queue.*QueueMode\.CUSTOM"):
+        app.task("good", queue_name="media")(good)
+    assert app.task("good")(good).queue_name == "default"
+
+
+@pytest.mark.promise("C9")
+def test_in_custom_mode_a_queue_name_is_required_and_must_exist() -> None:
+    app = custom("media", "mail")
+    with pytest.raises(TaskDefinitionError, match="names no queue; set queue_name to one of media, mail"):
+        app.task("good")(good)
+    with pytest.raises(TaskDefinitionError, match="unknown queue 'medai'; set queue_name to one of media, mail"):
+        app.task("good", queue_name="medai")(good)
+    assert app.task("good", queue_name="mail")(good).queue_name == "mail"
+
+
+# -- calls in place
+
+
+def test_calling_a_task_runs_it_here_and_enqueues_nothing(app: Horsies) -> None:
+    task = app.task("good")(good)
+    assert isinstance(task, Task)
+    assert task(7) == TaskResult(ok=7)
+
+
+async def test_calling_an_async_task_gives_a_coroutine(app: Horsies) -> None:
+    @app.task("later")
+    async def later(value: int) -> TaskResult[int, TaskError]:
+        await asyncio.sleep(0)
+        return TaskResult(ok=value)
+
+    assert isinstance(later, AsyncTask)
+    assert await later(7) == TaskResult(ok=7)
+
+
+# -- discovery
+
+
+@pytest.mark.promise("W2")
+def test_task_modules_are_kept_in_order_and_once(app: Horsies) -> None:
+    app.discover_tasks(["shop.mail", "shop/media.py"])
+    app.discover_tasks(["shop.mail", "shop.more"])
+    assert app.task_modules == ("shop.mail", "shop/media.py", "shop.more")
+
+
+def test_a_single_text_instead_of_a_list_is_refused(app: Horsies) -> None:
+    with pytest.raises(TypeError, match=r"discover_tasks\(\['shop\.mail'\]\)"):
+        app.discover_tasks("shop.mail")
+
+
+# -- where the database is
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HORSIES_DATABASE_URL": "postgresql://a/1", "DATABASE_URL": "postgresql://b/2"}, "postgresql://a/1"),
+        ({"DATABASE_URL": "postgresql://b/2"}, "postgresql://b/2"),
+        ({"HORSIES_DATABASE_URL": "", "DATABASE_URL": "postgresql://b/2"}, "postgresql://b/2"),
+    ],
+)
+def test_without_configuration_the_environment_names_the_database(
+    app: Horsies, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("HORSIES_DATABASE_URL", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert app.is_embedded
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not app.is_embedded
+    assert app.broker.config.database_url == expected  # made at first need, and connected at the first verb
+
+
+def test_a_configured_database_is_not_overruled_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", "postgresql://a/1")
+    app = Horsies(AppConfig.for_database_url("postgresql://mine/3"))
+    assert app.broker.config.database_url == "postgresql://mine/3"
+
+
+@pytest.mark.promise("A6")
+def test_a_database_that_is_not_there_is_raised_and_not_returned(app: Horsies, database: str) -> None:
+    config = PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
+    app = Horsies(AppConfig(broker=config))
+    task = app.task("good")(good)
+    try:
+        with pytest.raises(BrokerError) as caught:
+            task.send(1)
+    finally:
+        app.close()
+    assert caught.value.retryable
+    assert isinstance(caught.value, HorsiesError)
+
+
+# -- sending and waiting
+
+
+@pytest.mark.promise("A3", "A4")
+def test_a_result_is_kept_by_its_handle(basic: Any, worker: StartWorker) -> None:
+    worker()
+    handle = basic.add.send(1, 2)
+    assert issubclass(type(handle), TaskHandle)
+    first = handle.get(PATIENCE_MS)
+    assert first == TaskResult(ok=3)
+    basic.app.close()
+    assert handle.get() is first  # without a look at the database
+
+
+@pytest.mark.promise("A3")
+def test_bad_arguments_are_refused_in_the_producer(basic: Any, sql: Any) -> None:
+    with pytest.raises(PayloadError, match="argument 'right'"):
+        basic.add.send(1, "two")
+    with pytest.raises(PayloadError, match="add\\(\\) cannot be called like this"):
+        basic.add.send(1)
+    with pytest.raises(PayloadError):
+        basic.echo.send(object())
+    assert sql.execute("select count(*) from horsies.tasks").fetchone() == (0,)
+
+
+@pytest.mark.promise("A3", "A4")
+async def test_the_async_verbs_do_the_same(basic: Any, worker: StartWorker) -> None:
+    worker()
+    try:
+        handle = await basic.add.send_async(1, 2)
+        first = await handle.get_async(PATIENCE_MS)
+        assert first == TaskResult(ok=3)
+        assert await handle.get_async() is first
+        many = await asyncio.gather(*(basic.echo.send_async(number) for number in range(20)))
+        results = await asyncio.gather(*(one.get_async(PATIENCE_MS) for one in many))
+        assert [result.ok_value for result in results] == list(range(20))
+    finally:
+        await basic.app.close_async()
+
+
+async def test_get_in_a_running_event_loop_is_refused_and_names_get_async(basic: Any) -> None:
+    try:
+        handle = await basic.add.send_async(1, 2)
+        with pytest.raises(BlockingCallError, match="get_async"):
+            handle.get()
+    finally:
+        await basic.app.close_async()
+
+
+async def test_send_in_a_running_event_loop_works_and_warns(basic: Any, sql: Any) -> None:
+    with pytest.warns(UserWarning, match="send_async") as caught:
+        handle = basic.add.send(1, 2)
+    assert caught[0].filename == __file__  # the line that has to change
+    assert sql.execute("select id::text from horsies.tasks").fetchall() == [(handle.task_id,)]
+
+
+async def test_the_warning_comes_once_from_one_place(basic: Any) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            basic.add.send(1, 2)
+    assert len(caught) == 1
+
+
+def test_a_wait_that_runs_out_leaves_the_task_going(basic: Any, worker: StartWorker, tmp_path: Any) -> None:
+    worker()
+    handle = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    pid = begun(tmp_path / "begun")
+    early = handle.get(50).err_value
+    assert early.error_code == "WAIT_TIMEOUT"
+    assert handle.task_id in early.message
+    (tmp_path / "open").touch()
+    assert handle.get(PATIENCE_MS).ok_value == pid  # the time-out was not kept as its result
+
+
+def test_a_wait_with_no_time_at_all_looks_once(basic: Any) -> None:
+    handle = basic.add.send(1, 2)
+    began = time.monotonic()
+    assert handle.get(0).err_value.error_code == "WAIT_TIMEOUT"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("task_id", ["5fa3aef7-be9f-48ca-b94f-6ed5dc442fbc", "01890000-0000-7000-8000-000000000000"])
+def test_an_id_that_nobody_knows_is_not_found(basic: Any, task_id: str) -> None:
+    handle = basic.add.send(1, 2)
+    handle.task_id = task_id
+    assert handle.get(20).err_value.error_code == "TASK_NOT_FOUND"
+
+
+@pytest.mark.promise("A4")
+def test_a_wait_that_began_first_is_woken_by_the_ending(basic: Any, worker: StartWorker) -> None:
+    handle = basic.add.send(1, 2)
+    assert handle.get(20).err_value.error_code == "WAIT_TIMEOUT"
+    worker(until_ready=False)
+    assert handle.get(PATIENCE_MS).ok_value == 3
+
+
+@pytest.mark.promise("W3")
+def test_a_suppressed_send_gives_an_inert_handle(basic: Any, sql: Any) -> None:
+    with suppress_sends():
+        handle = basic.add.send(1, 2)
+        with pytest.raises(PayloadError):
+            basic.add.send("one", 2)  # a mistake is a mistake there, too
+    with pytest.raises(SendSuppressed, match="top level"):
+        handle.get()
+    assert sql.execute("select count(*) from horsies.tasks").fetchone() == (0,)
+    basic.add.send(1, 2)
+    assert sql.execute("select count(*) from horsies.tasks").fetchone() == (1,)
+
+
+@pytest.mark.promise("W3")
+async def test_a_suppressed_async_send_gives_an_inert_handle(basic: Any) -> None:
+    with suppress_sends():
+        handle = await basic.add.send_async(1, 2)
+    with pytest.raises(SendSuppressed):
+        await handle.get_async()
+
+
+def test_an_app_that_was_closed_works_again(basic: Any, sql: Any) -> None:
+    basic.add.send(1, 2)
+    basic.app.close()
+    basic.app.close()
+    basic.add.send(3, 4)
+    assert sql.execute("select count(*) from horsies.tasks").fetchone() == (2,)

@@ -1,0 +1,234 @@
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from horsies import Horsies, LocateError, SendSuppressed, TaskHandle
+from horsies.locate import find_app, load_app
+
+APP = """
+from horsies import Horsies, TaskError, TaskResult
+app = Horsies()
+
+@app.task("greet")
+def greet(name: str) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=f"hello {name}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """The current folder, with imports that are forgotten afterwards. Its name cannot be part of a dotted name."""
+    here = tmp_path / "here-and-now"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    path, modules = list(sys.path), dict(sys.modules)
+    yield here
+    sys.path[:] = path
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+    sys.modules.update(modules)
+
+
+def write(path: str, text: str) -> Path:
+    made = Path(path)
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(text)
+    return made
+
+
+def refusal(locator: str) -> str:
+    with pytest.raises(LocateError) as caught:
+        load_app(locator)
+    return str(caught.value)
+
+
+# -- finding
+
+
+@pytest.mark.promise("W1")
+@pytest.mark.parametrize("locator", ["shop:app", "shop.py:app", "./shop.py:app"])
+def test_an_app_is_found_by_module_and_by_file(locator: str) -> None:
+    write("shop.py", APP)
+    app = load_app(locator)
+    assert isinstance(app, Horsies)
+    assert list(app.tasks) == ["greet"]
+
+
+@pytest.mark.parametrize("locator", ["store.front.shop:app", "store/front/shop.py:app"])
+def test_an_app_is_found_inside_a_package_or_plain_folders(locator: str) -> None:
+    write("store/front/shop.py", APP)
+    assert list(load_app(locator).tasks) == ["greet"]
+
+
+def test_a_file_is_found_anywhere(tmp_path: Path) -> None:
+    path = write(str(tmp_path / "else-where" / "shop.py"), APP)
+    assert list(load_app(f"{path}:app").tasks) == ["greet"]
+
+
+def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
+    write(str(tmp_path / "else-where" / "near_by.py"), "WORD = 'near'")
+    path = write(str(tmp_path / "else-where" / "shop.py"), f"import near_by\n{APP}")
+    assert load_app(f"{path}:app")
+
+
+def test_one_module_is_one_module_however_it_is_named() -> None:
+    """By path first and by name later it must not run twice, or its tasks would be registered in two apps."""
+    write("store/shop.py", APP)
+    assert load_app("store/shop.py:app") is load_app("store.shop:app")
+
+
+def test_a_module_behind_a_symbolic_link_is_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(str(tmp_path / "real-folder" / "shop.py"), APP)
+    (tmp_path / "link").symlink_to(tmp_path / "real-folder")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "link"), *sys.path])
+    assert load_app(f"{tmp_path / 'link' / 'shop.py'}:app") is load_app("shop:app")
+
+
+def test_a_lone_file_is_imported_once(tmp_path: Path) -> None:
+    path = write(str(tmp_path / "else-where" / "shop.py"), APP)
+    assert find_app(f"{path}:app") is find_app(f"{path}:app")
+
+
+def test_task_modules_are_imported_by_name_and_by_path(tmp_path: Path) -> None:
+    task = "from shop import app\n" + APP.replace("app = Horsies()", "")
+    write("mail/tasks.py", task.replace("greet", "post"))
+    loose = write(str(tmp_path / "else-where" / "tasks.py"), task.replace("greet", "ship"))
+    write("shop.py", f"{APP}\napp.discover_tasks(['mail.tasks', {str(loose)!r}])")
+    assert sorted(load_app("shop:app").tasks) == ["greet", "post", "ship"]
+
+
+def test_two_lone_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    task = "from shop import app\n" + APP.replace("app = Horsies()", "")
+    paths = [
+        write(str(tmp_path / folder / "tasks.py"), task.replace("greet", name))
+        for folder, name in (("one-place", "post"), ("other-place", "ship"))
+    ]
+    write("shop.py", f"{APP}\napp.discover_tasks({[str(path) for path in paths]!r})")
+    assert sorted(load_app("shop:app").tasks) == ["greet", "post", "ship"]
+
+
+def test_a_folder_named_like_an_installed_package_is_no_obstacle() -> None:
+    """`test` is a package of Python itself, and wins over a folder without an `__init__.py`."""
+    write("test/shop.py", APP)
+    assert list(load_app("test/shop.py:app").tasks) == ["greet"]
+
+
+def test_a_file_named_like_a_module_of_python_does_not_take_its_place(tmp_path: Path) -> None:
+    """In a process of its own: what it would break is everything that imports that module later."""
+    path = write(str(tmp_path / "else-where" / "queue.py"), APP)
+    code = (
+        "import queue as before; from horsies.locate import load_app; "
+        f"app = load_app({f'{path}:app'!r}); assert list(app.tasks) == ['greet']; "
+        "import queue as after; assert after is before, after"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize("locator", ["shop", "", ":", ":app", "shop:", "shop:app.more", "shop:1", "shop:a b"])
+def test_what_names_no_app_is_refused_with_the_two_ways_to_write_it(locator: str) -> None:
+    write("shop.py", APP)
+    said = refusal(locator)
+    assert "package.module:attribute" in said
+    assert "path/file.py:attribute" in said
+
+
+@pytest.mark.parametrize("locator", ["no_such_thing:app", "no_such.thing:app", "shop.thing:app"])
+def test_a_module_that_is_not_there_is_named(locator: str) -> None:
+    write("shop.py", APP)
+    said = refusal(locator)
+    assert "no_such" in said or "shop" in said
+    assert "\n" not in said
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    assert "there is no file 'nowhere/shop.py'" in refusal("nowhere/shop.py:app")
+
+
+def test_an_attribute_that_is_not_there_is_named_with_the_apps_that_are() -> None:
+    write("shop.py", APP)
+    assert refusal("shop:application") == "'shop' has no attribute 'application'; it has app"
+    write("empty.py", "")
+    assert "it has no Horsies app at its top level" in refusal("empty:app")
+
+
+def test_what_is_no_app_is_named_by_its_type() -> None:
+    write("shop.py", APP)
+    assert refusal("shop:greet") == "'shop:greet' is a Task, not a Horsies app"
+
+
+# -- mistakes in the user's own modules
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1\nx / 0\n", "ZeroDivisionError: division by zero"),
+        ("\nimport no_such_library\n", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("\nimport sys; sys.exit('wrong machine')\n", "SystemExit: wrong machine"),
+        ("\nimport json; json.loads('{')\n", "JSONDecodeError"),
+    ],
+)
+def test_an_error_at_import_is_told_with_the_user_s_own_line(folder: Path, text: str, expected: str) -> None:
+    write("shop.py", text)
+    said = refusal("shop:app")
+    assert "cannot import 'shop'" in said
+    assert expected in said
+    assert f"{folder / 'shop.py'}:2" in said
+
+
+@pytest.mark.parametrize("locator", ["shop:app", "shop.py:app"])
+def test_a_syntax_error_is_told_with_the_user_s_own_line(folder: Path, locator: str) -> None:
+    write("shop.py", "x = 1\ndef broken(:\n")
+    said = refusal(locator)
+    assert "SyntaxError" in said
+    assert f"{folder / 'shop.py'}:2" in said
+    assert "locate.py" not in said
+
+
+def test_a_wrong_return_annotation_is_told_with_the_function_and_its_line(folder: Path) -> None:
+    write("shop.py", APP.replace("TaskResult[str, TaskError]", "str"))
+    said = refusal("shop:app")
+    assert "greet returns str, but a task returns TaskResult[T, TaskError]" in said
+    assert f"{folder / 'shop.py'}:5" in said
+
+
+def test_an_error_in_a_task_module_names_module_and_app(folder: Path) -> None:
+    write("tasks.py", "raise OSError('no disk')")
+    write("shop.py", f"{APP}\napp.discover_tasks(['tasks'])")
+    said = refusal("shop:app")
+    assert "task module 'tasks' of shop:app" in said
+    assert f"OSError: no disk ({folder / 'tasks.py'}:1)" in said
+
+
+def test_a_task_module_that_is_not_there_is_named() -> None:
+    write("shop.py", f"{APP}\napp.discover_tasks(['shop_tasks'])")
+    assert "there is no module 'shop_tasks' here" in refusal("shop:app")
+
+
+# -- sends
+
+
+@pytest.mark.promise("W3")
+def test_sends_are_suppressed_while_modules_are_imported() -> None:
+    write("shop.py", f"{APP}\nhandle = greet.send('you')\n")
+    load_app("shop:app")
+    handle = sys.modules["shop"].handle
+    assert isinstance(handle, TaskHandle)
+    with pytest.raises(SendSuppressed):
+        handle.get()
+
+
+@pytest.mark.promise("W3")
+def test_a_failed_import_leaves_no_send_suppressed() -> None:
+    from horsies.tasks.suppress import sends_are_suppressed  # noqa: PLC0415 - what it says now
+
+    write("shop.py", "1 / 0")
+    refusal("shop:app")
+    assert not sends_are_suppressed()

@@ -1,0 +1,156 @@
+"""Many tasks: each runs exactly once, in order, at most so many at a time, and the slow ones hold up nobody."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column, row
+from tests.fixtures.workers import StartWorker
+from tests.worker.steps import PATIENCE_MS, begun, insert, insert_lines, numbers, statuses, wait_until_ended, warm_up
+
+MODES = ["0", "8", "auto"]
+
+
+def tuned(prefetch: str) -> dict[str, str]:
+    return {"HORSIES_TEST_PREFETCH": prefetch}
+
+
+@pytest.mark.promise("W4", "W14")
+@pytest.mark.parametrize(("prefetch", "count"), [("0", 400), ("8", 2_000), ("auto", 2_000)])
+def test_two_workers_run_every_task_exactly_once(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str, count: int
+) -> None:
+    log = tmp_path / "log"
+    for _ in range(2):
+        worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
+    insert_lines(sql, log, count)
+    assert wait_until_ended(sql, count) == {"COMPLETED": count}
+    assert sorted(numbers(log)) == list(range(count))
+    assert len(column(sql, "select distinct claimed_by from horsies.finished")) == 2  # they shared the work
+
+
+@pytest.mark.promise("W4")
+@pytest.mark.parametrize("prefetch", MODES)
+def test_tasks_run_by_priority_and_then_in_the_order_they_were_sent(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
+) -> None:
+    log = tmp_path / "log"
+    for number in range(60):
+        priority = (50, 10, 90)[number % 3]
+        insert(sql, "write_line", priority=priority, path=str(log), line=str(number))
+    worker("tests.apps.tuned:app", processes=1, env=tuned(prefetch))
+    wait_until_ended(sql, 60)
+    assert numbers(log) == [*range(1, 60, 3), *range(0, 60, 3), *range(2, 60, 3)]
+
+
+@pytest.mark.promise("W4")
+def test_tasks_that_are_not_due_or_past_their_time_are_left_alone(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection
+) -> None:
+    for column_name, moment in (("enqueued_at", "1 day"), ("good_until", "-1 second")):
+        sql.execute(
+            f"insert into horsies.tasks (task_name, {column_name}) values ('whoami', now() + %s::interval)".encode(),
+            [moment],
+        )
+    worker(processes=1)
+    assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
+    assert statuses(sql) == {"PENDING": 2, "COMPLETED": 1}
+
+
+@pytest.mark.promise("C1")
+@pytest.mark.parametrize("prefetch", MODES)
+def test_no_more_run_at_once_than_there_are_processes(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
+) -> None:
+    """Every gate opens the next one's door, so two are open at any time if two run at once, and never three."""
+    doors = [tmp_path / f"door {number}" for number in range(8)]
+    note = tmp_path / "begun"
+    for door in doors:
+        insert(sql, "gate", begun=str(note), until=str(door))
+    running = worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
+    children = {child.pid for child in running.children()}
+    for ended, door in enumerate(doors):
+        ahead = min(ended + 2, len(doors))
+        eventually(lambda ahead=ahead: len(numbers(note)) == ahead, what=f"{ahead} have begun")
+        assert row(sql, "select count(*) from horsies.tasks where status = 'RUNNING'") <= (2,)
+        door.touch()
+        eventually(lambda ended=ended: statuses(sql)["COMPLETED"] == ended + 1)
+    assert set(numbers(note)) == children
+
+
+@pytest.mark.promise("C13")
+def test_a_worker_holds_no_more_than_its_processes_and_its_buffer(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker("tests.apps.tuned:app", processes=2, env=tuned("3"))
+    door = tmp_path / "open"
+    for _ in range(10):
+        insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    held = {"RUNNING": 2, "CLAIMED": 3, "PENDING": 5}
+    eventually(lambda: statuses(sql) == held, seen=lambda: statuses(sql))
+    door.touch()
+    assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
+    assert len(numbers(tmp_path / "begun")) == 10
+
+
+@pytest.mark.parametrize("prefetch", MODES)
+def test_a_slow_task_holds_up_nobody(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
+) -> None:
+    """What was hoarded behind it in its child is recalled and runs in the other one, while the slow one is still running."""
+    worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
+    warm_up(basic)
+    log, door = tmp_path / "log", tmp_path / "open"
+    with sql.transaction():  # all at once, so that they share a frame
+        slow = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+        insert_lines(sql, log, 100)
+    begun(tmp_path / "begun")
+    eventually(lambda: len(numbers(log)) == 100, what="all the others have run", seen=lambda: len(numbers(log)))
+    assert row(sql, "select status from horsies.tasks where id = %s", slow) == ("RUNNING",)
+    door.touch()
+    wait_until_ended(sql, 60 + 101)
+    assert sorted(numbers(log)) == list(range(100))
+    assert column(sql, "select distinct attempts from horsies.finished") == [1]
+
+
+def test_tasks_that_end_together_are_finished_together(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
+) -> None:
+    """While one ending waits for a lock, twenty more come in: they cost one statement, and so one transaction."""
+    worker("tests.apps.tuned:app", processes=1, env=tuned("auto"))
+    warm_up(basic)
+    log = tmp_path / "log"
+    with psycopg.connect(database) as holder:
+        holder.execute("lock table horsies.finished in share mode")
+        insert_lines(sql, log, 21)
+        eventually(lambda: len(numbers(log)) == 21)
+    wait_until_ended(sql, 60 + 21)
+    transactions = column(
+        sql, "select count(*) from horsies.finished where task_name = 'write_line' group by xmin::text"
+    )
+    assert len(transactions) <= 2
+
+
+@pytest.mark.promise("A2")
+def test_the_view_shows_live_and_finished_tasks_as_one_table(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker(processes=1)
+    done = basic.echo.send("done")
+    done.get(PATIENCE_MS)
+    running = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    waiting = basic.echo.send("waiting")
+    shown = sql.execute("select id::text, status, result::text, args::text from horsies.all_tasks").fetchall()
+    assert {row[0]: row[1] for row in shown} == {
+        done.task_id: "COMPLETED",
+        running.task_id: "RUNNING",
+        waiting.task_id: "PENDING",
+    }
+    assert json.loads(next(row[2] for row in shown if row[0] == done.task_id)) == "done"
+    (tmp_path / "open").touch()
+    assert waiting.get(PATIENCE_MS).ok_value == "waiting"

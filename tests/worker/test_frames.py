@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies.worker.frames import FRAME_MAX, FRAME_US, Frames
+
+durations = st.lists(st.integers(0, 10_000_000), max_size=200)
+processes = st.integers(1, 64)
+
+
+def measured(frames: Frames, duration_us: int, times: int = 300) -> Frames:
+    for _ in range(times):
+        frames.observe(duration_us)
+    return frames
+
+
+@given(durations, processes)
+def test_without_prefetch_a_child_holds_one_task_whatever_was_measured(durations: list[int], processes: int) -> None:
+    frames = Frames(0, processes)
+    for duration in durations:
+        frames.observe(duration)
+    assert frames.size == 1
+    assert frames.ceiling == processes
+    assert not frames.buffers
+
+
+@pytest.mark.parametrize("prefetch", [5, "auto"])
+def test_before_anything_is_measured_a_frame_is_one_task(prefetch: int) -> None:
+    assert Frames(prefetch, 2).size == 1
+
+
+@given(durations, processes)
+def test_a_frame_is_never_empty_and_never_huge(durations: list[int], processes: int) -> None:
+    frames = Frames("auto", processes)
+    for duration in durations:
+        frames.observe(duration)
+        assert 1 <= frames.size <= FRAME_MAX
+        assert frames.ceiling == processes * frames.size
+
+
+@pytest.mark.parametrize(
+    ("duration_us", "size"), [(10_000_000, 1), (FRAME_US, 1), (1_000, 5), (100, 50), (0, FRAME_MAX)]
+)
+def test_a_frame_holds_a_few_milliseconds_of_measured_work(duration_us: int, size: int) -> None:
+    assert measured(Frames("auto", 1), duration_us).size == pytest.approx(size, abs=1)
+
+
+def test_slow_tasks_shrink_the_frames_soon() -> None:
+    frames = measured(Frames("auto", 1), 10)
+    assert frames.size > 100
+    assert measured(frames, 1_000_000, times=1).size == 1
+
+
+@given(st.integers(1, 100), processes)
+def test_a_number_bounds_what_the_worker_holds_beyond_its_children(prefetch: int, processes: int) -> None:
+    frames = measured(Frames(prefetch, processes), 0)
+    assert frames.ceiling == processes + prefetch
+    assert frames.buffers
+
+
+@given(st.integers(0, 300), st.integers(0, 5_000))
+def test_the_room_beside_a_load_never_overfills_a_frame(load: int, duration_us: int) -> None:
+    frames = measured(Frames("auto", 1), duration_us, times=60)
+    room = frames.room(load)
+    assert room >= 0
+    assert room == 0 or load + room == frames.size
+    assert frames.room(0) == frames.size

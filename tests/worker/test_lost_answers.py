@@ -1,0 +1,215 @@
+"""Faults at one exact statement of a worker: an answer that is lost, a refusal, a death. Every task ends exactly once."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.journey import column, row
+from tests.fixtures.workers import StartWorker
+from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
+
+TURN = ["begin_turn", "set_limits", "finish_tasks", "claim_from_start", "commit_turn"]
+MODES = ["0", "8", "auto"]
+
+
+def tuned(prefetch: str = "0") -> dict[str, str]:
+    return {"HORSIES_TEST_PREFETCH": prefetch}
+
+
+@pytest.mark.promise("W11")
+@pytest.mark.parametrize("prefetch", MODES)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "finish_tasks:before:drop",
+        "finish_tasks:after:drop",
+        "finish_tasks:before:error",
+        "claim_from_start:before:drop",
+        "claim_from_start:after:drop",
+        "claim_from_marks:after:drop",
+        "begin_turn:after:drop,begin_turn:after:drop",
+    ],
+)
+def test_every_task_ends_exactly_once_whatever_answer_is_lost(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, fault: str, prefetch: str
+) -> None:
+    log = tmp_path / "log"
+    insert_lines(sql, log, 10)  # for the first claim, which is from the start
+    running = worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch), faults=fault)
+    insert_lines(sql, log, 30, first=10)
+    assert wait_until_ended(sql, 40) == {"COMPLETED": 40}
+    assert sorted(numbers(log)) == list(range(40))
+    assert column(sql, "select distinct attempts from horsies.finished") == [1]
+    running.wait_for_log("the database does not serve.*planted fault")
+    running.wait_for_log("the database serves again")
+
+
+@pytest.mark.promise("W11")
+def test_a_starting_turn_whose_answer_is_lost_runs_its_tasks_once(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    running = worker("tests.apps.tuned:app", processes=1, env=tuned("8"), faults="start_tasks:after:drop")
+    insert_lines(sql, log, 30)
+    assert wait_until_ended(sql, 30) == {"COMPLETED": 30}
+    assert sorted(numbers(log)) == list(range(30))
+    running.wait_for_log("planted fault")
+
+
+@pytest.mark.promise("W11")
+def test_what_was_claimed_for_nobody_is_given_back_and_runs_once(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    insert_lines(sql, log, 1)
+    running = worker("tests.apps.tuned:app", processes=1, env=tuned(), faults="claim_from_start:after:drop")
+    running.wait_for_log("giving back 1 tasks whose claim was answered to nobody")
+    wait_until_ended(sql, 1)
+    assert numbers(log) == [0]
+    assert row(sql, "select claim_no, attempts from horsies.finished") == (2, 1)
+
+
+def test_a_release_whose_answer_is_lost_is_made_again(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """On the way out: what waits in the buffer must not stay with a worker that has gone."""
+    log, door = tmp_path / "log", tmp_path / "open"
+    running = worker("tests.apps.tuned:app", processes=1, env=tuned("8"), faults="release_tasks:after:drop")
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    begun(tmp_path / "begun")
+    insert_lines(sql, log, 5)
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "CLAIMED": 5}, seen=lambda: statuses(sql))
+    running.process.terminate()
+    running.wait_for_log("planted fault")
+    eventually(lambda: statuses(sql)["PENDING"] == 5)
+    door.touch()
+    assert running.wait() == 0
+    assert statuses(sql) == {"COMPLETED": 1, "PENDING": 5}
+
+
+@pytest.mark.promise("W11")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("statement", ["register_worker", "beat", "retire_worker"])
+def test_a_heartbeat_that_is_lost_does_no_harm(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, statement: str, when: str
+) -> None:
+    # The lost claim makes the worker look at once, and not at the next beat.
+    faults = f"{statement}:{when}:drop,claim_from_start:before:drop"
+    running = worker("tests.apps.tuned:app", processes=1, env=tuned(), faults=faults)
+    assert basic.add.send(1, 1).get(20_000).ok_value == 2
+    assert len(column(sql, "select id from horsies.workers")) == 1
+    assert running.terminate() == 0
+    if (statement, when) != ("retire_worker", "before"):
+        assert column(sql, "select id from horsies.workers") == []
+
+
+# -- deaths
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("statement", TURN)
+def test_a_worker_that_dies_at_any_statement_leaves_every_task_in_one_place(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, statement: str, when: str
+) -> None:
+    log = tmp_path / "log"
+    insert_lines(sql, log, 20)
+    running = worker(
+        "tests.apps.tuned:app",
+        processes=2,
+        env=tuned("auto"),
+        faults=f"{statement}:{when}:kill",
+        until_ready=False,
+    )
+    assert running.wait() == -9
+    # A child may still be writing its last line, and the server may still be working on the last turn.
+    eventually(lambda: not _busy(sql))
+    found = statuses(sql)  # which also looks for tasks that are in both places
+    assert found.total() == 20
+    assert set(found) <= {"PENDING", "RUNNING", "COMPLETED"}
+    owners = column(sql, "select distinct claimed_by from horsies.tasks where status = 'RUNNING'")
+    assert owners == (column(sql, "select id from horsies.workers") if found["RUNNING"] else [])
+    ran = numbers(log)
+    assert len(ran) == len(set(ran))  # nothing twice
+    assert found["COMPLETED"] <= len(ran) <= found["COMPLETED"] + found["RUNNING"]
+
+    # The next worker runs what is PENDING, and only that.
+    worker("tests.apps.tuned:app", processes=2, env=tuned("auto"))
+    eventually(lambda: statuses(sql)["PENDING"] == 0 and not _running_elsewhere(sql))
+    assert statuses(sql) == {
+        status: count
+        for status, count in {
+            "RUNNING": found["RUNNING"],
+            "COMPLETED": found["COMPLETED"] + found["PENDING"],
+        }.items()
+        if count
+    }
+    again = numbers(log)
+    assert len(again) == len(set(again))
+
+
+def _busy(sql: psycopg.Connection) -> bool:
+    sessions = column(
+        sql,
+        "select pid from pg_stat_activity where datname = current_database() and application_name like 'horsies%%'",
+    )
+    return bool(sessions)
+
+
+def _running_elsewhere(sql: psycopg.Connection) -> bool:
+    """Some task runs in the younger worker."""
+    newest = "(select id from horsies.workers order by started_at desc limit 1)"
+    return bool(column(sql, f"select id from horsies.tasks where claimed_by = {newest}"))
+
+
+def test_a_worker_that_dies_while_its_turn_waits_for_a_lock_leaves_the_task_in_one_place(
+    worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
+) -> None:
+    """What was sent is worked through: the server does not look whether anybody still waits for the answer."""
+    running = worker(processes=1)
+    door = tmp_path / "open"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    begun(tmp_path / "begun")
+    with psycopg.connect(database) as holder:
+        holder.execute("select from horsies.tasks for update")
+        door.touch()
+        wait_until_blocked(sql, on=holder)
+        running.kill()
+    eventually(lambda: not _busy(sql))
+    assert statuses(sql) in ({"RUNNING": 1}, {"COMPLETED": 1})
+
+
+def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_as_they_should(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection
+) -> None:
+    """The server itself says no here: a rule of its own stands in for whatever it cannot store."""
+    sql.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin "
+        "if new.result::text = '13' then raise data_exception using message = 'not this one'; end if; "
+        "return new; end $$"
+    )
+    sql.execute("create trigger refuse before insert on horsies.finished for each row execute function refuse()")
+    worker("tests.apps.tuned:app", processes=2, env=tuned("auto"))
+    handles = [basic.echo.send(number) for number in range(10, 20)]
+    results = [handle.get(20_000) for handle in handles]
+    assert [result.ok_value for result in results if result.is_ok()] == [10, 11, 12, 14, 15, 16, 17, 18, 19]
+    (refused,) = [result.err_value for result in results if result.is_err()]
+    assert refused.error_code == "WORKER_SERIALIZATION_ERROR"
+    assert "not this one" in refused.message
+
+
+def test_contention_is_retried_without_a_word(basic: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
+    sql.execute("create sequence tries")
+    sql.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin "
+        "if nextval('tries') < 3 then raise serialization_failure using message = 'too busy'; end if; "
+        "return new; end $$"
+    )
+    sql.execute("create trigger refuse before insert on horsies.finished for each row execute function refuse()")
+    running = worker(processes=1)
+    assert basic.add.send(1, 1).get(20_000).ok_value == 2
+    assert not any("does not serve" in line for line in running.logs)
+    assert psutil.pid_exists(running.pid)

@@ -1,0 +1,141 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies.model.task import Claim
+from horsies.worker.marks import REST_PER_COST, Marks
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(second: float) -> datetime:
+    return START + timedelta(seconds=second)
+
+
+def claim(second: float, *, queue: str = "default", priority: int = 100) -> Claim:
+    return Claim("id", 1, "add", queue, priority, at(second), 1, "{}")
+
+
+def told(second: float, *, queue: str = "default", priority: int = 100) -> str:
+    """A payload as the trigger writes it."""
+    return f"{priority} {int(at(second).timestamp() * 1_000_000)} {queue}"
+
+
+def marks_of(marks: Marks, now: float = 0.0) -> list[tuple[str, int, datetime]] | None:
+    lanes = marks.lanes(now)
+    return None if lanes is None else [(lane.queue_name, lane.priority, lane.mark) for lane in lanes]
+
+
+def settled(marks: Marks) -> Marks:
+    """Everything from the start has been seen."""
+    marks.rescanned([], asked=1, sent_at=marks.moment, now=0.0, cost_s=0.0)
+    return marks
+
+
+def test_the_first_claim_is_made_from_the_start() -> None:
+    assert Marks(["default"]).lanes(0.0) is None
+
+
+def test_a_notification_names_the_lane_to_claim_from() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(5))
+    assert marks_of(marks) == [("default", 100, at(5))]
+
+
+def test_a_mark_rises_to_the_oldest_row_of_the_last_batch() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    marks.claimed([claim(7), claim(6), claim(8)], asked=9, sent_at=marks.moment)
+    assert marks_of(marks) == [("default", 100, at(6))]
+
+
+def test_a_late_commit_lowers_the_mark_again() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(9))
+    marks.heard(told(4))
+    marks.heard(told(6))
+    assert marks_of(marks) == [("default", 100, at(4))]
+
+
+def test_a_claim_sent_before_a_mark_was_lowered_does_not_raise_it() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(5))
+    sent_at = marks.moment
+    marks.heard(told(2))
+    marks.claimed([claim(5)], asked=9, sent_at=sent_at)
+    assert marks_of(marks) == [("default", 100, at(2))]
+
+
+def test_lanes_come_in_the_order_of_service() -> None:
+    marks = settled(Marks(["urgent", "default"]))
+    for payload in (told(1, priority=5), told(2, queue="urgent", priority=90), told(3, queue="urgent", priority=10)):
+        marks.heard(payload)
+    lanes = marks_of(marks)
+    assert lanes is not None
+    assert [lane[:2] for lane in lanes] == [("urgent", 10), ("urgent", 90), ("default", 5)]
+
+
+def test_queues_of_others_are_ignored() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1, queue="others"))
+    assert marks.lanes(0.0) is None
+    marks.heard(told(1))
+    marks.heard(told(1, queue="others"))
+    assert marks_of(marks) == [("default", 100, at(1))]
+
+
+@pytest.mark.parametrize("payload", [None, "", "nonsense", "1 2", "a b c", f"1 {10**30} default"])
+def test_what_cannot_be_read_asks_for_a_claim_from_the_start(payload: str | None) -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    marks.heard(payload)
+    assert marks.lanes(0.0) is None
+    assert marks.rescan_in_s(0.0) == 0.0
+
+
+def test_a_queue_name_may_have_spaces() -> None:
+    marks = settled(Marks(["a b c"]))
+    marks.heard(told(1, queue="a b c"))
+    assert marks_of(marks) == [("a b c", 100, at(1))]
+
+
+def test_a_filled_claim_leaves_a_claim_from_the_start_to_be_made() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    assert marks.rescan_in_s(0.0) is None
+    marks.claimed([claim(1)], asked=1, sent_at=marks.moment)
+    assert marks.rescan_in_s(0.0) == 0.0
+    assert marks.lanes(0.0) is None
+
+
+def test_a_claim_from_the_start_that_came_back_short_has_seen_everything() -> None:
+    marks = Marks(["default"])
+    marks.rescanned([claim(1)], asked=2, sent_at=0, now=0.0, cost_s=0.0)
+    assert marks.rescan_in_s(0.0) is None
+    assert marks_of(marks) == [("default", 100, at(1))]
+
+
+def test_claims_from_the_start_are_rationed_by_what_they_cost() -> None:
+    marks = Marks(["default"])
+    marks.rescanned([claim(1)], asked=1, sent_at=0, now=100.0, cost_s=2.0)
+    rest = 2.0 * REST_PER_COST
+    assert marks.rescan_in_s(101.0) == pytest.approx(rest - 1)
+    assert marks.lanes(101.0) is not None
+    assert marks.lanes(100.0 + rest) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=30))
+def test_no_row_that_was_told_of_lies_before_its_mark(steps: list[tuple[int, int]]) -> None:
+    """Each step tells of a row at a moment, and then claims so many of the oldest: the next claim can find the rest."""
+    marks = settled(Marks(["default"]))
+    waiting: list[int] = []
+    for second, count in steps:
+        marks.heard(told(second))
+        waiting = sorted([*waiting, second])
+        taken, waiting = waiting[:count], waiting[count:]
+        marks.claimed([claim(second) for second in taken], asked=100, sent_at=marks.moment)
+        lanes = marks_of(marks)
+        assert lanes is not None
+        assert all(lanes[0][2] <= at(second) for second in waiting)

@@ -1,0 +1,169 @@
+"""How a worker and its children come up: what they import, what they refuse, and what they say."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column, row
+from tests.fixtures.workers import READY, StartWorker
+from tests.worker.steps import PATIENCE_MS, begun, insert, numbers, statuses, wait_until_ended
+
+TASK = """
+from horsies import Horsies, TaskError, TaskResult
+app = Horsies()
+
+@app.task("whoami")
+def whoami() -> TaskResult[str, TaskError]:
+    return TaskResult(ok=__name__)
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.promise("W1", "C21")
+def test_a_worker_says_how_it_runs_and_registers_itself(worker: StartWorker, sql: psycopg.Connection) -> None:
+    running = worker(processes=3)
+    running.wait_for_log("Concurrency config: processes=3")
+    pids = running.wait_for_log(r"children are ready: pids ([\d, ]+)")[1]
+    assert {int(pid) for pid in pids.split(", ")} == {child.pid for child in running.children()}
+    incarnation = running.wait_for_log(rf"worker (\S+) {READY} default \(pid {running.pid}\)")[1]
+    found = row(sql, "select id::text, pid, processes, queues, heartbeat_at >= started_at from horsies.workers")
+    assert found == (incarnation, running.pid, 3, ["default"], True)
+
+
+@pytest.mark.promise("W1")
+def test_every_start_is_a_new_incarnation(worker: StartWorker, sql: psycopg.Connection) -> None:
+    seen: set[object] = set()
+    for _ in range(2):
+        running = worker(processes=1)
+        seen.update(column(sql, "select id from horsies.workers"))
+        assert running.terminate() == 0
+    assert len(seen) == 2
+
+
+@pytest.mark.promise("W16")
+def test_a_worker_makes_the_schema_it_needs(worker: StartWorker, empty_database: str) -> None:
+    running = worker(processes=1, database_url=empty_database)
+    running.wait_for_log("migrations applied: ")
+    with psycopg.connect(empty_database, autocommit=True) as sql:
+        insert(sql, "add", left=1, right=2)
+        assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
+    assert running.terminate() == 0
+
+
+# -- modules
+
+
+@pytest.mark.promise("W3")
+def test_a_send_at_import_enqueues_nothing_and_breaks_nothing(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Both the worker and its child import the module, and its handle tells why there is nothing to wait for."""
+    note = tmp_path / "note"
+    text = f"""{TASK}
+import os
+from horsies import SendSuppressed
+handle = whoami.send()
+try:
+    handle.get(0)
+except SendSuppressed as error:
+    with open({str(note)!r}, "a") as file:
+        file.write("suppressed\\n")
+"""
+    path = written(tmp_path, "sends_at_import.py", text)
+    worker(f"{path}:app", processes=1)
+    assert note.read_text().split() == ["suppressed", "suppressed"]
+    assert statuses(sql) == {}
+    insert(sql, "whoami")
+    assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
+
+
+@pytest.mark.promise("W2")
+def test_task_modules_are_found_by_dotted_name_and_by_path(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    by_name = "from shop_app import app\n" + TASK.replace("app = Horsies()", "").replace("whoami", "by_name")
+    written(tmp_path, "shop_pkg/tasks/mail.py", by_name)
+    by_path = written(tmp_path / "not-importable", "loose.py", by_name.replace("by_name", "by_path"))
+    modules = json.dumps(["shop_pkg.tasks.mail", str(by_path)])
+    path = written(tmp_path, "shop_app.py", f"{TASK}\napp.discover_tasks({modules})\n")
+    worker(f"{path}:app", processes=1, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"})
+    for name in ("whoami", "by_name", "by_path"):
+        insert(sql, name)
+    wait_until_ended(sql, 3)
+    results = dict(sql.execute("select task_name, result::text from horsies.finished").fetchall())
+    assert results == {"whoami": '"shop_app"', "by_name": '"shop_pkg.tasks.mail"', "by_path": '"loose"'}
+
+
+@pytest.mark.promise("W6")
+def test_children_load_the_app_by_themselves(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
+    text = f'{TASK}\nimport os\nopen({str(tmp_path / "loaded")!r}, "a").write(f"{{os.getpid()}}\\n")\n'
+    path = written(tmp_path, "tells.py", text)
+    running = worker(f"{path}:app", processes=2)
+    loaded = numbers(tmp_path / "loaded")
+    assert set(loaded) == {running.pid, *(child.pid for child in running.children())}
+    assert len(loaded) == 3
+
+
+# -- children that do not come up
+
+
+IN_A_CHILD = "import sys\nif 'horsies.child.main' in sys.modules:\n    "
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ("raise OSError('no licence here')", r"OSError: no licence here.*only_at_home\.py:11"),
+        ("sys.exit('no')", "SystemExit: no"),
+        ("import os; os._exit(3)", "exited with code 3 while it was loading"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL while it was loading"),
+    ],
+)
+def test_a_worker_whose_children_cannot_load_the_app_says_why_and_exits_with_1(
+    worker: StartWorker, tmp_path: Path, trouble: str, message: str
+) -> None:
+    path = written(tmp_path, "only_at_home.py", f"{TASK}\n{IN_A_CHILD}{trouble}\n")
+    running = worker(f"{path}:app", processes=2, until_ready=False)
+    assert running.wait() == 1
+    running.wait_for_log(f"Error: .*{message}")
+    assert "Traceback" not in "\n".join(running.logs)
+
+
+def test_a_replacement_that_cannot_load_the_app_is_tried_again(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """The sibling works on meanwhile."""
+    flag = tmp_path / "flag"
+    trouble = f"import os\n    if os.path.exists({str(flag)!r}): raise OSError('not now')\n"
+    text = f"from tests.apps import basic\napp = basic.app\n{IN_A_CHILD}{trouble}"
+    path = written(tmp_path, "moody.py", text)
+    running = worker(f"{path}:app", processes=2)
+    flag.touch()
+    assert basic.kill_self.send().get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    running.wait_for_log("a replacement child did not start, the next try is in .* not now")
+    assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
+    flag.unlink()
+    gates = [basic.gate.send(str(tmp_path / str(n)), str(tmp_path / "open")) for n in range(2)]
+    pids = {begun(tmp_path / str(n)) for n in range(2)}  # both places are filled again
+    (tmp_path / "open").touch()
+    assert {gate.get(PATIENCE_MS).ok_value for gate in gates} == pids
+    assert len(pids) == 2
+
+
+def test_a_worker_that_was_declared_dead_stops_and_says_so(worker: StartWorker, sql: psycopg.Connection) -> None:
+    running = worker("tests.apps.tuned:app", processes=1, faults="claim_from_start:before:drop", until_ready=False)
+    eventually(lambda: column(sql, "delete from horsies.workers returning id"))
+    assert running.wait() == 1
+    running.wait_for_log("Error: this worker was declared dead")
+    assert "Traceback" not in "\n".join(running.logs)
