@@ -182,15 +182,17 @@ def test_a_worker_that_dies_while_its_turn_waits_for_a_lock_leaves_the_task_in_o
     assert statuses(sql) in ({"RUNNING": 1}, {"COMPLETED": 1})
 
 
+@pytest.mark.parametrize("refusal", ["data_exception", "program_limit_exceeded"])
 def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_as_they_should(
-    basic: Any, worker: StartWorker, sql: psycopg.Connection
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, refusal: str
 ) -> None:
     """The server itself says no here: a rule of its own stands in for whatever it cannot store."""
-    sql.execute(
+    rule = (
         "create function refuse() returns trigger language plpgsql as $$ begin "
-        "if new.result::text = '13' then raise data_exception using message = 'not this one'; end if; "
+        f"if new.result::text = '13' then raise {refusal} using message = 'not this one'; end if; "
         "return new; end $$"
     )
+    sql.execute(rule.encode())
     sql.execute("create trigger refuse before insert on horsies.finished for each row execute function refuse()")
     worker("tests.apps.tuned:app", processes=2, env=tuned("auto"))
     handles = [basic.echo.send(number) for number in range(10, 20)]

@@ -39,6 +39,8 @@ from horsies.model.errors import HorsiesError
 PR_SET_PDEATHSIG = 1
 RECV_BYTES = 1 << 18
 
+log = logging.getLogger("horsies.child")
+
 
 def main(fd: int) -> None:
     _guard()
@@ -127,9 +129,13 @@ class Desk:
             self._link.sendall(frames)
 
     def _read(self) -> None:
-        while True:
-            for message in _receive(self._link, self._unpacker):
-                self._take(message)
+        try:
+            while True:
+                for message in _receive(self._link, self._unpacker):
+                    self._take(message)
+        except BaseException as error:  # noqa: BLE001 - a child that cannot hear would wait for ever and hold its place
+            log.warning("this child can no longer hear its worker: %r", error)
+            os._exit(1)
 
     def _take(self, message: Message) -> None:
         with self._changed:

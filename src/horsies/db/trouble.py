@@ -59,7 +59,7 @@ def trouble_of(error: BaseException) -> Trouble:
         return Trouble.EXPECTED
     if isinstance(error, _LOST):
         return Trouble.LOST
-    if isinstance(error, psycopg.DataError):
+    if isinstance(error, psycopg.DataError | errors.ProgramLimitExceeded):  # of the wrong kind, or too large
         return Trouble.REFUSED
     # A connection that breaks reports no SQLSTATE, or one of class 08.
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith("08")):

@@ -1,0 +1,160 @@
+"""A child alone, spoken to as its worker does."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from horsies.child.wire import Began, Boot, Done, Message, Ready, Recall, Refused, Returned, Run, Stop, Unpacker, pack
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 15
+
+
+class Child:
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(TIMEOUT_S)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "horsies.child", str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        self._unpacker = Unpacker()
+        self._heard: list[Message] = []
+
+    def say(self, *messages: Message) -> None:
+        self.socket.sendall(pack(*messages))
+
+    def hear(self) -> Message:
+        while not self._heard:
+            data = self.socket.recv(1 << 16)
+            assert data, self.process.communicate()[1]
+            self._heard += self._unpacker.feed(data)
+        return self._heard.pop(0)
+
+    def exit_code(self) -> int:
+        return self.process.wait(TIMEOUT_S)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def child() -> Generator[Child]:
+    made = Child()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ready(child: Child) -> Child:
+    child.say(Boot("tests.apps.basic:app", "INFO"))
+    assert child.hear() == Ready(child.process.pid)
+    return child
+
+
+def add(ticket: int, left: int, right: int) -> tuple[int, str, str, int, str]:
+    return (ticket, "an id", "add", 1, f'{{"left": {left}, "right": {right}}}')
+
+
+def gate(ticket: int, folder: Path) -> tuple[int, str, str, int, str]:
+    return (ticket, "an id", "gate", 1, f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}')
+
+
+@pytest.mark.promise("W6")
+def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) -> None:
+    ready.say(Run([add(1, 1, 1), add(2, 2, 2)]), Run([add(3, 3, 3)]))
+    heard = [ready.hear() for _ in range(6)]
+    assert [message.ticket for message in heard if isinstance(message, Began)] == [1, 2, 3]
+    done = [message for message in heard if isinstance(message, Done)]
+    assert [(message.ticket, message.status, message.result) for message in done] == [
+        (1, "COMPLETED", "2"),
+        (2, "COMPLETED", "4"),
+        (3, "COMPLETED", "6"),
+    ]
+    for number, message in enumerate(heard):
+        assert isinstance(message, (Began, Done)[number % 2])
+
+
+def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(ready: Child, tmp_path: Path) -> None:
+    ready.say(Run([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
+    assert ready.hear() == Began(1)
+    ready.say(Recall())
+    assert ready.hear() == Returned([2, 3])
+    ready.say(Run([add(4, 5, 5)]))
+    (tmp_path / "open").touch()
+    ended, began, then = ready.hear(), ready.hear(), ready.hear()
+    assert isinstance(ended, Done)
+    assert (ended.ticket, ended.status) == (1, "COMPLETED")
+    assert began == Began(4)
+    assert isinstance(then, Done)
+    assert then.result == "10"
+
+
+def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
+    ready.say(Recall())
+    assert ready.hear() == Returned([])
+
+
+@pytest.mark.promise("W10")
+def test_a_child_that_is_told_to_stop_ends_what_it_has_first(ready: Child) -> None:
+    ready.say(Run([add(1, 1, 1), add(2, 2, 2)]), Stop())
+    assert [type(ready.hear()) for _ in range(4)] == [Began, Done, Began, Done]
+    assert ready.exit_code() == 0
+
+
+def test_a_stop_that_comes_with_the_boot_is_minded(child: Child) -> None:
+    child.say(Boot("tests.apps.basic:app", "INFO"), Run([add(1, 1, 1)]), Stop())
+    assert [type(child.hear()) for _ in range(3)] == [Ready, Began, Done]
+    assert child.exit_code() == 0
+
+
+def test_a_child_that_cannot_load_the_app_says_why(child: Child) -> None:
+    child.say(Boot("tests.apps.basic:no_such_app", "INFO"))
+    refused = child.hear()
+    assert isinstance(refused, Refused)
+    assert "no attribute 'no_such_app'" in refused.reason
+    assert child.exit_code() == 0
+
+
+@pytest.mark.parametrize("when", ["at once", "when idle", "while it works"])
+def test_a_child_whose_worker_is_gone_goes_too(child: Child, tmp_path: Path, when: str) -> None:
+    if when != "at once":
+        child.say(Boot("tests.apps.basic:app", "INFO"))
+        assert child.hear() == Ready(child.process.pid)
+    if when == "while it works":
+        child.say(Run([gate(1, tmp_path)]))
+        assert child.hear() == Began(1)
+    child.socket.close()
+    assert child.exit_code() == 0
+
+
+@pytest.mark.parametrize("nonsense", [b"nonsense, a lot of it", pack(Began(1))], ids=["nonsense", "the wrong message"])
+def test_a_child_that_does_not_understand_its_worker_does_not_stay_on_deaf(ready: Child, nonsense: bytes) -> None:
+    ready.socket.sendall(nonsense)
+    assert ready.exit_code() != 0
+
+
+def test_a_child_whose_first_message_is_another_refuses_to_work(child: Child) -> None:
+    child.say(Stop())
+    assert child.exit_code() != 0
+
+
+def test_programs_that_a_task_starts_do_not_inherit_the_socket(ready: Child) -> None:
+    fd = int(ready.process.args[-1])  # type: ignore[index]
+    flags = Path(f"/proc/{ready.process.pid}/fdinfo/{fd}")
+    if not flags.exists():
+        pytest.skip("this system does not show the flags of descriptors")
+    line = next(line for line in flags.read_text().splitlines() if line.startswith("flags:"))
+    assert int(line.split()[1], 8) & os.O_CLOEXEC
