@@ -45,6 +45,7 @@ def bars(numbers: Numbers, one: Cost) -> Iterator[Bar]:
         "ms",
     )
     yield from _drain(numbers, Measure.DRAIN_DEFAULT, DEFAULT_SHARE, Measure.RAW_2_FUSED, Measure.RAW_2_APART)
+    yield from _drain(numbers, Measure.DRAIN_STEADY, DEFAULT_SHARE, Measure.RAW_2_FUSED, Measure.RAW_2_APART)
     yield from _drain(numbers, Measure.DRAIN_AUTO, AUTO_SHARE, Measure.RAW_100_FUSED, Measure.RAW_100_APART)
 
 

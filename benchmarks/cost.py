@@ -3,7 +3,7 @@
 A *round trip* is one ReadyForQuery that the server sent to a client. A *durable commit* is a transaction that wrote something besides
 its commit record to the write-ahead log, so that COMMIT waited for the disk; a lone NOTIFY is none. Everything is
 warm: a task has gone through, LISTEN is in force, the listeners' first self-tests are over. What beats whether or not there are tasks is
-left out by name: the heartbeat's connection and the self-tests.
+left out by name: the connections of heartbeat and keeper, and the self-tests.
 """
 
 import time
@@ -108,7 +108,8 @@ def _measure(place: Place, tap: Tap, action: Callable[[], None]) -> Cost:
         action()
         _wait_until_quiet(tap)
         after, events = _log_position(place), tap.events[since:]
-        if not any("heartbeat" in event.who for event in events):  # its commit would be counted as the task's
+        # Their commits would be counted as the task's.
+        if not any(beat in event.who for event in events for beat in ("heartbeat", "keeper")):
             return _cost(events, _durable_commits(place, before, after))
 
 

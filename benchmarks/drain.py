@@ -21,10 +21,10 @@ class Drained:
     problems: list[str]
 
 
-def drain(place: Place, prefetch: Prefetch, count: int) -> Drained:
+def drain(place: Place, prefetch: Prefetch, count: int, *options: str) -> Drained:
     place.clear("horsies")
     place.fill("horsies", count)
-    with running_worker(place, prefetch) as worker:
+    with running_worker(place, prefetch, *options) as worker:
         _wait_until_empty(place, worker)
         starts = worker.starts()
     done_s = _seconds(place)

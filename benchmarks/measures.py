@@ -9,8 +9,9 @@ from statistics import median, quantiles
 class Measure(Enum):
     """Each has a label and a unit, in the order of the table."""
 
-    DRAIN_DEFAULT = "drain, prefetch_buffer=0: durably done", "tasks/s"
-    DRAIN_DEFAULT_STARTS = "drain, prefetch_buffer=0: first to last start", "tasks/s"
+    DRAIN_DEFAULT = "drain, default settings: durably done", "tasks/s"
+    DRAIN_DEFAULT_STARTS = "drain, default settings: first to last start", "tasks/s"
+    DRAIN_STEADY = "drain, default but --max-tasks-per-child 0: durably done", "tasks/s"
     RAW_2_FUSED = "raw: finish 2 + claim 2, one commit", "rows/s"
     RAW_2_APART = "raw: claim 2, finish 2, two commits", "rows/s"
     DRAIN_AUTO = "drain, prefetch_buffer=auto: durably done", "tasks/s"

@@ -10,6 +10,7 @@ from benchmarks.raw.loops import apart, fused
 from benchmarks.raw.sockets import socketpair_round_trips
 from benchmarks.sends import enqueue_in_bulk, send_one_by_one, wait_one_by_one
 from benchmarks.sizes import Sizes
+from benchmarks.worker import NO_RECYCLING
 
 
 def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str], None]) -> list[str]:
@@ -17,10 +18,13 @@ def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str],
     say("drain, default settings")
     default = drain(place, 0, sizes.default_drain)
     numbers.add({Measure.DRAIN_DEFAULT: default.done_per_s, Measure.DRAIN_DEFAULT_STARTS: default.started_per_s})
+    say("drain, default settings but no recycling")
+    steady = drain(place, 0, sizes.default_drain, *NO_RECYCLING)
+    numbers.add({Measure.DRAIN_STEADY: steady.done_per_s})
     numbers.add({Measure.RAW_2_FUSED: fused(place, 2, sizes.default_drain)})
     numbers.add({Measure.RAW_2_APART: apart(place, 2, sizes.default_drain)})
     say("drain, throughput settings")
-    auto = drain(place, "auto", sizes.auto_drain)
+    auto = drain(place, "auto", sizes.auto_drain, *NO_RECYCLING)
     numbers.add({Measure.DRAIN_AUTO: auto.done_per_s, Measure.DRAIN_AUTO_STARTS: auto.started_per_s})
     numbers.add({Measure.RAW_100_FUSED: fused(place, 100, sizes.auto_drain)})
     numbers.add({Measure.RAW_100_APART: apart(place, 100, sizes.auto_drain)})
@@ -33,4 +37,4 @@ def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str],
     latency, wrong = wait_one_by_one(place, sizes.latency)
     numbers.add(latency)
     numbers.add(socketpair_round_trips(sizes.frames))
-    return [*default.problems, *auto.problems, *wrong]
+    return [*default.problems, *steady.problems, *auto.problems, *wrong]

@@ -100,6 +100,7 @@ class _Conversation:
         self._tap = tap
         self._number = number
         self._who = ""
+        self._prepared: dict[str, str] = {}
         self._asked = _Messages()
         self._answered = _Messages()
         self._greeting = b""
@@ -112,7 +113,9 @@ class _Conversation:
                 case b"Q":
                     self._tap.note(self._who, Kind.STATEMENT, _text(body))
                 case b"P":
-                    self._tap.note(self._who, Kind.STATEMENT, _text(body[body.index(0) + 1 :]))
+                    self._prepared[_text(body)] = _text(body[body.index(0) + 1 :])
+                case b"B":  # what was prepared is named when it is used; the empty name is for one use
+                    self._tap.note(self._who, Kind.STATEMENT, self._prepared[_text(body[body.index(0) + 1 :])])
                 case _:
                     pass
 

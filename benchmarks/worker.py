@@ -13,6 +13,7 @@ from benchmarks.place import Place
 from benchmarks.tasks import DATABASE_URL, PREFETCH, STARTS_FOLDER, Prefetch, read_starts
 
 PROCESSES = 2
+NO_RECYCLING = ("--max-tasks-per-child", "0")
 STOP_S = 20
 ROOT = Path(__file__).parent.parent
 
@@ -38,12 +39,13 @@ class Worker:
 
 
 @contextmanager
-def running_worker(place: Place, prefetch: Prefetch, *, url: str | None = None) -> Generator[Worker]:
+def running_worker(place: Place, prefetch: Prefetch, *options: str, url: str | None = None) -> Generator[Worker]:
     """Its own session, so that Ctrl-C reaches it only through us."""
     log = place.new_folder() / "worker.log"
     starts = place.new_folder()
     env = {DATABASE_URL: url or place.url, PREFETCH: str(prefetch), STARTS_FOLDER: str(starts)}
     command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.app:app", "--processes", str(PROCESSES)]
+    command += options
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | env, stdout=output, stderr=output, start_new_session=True

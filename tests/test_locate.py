@@ -100,6 +100,14 @@ def test_task_modules_are_imported_by_name_and_by_path(tmp_path: Path) -> None:
     assert sorted(load_app("shop:app").tasks) == ["greet", "post", "ship"]
 
 
+def test_a_script_in_a_folder_of_its_own_name_is_no_obstacle(folder: Path) -> None:
+    """`python shop/shop.py` has `shop/` on its path, and the current folder is there, too."""
+    write("shop/shop.py", APP)
+    sys.path.append(str(folder / "shop"))
+    assert "greet" in load_app("shop/shop.py:app").tasks
+    assert load_app("shop:app") is load_app("shop/shop.py:app")
+
+
 def test_two_lone_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     task = "from shop import app\n" + APP.replace("app = Horsies()", "")
     paths = [

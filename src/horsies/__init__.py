@@ -2,22 +2,37 @@
 
 from horsies.app import Horsies
 from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
-from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode, WorkerResilienceConfig
+from horsies.model.config import (
+    AppConfig,
+    CustomQueueConfig,
+    PostgresConfig,
+    QueueMode,
+    RecoveryConfig,
+    WorkerResilienceConfig,
+)
 from horsies.model.errors import (
     BlockingCallError,
     BrokerError,
     ConfigError,
     HorsiesError,
     LocateError,
+    OutsideTaskError,
     PayloadError,
     QueueError,
     SchemaError,
     SendSuppressed,
+    TaskCancelledError,
     TaskDefinitionError,
+    TaskTimeoutError,
 )
 from horsies.model.result import TaskError, TaskResult, UnwrapError
+from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
+from horsies.model.worker import WorkerConfig
+from horsies.tasks.cancel import CancelOutcome
+from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
+from horsies.tasks.inspect import TaskInfo, WorkerState
 from horsies.tasks.task import AsyncTask, Task
 
 __all__ = [
@@ -25,27 +40,38 @@ __all__ = [
     "AsyncTask",
     "BlockingCallError",
     "BrokerError",
+    "CancelOutcome",
     "ConfigError",
     "ContractCode",
+    "CurrentTask",
     "CustomQueueConfig",
     "Horsies",
     "HorsiesError",
     "LocateError",
     "OperationalErrorCode",
     "OutcomeCode",
+    "OutsideTaskError",
     "PayloadError",
     "PostgresConfig",
     "QueueError",
     "QueueMode",
+    "RecoveryConfig",
     "RetrievalCode",
+    "RetryPolicy",
     "SchemaError",
     "SendSuppressed",
     "Task",
+    "TaskCancelledError",
     "TaskDefinitionError",
     "TaskError",
     "TaskHandle",
+    "TaskInfo",
     "TaskResult",
     "TaskStatus",
+    "TaskTimeoutError",
     "UnwrapError",
+    "WorkerConfig",
     "WorkerResilienceConfig",
+    "WorkerState",
+    "current_task",
 ]

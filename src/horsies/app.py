@@ -3,20 +3,32 @@
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.problems import instance_problems, number_problems
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.retry import RetryPolicy
+from horsies.model.worker import WorkerConfig
+from horsies.tasks.inspect import WorkerState, get_worker_states
+from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import AsyncTask, Sendable, Task
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
 
+MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
+
 P = ParamSpec("P")
 T = TypeVar("T")
+Hook: TypeAlias = Callable[[], object]
+AnyHook = TypeVar("AnyHook", bound=Hook)
 
 
 class TaskDecorator(Protocol):
@@ -38,22 +50,43 @@ class Horsies:
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
         self._broker: PostgresBroker | None = None
+        self._child_start_hooks: list[Hook] = []
+        self._child_stop_hooks: list[Hook] = []
 
     # -- definition
 
-    def task(self, name: str, *, queue_name: str | None = None) -> TaskDecorator:
+    def task(
+        self,
+        name: str,
+        *,
+        queue_name: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        timeout_ms: int | None = None,
+    ) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`."""
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
+        problems = [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
+        if retry_policy is not None:
+            problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
+        if problems:
+            raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
 
         def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
-            task = self._define(function, name, queue_name)
+            task = self._define(function, name, queue_name, retry_policy, timeout_ms)
             self._tasks[name] = task
             return task
 
         return cast("TaskDecorator", decorate)
 
-    def _define(self, function: Callable[..., Any], name: str, queue_name: str | None) -> Sendable[..., Any]:
+    def _define(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        queue_name: str | None,
+        retry_policy: RetryPolicy | None,
+        timeout_ms: int | None,
+    ) -> Sendable[..., Any]:
         if name in self._tasks:
             other = self._tasks[name].function
             raise TaskDefinitionError(
@@ -68,6 +101,8 @@ class Horsies:
             arguments=ArgumentsCodec.for_function(function),
             result=ResultCodec.for_type(ok_type(function)),
             outlet=self,
+            retry_policy=retry_policy,
+            timeout_ms=timeout_ms,
         )
 
     def _queue_of(self, task_name: str, queue_name: str | None) -> str:
@@ -99,6 +134,29 @@ class Horsies:
     def task_modules(self) -> tuple[str, ...]:
         return tuple(self._task_modules)
 
+    # -- hooks
+
+    def on_child_start(self, hook: AnyHook) -> AnyHook:
+        """Run this once in every child of a worker, after the imports and before its first task: pools, clients, models.
+
+        `def` or `async def`, without parameters; an `async def` runs on the event loop that the child's tasks run on.
+        """
+        self._child_start_hooks.append(_checked_hook(hook))
+        return hook
+
+    def on_child_stop(self, hook: AnyHook) -> AnyHook:
+        """Run this once in every child before it leaves; the last one defined goes first. Not when a child is killed."""
+        self._child_stop_hooks.append(_checked_hook(hook))
+        return hook
+
+    @property
+    def child_start_hooks(self) -> tuple[Hook, ...]:
+        return tuple(self._child_start_hooks)
+
+    @property
+    def child_stop_hooks(self) -> tuple[Hook, ...]:
+        return tuple(reversed(self._child_stop_hooks))
+
     # -- the database
 
     @property
@@ -114,9 +172,46 @@ class Horsies:
             self._broker = broker
         return self._broker
 
+    def use_database(self, database_url: str) -> None:
+        """Use this database from now on, whatever was configured; all other settings stay."""
+        self.close()
+        broker = self.config.broker
+        if broker is None:
+            broker = PostgresConfig(database_url=database_url)
+        else:
+            broker = replace(broker, database_url=database_url, listen_url=None)  # which led to the other one
+        self.config, self._broker = replace(self.config, broker=broker), None
+
     def _configured_database(self) -> PostgresConfig | None:
         url = os.environ.get("HORSIES_DATABASE_URL") or os.environ.get("DATABASE_URL")
         return self.config.broker or (PostgresConfig(database_url=url) if url else None)
+
+    # -- operation
+
+    def run_worker(self, config: WorkerConfig | None = None) -> int:
+        """Run a worker in this process until SIGTERM or SIGINT; its exit code. Must be called on the main thread."""
+        # By name: a worker stands above the app, and an app that only sends never loads it.
+        return import_module("horsies.worker.embed").run_in_process(self, config or WorkerConfig())
+
+    def pause_queue(self, name: str) -> None:
+        """Nothing more is claimed from this queue, by any worker, until it is resumed. Sends are accepted."""
+        self.broker.run(partial(pause_queue, self.config.queue_named(name).name))
+
+    async def pause_queue_async(self, name: str) -> None:
+        await self.broker.run_async(partial(pause_queue, self.config.queue_named(name).name))
+
+    def resume_queue(self, name: str) -> None:
+        self.broker.run(partial(resume_queue, self.config.queue_named(name).name))
+
+    async def resume_queue_async(self, name: str) -> None:
+        await self.broker.run_async(partial(resume_queue, self.config.queue_named(name).name))
+
+    def worker_states(self, worker_id: str | None = None) -> list[WorkerState]:
+        """The newest health snapshot of every worker, or the history of one, newest first."""
+        return self.broker.run(partial(get_worker_states, worker_id))
+
+    async def worker_states_async(self, worker_id: str | None = None) -> list[WorkerState]:
+        return await self.broker.run_async(partial(get_worker_states, worker_id))
 
     @property
     def is_embedded(self) -> bool:
@@ -138,3 +233,15 @@ def _embedded_database() -> PostgresConfig:
     from horsies.dev.embedded import embedded_database_url  # noqa: PLC0415 - an extra; only when nothing is configured
 
     return PostgresConfig(database_url=embedded_database_url())
+
+
+def _checked_hook(hook: object) -> Hook:
+    if not callable(hook):
+        raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
+    try:
+        inspect.signature(hook).bind()
+    except TypeError:
+        raise TaskDefinitionError(
+            f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any"
+        ) from None
+    return hook

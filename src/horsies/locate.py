@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -17,14 +18,21 @@ _OURS = Path(__file__).parent
 _LIBRARIES = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
-def load_app(locator: str) -> Horsies:
-    """The app with all its tasks registered. The current folder is importable; sends are suppressed meanwhile."""
+def load_app(
+    locator: str, *, imports: Iterable[str] = (), before: Callable[[str], None] = lambda _module: None
+) -> Horsies:
+    """The app with all its tasks registered. The current folder is importable; sends are suppressed meanwhile.
+
+    `imports` are modules beside those that the app names itself; `before` hears of each module before it is imported.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     with suppress_sends():
+        before(locator.rpartition(":")[0])
         app = find_app(locator)
-        for module in app.task_modules:
+        for module in (*app.task_modules, *imports):
+            before(module)
             _import(module, f"task module {module!r} of {locator}")
     return app
 
@@ -86,8 +94,8 @@ def _origin(name: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
-        if error.name and name.startswith(f"{error.name}."):
-            return None  # its parent is no package
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return None  # its parent is not there, or is no package
         raise
     except ValueError:
         return Path()  # no file: it was not imported in the usual way, as `__main__`

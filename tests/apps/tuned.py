@@ -2,7 +2,7 @@
 
 import os
 
-from horsies import AppConfig, Horsies, WorkerResilienceConfig
+from horsies import AppConfig, Horsies, RecoveryConfig, WorkerResilienceConfig
 from tests.apps import basic
 
 
@@ -21,6 +21,11 @@ app = Horsies(
             db_retry_max_ms=500,
             db_retry_max_attempts=_number("HORSIES_TEST_ATTEMPTS", 0),
             notify_poll_interval_ms=_number("HORSIES_TEST_POLL_MS", 300_000),  # only notifications, unless asked
+        ),
+        recovery=RecoveryConfig(
+            heartbeat_ms=_number("HORSIES_TEST_HEARTBEAT_MS", 3_000),
+            dead_after_ms=_number("HORSIES_TEST_DEAD_AFTER_MS", 10_000),
+            keeper_ms=_number("HORSIES_TEST_KEEPER_MS", 1_000),
         ),
     )
 )

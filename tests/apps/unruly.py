@@ -178,7 +178,7 @@ def close_descriptors() -> TaskResult[None, TaskError]:
 @app.task("scribble")
 def scribble() -> TaskResult[None, TaskError]:
     """Writes nonsense where only the protocol should be."""
-    os.write(int(sys.argv[1]), b"nonsense, a lot of it")
+    os.write(int(sys.argv[2]), b"nonsense, a lot of it")
     return TaskResult(ok=None)
 
 

@@ -7,12 +7,34 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from horsies.child.wire import Began, Boot, Done, Message, Ready, Recall, Refused, Returned, Run, Stop, Unpacker, pack
+from horsies.child.wire import (
+    Began,
+    Boot,
+    Booting,
+    Done,
+    Interrupt,
+    Message,
+    Ready,
+    Recall,
+    Refused,
+    Returned,
+    Run,
+    Stay,
+    Stop,
+    Unpacker,
+    pack,
+)
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 15
+IMPORTING = Booting("importing tests.apps.basic")
+
+
+def boot(app: str = "tests.apps.basic:app", *, max_memory_mb: float | None = None) -> Boot:
+    return Boot(app, "INFO", 1, max_memory_mb, [])
 
 
 class Child:
@@ -21,7 +43,7 @@ class Child:
         self.socket.settimeout(TIMEOUT_S)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "horsies.child", str(theirs.fileno())],
+                [sys.executable, "-m", "horsies.child", "child", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -41,6 +63,14 @@ class Child:
             self._heard += self._unpacker.feed(data)
         return self._heard.pop(0)
 
+    def hear_it_boot(self) -> None:
+        """It says what it is at, and what it takes when all has settled."""
+        assert self.hear() == IMPORTING
+        ready = self.hear()
+        assert isinstance(ready, Ready)
+        assert ready.pid == self.process.pid
+        assert ready.rss_mb == pytest.approx(psutil.Process(ready.pid).memory_info().rss / 2**20, rel=0.5)
+
     def exit_code(self) -> int:
         return self.process.wait(TIMEOUT_S)
 
@@ -59,17 +89,21 @@ def child() -> Generator[Child]:
 
 @pytest.fixture
 def ready(child: Child) -> Child:
-    child.say(Boot("tests.apps.basic:app", "INFO"))
-    assert child.hear() == Ready(child.process.pid)
+    child.say(boot())
+    child.hear_it_boot()
     return child
 
 
-def add(ticket: int, left: int, right: int) -> tuple[int, str, str, int, str]:
-    return (ticket, "an id", "add", 1, f'{{"left": {left}, "right": {right}}}')
+Fields = tuple[int, str, str, str, int, int | None, str]
 
 
-def gate(ticket: int, folder: Path) -> tuple[int, str, str, int, str]:
-    return (ticket, "an id", "gate", 1, f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}')
+def add(ticket: int, left: int, right: int) -> Fields:
+    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}')
+
+
+def gate(ticket: int, folder: Path) -> Fields:
+    args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
+    return (ticket, "an id", "gate", "default", 1, None, args)
 
 
 @pytest.mark.promise("W6")
@@ -115,24 +149,66 @@ def test_a_child_that_is_told_to_stop_ends_what_it_has_first(ready: Child) -> No
 
 
 def test_a_stop_that_comes_with_the_boot_is_minded(child: Child) -> None:
-    child.say(Boot("tests.apps.basic:app", "INFO"), Run([add(1, 1, 1)]), Stop())
-    assert [type(child.hear()) for _ in range(3)] == [Ready, Began, Done]
+    child.say(boot(), Run([add(1, 1, 1)]), Stop())
+    assert [type(child.hear()) for _ in range(4)] == [Booting, Ready, Began, Done]
     assert child.exit_code() == 0
 
 
 def test_a_child_that_cannot_load_the_app_says_why(child: Child) -> None:
-    child.say(Boot("tests.apps.basic:no_such_app", "INFO"))
+    child.say(boot("tests.apps.basic:no_such_app"))
+    assert child.hear() == IMPORTING
     refused = child.hear()
     assert isinstance(refused, Refused)
     assert "no attribute 'no_such_app'" in refused.reason
     assert child.exit_code() == 0
 
 
+@pytest.mark.promise("C5")
+def test_a_child_that_is_too_big_says_so_with_its_result_and_gives_the_rest_back(child: Child) -> None:
+    child.say(boot(max_memory_mb=1.0))
+    child.hear_it_boot()
+    child.say(Run([add(1, 1, 1), add(2, 2, 2), add(3, 3, 3)]))
+    assert child.hear() == Began(1)
+    done = child.hear()
+    assert isinstance(done, Done)
+    assert (done.ticket, done.result, done.leaving) == (1, "2", True)
+    assert child.hear() == Returned([2, 3])
+    child.say(Run([add(4, 4, 4)]))  # which was on its way
+    assert child.hear() == Returned([4])
+    child.say(Stop())
+    assert child.exit_code() == 0
+
+
+def test_a_child_that_is_too_big_goes_on_when_it_is_told_to_stay(child: Child) -> None:
+    child.say(boot(max_memory_mb=1.0))
+    child.hear_it_boot()
+    child.say(Run([add(1, 1, 1)]))
+    assert [type(child.hear()) for _ in range(2)] == [Began, Done]
+    child.say(Stay(), Run([add(2, 2, 2)]))
+    assert child.hear() == Began(2)
+    done = child.hear()
+    assert isinstance(done, Done)
+    assert (done.result, done.leaving) == ("4", False)
+
+
+def test_a_task_that_is_cancelled_before_it_began_never_begins(ready: Child, tmp_path: Path) -> None:
+    ready.say(Run([gate(1, tmp_path), add(2, 1, 1)]))
+    assert ready.hear() == Began(1)
+    ready.say(Interrupt(2, "cancel"))
+    never = ready.hear()
+    assert isinstance(never, Done)
+    assert (never.ticket, never.status, never.error_code) == (2, "CANCELLED", "TASK_CANCELLED")
+    (tmp_path / "open").touch()
+    ended = ready.hear()
+    assert isinstance(ended, Done)
+    assert (ended.ticket, ended.status) == (1, "COMPLETED")
+
+
 @pytest.mark.parametrize("when", ["at once", "when idle", "while it works"])
 def test_a_child_whose_worker_is_gone_goes_too(child: Child, tmp_path: Path, when: str) -> None:
     if when != "at once":
-        child.say(Boot("tests.apps.basic:app", "INFO"))
-        assert child.hear() == Ready(child.process.pid)
+        child.say(boot())
+        child.hear_it_boot()
     if when == "while it works":
         child.say(Run([gate(1, tmp_path)]))
         assert child.hear() == Began(1)

@@ -13,13 +13,20 @@ from horsies.child.wire import (
     Assignment,
     Began,
     Boot,
+    Booting,
     Done,
+    Fork,
+    Forked,
+    Interrupt,
     Message,
+    Progress,
     Ready,
+    Reaped,
     Recall,
     Refused,
     Returned,
     Run,
+    Stay,
     Stop,
     Unpacker,
     WireError,
@@ -30,17 +37,26 @@ numbers = st.integers(0, 2**63)
 # Half of a surrogate pair included: a task's name may hold anything.
 texts = st.text(st.characters(codec=None), max_size=200)
 maybe_texts = st.none() | texts
-assignments = st.tuples(numbers, texts, texts, numbers, texts)
+assignments = st.tuples(numbers, texts, texts, texts, numbers, st.none() | numbers, texts)
+flags = st.booleans()
+reals = st.floats(allow_nan=False)
 
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Boot, texts, texts),
+    st.builds(Boot, texts, texts, numbers, st.none() | reals, st.lists(texts, max_size=3)),
     st.builds(Run, st.lists(assignments, max_size=5)),
     st.just(Recall()),
     st.just(Stop()),
-    st.builds(Ready, numbers),
+    st.builds(Interrupt, numbers, st.sampled_from(["timeout", "cancel"])),
+    st.just(Stay()),
+    st.builds(Booting, texts),
+    st.builds(Ready, numbers, reals),
+    st.builds(Progress, numbers, st.none() | reals, maybe_texts),
+    st.just(Fork()),
+    st.builds(Forked, numbers),
+    st.builds(Reaped, numbers, st.integers(-64, 255)),
     st.builds(Refused, texts),
     st.builds(Began, numbers),
-    st.builds(Done, numbers, texts, numbers, maybe_texts, maybe_texts, maybe_texts),
+    st.builds(Done, numbers, texts, numbers, maybe_texts, maybe_texts, maybe_texts, flags, st.none() | numbers, flags),
     st.builds(Returned, st.lists(numbers, max_size=5)),
 )
 
@@ -68,16 +84,18 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(sent: list[Message
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
-    unpacker, message = Unpacker(), Run([(1, "id", "name", 1, '{"a": 1}')])
+    unpacker, message = Unpacker(), Run([(1, "id", "name", "queue", 1, 5, '{"a": 1}')])
     stream = pack(message)
     heard = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
     assert heard == [message]
 
 
 def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
-    (run,) = read(pack(Run([(7, "id", "name", 2, "{}")])))
+    (run,) = read(pack(Run([(7, "id", "name", "queue", 2, None, "{}")])))
     assert isinstance(run, Run)
-    assert Assignment(*run.assignments[0]) == Assignment(ticket=7, task_id="id", task_name="name", attempt=2, args="{}")
+    assert Assignment(*run.assignments[0]) == Assignment(
+        ticket=7, task_id="id", task_name="name", queue_name="queue", attempt=2, timeout_ms=None, args="{}"
+    )
 
 
 def test_megabytes_pass() -> None:
@@ -120,7 +138,7 @@ def test_what_cannot_be_read_is_refused(body: bytes) -> None:
         ("Began", 1),
         (99, 1),
         (-1, [1]),
-        (6,),
+        (7,),
         (6, 1, 2),
         (float("inf"), 1),
         (float("nan"), 1),

@@ -122,6 +122,20 @@ def test_the_installed_command_is_the_same() -> None:
         (("worker", "shop:app", "--processes", "two"), "--processes"),
         (("worker", "shop:app", "--loglevel", "LOUD"), "--loglevel"),
         (("worker", "shop:app", "--no-such-flag"), "--no-such-flag"),
+        (("worker", "shop:app", "--concurrency", "0"), "--concurrency"),
+        (("worker", "shop:app", "--max-claim-batch", "-1"), "--max-claim-batch"),
+        (("worker", "shop:app", "--max-claim-per-worker", "-1"), "--max-claim-per-worker"),
+        (("worker", "shop:app", "--shutdown-timeout", "-1"), "--shutdown-timeout"),
+        pytest.param(
+            ("worker", "shop:app", "--max-tasks-per-child", "1"),
+            "--max-tasks-per-child takes 2 or more, or 0",
+            marks=pytest.mark.promise("C2"),
+        ),
+        pytest.param(
+            ("worker", "shop:app", "--max-tasks-per-child=-5"),
+            "--max-tasks-per-child takes 2 or more, or 0",
+            marks=pytest.mark.promise("C2"),
+        ),
         (("migrate",), "name an APP, give --database-url, or set $HORSIES_DATABASE_URL"),
         (("no-such-command",), "no-such-command"),
     ],
@@ -182,10 +196,11 @@ def test_migrating_an_unreachable_database_fails_at_once(horsies: Horsies) -> No
 @pytest.mark.promise("W11", "W13")
 def test_a_worker_retries_an_unreachable_database_and_gives_up_when_told_to(horsies: Horsies) -> None:
     said = horsies("worker", "shop:app", "--processes=1", env={"HORSIES_DATABASE_URL": GONE})
-    assert said.code == 1
-    assert said.err.count("the database cannot be reached, trying again in") == 2  # db_retry_max_attempts
+    assert said.code == 4
+    assert said.err.count("the database does not serve, trying again in") == 2  # db_retry_max_attempts
     assert "WARNING" in said.err
-    assert "refused" in said.message
+    assert re.search("ERROR.*gave up after 2 failed attempts.*refused", said.err)
+    assert "Traceback" not in said.err
     assert "my-secret" not in said.err
 
 
@@ -306,6 +321,38 @@ def test_the_worker_s_app_is_an_argument_or_a_variable(folder: Path, database: s
             process.terminate()
             process.stderr.read()
             assert process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.promise("C6")
+def test_a_memory_limit_below_what_a_child_takes_anyway_is_refused_with_both_numbers(
+    horsies: Horsies, database: str
+) -> None:
+    said = horsies(
+        "worker", "shop:app", "--processes=1", "--max-memory-per-child-mb=5", env={"HORSIES_DATABASE_URL": database}
+    )
+    assert said.code == 1
+    told = re.search(r"takes (\d+) MB before its first task.*--max-memory-per-child-mb=5 ", said.message)
+    assert told
+    assert int(told[1]) > 5
+
+
+@pytest.mark.promise("C5")
+@pytest.mark.parametrize("limit", ["0", "-1", "nan"])
+def test_a_memory_limit_that_is_no_size_is_refused(horsies: Horsies, limit: str) -> None:
+    said = horsies("worker", "shop:app", f"--max-memory-per-child-mb={limit}", env={"HORSIES_DATABASE_URL": GONE})
+    assert said.code == 1
+    assert "positive" in said.message
+
+
+def test_a_queue_that_the_app_does_not_have_is_refused_before_anything_is_started(
+    horsies: Horsies, database: str
+) -> None:
+    said = horsies(
+        "worker", "shop:app", "--processes=1", "--queues=default, mial", env={"HORSIES_DATABASE_URL": database}
+    )
+    assert said.code == 1
+    assert "there is no queue 'mial'; this app has default" in said.message
+    assert "children are ready" not in said.err
 
 
 @pytest.mark.promise("W1")

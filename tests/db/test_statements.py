@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -13,7 +14,7 @@ from horsies.db.op import Query, Statement
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
 from horsies.tasks import release, wait
-from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_start, start
+from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, from_start, start
 from horsies.tasks.finish import finish
 from horsies.tasks.release import get_held
 from tests.fixtures.journey import ME, column, row
@@ -115,10 +116,10 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     ids = [claim.id for claim in claims]
     endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
     return {
-        "claim_from_start": claim_from_start(running, ["default", "other"]),
+        "claim_from_queues": claim_from_queues(running, from_start(["default", "other"])),
         "claim_from_marks": claim_from_marks(running, [Lane("default", 100, claims[0].enqueued_at)]),
-        "claim_one": claim_from_start(Wanted(ME, TaskStatus.RUNNING, 1, 60_000), ["default"]),
-        "claim_hundreds": claim_from_start(Wanted(ME, TaskStatus.CLAIMED, 500, 60_000), ["default"]),
+        "claim_one": claim_from_queues(Wanted(ME, TaskStatus.RUNNING, 1, 60_000), from_start(["default"])),
+        "claim_hundreds": claim_from_queues(Wanted(ME, TaskStatus.CLAIMED, 500, 60_000), from_start(["default"])),
         "start_one": start(ME, claims[:1]),
         "start_hundred": start(ME, claims),
         "finish_one": finish(ME, endings[:1]),
@@ -126,14 +127,16 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "release_one": release.release(ME, claims[:1]),
         "release_hundred": release.release(ME, claims),
         "get_held": get_held(ME),
-        "get_ended": wait.SQL["get_ended"](id=ids[0], since=claims[0].enqueued_at),
+        "get_ended": wait.SQL["get_ended"](
+            id=ids[0], since=claims[0].enqueued_at, until=claims[0].enqueued_at + timedelta(days=1)
+        ),
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](id=ids[0]),
         "withdraw_finished": load(str(ROOT / "tasks" / "enqueue.py"))["withdraw_finished"](ids=ids[:1]),
     }
 
 
 HOT = [
-    "claim_from_start", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
+    "claim_from_queues", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
     "finish_one", "finish_hundred", "release_one", "release_hundred",
     "get_held", "get_ended", "get_ended_unpruned", "withdraw_finished",
 ]  # fmt: skip
@@ -146,7 +149,7 @@ def test_the_hot_statements_keep_their_index_plans_without_statistics(name: str,
     assert "Index" in found, found
 
 
-@pytest.mark.parametrize("name", ["claim_from_start", "claim_from_marks"])
+@pytest.mark.parametrize("name", ["claim_from_queues", "claim_from_marks"])
 def test_a_claim_reads_in_the_order_of_service_and_sorts_nothing(name: str, filled: psycopg.Connection) -> None:
     found = plan(filled, hot(filled)[name])
     assert "tasks_claim_idx" in found, found

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode, WorkerResilienceConfig
+from horsies.model.config import (
+    AppConfig,
+    CustomQueueConfig,
+    PostgresConfig,
+    QueueMode,
+    RecoveryConfig,
+    WorkerResilienceConfig,
+)
 from horsies.model.errors import ConfigError, QueueError
 
 URL = "postgresql://ann:S3cr3t@db.example/app"
@@ -33,7 +40,13 @@ def the_problem_of(kind: Any, **values: Any) -> str:
 
 @pytest.mark.parametrize(
     "config",
-    [PostgresConfig(database_url=URL), HIGH, WorkerResilienceConfig(), AppConfig.for_database_url(URL)],
+    [
+        PostgresConfig(database_url=URL),
+        HIGH,
+        WorkerResilienceConfig(),
+        RecoveryConfig(),
+        AppConfig.for_database_url(URL),
+    ],
     ids=lambda config: type(config).__name__,
 )
 def test_a_configuration_cannot_be_changed_and_can_be_copied(config: Any):
@@ -64,6 +77,7 @@ NUMBERS = [
         (PostgresConfig, {"database_url": URL}),
         (CustomQueueConfig, {"name": "q"}),
         (WorkerResilienceConfig, {}),
+        (RecoveryConfig, {}),
         (AppConfig, {}),
     )
     for field in dataclasses.fields(kind)
@@ -197,6 +211,7 @@ def test_changing_the_list_afterwards_changes_nothing():
         ({"queue_mode": "CUSTOM"}, "QueueMode.DEFAULT or QueueMode.CUSTOM"),
         ({"broker": URL}, "PostgresConfig(database_url=...)"),
         ({"resilience": None}, "WorkerResilienceConfig()"),
+        ({"recovery": None}, "RecoveryConfig()"),
     ],
 )
 def test_an_app_that_contradicts_itself_is_refused_with_the_way_out(values: dict[str, Any], advice: str):
@@ -233,6 +248,79 @@ def test_a_buffer_is_a_number_or_auto(prefetch_buffer: Any):
 @pytest.mark.parametrize("claim_lease_ms", [0, 999, 3_600_001])
 def test_a_lease_has_a_range(claim_lease_ms: int):
     assert "from 1000 to 3600000" in the_problem_of(AppConfig, claim_lease_ms=claim_lease_ms)
+
+
+# Caps
+
+
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("cap", [0, -1, 1_000_001])
+def test_a_cluster_wide_cap_has_a_range(cap: int):
+    assert "cluster_wide_cap is" in the_problem_of(AppConfig, cluster_wide_cap=cap)
+    assert AppConfig(cluster_wide_cap=1).cluster_wide_cap == 1
+    assert AppConfig().cluster_wide_cap is None
+
+
+@pytest.mark.promise("C15")
+@pytest.mark.parametrize("prefetch_buffer", [1, 8, "auto"])
+def test_a_cluster_wide_cap_allows_no_buffer(prefetch_buffer: Any):
+    problem = the_problem_of(AppConfig, cluster_wide_cap=5, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
+    assert f"prefetch_buffer is {prefetch_buffer!r}" in problem
+    assert "set prefetch_buffer=0, or remove the cap" in problem
+
+
+@pytest.mark.promise("C10")
+def test_a_queue_is_uncapped_capped_or_paused():
+    caps = [CustomQueueConfig(name="q", max_concurrency=cap).max_concurrency for cap in (None, 5, 0)]
+    assert caps == [None, 5, 0]
+    assert "max_concurrency is -1" in the_problem_of(CustomQueueConfig, name="q", max_concurrency=-1)
+
+
+# Recovery
+
+RECOVERY_RANGES = {
+    "heartbeat_ms": (100, 300_000),
+    "dead_after_ms": (500, 3_600_000),
+    "keeper_ms": (100, 60_000),
+    "grace_ms": (0, 3_600_000),
+    "snapshot_ms": (1_000, 3_600_000),
+    "frozen_after_ms": (1_000, 86_400_000),
+}
+
+
+@pytest.mark.promise("T2")
+def test_by_default_a_dead_worker_is_noticed_within_a_quarter_of_a_minute():
+    """It may have beaten just before, and the keeper looks once per `keeper_ms`, a fifth later at most."""
+    recovery = AppConfig().recovery
+    assert recovery.dead_after_ms + 2 * recovery.keeper_ms * 1.2 <= 15_000
+    assert recovery.dead_after_ms >= 2 * recovery.heartbeat_ms
+    assert recovery.frozen_after_ms is None
+
+
+def test_a_child_may_miss_one_ping_before_it_counts_as_frozen():
+    problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, frozen_after_ms=5_000)
+    assert "below three heartbeats" in problem
+
+
+@pytest.mark.parametrize("name", RECOVERY_RANGES)
+def test_a_value_of_recovery_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
+    low, high = RECOVERY_RANGES[name]
+    others = {
+        "heartbeat_ms": {"dead_after_ms": 3_600_000},
+        "dead_after_ms": {"heartbeat_ms": 100},
+        "frozen_after_ms": {"heartbeat_ms": 100},
+    }.get(name, {})
+    for value in (low, high):
+        assert getattr(RecoveryConfig(**others, **{name: value}), name) == value
+    for value in (low - 1, high + 1):
+        assert f"from {low} to {high}" in the_problem_of(RecoveryConfig, **others, **{name: value})
+
+
+@pytest.mark.promise("T2")
+def test_one_late_heartbeat_must_not_kill():
+    problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, dead_after_ms=5_999)
+    assert "below two heartbeats" in problem
+    assert RecoveryConfig(heartbeat_ms=3_000, dead_after_ms=6_000).dead_after_ms == 6_000
 
 
 # Back-off

@@ -131,3 +131,9 @@ def test_a_code_of_a_family_is_stored_as_plain_text():
 def test_a_task_error_cannot_be_changed():
     with pytest.raises(AttributeError):
         TaskError(error_code="X").message = "y"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e12, "soon"])
+def test_a_pause_that_cannot_be_kept_is_refused_where_it_is_written(seconds: Any) -> None:
+    with pytest.raises(ValueError, match="retry_after_seconds is"):
+        TaskError(error_code="BUSY", retry_after_seconds=seconds)

@@ -9,7 +9,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import Wanted, claim_from_start
+from horsies.tasks.claim import Wanted, claim_from_queues, from_start
 from horsies.tasks.release import release
 from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
 
@@ -154,7 +154,7 @@ def test_a_row_that_another_holds_locked_is_passed_over_without_waiting(
 ) -> None:
     first, second = send_new(broker, 2)
     with psycopg.connect(database) as winner:
-        query = claim_from_start(Wanted(OTHER, TaskStatus.RUNNING, 1, 0), ["default"])
+        query = claim_from_queues(Wanted(OTHER, TaskStatus.RUNNING, 1, 0), from_start(["default"]))
         winner.execute(query.statement.for_schema("horsies"), query.params)  # no COMMIT yet: the row is locked
         assert [held.id for held in claim(broker)] == [second.id]
         winner.rollback()

@@ -124,3 +124,10 @@ async def test_a_suppressed_async_send_is_the_same(basic: Any, sql: psycopg.Conn
 def test_calling_a_task_runs_it_here(basic: Any) -> None:
     assert basic.add(1, 2) == TaskResult(ok=3)
     assert asyncio.run(basic.nap(0.0)) == TaskResult(ok=0.0)
+
+
+@pytest.mark.parametrize("timeout_ms", [-1, float("nan")])
+def test_a_wait_of_no_length_at_all_is_refused(basic: Any, timeout_ms: Any) -> None:
+    handle = basic.add.send(1, 2)
+    with pytest.raises(ValueError, match="timeout_ms is"):
+        handle.get(timeout_ms)

@@ -1,31 +1,62 @@
 """The pump's books, without children: what travels, what comes back, and that nothing is forgotten between."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from horsies.model.budget import Budget, QueueRoom
+from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
+from horsies.tasks.claim import NO_CAPS, Caps, Wanted
 from horsies.tasks.ids import new_task_id
-from horsies.worker.books import ENDINGS_PER_TURN, Books, Buffered
+from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered, Limits
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
-from horsies.worker.turn import Outcome, Turn, take_turn
+from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 
 WORKER = "00000000-0000-4000-8000-00000000000a"
-NOTHING = Outcome(frozenset(), frozenset(), [])
+DATABASE = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
+NOTHING = Outcome()
+ONE_CAP = Caps(queues={"default": 5})
 
 
-def books(prefetch: int = 0) -> Books:
+@dataclass
+class Child:
+    """As much of a member of the pool as the books look at."""
+
+    load: int = 0
+    is_open: bool = True
+    budget_left: int | None = None
+
+    def assigned(self) -> list[Claim]:
+        return []
+
+
+def books(
+    *children: Child,
+    prefetch: int | Literal["auto"] = 0,
+    concurrency: int = 1,
+    processes: int = 2,
+    queues: tuple[str, ...] = ("default",),
+    caps: Caps = NO_CAPS,
+    max_claim_batch: int = 0,
+    max_claim_per_worker: int = 0,
+) -> Books:
+    roster: Any = list(children)
     return Books(
         worker=WORKER,
-        statement_timeout_ms=30_000,
-        lease_ms=5_000,
-        roster=[],
-        frames=Frames(prefetch, 2),
-        marks=Marks(["default"]),
+        database=DATABASE,
+        limits=Limits(5_000, caps, max_claim_batch, max_claim_per_worker),
+        roster=roster,
+        frames=Frames(prefetch, processes, concurrency),
+        marks=Marks(queues),
+        promotes=False,
     )
 
 
@@ -41,6 +72,18 @@ def ending(of: Claim | None = None) -> Ending:
 def taken(made: Books, now: float = 0.0) -> Turn:
     turn = made.next_turn(now)
     assert turn is not None
+    return turn
+
+
+def wanted_by(turn: Turn | None) -> dict[str, int]:
+    """How many rows it asks for, by the status that they shall have."""
+    return {wanted.status.value: wanted.limit for wanted in (turn.wanted if turn else ())}
+
+
+def starting(made: Books, *claims: Claim) -> Turn:
+    """A turn in flight that starts these."""
+    turn = Turn(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
+    made.in_flight.append(turn)
     return turn
 
 
@@ -67,14 +110,15 @@ def test_twenty_endings_travel_in_one_statement() -> None:
 
 
 def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
-    made = books(prefetch=4)
+    made = books(Child(), Child(), prefetch=4)
     made.endings.append(ending())
     made.releases.append(claim())
+    made.buffer.append(Buffered(claim(), 100.0))
     turn = taken(made)
     names = statements(turn)
-    assert names[:4] == ["begin_turn", "set_limits", "finish_tasks", "release_tasks"]
-    assert names[4:6] == ["claim_from_start", "commit_turn"]
-    assert sorted(names[6:]) == ["notify_done", "notify_new"]  # after the commit: NOTIFY takes a lock
+    assert names[:5] == ["begin_turn", "set_limits", "finish_tasks", "release_tasks", "start_tasks"]
+    assert names[5:8] == ["claim_from_queues", "claim_from_queues", "commit_turn"]  # to run, and to wait
+    assert sorted(names[8:]) == ["notify_done", "notify_new"]  # after the commit: NOTIFY takes a lock
 
 
 def test_very_many_endings_travel_in_several_turns() -> None:
@@ -102,7 +146,7 @@ def test_the_buffer_is_never_filled_beyond_its_number() -> None:
     made = books(prefetch=4)
     turn = taken(made)
     claims = [claim() for _ in range(6)]
-    assert made.settle(turn, Outcome(frozenset(), frozenset(), [claims]), until=5.0) == []
+    assert made.settle(turn, Outcome(claimed=[claims]), until=5.0) == []
     assert len(made.buffer) == 6
     assert made.next_turn(0.0) is None
 
@@ -146,8 +190,7 @@ def test_a_failed_turn_puts_back_all_that_it_carried_in_order() -> None:
 def test_starts_of_a_failed_turn_are_given_back_because_nobody_knows_whether_they_started() -> None:
     made = books(prefetch=4)
     started = claim()
-    turn = Turn(WORKER, 30_000, [], [], [started], [], ["default"], None)
-    made.in_flight.append(turn)
+    turn = starting(made, started)
     made.put_back(turn)
     assert made.releases == [started]
 
@@ -155,9 +198,303 @@ def test_starts_of_a_failed_turn_are_given_back_because_nobody_knows_whether_the
 def test_what_was_not_started_is_not_run() -> None:
     made = books(prefetch=4)
     kept, lost = claim(), claim()
-    turn = Turn(WORKER, 30_000, [], [], [kept, lost], [], ["default"], None)
-    made.in_flight.append(turn)
-    assert made.settle(turn, Outcome(frozenset(), frozenset({kept.id}), []), until=0.0) == [kept]
+    turn = starting(made, kept, lost)
+    assert made.settle(turn, Outcome(started=frozenset({kept.id})), until=0.0) == [kept]
+    assert made.releases == [lost]  # its queue may be full: what is still ours goes back
+
+
+# -- what there is room for
+
+
+@pytest.mark.promise("C1", "C12")
+def test_without_a_buffer_only_what_can_run_at_once_is_claimed() -> None:
+    made = books(Child(), Child(load=1), Child(is_open=False), processes=3)
+    turn = taken(made)
+    assert wanted_by(turn) == {"RUNNING": 1}
+    assert [wanted.queue_limit for wanted in turn.wanted] == [None]
+
+
+@pytest.mark.promise("C13")
+def test_with_a_buffer_some_run_at_once_and_some_wait() -> None:
+    made = books(Child(), Child(load=1), prefetch=4)
+    assert wanted_by(taken(made)) == {"RUNNING": 1, "CLAIMED": 4}
+
+
+@pytest.mark.promise("X2", "X4")
+def test_a_child_that_runs_many_at_once_has_room_for_as_many() -> None:
+    made = books(Child(load=3), Child(), concurrency=10)
+    assert wanted_by(taken(made)) == {"RUNNING": 17}
+
+
+@pytest.mark.promise("C2")
+def test_a_child_near_the_end_of_its_tasks_is_given_no_more_than_are_left() -> None:
+    made = books(Child(budget_left=2), Child(load=9, budget_left=7), concurrency=10)
+    assert wanted_by(taken(made)) == {"RUNNING": 3}
+
+
+def test_as_children_become_free_turns_overlap() -> None:
+    first, second = Child(), Child(load=1)
+    made = books(first, second)
+    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    second.load = 0
+    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert made.next_turn(0.0) is None
+
+
+@pytest.mark.promise("C11", "C12", "C19")
+@pytest.mark.parametrize("caps", [ONE_CAP, Caps(cluster_wide=5)])
+def test_while_something_is_capped_one_turn_at_a_time_claims_and_the_others_still_end_tasks(caps: Caps) -> None:
+    first, second = Child(), Child(load=1)
+    made = books(first, second, caps=caps)
+    claiming = taken(made)
+    assert wanted_by(claiming) == {"RUNNING": 1}
+    second.load = 0
+    made.endings.append(ending())
+    assert wanted_by(taken(made)) == {}
+    made.settle(claiming, Outcome(claimed=[[]]), until=0.0)
+    assert wanted_by(taken(made)) == {"RUNNING": 2}
+
+
+@pytest.mark.promise("C17")
+def test_without_a_buffer_the_ceiling_counts_all_that_is_held() -> None:
+    busy = [Child(load=1), Child(load=1), Child(), Child(), Child()]
+    made = books(*busy, processes=5, max_claim_per_worker=3)
+    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert made.next_turn(0.0) is None
+
+
+@pytest.mark.promise("C17")
+def test_without_a_buffer_the_ceiling_counts_endings_until_they_are_committed() -> None:
+    """Or for a moment more rows than the ceiling would be RUNNING under this worker's name."""
+    made = books(Child(), Child(), max_claim_per_worker=1)
+    made.more = False
+    made.endings.append(ending())
+    telling = taken(made)
+    made.more = True
+    assert made.next_turn(0.0) is None
+    made.settle(telling, NOTHING, until=0.0)
+    assert wanted_by(taken(made)) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("C17")
+def test_with_a_buffer_the_ceiling_counts_only_what_waits() -> None:
+    made = books(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
+    made.buffer.append(Buffered(claim(), 100.0))
+    assert wanted_by(taken(made)) == {"CLAIMED": 3}
+
+
+@pytest.mark.promise("C16")
+def test_a_batch_limits_what_one_turn_takes_from_a_queue() -> None:
+    made = books(*[Child() for _ in range(9)], processes=9, max_claim_batch=4)
+    turn = taken(made)
+    assert [(wanted.limit, wanted.queue_limit) for wanted in turn.wanted] == [(9, 4)]
+    assert turn.claim_from is ClaimFrom.START
+
+
+@pytest.mark.promise("C16")
+@pytest.mark.parametrize(("batch", "expected"), [(1, [(2, 1)]), (2, [(2, 2)]), (5, [(2, 5), (4, 3)])])
+def test_what_runs_and_what_waits_share_one_batch(batch: int, expected: list[tuple[int, int]]) -> None:
+    made = books(Child(), Child(), prefetch=4, max_claim_batch=batch)
+    assert [(wanted.limit, wanted.queue_limit) for wanted in taken(made).wanted] == expected
+
+
+@pytest.mark.promise("C19", "C20")
+def test_where_a_queue_is_counted_each_queue_is_a_lane_of_its_own() -> None:
+    made = books(Child(), queues=("urgent", "default"), caps=ONE_CAP)
+    made.marks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
+    for payload in ("5 1000000 default", "9 1000000 default", "7 1000000 urgent"):
+        made.marks.heard(payload)
+    turn = taken(made)
+    assert turn.claim_from is ClaimFrom.QUEUES
+    assert [(lane.queue_name, lane.priority) for lane in turn.lanes] == [("urgent", 7), ("default", 5)]
+    assert "lock_caps" in statements(turn)
+
+
+@pytest.mark.promise("C10", "C19")
+def test_where_nothing_is_capped_nothing_is_counted_and_nothing_locked() -> None:
+    made = books(Child())
+    made.marks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
+    made.marks.heard("5 1000000 default")
+    turn = taken(made)
+    assert turn.claim_from is ClaimFrom.MARKS
+    assert statements(turn) == ["begin_turn", "set_limits", "claim_from_marks", "commit_turn"]
+
+
+@given(
+    loads=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    prefetch=st.integers(0, 6),
+    buffered=st.integers(0, 8),
+    ceiling=st.integers(0, 12),
+    batch=st.integers(0, 8),
+)
+@pytest.mark.promise("C12", "C13", "C16", "C17", "C18")
+def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
+    loads: list[int], prefetch: int, buffered: int, ceiling: int, batch: int
+) -> None:
+    """The oracle counts rows in the database, where the buffered rows that this turn starts are RUNNING by then."""
+    concurrency = 3
+    made = books(
+        *[Child(load) for load in loads],
+        prefetch=prefetch,
+        concurrency=concurrency,
+        processes=len(loads),
+        max_claim_per_worker=ceiling,
+        max_claim_batch=batch,
+    )
+    made.buffer.extend(Buffered(claim(), 100.0) for _ in range(buffered if prefetch else 0))
+    turn = made.next_turn(0.0)
+    started = len(turn.starts) if turn else 0
+    budget = Budget(
+        slots=len(loads) * concurrency,
+        running=sum(loads) + started,
+        claimed=len(made.buffer),
+        prefetch_buffer=prefetch,
+        max_claim_per_worker=ceiling,
+        max_claim_batch=batch,
+    )
+    asked: list[Wanted] = list(turn.wanted) if turn else []
+    from_one_queue = sum(min(wanted.limit, wanted.queue_limit or wanted.limit) for wanted in asked)
+    assert from_one_queue == budget.queue_limit(QueueRoom(name="default"), budget.pass_limit())
+    if not batch:
+        assert sum(wanted.limit for wanted in asked) == budget.pass_limit()
+    assert wanted_by(turn).get("RUNNING", 0) <= len(loads) * concurrency - sum(loads) - started
+
+
+# -- tiny tasks
+
+
+def test_endings_of_tiny_tasks_wait_a_moment_for_each_other() -> None:
+    """While another task will end in a moment, or a turn will come back and bring more."""
+    made = with_tiny_tasks(books(Child(load=1), Child()))
+    assert made.should_gather()
+    made = with_tiny_tasks(books(Child(), Child()))
+    starting(made)
+    assert made.should_gather()
+
+
+def with_tiny_tasks(made: Books) -> Books:
+    made.endings.append(ending())
+    for _ in range(100):
+        made.frames.observe(10)
+    return made
+
+
+def test_a_single_tiny_task_is_never_kept_waiting() -> None:
+    assert not with_tiny_tasks(books(Child(), Child())).should_gather()
+
+
+def test_endings_do_not_wait_when_there_is_nothing_more_to_do() -> None:
+    made = with_tiny_tasks(books(Child(load=1)))
+    made.more = False
+    assert not made.should_gather()
+
+
+def test_endings_do_not_wait_on_the_way_out() -> None:
+    made = with_tiny_tasks(books(Child(load=1)))
+    made.stopping = True
+    assert not made.should_gather()
+
+
+def test_endings_of_longer_tasks_do_not_wait() -> None:
+    made = with_tiny_tasks(books(Child(load=1)))
+    made.frames.observe(1_000_000)
+    assert not made.should_gather()
+
+
+@pytest.mark.parametrize("prefetch", [4, "auto"])
+def test_endings_of_frames_do_not_wait_because_they_come_together_anyway(prefetch: int | Literal["auto"]) -> None:
+    assert not with_tiny_tasks(books(Child(load=1), prefetch=prefetch)).should_gather()
+
+
+# -- more that travels
+
+
+def test_what_was_put_off_is_looked_for_once_per_reason() -> None:
+    made = books()
+    made.promotes = True
+    turn = taken(made)
+    assert statements(turn) == ["begin_turn", "set_limits", "promote_tasks", "get_next_due", "commit_turn"]
+    assert made.next_turn(0.0) is None
+    made.put_back(turn)
+    assert taken(made).promotes
+
+
+@pytest.mark.promise("W10", "W9")
+def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> None:
+    made = books()
+    interrupted = [ending(), ending()]
+    made.interrupted.extend(interrupted)
+    made.stopping = True
+    turn = taken(made)
+    assert list(turn.interrupted) == interrupted
+    assert statements(turn) == [
+        "begin_turn",
+        "set_limits",
+        "release_interrupted",  # before the ending, which then finds only the others
+        "finish_tasks",
+        "commit_turn",
+        "notify_done",
+        "notify_everyone",
+    ]
+    made.put_back(turn)
+    assert made.interrupted == interrupted
+
+
+def test_of_a_task_s_progress_only_the_last_travels() -> None:
+    made = books()
+    made.progress["an id", 1] = "old"
+    made.progress["an id", 1] = "new"
+    turn = taken(made)
+    assert list(turn.progress) == [("an id", 1, "new")]
+    assert "report_progress" in statements(turn)
+    assert made.next_turn(0.0) is None
+
+
+def test_progress_of_a_failed_turn_travels_again_unless_there_is_news() -> None:
+    made = books()
+    made.progress.update({("one", 1): "old", ("other", 1): "old"})
+    turn = taken(made)
+    made.progress["one", 1] = "new"
+    made.put_back(turn)
+    assert sorted(taken(made).progress) == [("one", 1, "new"), ("other", 1, "old")]
+
+
+def test_progress_does_not_keep_a_worker_from_leaving() -> None:
+    made = books()
+    made.progress["an id", 1] = "half"
+    assert made.is_empty
+
+
+def test_failed_attempts_that_may_be_retried_are_judged_by_their_policy() -> None:
+    made = books()
+    failed, final = claim(), ending()
+    made.endings.extend([Ending(failed.id, 1, TaskStatus.FAILED, error_code="BROKEN", may_retry=True), final])
+    assert statements(taken(made))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_turn"]
+
+
+def test_large_results_travel_in_several_turns() -> None:
+    """PostgreSQL refuses a message of a gigabyte, and one turn must not hold up everybody."""
+    made = books()
+    large = "x" * (BYTES_PER_TURN // 2)
+    for _ in range(4):
+        of = claim()
+        made.endings.append(Ending(of.id, 1, TaskStatus.COMPLETED, large))
+    assert [len(taken(made).endings), len(taken(made).endings)] == [2, 2]
+
+
+def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
+    made = books()
+    made.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_TURN + 1)), ending()])
+    assert [len(taken(made).endings), len(taken(made).endings)] == [1, 1]
+
+
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("kind", ["endings", "interrupted", "releases"])
+@pytest.mark.parametrize(("caps", "is_told"), [(ONE_CAP, True), (Caps(cluster_wide=5), True), (NO_CAPS, False)])
+def test_others_are_told_of_capacity_that_is_free_again(kind: str, caps: Caps, *, is_told: bool) -> None:
+    made = books(caps=caps)
+    getattr(made, kind).append(claim() if kind == "releases" else ending())
+    assert ("notify_freed" in statements(taken(made))) is is_told
 
 
 class NothingIsForgotten(RuleBasedStateMachine):
@@ -169,9 +506,9 @@ class NothingIsForgotten(RuleBasedStateMachine):
         self.known: set[tuple[str, int]] = set()
         self.in_flight: list[Turn] = []
 
-    @initialize(prefetch=st.integers(0, 5))
-    def begin(self, prefetch: int) -> None:
-        self.books = books(prefetch)
+    @initialize(prefetch=st.integers(0, 5), caps=st.sampled_from([NO_CAPS, ONE_CAP]))
+    def begin(self, prefetch: int, caps: Caps) -> None:
+        self.books = books(Child(), Child(), prefetch=prefetch, caps=caps)
 
     def new(self) -> Claim:
         made = claim()
@@ -185,6 +522,10 @@ class NothingIsForgotten(RuleBasedStateMachine):
     @rule()
     def an_ending_is_suspected(self) -> None:
         self.books.suspects.append(ending(self.new()))
+
+    @rule()
+    def a_task_is_interrupted(self) -> None:
+        self.books.interrupted.append(ending(self.new()))
 
     @rule()
     def a_task_is_to_be_given_back(self) -> None:
@@ -212,8 +553,12 @@ class NothingIsForgotten(RuleBasedStateMachine):
     @rule()
     def a_turn_is_committed(self) -> None:
         turn = self.in_flight.pop(0)
-        self.books.settle(turn, Outcome(frozenset(), frozenset(), [[] for _ in turn.wanted]), until=self.now)
-        self.known -= {(item.id, item.claim_no) for item in [*turn.endings, *turn.releases, *turn.starts]}
+        self.books.settle(turn, Outcome(claimed=[[] for _ in turn.wanted]), until=self.now)
+        self.known -= {(item.id, item.claim_no) for item in self._told_by(turn)}
+
+    def _told_by(self, turn: Turn) -> list[Claim | Ending]:
+        """What the books need not remember any more. (What was not started goes back, in another turn.)"""
+        return [*turn.endings, *turn.interrupted, *turn.releases]
 
     @invariant()
     def what_is_open_is_remembered(self) -> None:

@@ -47,8 +47,8 @@ def test_tasks_run_by_priority_and_then_in_the_order_they_were_sent(
     assert numbers(log) == [*range(1, 60, 3), *range(0, 60, 3), *range(2, 60, 3)]
 
 
-@pytest.mark.promise("W4")
-def test_tasks_that_are_not_due_or_past_their_time_are_left_alone(
+@pytest.mark.promise("W4", "C22")
+def test_tasks_that_are_not_due_are_left_alone_and_those_past_their_time_never_run(
     basic: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     for column_name, moment in (("enqueued_at", "1 day"), ("good_until", "-1 second")):
@@ -58,7 +58,13 @@ def test_tasks_that_are_not_due_or_past_their_time_are_left_alone(
         )
     worker(processes=1)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
-    assert statuses(sql) == {"PENDING": 2, "COMPLETED": 1}
+    expected = {"PENDING": 1, "EXPIRED": 1, "COMPLETED": 1}
+    eventually(lambda: statuses(sql) == expected, seen=lambda: statuses(sql))  # the keeper ends what is too late
+    assert row(sql, "select claim_no, started_at, error_code from horsies.finished where status = 'EXPIRED'") == (
+        0,
+        None,
+        "TASK_EXPIRED",
+    )
 
 
 @pytest.mark.promise("C1")

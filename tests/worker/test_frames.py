@@ -24,6 +24,28 @@ def test_without_prefetch_a_child_holds_one_task_whatever_was_measured(durations
     assert not frames.buffers
 
 
+@pytest.mark.promise("X2", "X4")
+@given(durations, processes, st.integers(2, 5_000), st.sampled_from([0, 7]))
+def test_a_child_that_runs_many_at_once_has_a_place_for_each_whatever_was_measured(
+    durations: list[int], processes: int, concurrency: int, prefetch: int
+) -> None:
+    frames = Frames(prefetch, processes, concurrency)
+    for duration in durations:
+        frames.observe(duration)
+    assert frames.size == concurrency
+    assert frames.ceiling == processes * concurrency + prefetch
+    assert frames.room(concurrency - 1) == 1  # nobody waits until half of the places are free
+    assert frames.room(concurrency) == 0
+    assert not frames.is_framed
+
+
+def test_tasks_are_tiny_when_they_take_less_time_than_a_commit() -> None:
+    assert not Frames(0, 1).are_tiny  # before anything is measured
+    frames = measured(Frames(0, 1), 50)
+    assert frames.are_tiny
+    assert not measured(frames, 1_000_000, times=1).are_tiny
+
+
 @pytest.mark.parametrize("prefetch", [5, "auto"])
 def test_before_anything_is_measured_a_frame_is_one_task(prefetch: int) -> None:
     assert Frames(prefetch, 2).size == 1

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies.model.task import Claim
+from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
 from horsies.worker.marks import REST_PER_COST, Marks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,8 +25,12 @@ def told(second: float, *, queue: str = "default", priority: int = 100) -> str:
 
 
 def marks_of(marks: Marks, now: float = 0.0) -> list[tuple[str, int, datetime]] | None:
-    lanes = marks.lanes(now)
-    return None if lanes is None else [(lane.queue_name, lane.priority, lane.mark) for lane in lanes]
+    """Where the next claim begins; None: at the start."""
+    return None if marks.wants_start(now) else plain(marks.lanes())
+
+
+def plain(lanes: list[Lane]) -> list[tuple[str, int, datetime]]:
+    return [(lane.queue_name, lane.priority, lane.mark) for lane in lanes]
 
 
 def settled(marks: Marks) -> Marks:
@@ -35,7 +40,9 @@ def settled(marks: Marks) -> Marks:
 
 
 def test_the_first_claim_is_made_from_the_start() -> None:
-    assert Marks(["default"]).lanes(0.0) is None
+    marks = Marks(["urgent", "default"])
+    assert marks.wants_start(0.0)
+    assert plain(marks.starts()) == [("urgent", LOWEST_PRIORITY, EPOCH), ("default", LOWEST_PRIORITY, EPOCH)]
 
 
 def test_a_notification_names_the_lane_to_claim_from() -> None:
@@ -77,10 +84,28 @@ def test_lanes_come_in_the_order_of_service() -> None:
     assert [lane[:2] for lane in lanes] == [("urgent", 10), ("urgent", 90), ("default", 5)]
 
 
+def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority() -> None:
+    """The lower priorities of a queue follow the first in the same lane, so nothing behind the mark is left out.
+
+    A queue of which nothing was heard begins at its start: a claim that met a cap has not seen what waits there.
+    """
+    marks = settled(Marks(["urgent", "quiet", "default"]))
+    for payload in (
+        told(9, queue="default", priority=100),
+        told(1, queue="default", priority=200),
+        told(5, queue="urgent", priority=90),
+        told(7, queue="urgent", priority=10),
+    ):
+        marks.heard(payload)
+    urgent, quiet, default = marks.first_lanes()
+    assert plain([urgent, default]) == [("urgent", 10, at(7)), ("default", 100, at(9))]
+    assert [quiet] == from_start(["quiet"])
+
+
 def test_queues_of_others_are_ignored() -> None:
     marks = settled(Marks(["default"]))
     marks.heard(told(1, queue="others"))
-    assert marks.lanes(0.0) is None
+    assert marks.wants_start(0.0)
     marks.heard(told(1))
     marks.heard(told(1, queue="others"))
     assert marks_of(marks) == [("default", 100, at(1))]
@@ -91,7 +116,7 @@ def test_what_cannot_be_read_asks_for_a_claim_from_the_start(payload: str | None
     marks = settled(Marks(["default"]))
     marks.heard(told(1))
     marks.heard(payload)
-    assert marks.lanes(0.0) is None
+    assert marks.wants_start(0.0)
     assert marks.rescan_in_s(0.0) == 0.0
 
 
@@ -107,7 +132,7 @@ def test_a_filled_claim_leaves_a_claim_from_the_start_to_be_made() -> None:
     assert marks.rescan_in_s(0.0) is None
     marks.claimed([claim(1)], asked=1, sent_at=marks.moment)
     assert marks.rescan_in_s(0.0) == 0.0
-    assert marks.lanes(0.0) is None
+    assert marks.wants_start(0.0)
 
 
 def test_a_claim_from_the_start_that_came_back_short_has_seen_everything() -> None:
@@ -122,8 +147,8 @@ def test_claims_from_the_start_are_rationed_by_what_they_cost() -> None:
     marks.rescanned([claim(1)], asked=1, sent_at=0, now=100.0, cost_s=2.0)
     rest = 2.0 * REST_PER_COST
     assert marks.rescan_in_s(101.0) == pytest.approx(rest - 1)
-    assert marks.lanes(101.0) is not None
-    assert marks.lanes(100.0 + rest) is None
+    assert not marks.wants_start(101.0)
+    assert marks.wants_start(100.0 + rest)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=30))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import psutil
 import psycopg
 import pytest
 
+from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.workers import StartWorker, Worker
@@ -92,24 +94,162 @@ def test_what_has_not_begun_is_given_back_at_once(
     assert second.terminate() == 0
 
 
+# -- what does not end in time
+
+
+@pytest.fixture
+def departing(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
+    """The app of `tests/apps/departing.py` as a producer."""
+    monkeypatch.setenv("HORSIES_DATABASE_URL", database)
+    module = load_fresh("departing")
+    yield module
+    module.app.close()
+
+
+DEPARTING = "tests.apps.departing:app"
+
+
 @pytest.mark.promise("W10")
-def test_a_second_signal_kills_what_runs_and_tells_its_waiters(
-    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+def test_a_second_signal_interrupts_what_runs_and_tells_its_waiters(
+    departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    running = worker(processes=2)
-    gates = [basic.gate.send(str(tmp_path / str(n)), str(tmp_path / "never")) for n in range(2)]
+    running = worker(DEPARTING, processes=2)
+    gates = [departing.gate_plain.send(str(tmp_path / str(n)), str(tmp_path / "never")) for n in range(2)]
     for n in range(2):
         begun(tmp_path / str(n))
     running.signal(signal.SIGTERM)
     running.wait_for_log("stopping")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("second signal")
-    running.wait()
+    assert running.wait() == 3
     for gate in gates:
         error = gate.get(PATIENCE_MS).err_value
         assert error.error_code == "WORKER_CRASHED"
-        assert "SIGKILL" in error.message
+        assert "its worker was stopped" in error.message
     assert workers_rows(sql) == []
+    assert not any("another takes its place" in line for line in running.logs)  # nobody had to be killed
+
+
+@pytest.mark.promise("W10")
+def test_a_third_signal_kills_what_will_not_stop(
+    departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """The grace is five minutes: it is the signal that ends it."""
+    running = worker(DEPARTING, processes=1, env={"HORSIES_TEST_GRACE_MS": "300000"})
+    handle = send_stubborn(departing, tmp_path)
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("stopping")
+    running.signal(signal.SIGTERM)
+    eventually((tmp_path / "asked").exists)
+    assert running.process.poll() is None
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 3
+    assert handle.info().status == "PENDING"
+    assert workers_rows(sql) == []
+
+
+def send_stubborn(departing: Any, folder: Path) -> Any:
+    handle = departing.stubborn.send(str(folder / "begun"), str(folder / "open"), str(folder / "asked"))
+    begun(folder / "begun")
+    return handle
+
+
+@pytest.mark.promise("W10")
+def test_the_shutdown_timeout_interrupts_without_a_second_signal(
+    departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0.2",))
+    gate = departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "never"))
+    begun(tmp_path / "begun")
+    assert running.terminate() == 3
+    running.wait_for_log("what still runs had 200 ms to end")
+    assert gate.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    assert workers_rows(sql) == []
+
+
+@pytest.mark.promise("W10")
+def test_what_ends_within_the_shutdown_timeout_is_not_interrupted(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=300",))
+    gate = departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    pid = begun(tmp_path / "begun")
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("stopping")
+    (tmp_path / "open").touch()
+    assert running.wait() == 0
+    assert gate.get(PATIENCE_MS).ok_value == pid
+
+
+@pytest.mark.promise("W10")
+def test_what_ignores_the_soft_stop_is_killed_when_its_grace_is_over(
+    departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",), env={"HORSIES_TEST_GRACE_MS": "200"})
+    handle = send_stubborn(departing, tmp_path)
+    assert running.terminate() == 3
+    assert (tmp_path / "asked").exists()  # it was asked first
+    assert (handle.info().status, handle.info().attempts) == ("PENDING", 0)
+
+
+@pytest.mark.promise("W10")
+def test_a_task_that_ends_with_a_result_when_it_is_interrupted_keeps_it(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
+    handle = departing.finish_early.send(str(tmp_path / "begun"))
+    begun(tmp_path / "begun")
+    assert running.terminate() == 3
+    assert handle.get(PATIENCE_MS).ok_value == "as far as I got"
+
+
+@pytest.mark.promise("W9", "W10", "T1")
+def test_an_interrupted_task_whose_policy_retries_crashes_goes_back_uncounted(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    first = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
+    handle = departing.gate_again.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    assert first.terminate() == 3
+    info = handle.info()
+    assert (info.status, info.attempts, list(info.failed_attempts), info.worker) == ("PENDING", 0, [], None)
+    (tmp_path / "open").touch()
+    worker(DEPARTING, processes=1)
+    assert handle.get(PATIENCE_MS).is_ok()
+    assert handle.info().attempts == 1
+
+
+@pytest.mark.promise("W9", "W10", "T1")
+@pytest.mark.parametrize(
+    ("name", "attempts"),
+    [("gate_plain", 0), ("gate_not_again", 0), ("gate_again", 2)],
+    ids=["none", "other", "used up"],
+)
+def test_an_interrupted_task_that_may_not_run_again_ends_as_crashed(
+    departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, name: str, attempts: int
+) -> None:
+    """No policy, a policy for something else, or no retries left."""
+    handle = getattr(departing, name).send(str(tmp_path / "begun"), str(tmp_path / "never"))
+    sql.execute("update horsies.tasks set attempts = %s", [attempts])
+    running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
+    begun(tmp_path / "begun")
+    assert running.terminate() == 3
+    assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    assert handle.info().attempts == attempts + 1
+
+
+@pytest.mark.promise("W10")
+def test_what_a_worker_interrupts_another_takes_over_at_once(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    """The second worker sleeps until it is told: its own look comes far later than the test waits."""
+    first = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
+    handle = departing.gate_again.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    worker(DEPARTING, processes=1)
+    assert first.terminate() == 3
+    eventually(lambda: len(numbers(tmp_path / "begun")) == 2)
+    (tmp_path / "open").touch()
+    assert handle.get(PATIENCE_MS).is_ok()
 
 
 def test_a_thread_that_a_task_left_behind_does_not_hold_up_the_worker(
@@ -125,7 +265,6 @@ def test_a_thread_that_a_task_left_behind_does_not_hold_up_the_worker(
 def test_a_signal_while_the_children_are_starting_is_minded(worker: StartWorker, sql: psycopg.Connection) -> None:
     running = worker(processes=2, until_ready=False)
     running.wait_for_log("Concurrency config")
-    eventually(lambda: workers_rows(sql))
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
     assert workers_rows(sql) == []
@@ -164,17 +303,27 @@ def test_a_killed_worker_s_tasks_stay_running_under_its_name(
     assert owners == [incarnation]
 
 
-def test_another_worker_leaves_the_dead_one_s_tasks_alone(
+@pytest.mark.promise("W9", "T2")
+def test_another_worker_leaves_the_dead_one_s_tasks_alone_until_it_is_known_to_be_dead(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
+    """Another may serve, and does, but nobody ends these before the keeper has watched the heartbeat stand still."""
     first = worker(processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never"))
     begun(tmp_path / "begun")
+    (incarnation,) = workers_rows(sql)
     assert_killed_with_all(first)
-    worker(processes=1)
+    second = worker(processes=1)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
-    assert gate.get(0).err_value.error_code == "WAIT_TIMEOUT"
+    status = gate.info().status
+    if incarnation in workers_rows(sql):  # asked later: it was not known to be dead then
+        assert status == "RUNNING"
+    error = gate.get(30_000).err_value
+    second.wait_for_log(f"worker {incarnation} is dead")
+    assert error.error_code == "WORKER_CRASHED"
+    assert str(incarnation) in error.message
     assert len(numbers(tmp_path / "begun")) == 1
+    assert incarnation not in workers_rows(sql)
 
 
 def assert_killed_with_all(running: Worker) -> None:

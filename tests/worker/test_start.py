@@ -8,7 +8,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.workers import READY, StartWorker
 from tests.worker.steps import PATIENCE_MS, begun, insert, numbers, statuses, wait_until_ended
@@ -49,6 +48,18 @@ def test_every_start_is_a_new_incarnation(worker: StartWorker, sql: psycopg.Conn
         seen.update(column(sql, "select id from horsies.workers"))
         assert running.terminate() == 0
     assert len(seen) == 2
+
+
+@pytest.mark.promise("T2")
+def test_nothing_is_claimed_before_the_worker_is_registered(worker: StartWorker, sql: psycopg.Connection) -> None:
+    """A keeper takes the tasks of a worker that is not registered for orphans. Here the registration is half a second late."""
+    insert(sql, "add", left=1, right=2)
+    env = {"HORSIES_TEST_RETRY_MS": "500"}
+    running = worker("tests.apps.tuned:app", env=env, faults="register_worker:before:drop")
+    running.wait_for_log("planted fault: drop before register_worker")
+    assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
+    (registered_at,) = row(sql, "select started_at from horsies.workers")
+    assert row(sql, "select claimed_at >= %s from horsies.finished", registered_at) == (True,)
 
 
 @pytest.mark.promise("W16")
@@ -118,7 +129,7 @@ def test_children_load_the_app_by_themselves(worker: StartWorker, sql: psycopg.C
 # -- children that do not come up
 
 
-IN_A_CHILD = "import sys\nif 'horsies.child.main' in sys.modules:\n    "
+IN_A_CHILD = "import sys\nif 'horsies/child' in sys.argv[0]:\n    "
 
 
 @pytest.mark.parametrize(
@@ -126,8 +137,11 @@ IN_A_CHILD = "import sys\nif 'horsies.child.main' in sys.modules:\n    "
     [
         ("raise OSError('no licence here')", r"OSError: no licence here.*only_at_home\.py:11"),
         ("sys.exit('no')", "SystemExit: no"),
-        ("import os; os._exit(3)", "exited with code 3 while it was loading"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL while it was loading"),
+        ("import os; os._exit(3)", r"exited with code 3 while it was importing \S+only_at_home\.py"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            r"was killed by SIGKILL while it was importing \S+only_at_home\.py",
+        ),
     ],
 )
 def test_a_worker_whose_children_cannot_load_the_app_says_why_and_exits_with_1(
@@ -161,9 +175,26 @@ def test_a_replacement_that_cannot_load_the_app_is_tried_again(
     assert len(pids) == 2
 
 
-def test_a_worker_that_was_declared_dead_stops_and_says_so(worker: StartWorker, sql: psycopg.Connection) -> None:
-    running = worker("tests.apps.tuned:app", processes=1, faults="claim_from_start:before:drop", until_ready=False)
-    eventually(lambda: column(sql, "delete from horsies.workers returning id"))
-    assert running.wait() == 1
-    running.wait_for_log("Error: this worker was declared dead")
+@pytest.mark.promise("T2")
+@pytest.mark.parametrize("stage", ["idle", "at work"])
+def test_a_worker_that_was_declared_dead_forgets_its_tasks_and_starts_anew(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, stage: str
+) -> None:
+    """Its task may belong to another by now: here to nobody, until its own keeper finds the orphan."""
+    running = worker("tests.apps.tuned:app", processes=1, env={"HORSIES_TEST_HEARTBEAT_MS": "200"})
+    task = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never")) if stage == "at work" else None
+    if task:
+        begun(tmp_path / "begun")
+    old_children = running.children()
+    (dead,) = column(sql, "delete from horsies.workers returning id::text")
+    running.wait_for_log(f"worker {dead} was declared dead.*starting anew")
+    incarnation = running.wait_for_log(rf"worker (?!{dead})(\S+) {READY}")[1]
+    assert column(sql, "select id::text from horsies.workers") == [incarnation]
+    assert incarnation != dead
+    assert not any(child.is_running() for child in old_children)
+    if task:
+        assert task.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+        assert len(numbers(tmp_path / "begun")) == 1
+    assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
     assert "Traceback" not in "\n".join(running.logs)
+    assert running.terminate() == 0

@@ -1,8 +1,9 @@
-"""`python -m horsies.child FD`: started by a worker, never by hand."""
+"""`python -m horsies.child child|template FD`: started by a worker, never by hand."""
 
 import sys
 
-from horsies.child.main import main
+from horsies.child import main, template
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    kind, fd = sys.argv[1:]
+    (template if kind == "template" else main).main(int(fd))

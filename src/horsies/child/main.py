@@ -1,152 +1,100 @@
 """The life of a child process: load the app, then run what comes over the socket until told to stop.
 
-Two threads. The *reader* takes frames from the socket, so that a recall is answered while a task runs and the end of
-the parent is noticed at once. The *main thread* runs the tasks, one at a time, in the order they came.
+A thread reads the socket, so that a recall is answered while a task runs and the end of the parent is noticed at once. The main
+thread runs the tasks: one at a time (`Solo`), or it runs an event loop for many (`Crowd`).
 
-A child holds no database connection for queue work, ignores SIGINT and SIGTERM (Ctrl-C and service managers signal the whole
-group; only the parent decides), and never outlives its parent.
+A child holds no database connection for queue work, and never outlives its parent.
 """
 
-import ctypes
+import asyncio
 import fcntl
+import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
-from collections import deque
-from types import FrameType
+import time
+from collections.abc import Callable
 
 from horsies import locate
-from horsies.child.execute import Executor
-from horsies.child.wire import (
-    Assignment,
-    Began,
-    Boot,
-    Message,
-    Ready,
-    Recall,
-    Refused,
-    Returned,
-    Run,
-    Stop,
-    Unpacker,
-    pack,
-)
+from horsies.app import Horsies
+from horsies.child.crowd import Crowd
+from horsies.child.desk import Desk, Inbox
+from horsies.child.guard import die_with, ignore_signals
+from horsies.child.hooks import run_start_hooks, run_stop_hooks
+from horsies.child.memory import rss_meter
+from horsies.child.solo import Solo
+from horsies.child.title import set_title
+from horsies.child.wire import Boot, Booting, Message, Ready, Refused, pack
 from horsies.model.errors import HorsiesError
 
-PR_SET_PDEATHSIG = 1
-RECV_BYTES = 1 << 18
+LEAVE_S = 5.0
+LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
 
 log = logging.getLogger("horsies.child")
 
 
 def main(fd: int) -> None:
-    _guard()
+    """A child of its own, started afresh."""
+    die_with(os.getppid())
+    ignore_signals()
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)  # what a task starts must not keep the socket open
     with socket.socket(fileno=fd) as link:
-        unpacker = Unpacker()
-        boot, *early = _receive(link, unpacker)
-        if not isinstance(boot, Boot):
-            raise TypeError("a child's first message is what to load")
-        logging.basicConfig(level=boot.loglevel, format="%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s")
+        live(link, load)
+
+
+def load(boot: Boot, at: Callable[[str], None]) -> Horsies:
+    """Import what there is to import; `at` hears what comes next."""
+    set_title("loading")
+    logging.basicConfig(level=boot.loglevel, format=LOG_FORMAT)
+    if boot.path:
+        sys.path[:] = boot.path  # a script's folder is on its own path only
+    app = locate.load_app(boot.app, imports=boot.imports, before=lambda module: at(f"importing {module}"))
+    if boot.dsn is not None:
+        app.use_database(boot.dsn)
+    return app
+
+
+def live(link: socket.socket, load: Callable[[Boot, Callable[[str], None]], Horsies]) -> None:
+    """From the first message to the last."""
+    inbox = Inbox(link)
+    boot, *early = inbox.receive()
+    if not isinstance(boot, Boot):
+        raise TypeError("a child's first message is what to load")
+
+    def at(what: str) -> None:
+        link.sendall(pack(Booting(what)))
+
+    with asyncio.Runner() as runner:
         try:
-            app = locate.load_app(boot.app)
+            app = load(boot, at)
+            run_start_hooks(app, runner, at)
         except HorsiesError as error:
             link.sendall(pack(Refused(str(error))))
             return
-        desk = Desk(link, unpacker, early)
-        link.sendall(pack(Ready(os.getpid())))
-        executor = Executor(app.tasks)
-        desk.work_through(executor)
-        executor.close()
-        app.close()
+        _serve(link, inbox, boot, early, app, runner)
+        set_title("leaving")
+        run_stop_hooks(app, runner, at)
+        threading.Thread(target=_lose_patience, name="horsies-exit", daemon=True).start()
+        runner.run(app.close_async())
 
 
-def _guard() -> None:
-    """Die with the parent, and only by its word."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # it died in between
-    # Handlers, not SIG_IGN, which programs started by a task would inherit.
-    signal.signal(signal.SIGINT, _ignore)
-    signal.signal(signal.SIGTERM, _ignore)
+def _lose_patience() -> None:
+    """Threads that tasks have started may never end, and a process waits for all of them."""
+    time.sleep(LEAVE_S)
+    others = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    log.warning("leaving threads behind that do not end: %s", ", ".join(others))
+    os._exit(0)
 
 
-def _ignore(_signal: int, _frame: FrameType | None) -> None:
-    pass
-
-
-def _receive(link: socket.socket, unpacker: Unpacker) -> list[Message]:
-    """At least one message; the parent's death ends the process."""
-    while True:
-        data = link.recv(RECV_BYTES)
-        if not data:
-            os._exit(0)
-        if messages := list(unpacker.feed(data)):
-            return messages
-
-
-class Desk:
-    """What lies before the child: filled by the reader thread, worked through by the main thread."""
-
-    def __init__(self, link: socket.socket, unpacker: Unpacker, early: list[Message]) -> None:
-        self._link = link
-        self._unpacker = unpacker
-        self._tray: deque[Assignment] = deque()
-        self._stopping = False
-        self._changed = threading.Condition()
-        self._sending = threading.Lock()  # the reader answers recalls while the main thread reports
-        for message in early:
-            self._take(message)
-        threading.Thread(target=self._read, name="horsies-reader", daemon=True).start()
-
-    def work_through(self, executor: Executor) -> None:
-        """Run the tray until told to stop and nothing is left. One write per task: an ending and the next beginning."""
-        ended: bytes = b""
-        while True:
-            assignment = self._next(wait=not ended)
-            if assignment is None:
-                if not ended:
-                    return
-                self._send(ended)
-                ended = b""
-                continue
-            self._send(ended + pack(Began(assignment.ticket)))
-            ended = pack(executor.execute(assignment))
-
-    def _next(self, *, wait: bool) -> Assignment | None:
-        with self._changed:
-            while wait and not self._tray and not self._stopping:
-                self._changed.wait()
-            return self._tray.popleft() if self._tray else None
-
-    def _send(self, frames: bytes) -> None:
-        with self._sending:
-            self._link.sendall(frames)
-
-    def _read(self) -> None:
-        try:
-            while True:
-                for message in _receive(self._link, self._unpacker):
-                    self._take(message)
-        except BaseException as error:  # noqa: BLE001 - a child that cannot hear would wait for ever and hold its place
-            log.warning("this child can no longer hear its worker: %r", error)
-            os._exit(1)
-
-    def _take(self, message: Message) -> None:
-        with self._changed:
-            match message:
-                case Run(assignments):
-                    self._tray.extend(Assignment(*fields) for fields in assignments)
-                case Recall():
-                    self._send(pack(Returned([assignment.ticket for assignment in self._tray])))
-                    self._tray.clear()
-                case Stop():
-                    self._stopping = True
-                case _:
-                    raise AssertionError(f"a child is never sent {message}")
-            self._changed.notify()
+def _serve(
+    link: socket.socket, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, runner: asyncio.Runner
+) -> None:
+    rss_mb = rss_meter()
+    desk = Desk(link, inbox, boot.max_memory_mb, rss_mb)
+    crew = Solo(app.tasks, desk, runner) if boot.concurrency == 1 else Crowd(app.tasks, desk, runner, boot.concurrency)
+    set_title("idle")
+    gc.collect()
+    desk.send(pack(Ready(os.getpid(), rss_mb())))
+    crew.work(early)

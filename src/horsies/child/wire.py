@@ -1,4 +1,4 @@
-"""The whole protocol between a worker and one of its children: length-framed messages over a socketpair.
+"""The whole protocol between a worker and its child processes: length-framed messages over a socketpair.
 
 A frame is four bytes of length and a marshalled tuple `(kind, *fields)`. `marshal` because both ends are the same
 interpreter on the same machine, the fields are plain numbers and strings, and it is the fastest that Python has. Arguments
@@ -12,10 +12,12 @@ begun (it crashed) and what had not (it is released).
 import marshal
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 MAX_FRAME = 1 << 30
 _LENGTH = struct.Struct("!I")
+
+Reason: TypeAlias = Literal["timeout", "cancel"]
 
 
 class WireError(Exception):
@@ -26,51 +28,96 @@ class Assignment(NamedTuple):
     ticket: int
     task_id: str
     task_name: str
+    queue_name: str
     attempt: int
+    timeout_ms: int | None
     args: str
 
 
+# -- to the child
+
+
 class Boot(NamedTuple):
-    """To the child, first: what to load."""
+    """First: what to load, and how to run it. `imports` are modules beside those that the app names itself; `dsn` is where its
+    tasks send to, if not where the app says; `path` is where the worker itself finds modules.
+    """
 
     app: str
     loglevel: str
+    concurrency: int
+    max_memory_mb: float | None
+    imports: list[str]
+    dsn: str | None = None
+    path: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
-    """To the child: run these, in this order."""
+    """Run these, in this order."""
 
-    assignments: list[tuple[int, str, str, int, str]]  # the fields of `Assignment`
+    assignments: list[tuple[int, str, str, str, int, int | None, str]]  # the fields of `Assignment`
 
 
 class Recall(NamedTuple):
-    """To the child: give back what has not begun."""
+    """Give back what has not begun."""
+
+
+class Interrupt(NamedTuple):
+    """Make this task raise, so that it can clean up and end."""
+
+    ticket: int
+    reason: Reason
+
+
+class Ping(NamedTuple):
+    """Are you there?"""
+
+
+class Stay(NamedTuple):
+    """You are too big, but nobody can take your place: go on, and measure no more."""
 
 
 class Stop(NamedTuple):
-    """To the child: leave when you are done."""
+    """Leave when you are done."""
+
+
+# -- from the child
+
+
+class Booting(NamedTuple):
+    """What it is at before it is ready, and again when it leaves: an import or a hook."""
+
+    what: str
 
 
 class Ready(NamedTuple):
-    """From the child: the app is loaded."""
+    """The app is loaded, and the hooks have run; its memory now that all has settled."""
 
     pid: int
+    rss_mb: float
 
 
 class Refused(NamedTuple):
-    """From the child: the app could not be loaded, and why."""
+    """The app could not be loaded, and why."""
 
     reason: str
 
 
 class Began(NamedTuple):
-    """From the child: user code of this ticket starts now."""
+    """User code of this ticket starts now."""
 
     ticket: int
 
 
+class Progress(NamedTuple):
+    """How far this ticket is, in the task's own words."""
+
+    ticket: int
+    fraction: float | None
+    message: str | None
+
+
 class Done(NamedTuple):
-    """From the child: this ticket has ended."""
+    """This ticket has ended. `leaving`: the child is too big; it takes nothing more, and waits to be told to stop."""
 
     ticket: int
     status: str
@@ -78,17 +125,85 @@ class Done(NamedTuple):
     error_code: str | None
     result: str | None
     error: str | None
+    wants_retry: bool = False
+    retry_after_ms: int | None = None
+    leaving: bool = False
+
+
+class Pong(NamedTuple):
+    """Here: its interpreter runs, whatever its task does. A call into C that holds the GIL keeps it silent."""
 
 
 class Returned(NamedTuple):
-    """From the child, to a recall: these have not begun and never will here."""
+    """To a recall, or because it is leaving: these have not begun and never will here."""
 
     tickets: list[int]
 
 
-Message: TypeAlias = Boot | Run | Recall | Stop | Ready | Refused | Began | Done | Returned
-_MESSAGES: dict[Any, Callable[..., Message]] = dict(
-    enumerate((Boot, Run, Recall, Stop, Ready, Refused, Began, Done, Returned))
+# -- to and from the template
+
+
+class Fork(NamedTuple):
+    """To the template: a child, please; its socket comes with this message."""
+
+
+class Forked(NamedTuple):
+    """From the template: here it is; a descriptor of its process comes with this message."""
+
+    pid: int
+
+
+class Reaped(NamedTuple):
+    """From the template: that child is dead; its exit code, or the signal that killed it, negative."""
+
+    pid: int
+    code: int
+
+
+_Kind: TypeAlias = Callable[..., "Message"]
+Message: TypeAlias = (
+    Boot
+    | Run
+    | Recall
+    | Interrupt
+    | Ping
+    | Stay
+    | Stop
+    | Booting
+    | Ready
+    | Refused
+    | Began
+    | Progress
+    | Done
+    | Pong
+    | Returned
+    | Fork
+    | Forked
+    | Reaped
+)
+_MESSAGES: dict[Any, _Kind] = dict(
+    enumerate(
+        (
+            Boot,
+            Run,
+            Recall,
+            Interrupt,
+            Ping,
+            Stay,
+            Stop,
+            Booting,
+            Ready,
+            Refused,
+            Began,
+            Progress,
+            Done,
+            Pong,
+            Returned,
+            Fork,
+            Forked,
+            Reaped,
+        )
+    )
 )
 _KINDS: dict[Any, int] = {message: kind for kind, message in _MESSAGES.items()}
 

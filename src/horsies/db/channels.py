@@ -12,6 +12,9 @@ class Channel(StrEnum):
     DONE = "done"
     """Tasks have ended. Payload: their ids, or `*` when they are too many to name."""
 
+    CONTROL = "control"
+    """A word to one worker. Payload: `worker_id cancel task_id`."""
+
     TEST = "test"
     """The listener's own self-test. Payload: a token that only one listener knows."""
 

@@ -1,5 +1,7 @@
 """One connection of a worker: opened at the first need, thrown away when it breaks. One thread at a time uses it."""
 
+import os
+import socket
 from contextlib import suppress
 from typing import TypeVar, cast
 
@@ -27,6 +29,9 @@ class Link:
             if self._connection is None:
                 self._connection = connect(self._config, self._purpose, url=self._url)
             return drive(op, self._answer)
+        except psycopg.errors.InvalidSqlStatementName:
+            self.close()  # the session has lost what was prepared in it, and the driver would ask for it for ever
+            raise
         except psycopg.Error:
             self._clean()
             raise
@@ -41,6 +46,14 @@ class Link:
                 self._connection.rollback()
                 return
             self.close()
+
+    def cut(self) -> None:
+        """From another thread, when nobody waits for the answer any more: whoever does gets an error now."""
+        connection = self._connection
+        with suppress(psycopg.Error, OSError):
+            if connection is not None:
+                with socket.socket(fileno=os.dup(connection.fileno())) as wire:
+                    wire.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

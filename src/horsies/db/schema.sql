@@ -8,10 +8,14 @@ CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
 begin
     perform pg_notify(
         'horsies_7474d027_new',
-        priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+        case
+            when ready
+            then priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+            else 'later ' || (extract(epoch from min(enqueued_at) - clock_timestamp()) * 1000000)::bigint
+        end
     )
     from inserted
-    group by queue_name, priority;
+    group by queue_name, priority, ready;
     return null;
 end
 $$;
@@ -29,6 +33,12 @@ CREATE TABLE horsies.finished (
     sent_at timestamp with time zone NOT NULL,
     enqueued_at timestamp with time zone NOT NULL,
     good_until timestamp with time zone,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real DEFAULT 0 NOT NULL,
+    retry_for text[],
+    failed_attempts json[],
+    progress json,
     attempts integer NOT NULL,
     claim_no integer NOT NULL,
     claimed_by uuid,
@@ -50,12 +60,20 @@ CREATE TABLE horsies.tasks (
     sent_at timestamp with time zone DEFAULT now() NOT NULL,
     enqueued_at timestamp with time zone DEFAULT now() NOT NULL,
     good_until timestamp with time zone,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real DEFAULT 0 NOT NULL,
+    retry_for text[],
+    failed_attempts json[],
+    cancel_requested_at timestamp with time zone,
+    progress json,
     attempts integer DEFAULT 0 NOT NULL,
     claim_no integer DEFAULT 0 NOT NULL,
     claimed_by uuid,
     claimed_at timestamp with time zone,
     lease_until timestamp with time zone,
     started_at timestamp with time zone,
+    CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
     CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
 )
@@ -74,6 +92,12 @@ CREATE VIEW horsies.all_tasks AS
     tasks.sent_at,
     tasks.enqueued_at,
     tasks.good_until,
+    tasks.timeout_ms,
+    tasks.retry_delays_ms,
+    tasks.retry_jitter,
+    tasks.retry_for,
+    tasks.failed_attempts,
+    tasks.progress,
     tasks.attempts,
     tasks.claim_no,
     tasks.claimed_by,
@@ -94,6 +118,12 @@ UNION ALL
     finished.sent_at,
     finished.enqueued_at,
     finished.good_until,
+    finished.timeout_ms,
+    finished.retry_delays_ms,
+    finished.retry_jitter,
+    finished.retry_for,
+    finished.failed_attempts,
+    finished.progress,
     finished.attempts,
     finished.claim_no,
     finished.claimed_by,
@@ -115,6 +145,12 @@ CREATE TABLE horsies.finished_default (
     sent_at timestamp with time zone CONSTRAINT finished_sent_at_not_null NOT NULL,
     enqueued_at timestamp with time zone CONSTRAINT finished_enqueued_at_not_null NOT NULL,
     good_until timestamp with time zone,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real DEFAULT 0 CONSTRAINT finished_retry_jitter_not_null NOT NULL,
+    retry_for text[],
+    failed_attempts json[],
+    progress json,
     attempts integer CONSTRAINT finished_attempts_not_null NOT NULL,
     claim_no integer CONSTRAINT finished_claim_no_not_null NOT NULL,
     claimed_by uuid,
@@ -124,6 +160,18 @@ CREATE TABLE horsies.finished_default (
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 );
 
+CREATE TABLE horsies.keeper (
+    singleton boolean DEFAULT true NOT NULL,
+    holder uuid NOT NULL,
+    until timestamp with time zone NOT NULL,
+    CONSTRAINT keeper_is_one CHECK (singleton)
+);
+
+CREATE TABLE horsies.queues (
+    name text NOT NULL,
+    paused_at timestamp with time zone
+);
+
 CREATE TABLE horsies.schema_versions (
     version integer NOT NULL,
     name text NOT NULL,
@@ -131,11 +179,39 @@ CREATE TABLE horsies.schema_versions (
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE horsies.worker_states (
+    id bigint NOT NULL,
+    worker_id uuid NOT NULL,
+    snapshot_at timestamp with time zone DEFAULT now() NOT NULL,
+    hostname text NOT NULL,
+    pid integer NOT NULL,
+    processes integer NOT NULL,
+    concurrency integer NOT NULL,
+    queues text[] NOT NULL,
+    tasks_running integer NOT NULL,
+    tasks_claimed integer NOT NULL,
+    memory_usage_mb real NOT NULL,
+    children_memory_mb real NOT NULL,
+    cpu_percent real NOT NULL,
+    children_cpu_percent real NOT NULL,
+    worker_started_at timestamp with time zone NOT NULL
+);
+
+ALTER TABLE horsies.worker_states ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME horsies.worker_states_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE horsies.workers (
     id uuid NOT NULL,
     hostname text NOT NULL,
     pid integer NOT NULL,
     processes integer NOT NULL,
+    concurrency integer NOT NULL,
     queues text[] NOT NULL,
     library_version text NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -144,11 +220,20 @@ CREATE TABLE horsies.workers (
 
 ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFAULT;
 
+ALTER TABLE ONLY horsies.keeper
+    ADD CONSTRAINT keeper_pkey PRIMARY KEY (singleton);
+
+ALTER TABLE ONLY horsies.queues
+    ADD CONSTRAINT queues_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY horsies.schema_versions
     ADD CONSTRAINT schema_versions_pkey PRIMARY KEY (version);
 
 ALTER TABLE ONLY horsies.tasks
     ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY horsies.worker_states
+    ADD CONSTRAINT worker_states_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY horsies.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
@@ -157,11 +242,17 @@ CREATE INDEX finished_id_idx ON ONLY horsies.finished USING btree (id);
 
 CREATE INDEX finished_default_id_idx ON horsies.finished_default USING btree (id);
 
+CREATE INDEX tasks_cancel_idx ON horsies.tasks USING btree (id) WHERE (cancel_requested_at IS NOT NULL);
+
 CREATE INDEX tasks_claim_idx ON horsies.tasks USING btree (queue_name, priority, enqueued_at, id) WHERE ((status = 'PENDING'::text) AND ready);
 
 CREATE INDEX tasks_due_idx ON horsies.tasks USING btree (enqueued_at) WHERE ((status = 'PENDING'::text) AND (NOT ready));
 
-CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (claimed_by, queue_name) WHERE (status <> 'PENDING'::text);
+CREATE INDEX tasks_expiry_idx ON horsies.tasks USING btree (good_until) WHERE ((good_until IS NOT NULL) AND (status <> 'RUNNING'::text));
+
+CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (queue_name, status, claimed_by) WHERE (status <> 'PENDING'::text);
+
+CREATE INDEX worker_states_latest_idx ON horsies.worker_states USING btree (worker_id, snapshot_at DESC);
 
 ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
 

@@ -89,10 +89,14 @@ class PostgresConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomQueueConfig:
-    """One queue of CUSTOM mode; a lower `priority` is served sooner."""
+    """One queue of CUSTOM mode; a lower `priority` is served sooner.
+
+    `max_concurrency` limits how many of its tasks are in flight in the whole cluster: None does not, 0 pauses it.
+    """
 
     name: str
     priority: int = DEFAULT_PRIORITY
+    max_concurrency: int | None = None
 
     def __post_init__(self) -> None:
         refuse(self, self._problems())
@@ -100,6 +104,8 @@ class CustomQueueConfig:
     def _problems(self) -> Iterator[str]:
         yield from _queue_name_problems(self.name)
         yield from number_problems("priority", self.priority, 0, 32_767)
+        if self.max_concurrency is not None:
+            yield from number_problems("max_concurrency", self.max_concurrency, 0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +148,49 @@ class WorkerResilienceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """How the dead are noticed, and how long the living are given.
+
+    A worker beats every `heartbeat_ms`; it is dead when the keeper has watched its heartbeat stand still for `dead_after_ms`.
+    A task that is over its time, or cancelled, gets `grace_ms` from the soft stop to the kill. `frozen_after_ms` kills a child whose
+    process gives no sign of life for so long; off by default, because a long call into C that holds the GIL is silent and healthy.
+    """
+
+    heartbeat_ms: int = 3_000
+    dead_after_ms: int = 10_000
+    keeper_ms: int = 1_000
+    grace_ms: int = 5_000
+    snapshot_ms: int = 15_000
+    frozen_after_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(self, self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        beats = [
+            *number_problems("heartbeat_ms", self.heartbeat_ms, 100, 300_000),
+            *number_problems("dead_after_ms", self.dead_after_ms, 500, 3_600_000),
+        ]
+        yield from beats
+        if not beats and self.dead_after_ms < 2 * self.heartbeat_ms:
+            yield (
+                f"dead_after_ms {self.dead_after_ms} is below two heartbeats of {self.heartbeat_ms}; one late beat would "
+                "kill a healthy worker: raise the first or lower the second"
+            )
+        yield from number_problems("keeper_ms", self.keeper_ms, 100, 60_000)
+        yield from number_problems("grace_ms", self.grace_ms, 0, 3_600_000)
+        yield from number_problems("snapshot_ms", self.snapshot_ms, 1_000, 3_600_000)
+        if self.frozen_after_ms is not None:
+            frozen = list(number_problems("frozen_after_ms", self.frozen_after_ms, 1_000, 86_400_000))
+            yield from frozen
+            if not frozen and not beats and self.frozen_after_ms < 3 * self.heartbeat_ms:
+                yield (
+                    f"frozen_after_ms {self.frozen_after_ms} is below three heartbeats of {self.heartbeat_ms}, at which children "
+                    "are asked; a child that is slow to answer once would be killed: raise it"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig:
     """Everything an app is told. Without a `broker` it looks for a database in its environment."""
 
@@ -150,7 +199,9 @@ class AppConfig:
     custom_queues: Sequence[CustomQueueConfig] = ()
     prefetch_buffer: int | Literal["auto"] = 0
     claim_lease_ms: int | None = None
+    cluster_wide_cap: int | None = None
     resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "custom_queues", _as_tuple(self.custom_queues))  # frozen means frozen
@@ -187,7 +238,15 @@ class AppConfig:
         yield from instance_problems("resilience", self.resilience, WorkerResilienceConfig, "WorkerResilienceConfig()")
         yield from instance_problems("queue_mode", self.queue_mode, QueueMode, "QueueMode.DEFAULT or QueueMode.CUSTOM")
         yield from _queue_problems(self.queue_mode, self.custom_queues)
+        yield from instance_problems("recovery", self.recovery, RecoveryConfig, "RecoveryConfig()")
         yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
+        if self.cluster_wide_cap is not None:
+            yield from number_problems("cluster_wide_cap", self.cluster_wide_cap, 1, 1_000_000)
+            if self.prefetch_buffer != 0:
+                yield (
+                    f"cluster_wide_cap cannot be kept while prefetch_buffer is {self.prefetch_buffer!r}, because buffered claims "
+                    "are in flight too; set prefetch_buffer=0, or remove the cap"
+                )
 
 
 def _schema_problems(schema: object) -> Iterator[str]:

@@ -58,3 +58,15 @@ class SchemaError(BrokerError):
 
 class BlockingCallError(HorsiesError, RuntimeError):
     """A blocking call was made where an event loop is running."""
+
+
+class OutsideTaskError(HorsiesError, RuntimeError):
+    """`current_task()` was called where no task runs."""
+
+
+class TaskTimeoutError(HorsiesError, TimeoutError):
+    """Raised inside a task that has run for longer than its `timeout_ms`: clean up, and let it pass."""
+
+
+class TaskCancelledError(HorsiesError):
+    """Raised inside a task that somebody has cancelled: clean up, and let it pass."""

@@ -6,9 +6,9 @@ from horsies.model.errors import ConfigError
 
 
 def refuse(config: object, problems: Iterable[str]) -> None:
-    """Raises one ConfigError for all the problems, if there are any."""
+    """Raises one ConfigError for all the problems, if there are any. `config` may be its name."""
     if found := list(problems):
-        raise ConfigError(type(config).__name__, found)
+        raise ConfigError(config if isinstance(config, str) else type(config).__name__, found)
 
 
 def number_problems(name: str, value: object, low: int, high: int) -> Iterator[str]:

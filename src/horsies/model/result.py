@@ -6,21 +6,34 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast, overload
 
 from horsies.model.errors import HorsiesError
 
+MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
 ERROR_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskError:
-    """Why a task did not succeed: a code to decide by, words to read, data to work with."""
+    """Why a task did not succeed: a code to decide by, words to read, data to work with.
+
+    `retry_after_seconds` moves the next attempt, if the task's policy makes one for this code.
+    """
 
     error_code: str
     message: str = ""
     data: Any = None
+    retry_after_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if not ERROR_CODE.fullmatch(str(self.error_code)):
             raise ValueError(f"error_code {self.error_code!r} is not upper snake case; write it like 'CARD_DECLINED'")
+        if self.retry_after_seconds is not None and not _is_pause(self.retry_after_seconds):
+            raise ValueError(
+                f"retry_after_seconds is {self.retry_after_seconds!r}; give 0 to {MAX_RETRY_AFTER_S} seconds"
+            )
         object.__setattr__(self, "error_code", str(self.error_code))  # a StrEnum member becomes its text
+
+
+def _is_pause(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= MAX_RETRY_AFTER_S
 
 
 T_co = TypeVar("T_co", covariant=True)

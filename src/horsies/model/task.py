@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
+from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
 
 TaskId: TypeAlias = str
@@ -20,6 +21,8 @@ class NewTask:
     queue_name: str
     priority: int
     args: str
+    timeout_ms: int | None = None
+    retry: RetryPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Claim:
     enqueued_at: datetime
     attempt: int
     args: str
+    timeout_ms: int | None = None
+    retries_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,11 @@ class Ending:
     result: str | None = None
     error_code: str | None = None
     error: str | None = None
+    may_retry: bool = False
+    """There are retries left: the policy on the row decides whether it is the end."""
+    wants_retry: bool = False
+    """The policy lists the exception that was raised, which only the child can know."""
+    retry_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,82 +1,145 @@
+-- name: lock_caps
+-- Whoever counts before claiming must be alone. In a statement of its own: the next one's snapshot is then younger than the lock.
+-- The keys come sorted, the cluster's first.
+select pg_advisory_xact_lock(hashtextextended('horsies cap ' || %(schema)s::text || ' ' || key, 0))
+from unnest(%(keys)s::text[]) as key;
+
 -- name: claim_from_marks
 -- Starts at a known place per queue and priority (a lane): the dead index entries before it are never visited, so a
 -- snapshot that somebody holds open does not slow claims. The lanes come in order of service; the outer limit stops the
 -- loop as soon as there are enough.
 with next as materialized (
     select task.id
-    from unnest(%(queues)s::text[], %(priorities)s::integer[], %(marks)s::timestamptz[]) as lane (queue_name, priority, mark)
+    from unnest(
+        %(queues)s::text[],
+        %(priorities)s::integer[],
+        %(marks)s::timestamptz[]
+    ) as lane (queue_name, priority, mark)
     cross join lateral (
         select tasks.id
         from {schema}.tasks
         where tasks.queue_name = lane.queue_name
         and tasks.priority = lane.priority
         and tasks.enqueued_at >= lane.mark
-        and tasks.enqueued_at <= now()
+        and tasks.enqueued_at <= statement_timestamp()
         and tasks.status = 'PENDING'
         and tasks.ready
-        and (tasks.good_until is null or tasks.good_until > now())
+        and (tasks.good_until is null or tasks.good_until > statement_timestamp())
+        and tasks.cancel_requested_at is null
         order by tasks.enqueued_at, tasks.id
         limit %(limit)s::integer
         for update skip locked
     ) as task
-    limit %(limit)s::integer
+    -- A sub-select, not a join, which might change the order of the lanes.
+    where (select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
+    limit case
+        when %(cluster_wide_cap)s::integer is null then %(limit)s::integer
+        else greatest(0, least(
+            %(limit)s::integer,
+            %(cluster_wide_cap)s::integer - (select count(*) from {schema}.tasks where status <> 'PENDING')
+        ))
+    end
 )
 update {schema}.tasks
 set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = now(),
-    lease_until = case when %(status)s::text = 'CLAIMED' then now() + %(lease_ms)s::integer * interval '1 ms' end,
-    started_at = case when %(status)s::text = 'RUNNING' then now() end
+    -- The statement's own time: after the wait for the cap lock, and after what this turn has ended.
+    claimed_at = statement_timestamp(),
+    lease_until = case
+        when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
+    end,
+    started_at = case when %(status)s::text = 'RUNNING' then statement_timestamp() end
 -- An array, not a join: the primary key is then the only way in, whatever the statistics say.
 where id = any(array(select next.id from next))
-returning id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text;
+returning
+    id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
+    coalesce(attempts < cardinality(retry_delays_ms), false);
 
--- name: claim_from_start
--- The same without marks: finds everything there is.
+-- name: claim_from_queues
+-- One lane per queue, whatever the priorities in it: from the start of the queue it finds everything there is, and it is where
+-- a queue can be capped. Only a capped queue is counted.
 with next as materialized (
     select task.id
-    from unnest(%(queues)s::text[]) as lane (queue_name)
+    from unnest(
+        %(queues)s::text[],
+        %(priorities)s::integer[],
+        %(marks)s::timestamptz[],
+        %(caps)s::integer[]
+    ) as lane (queue_name, priority, mark, cap)
     cross join lateral (
         select tasks.id
         from {schema}.tasks
         where tasks.queue_name = lane.queue_name
-        and tasks.enqueued_at <= now()
+        and (tasks.priority, tasks.enqueued_at) >= (lane.priority, lane.mark)
+        and tasks.enqueued_at <= statement_timestamp()
         and tasks.status = 'PENDING'
         and tasks.ready
-        and (tasks.good_until is null or tasks.good_until > now())
+        and (tasks.good_until is null or tasks.good_until > statement_timestamp())
+        and tasks.cancel_requested_at is null
         order by tasks.priority, tasks.enqueued_at, tasks.id
-        limit %(limit)s::integer
+        limit case
+            when lane.cap is null then %(queue_limit)s::integer
+            else greatest(0, least(
+                %(queue_limit)s::integer,
+                lane.cap - (
+                    select count(*)
+                    from {schema}.tasks as in_flight
+                    where in_flight.queue_name = lane.queue_name
+                    and in_flight.status = any(%(counted)s::text[])
+                    and in_flight.status <> 'PENDING'
+                )
+            ))
+        end
         for update skip locked
     ) as task
-    limit %(limit)s::integer
+    where (select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
+    limit case
+        when %(cluster_wide_cap)s::integer is null then %(limit)s::integer
+        else greatest(0, least(
+            %(limit)s::integer,
+            %(cluster_wide_cap)s::integer - (select count(*) from {schema}.tasks where status <> 'PENDING')
+        ))
+    end
 )
 update {schema}.tasks
 set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = now(),
-    lease_until = case when %(status)s::text = 'CLAIMED' then now() + %(lease_ms)s::integer * interval '1 ms' end,
-    started_at = case when %(status)s::text = 'RUNNING' then now() end
+    claimed_at = statement_timestamp(),
+    lease_until = case
+        when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
+    end,
+    started_at = case when %(status)s::text = 'RUNNING' then statement_timestamp() end
 where id = any(array(select next.id from next))
-returning id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text;
+returning
+    id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
+    coalesce(attempts < cardinality(retry_delays_ms), false);
 
 -- name: start_tasks
--- CLAIMED rows of the buffer become RUNNING. A row that is not returned was lost: its lease ran out and another worker
--- has it, or its time was over before it began.
+-- CLAIMED rows of the buffer become RUNNING. A row that is not returned was lost (its lease ran out and another worker has it, or
+-- its time was over before it began), or its queue is full. `position` counts the rows of one queue in this call.
 update {schema}.tasks
 set
     status = 'RUNNING',
     lease_until = null,
-    started_at = now()
-from unnest(%(ids)s::uuid[], %(claim_nos)s::integer[]) as held (id, claim_no)
-where tasks.id = any(%(ids)s::uuid[])
-and tasks.id = held.id
-and tasks.claim_no = held.claim_no
-and tasks.claimed_by = %(worker)s::uuid
-and tasks.status = 'CLAIMED'
-and tasks.lease_until > now()
-and (tasks.good_until is null or tasks.good_until > now())
+    started_at = statement_timestamp()
+where id = any(%(ids)s::uuid[])
+and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+and claimed_by = %(worker)s::uuid
+and status = 'CLAIMED'
+and case
+    when (%(caps)s::integer[])[width_bucket(id, %(ids)s::uuid[])] is null then true
+    else (%(positions)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+        <= (%(caps)s::integer[])[width_bucket(id, %(ids)s::uuid[])] - (
+            select count(*)
+            from {schema}.tasks as running
+            where running.queue_name = tasks.queue_name
+            and running.status = 'RUNNING'
+        )
+end
+and tasks.lease_until > statement_timestamp()
+and (tasks.good_until is null or tasks.good_until > statement_timestamp())
 returning tasks.id::text;

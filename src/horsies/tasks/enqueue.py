@@ -1,6 +1,6 @@
 """Enqueue: PENDING rows, all or none of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Statement, ask, rows
@@ -30,4 +30,13 @@ def _insert(statement: Statement, tasks: Sequence[NewTask]) -> Query:
         queue_names=[task.queue_name for task in tasks],
         priorities=[task.priority for task in tasks],
         args=[task.args for task in tasks],
+        timeouts_ms=[task.timeout_ms for task in tasks],
+        delays_ms=[_array(task.retry.delays_ms) if task.retry else None for task in tasks],
+        jitters=[task.retry.jitter if task.retry else 0.0 for task in tasks],
+        retry_for=[_array(task.retry.codes) if task.retry else None for task in tasks],
     )
+
+
+def _array(items: Iterable[object]) -> str:
+    """As PostgreSQL writes an array. Numbers and error codes need no quotes."""
+    return "{" + ",".join(map(str, items)) + "}"

@@ -13,6 +13,8 @@ from horsies.model.errors import BlockingCallError, SendSuppressed
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
+from horsies.tasks.cancel import CancelOutcome, cancel
+from horsies.tasks.inspect import TaskInfo, get_info
 from horsies.tasks.wait import NotEnded, wait_until_ended
 
 if TYPE_CHECKING:
@@ -45,7 +47,36 @@ class TaskHandle(Generic[T_co]):
         verb = self._wait(timeout_ms)
         return self._receive(await self._broker().run_async(verb, again=verb), timeout_ms)
 
+    def status(self) -> TaskStatus | None:
+        """Where the task is now; None when no such task is known."""
+        info = self.info()
+        return info.status if info else None
+
+    async def status_async(self) -> TaskStatus | None:
+        info = await self.info_async()
+        return info.status if info else None
+
+    def info(self) -> TaskInfo | None:
+        """Attempts, times, worker and progress; None when no such task is known."""
+        verb = partial(get_info, self.task_id)
+        return self._broker().run(verb, again=verb)
+
+    async def info_async(self) -> TaskInfo | None:
+        verb = partial(get_info, self.task_id)
+        return await self._broker().run_async(verb, again=verb)
+
+    def cancel(self) -> CancelOutcome:
+        """What has not begun ends at once; what runs is asked to stop and, past a grace period, its child is killed."""
+        verb = partial(cancel, self.task_id)
+        return self._broker().run(verb, again=verb)
+
+    async def cancel_async(self) -> CancelOutcome:
+        verb = partial(cancel, self.task_id)
+        return await self._broker().run_async(verb, again=verb)
+
     def _wait(self, timeout_ms: int | None) -> Callable[[], Op[Ended | NotEnded]]:
+        if timeout_ms is not None and not timeout_ms >= 0:
+            raise ValueError(f"timeout_ms is {timeout_ms!r}; give milliseconds from 0 on, or None to wait for ever")
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         return partial(wait_until_ended, self.task_id, deadline)
 
@@ -97,6 +128,18 @@ class InertHandle(TaskHandle[T_co]):
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         return self.get(timeout_ms)
+
+    def info(self) -> TaskInfo | None:
+        return None
+
+    async def info_async(self) -> TaskInfo | None:
+        return None
+
+    def cancel(self) -> CancelOutcome:
+        return CancelOutcome.NOT_FOUND
+
+    async def cancel_async(self) -> CancelOutcome:
+        return CancelOutcome.NOT_FOUND
 
 
 def _refuse_in_event_loop() -> None:

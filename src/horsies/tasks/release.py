@@ -1,21 +1,37 @@
 """Release: claims that have not begun go back to PENDING, uncounted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from horsies.db.load import load
 from horsies.db.op import Query
-from horsies.model.task import Claim
+from horsies.model.task import Claim, TaskId
 
 SQL = load(__file__)
 
 
-def release(worker: str, claims: Sequence[Claim]) -> Query:
-    ordered = sorted(claims, key=lambda claim: claim.id)
-    return SQL["release_tasks"](
-        worker=worker,
-        ids=[claim.id for claim in ordered],
-        claim_nos=[claim.claim_no for claim in ordered],
-    )
+class Held(Protocol):
+    """A claim, however it is known: only this very one is given back."""
+
+    @property
+    def id(self) -> TaskId: ...
+    @property
+    def claim_no(self) -> int: ...
+
+
+def release(worker: str, claims: Iterable[Held]) -> Query:
+    return SQL["release_tasks"](worker=worker, **_arrays(claims))
+
+
+def release_interrupted(worker: str, endings: Iterable[Held]) -> Query:
+    """Of these, what its policy lets run again goes back, uncounted."""
+    return SQL["release_interrupted"](worker=worker, **_arrays(endings))
+
+
+def _arrays(claims: Iterable[Held]) -> dict[str, object]:
+    """Sorted: the statements find a claim's number by its place."""
+    ordered = sorted((claim.id, claim.claim_no) for claim in claims)
+    return {"ids": [task_id for task_id, _ in ordered], "claim_nos": [claim_no for _, claim_no in ordered]}
 
 
 def notify_new(claims: Sequence[Claim]) -> list[Query]:
@@ -29,6 +45,26 @@ def notify_new(claims: Sequence[Claim]) -> list[Query]:
         SQL["notify_new"](queue=claim.queue_name, priority=claim.priority, enqueued_at=claim.enqueued_at)
         for claim in oldest.values()
     ]
+
+
+def notify_freed() -> Query:
+    """Capped capacity is free again: whoever has room may try."""
+    return SQL["notify_freed"]()
+
+
+def notify_everyone() -> Query:
+    """Something was put back, wherever it belongs: everyone looks from the start."""
+    return SQL["notify_everyone"]()
+
+
+def report_progress(worker: str, reports: Sequence[tuple[TaskId, int, str]]) -> Query:
+    """Progress by id, claim number and JSON."""
+    return SQL["report_progress"](
+        worker=worker,
+        ids=[task_id for task_id, _, _ in reports],
+        claim_nos=[claim_no for _, claim_no, _ in reports],
+        progress=[progress for _, _, progress in reports],
+    )
 
 
 def get_held(worker: str) -> Query:

@@ -7,11 +7,28 @@ set
     claimed_at = null,
     lease_until = null,
     started_at = null
-from unnest(%(ids)s::uuid[], %(claim_nos)s::integer[]) as held (id, claim_no)
-where tasks.id = any(%(ids)s::uuid[])
-and tasks.id = held.id
-and tasks.claim_no = held.claim_no
-and tasks.claimed_by = %(worker)s::uuid
+where id = any(%(ids)s::uuid[])
+and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+and claimed_by = %(worker)s::uuid
+returning tasks.id::text;
+
+-- name: release_interrupted
+-- Begun, and interrupted by a shutdown: those whose policy would retry a crash go back, and the attempt does not count. The others stay,
+-- and are ended by the statement that follows.
+update {schema}.tasks
+set
+    status = 'PENDING',
+    claimed_by = null,
+    claimed_at = null,
+    lease_until = null,
+    started_at = null,
+    progress = null
+where id = any(%(ids)s::uuid[])
+and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+and claimed_by = %(worker)s::uuid
+and 'WORKER_CRASHED' = any(tasks.retry_for)
+and tasks.attempts < cardinality(tasks.retry_delays_ms)
+and tasks.cancel_requested_at is null
 returning tasks.id::text;
 
 -- name: notify_new
@@ -20,9 +37,27 @@ select pg_notify(
     %(priority)s::integer || ' ' || (extract(epoch from %(enqueued_at)s::timestamptz) * 1000000)::bigint || ' ' || %(queue)s::text
 );
 
+-- name: notify_freed
+-- Capacity that others may be waiting for.
+select pg_notify('{new_channel}', 'freed');
+
+-- name: notify_everyone
+select pg_notify('{new_channel}', '*');
+
+-- name: report_progress
+update {schema}.tasks
+set progress = report.progress
+from unnest(%(ids)s::uuid[], %(claim_nos)s::integer[], %(progress)s::json[]) as report (id, claim_no, progress)
+where tasks.id = any(%(ids)s::uuid[])
+and tasks.id = report.id
+and tasks.claim_no = report.claim_no
+and tasks.claimed_by = %(worker)s::uuid;
+
 -- name: get_held
 -- Every row that this worker owns, by the database's account.
-select id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, ''
+select
+    id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, '', timeout_ms, false,
+    cancel_requested_at is not null
 from {schema}.tasks
 where claimed_by = %(worker)s::uuid
 and status <> 'PENDING';

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.retry import RetryPolicy
 from horsies.model.task import DEFAULT_PRIORITY, NewTask
 from horsies.tasks.enqueue import enqueue, enqueue_again
 from horsies.tasks.handle import InertHandle, TaskHandle
@@ -40,12 +41,16 @@ class Sendable(Generic[P, T]):
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
         outlet: Outlet,
+        retry_policy: RetryPolicy | None = None,
+        timeout_ms: int | None = None,
     ) -> None:
         self.function = function
         self.name = name
         self.queue_name = queue_name
         self.arguments = arguments
         self.result = result
+        self.retry_policy = retry_policy
+        self.timeout_ms = timeout_ms
         self._outlet = outlet
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
@@ -75,7 +80,9 @@ class Sendable(Generic[P, T]):
 
     def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewTask:
         payload = self.arguments.encode(args, kwargs)
-        return NewTask(new_task_id(), self.name, self.queue_name, DEFAULT_PRIORITY, payload)
+        return NewTask(
+            new_task_id(), self.name, self.queue_name, DEFAULT_PRIORITY, payload, self.timeout_ms, self.retry_policy
+        )
 
     def _handle(self, new: NewTask) -> TaskHandle[T]:
         return TaskHandle(new.id, self.result, self._broker)

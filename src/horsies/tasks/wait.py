@@ -7,7 +7,7 @@ from uuid import UUID
 
 from horsies.db.channels import Channel
 from horsies.db.load import load
-from horsies.db.op import Op, listen, one, wait
+from horsies.db.op import Op, Row, listen, one, wait
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 
@@ -32,21 +32,33 @@ def wait_until_ended(task_id: TaskId, deadline: float | None) -> Op[Ended | NotE
     """
     yield from listen(Channel.DONE, task_id)  # before the first read, or the ending could slip between
     while True:
-        found = yield from get_ended(task_id)
+        row = yield from _read(task_id)
+        found = _judged(task_id, row)
         left = POLL_S if deadline is None else deadline - time.monotonic()
         if isinstance(found, Ended) or left <= 0:
             return found
-        yield from wait(timeout_s=min(left, POLL_S), deaf_timeout_s=min(left, DEAF_POLL_S))
+        expires_s = row[3] if row and row[3] is not None else POLL_S
+        pause = min(left, POLL_S, max(expires_s, 0.001))
+        yield from wait(timeout_s=pause, deaf_timeout_s=min(pause, DEAF_POLL_S))
 
 
 def get_ended(task_id: TaskId) -> Op[Ended | NotEnded]:
-    row = yield from one(SQL["get_ended"](id=task_id, since=_made_at(task_id) - timedelta(days=1)))
-    if row is None:
-        row = yield from one(SQL["get_ended_unpruned"](id=task_id))
+    row = yield from _read(task_id)
+    return _judged(task_id, row)
+
+
+def _read(task_id: TaskId) -> Op[Row | None]:
+    # Clocks may differ by a day; beyond that the second look, which is not pruned, finds it.
+    since, until = _made_at(task_id) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
+    row = yield from one(SQL["get_ended"](id=task_id, since=since, until=until))
+    return row or (yield from one(SQL["get_ended_unpruned"](id=task_id)))
+
+
+def _judged(task_id: TaskId, row: Row | None) -> Ended | NotEnded:
     if row is None:
         return NotEnded.UNKNOWN
-    status, result, error = TaskStatus(row[0]), row[1], row[2]
-    return Ended(task_id, status, result, error) if status.is_final else NotEnded.LIVE
+    status = TaskStatus(row[0])
+    return Ended(task_id, status, row[1], row[2]) if status.is_final else NotEnded.LIVE
 
 
 def _made_at(task_id: TaskId) -> datetime:

@@ -7,15 +7,30 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from horsies.model.codec import encode_error
+from horsies.model.codes import OperationalErrorCode
+from horsies.model.config import PostgresConfig
+from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import Wanted
+from horsies.tasks.claim import Caps, Lane, Wanted
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.member import Member
-from horsies.worker.turn import Outcome, Turn
+from horsies.worker.turn import ClaimFrom, Outcome, Turn
 
 ENDINGS_PER_TURN = 500
+BYTES_PER_TURN = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this worker may claim. 0 sets no limit."""
+
+    lease_ms: int
+    caps: Caps
+    max_claim_batch: int = 0
+    max_claim_per_worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,76 +44,169 @@ class Buffered:
 @dataclass(slots=True)
 class Books:
     worker: str
-    statement_timeout_ms: int
-    lease_ms: int
+    database: PostgresConfig
+    limits: Limits
     roster: Sequence[Member]
     frames: Frames
     marks: Marks
     endings: deque[Ending] = field(default_factory=deque[Ending])
     suspects: deque[Ending] = field(default_factory=deque[Ending])
     """Endings of a turn whose values the database refused: they travel alone, to find the one that is at fault."""
+    interrupted: list[Ending] = field(default_factory=list[Ending])
     releases: list[Claim] = field(default_factory=list[Claim])
     buffer: deque[Buffered] = field(default_factory=deque[Buffered])
+    progress: dict[tuple[TaskId, int], str] = field(default_factory=dict[tuple[TaskId, int], str])
     in_flight: list[Turn] = field(default_factory=list[Turn])
     more: bool = True
     """There may be something to claim."""
+    promotes: bool = True
+    """Something that was put off may be due."""
     stopping: bool = False
+
+    def should_gather(self) -> bool:
+        """Tiny tasks travel together: while others will report in a moment, a turn for one of them alone costs as much as one for
+        all. Only while there is more to do: a single task is never kept waiting.
+        """
+        if not (self.endings and self.more and self.frames.are_tiny) or self.frames.is_framed or self.stopping:
+            return False
+        return bool(self.in_flight) or any(member.load for member in self.roster)
 
     # -- taking a turn
 
     def next_turn(self, now: float) -> Turn | None:
         """All that can be done now, or None when there is nothing to do."""
         if self.suspects:
-            return self._depart(self._turn([self.suspects.popleft()], [], [], [], now))
+            return self._depart(self._alone(self.suspects.popleft()))
         self._let_go(now)
-        starts, wanted = self._starts_and_wanted()
-        if not (self.endings or self.releases or starts or wanted):
+        starts = self._starts()
+        wanted = self._wanted(starts)
+        told = self.endings or self.interrupted or self.releases or self.progress
+        if not (told or starts or wanted or self._may_promote):
             return None
-        endings = [self.endings.popleft() for _ in range(min(len(self.endings), ENDINGS_PER_TURN))]
+        endings = self._endings()
         releases, self.releases = self.releases, []
         return self._depart(self._turn(endings, releases, starts, wanted, now))
+
+    def _endings(self) -> list[Ending]:
+        """As many as travel well together: PostgreSQL takes no message of a gigabyte."""
+        taken: list[Ending] = []
+        size = 0
+        while self.endings and len(taken) < ENDINGS_PER_TURN and size < BYTES_PER_TURN:
+            taken.append(self.endings.popleft())
+            size += len(taken[-1].result or "") + len(taken[-1].error or "")
+        return taken
+
+    def _alone(self, ending: Ending) -> Turn:
+        return Turn(
+            worker=self.worker,
+            database=self.database,
+            caps=self.limits.caps,
+            endings=[ending],
+            frees_capped=self.limits.caps.is_any,
+        )
 
     def _let_go(self, now: float) -> None:
         """Leases that run out here are given back before another worker has to take them."""
         while self.buffer and (self.stopping or self.buffer[0].until <= now):
             self.releases.append(self.buffer.popleft().claim)
 
-    def _starts_and_wanted(self) -> tuple[list[Claim], list[Wanted]]:
+    @property
+    def _may_promote(self) -> bool:
+        return self.promotes and not self.stopping
+
+    def _starts(self) -> list[Claim]:
         if self.stopping:
-            return [], []
-        promised = sum(len(turn.starts) + sum(wanted.limit for wanted in turn.wanted) for turn in self.in_flight)
-        loads = [member.load for member in self.roster if member.is_ready and not member.recalled]
-        held = sum(member.load for member in self.roster) + len(self.buffer) + promised
-        running = promised - sum(
-            w.limit for turn in self.in_flight for w in turn.wanted if w.status is TaskStatus.CLAIMED
+            return []
+        return [self.buffer.popleft().claim for _ in range(min(self._room(), len(self.buffer)))]
+
+    def _wanted(self, starts: Sequence[Claim]) -> list[Wanted]:
+        if self.stopping or not self.more or (self.limits.caps.is_any and any(turn.wanted for turn in self.in_flight)):
+            return []  # while something is capped, claims of one worker would only wait for each other's lock
+        free = self._free(len(starts))
+        run = max(0, min(self._room() - len(starts), free))
+        hold = free - run if self.frames.buffers else 0
+        batch = self.limits.max_claim_batch
+        wanted = [self._want(TaskStatus.RUNNING, run, batch or None)] if run else []
+        if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
+            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None))
+        return wanted
+
+    def _free(self, starting: int) -> int:
+        """How many more rows may be ours, beside those that are started now."""
+        free = self.frames.ceiling - self._held() - starting
+        ceiling = self.limits.max_claim_per_worker
+        if not ceiling:
+            return free
+        if self.frames.buffers:
+            # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
+            return min(free, ceiling - len(self.buffer) - self._starting() - self._promised(TaskStatus.CLAIMED))
+        return min(free, ceiling - self._held() - self._leaving())
+
+    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None) -> Wanted:
+        limits = self.limits
+        return Wanted(
+            worker=self.worker,
+            status=status,
+            limit=limit,
+            lease_ms=limits.lease_ms,
+            queue_limit=queue_limit,
+            caps=limits.caps,
         )
-        room = max(0, sum(self.frames.room(load) for load in loads) - running)
-        starts = [self.buffer.popleft().claim for _ in range(min(room, len(self.buffer)))]
-        if not self.more:
-            return starts, []
-        free = self.frames.ceiling - held
-        run = max(0, min(room - len(starts), free))
-        hold = max(0, free - run) if self.frames.buffers else 0
-        wanted = [
-            Wanted(self.worker, status, limit, self.lease_ms)
-            for status, limit in ((TaskStatus.RUNNING, run), (TaskStatus.CLAIMED, hold))
-            if limit
-        ]
-        return starts, wanted
+
+    def _room(self) -> int:
+        """How many more tasks the children can take now."""
+        free = 0
+        for member in self.roster:
+            if member.is_open:
+                room = self.frames.room(member.load)
+                free += room if member.budget_left is None else min(room, member.budget_left)
+        return max(0, free - self._starting() - self._promised(TaskStatus.RUNNING))
+
+    def _held(self) -> int:
+        """Rows that are ours, or may be when the turns in flight come back."""
+        promised = self._promised(TaskStatus.RUNNING) + self._promised(TaskStatus.CLAIMED)
+        return sum(member.load for member in self.roster) + len(self.buffer) + self._starting() + promised
+
+    def _starting(self) -> int:
+        return sum(len(turn.starts) for turn in self.in_flight)
+
+    def _leaving(self) -> int:
+        """Rows that are still ours until the turns in flight are committed."""
+        return sum(len(turn.endings) + len(turn.interrupted) + len(turn.releases) for turn in self.in_flight)
+
+    def _promised(self, status: TaskStatus) -> int:
+        return sum(wanted.limit for turn in self.in_flight for wanted in turn.wanted if wanted.status is status)
 
     def _turn(
         self, endings: list[Ending], releases: list[Claim], starts: list[Claim], wanted: list[Wanted], now: float
     ) -> Turn:
+        claim_from, lanes = self._place(now) if wanted else (ClaimFrom.START, [])
+        progress, self.progress = self.progress, {}
+        interrupted, self.interrupted = self.interrupted, []
+        promotes, self.promotes = self._may_promote, False
         return Turn(
             worker=self.worker,
-            statement_timeout_ms=self.statement_timeout_ms,
+            database=self.database,
+            caps=self.limits.caps,
             endings=endings,
+            interrupted=interrupted,
             releases=releases,
             starts=starts,
+            progress=[(*claim, text) for claim, text in progress.items()],
+            promotes=promotes,
             wanted=wanted,
-            queues=self.marks.queues,
-            lanes=self.marks.lanes(now) if wanted else None,
+            claim_from=claim_from,
+            lanes=lanes,
+            frees_capped=self.limits.caps.is_any and bool(endings or releases or interrupted),
         )
+
+    def _place(self, now: float) -> tuple[ClaimFrom, list[Lane]]:
+        if self.marks.wants_start(now):
+            return ClaimFrom.START, self.marks.starts()
+        if self.limits.caps.is_any or self.limits.max_claim_batch:
+            # By queue, also those without a mark: a claim that met a cap has not seen all that waits.
+            return ClaimFrom.QUEUES, self.marks.first_lanes()
+        return ClaimFrom.MARKS, self.marks.lanes()
 
     def _depart(self, turn: Turn) -> Turn:
         self.in_flight.append(turn)
@@ -110,13 +218,36 @@ class Books:
         """It failed, or nobody knows: everything it carried is still to be done."""
         self._land(turn)
         self.endings.extendleft(reversed(turn.endings))
+        self.interrupted.extend(turn.interrupted)
         self.releases.extend(turn.releases)
         self.releases.extend(turn.starts)  # whether or not they were started: their user code has not run
+        for task_id, claim_no, text in turn.progress:
+            self.progress.setdefault((task_id, claim_no), text)  # unless there is news of it
+        self.promotes = self.promotes or turn.promotes
+
+    def isolate(self, turn: Turn, words: str) -> None:
+        """Of a turn that was put back: one of its endings holds what the database cannot store. Alone, it is replaced by an error."""
+        endings = [self.endings.popleft() for _ in turn.endings]
+        if len(endings) > 1:
+            self.suspects.extend(endings)
+            return
+        error = TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
+        self.endings.append(
+            Ending(
+                endings[0].id,
+                endings[0].claim_no,
+                TaskStatus.FAILED,
+                error_code=error.error_code,
+                error=encode_error(error),
+            )
+        )
 
     def settle(self, turn: Turn, outcome: Outcome, until: float) -> list[Claim]:
         """It was committed. Returns what is now RUNNING and waits for a child."""
         self._land(turn)
         runnable = [claim for claim in turn.starts if claim.id in outcome.started]
+        # Lost, or their queue is full: what is still ours goes back.
+        self.releases.extend(claim for claim in turn.starts if claim.id not in outcome.started)
         for wanted, claims in zip(turn.wanted, outcome.claimed, strict=True):
             if wanted.status is TaskStatus.RUNNING:
                 runnable.extend(claims)
@@ -133,7 +264,13 @@ class Books:
     def is_empty(self) -> bool:
         """Nothing is held, and nothing is left to be told."""
         idle = not any(member.load for member in self.roster)
-        return idle and not (self.endings or self.suspects or self.releases or self.buffer or self.in_flight)
+        return idle and not (
+            self.endings or self.suspects or self.interrupted or self.releases or self.buffer or self.in_flight
+        )
+
+    @property
+    def running_count(self) -> int:
+        return sum(member.load for member in self.roster)
 
     def remembered(self) -> set[tuple[TaskId, int]]:
         """Every claim that this worker knows of, wherever it is."""
@@ -144,9 +281,11 @@ class Books:
             yield from member.assigned()
         yield from self.endings
         yield from self.suspects
+        yield from self.interrupted
         yield from self.releases
         yield from (buffered.claim for buffered in self.buffer)
         for turn in self.in_flight:
             yield from turn.endings
+            yield from turn.interrupted
             yield from turn.releases
             yield from turn.starts

@@ -1,8 +1,9 @@
-"""How much work a child may hold: one task, or a few milliseconds' worth.
+"""How much work a child may hold: what it runs at once, or a few milliseconds' worth.
 
 RUNNING is durable before user code starts, so a child that works through tiny tasks one by one waits for a commit between any
 two. With prefetch it is given a *frame*: as many tasks as it works through in a few milliseconds by measurement, started
-together. If the measurement was wrong and one of them is slow, those behind it are recalled and released.
+together. If the measurement was wrong and one of them is slow, those behind it are recalled and released. A child that runs many at
+once (`concurrency`) needs no frames: its places are many.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ FRAME_MAX = 256
 SLOW_AFTER_S = 0.02
 """A task that has run this long is slow: what waits behind it in its child is recalled."""
 
+TINY_US = 1_000
 NEW_WEIGHT = 0.1
 
 
@@ -22,16 +24,27 @@ class Frames:
 
     prefetch: int | Literal["auto"]
     processes: int
+    concurrency: int = 1
     _task_us: float = FRAME_US  # until measured, a frame is one task
 
     def observe(self, duration_us: int) -> None:
         self._task_us += NEW_WEIGHT * (duration_us - self._task_us)
 
     @property
+    def are_tiny(self) -> bool:
+        """Tasks take less time than the commit between two of them."""
+        return self._task_us < TINY_US
+
+    @property
+    def is_framed(self) -> bool:
+        """Tasks may wait in a child behind others."""
+        return self.prefetch != 0 and self.concurrency == 1
+
+    @property
     def size(self) -> int:
         """How many tasks one child may hold."""
-        if self.prefetch == 0:
-            return 1
+        if not self.is_framed:
+            return self.concurrency
         return max(1, min(FRAME_MAX, int(FRAME_US / max(self._task_us, 1.0))))
 
     @property
@@ -39,7 +52,7 @@ class Frames:
         """How many rows the worker may hold in all: RUNNING and CLAIMED."""
         if self.prefetch == "auto":
             return self.processes * self.size
-        return self.processes + self.prefetch
+        return self.processes * self.concurrency + self.prefetch
 
     @property
     def buffers(self) -> bool:
@@ -47,6 +60,8 @@ class Frames:
         return self.prefetch != "auto" and self.prefetch > 0
 
     def room(self, load: int) -> int:
-        """What fits beside what a child already holds. Nearly full counts as full: many small refills cost more commits."""
+        """What fits beside what a child already holds. A frame that is nearly full counts as full: small refills cost commits."""
         free = self.size - load
+        if not self.is_framed:
+            return max(0, free)
         return free if free * 2 >= self.size else 0

@@ -2,9 +2,9 @@
 
 It has a connection and a thread of its own, so that neither a busy pump nor a long turn can silence it.
 
-Each beat also asks which rows the database thinks are ours. A claim whose COMMIT was answered to nobody shows here as a
-stranger; so does a task that ended between the question and the look at our books. The second kind is gone when we look
-again, so what is still a stranger at the next beat, which comes soon then, is given back.
+Each beat also asks which rows the database thinks are ours, and which of them were asked to stop. A claim whose COMMIT was answered to
+nobody shows here as a stranger; so does a task that ended between the question and the look at our books. The second kind is gone when
+we look again, so what is still a stranger at the next beat, which comes soon then, is given back.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,20 +22,23 @@ from typing import Self, TypeVar
 
 from horsies.db.link import Link
 from horsies.db.load import load
-from horsies.db.op import Op, Query, ask, rows
+from horsies.db.op import Op, Query, Rows, ask, rows
 from horsies.db.trouble import DatabaseError, broker_error
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import as_claims
 from horsies.tasks.release import get_held
+from horsies.worker.backoff import Backoff
+from horsies.worker.books import Books
+from horsies.worker.health import Health
+from horsies.worker.liveness import Liveness
 from horsies.worker.pump import Pump
 
-BEAT_S = 5.0
 LOOK_AGAIN_S = 0.2
-T = TypeVar("T")
 
 SQL = load(__file__)
+T = TypeVar("T")
 log = logging.getLogger("horsies.worker")
 
 
@@ -51,25 +55,27 @@ class Heartbeat:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        worker: str,
+        books: Books,
+        pump: Pump,
         *,
         database: PostgresConfig,
         resilience: WorkerResilienceConfig,
-        processes: int,
-        queues: Sequence[str],
+        recovery: RecoveryConfig,
         in_doubt: asyncio.Event,
-        pump: Pump,
     ) -> None:
         self._group = group
-        self._worker = worker
-        self._resilience = resilience
-        self._processes = processes
-        self._queues = queues
+        self._books = books
         self._pump = pump
+        self._resilience = resilience
+        self._beat_s = recovery.heartbeat_ms / 1000
+        self._snapshot_s = recovery.snapshot_ms / 1000
+        self._snapshot_at = 0.0
+        self._in_doubt = in_doubt
         self._strangers: frozenset[Claim] = frozenset()
+        self._health = Health()
+        self._liveness = Liveness(recovery.frozen_after_ms)
         self._link = Link(database, "heartbeat")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="horsies-heartbeat")
-        self._in_doubt = in_doubt
 
     async def __aenter__(self) -> Self:
         await self._register()
@@ -83,16 +89,19 @@ class Heartbeat:
         # After an error tasks may still be ours by the database's account: the row stays, for whoever recovers them.
         if kind is None:
             with suppress(DatabaseError):
-                await self._run(rows(SQL["retire_worker"](id=self._worker)))
+                await self._run(rows(SQL["retire_worker"](id=self._books.worker)))
+        else:
+            self._link.cut()
         await asyncio.to_thread(self._thread.shutdown)
         self._link.close()
 
     async def _beat_for_ever(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else BEAT_S):
+                async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else self._beat_s):
                     await self._in_doubt.wait()
             self._in_doubt.clear()
+            self._liveness.look(list(self._books.roster))
             try:
                 held = await self._run(self._beat())
             except DatabaseError as error:
@@ -100,7 +109,8 @@ class Heartbeat:
                 await asyncio.sleep(self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter
                 self._in_doubt.set()
             else:
-                await self._look_for_strangers(held)
+                self._pump.cancel({row[0] for row in held if row[-1]})
+                await self._look_for_strangers(as_claims([row[:-1] for row in held]))
 
     async def _look_for_strangers(self, held: Sequence[Claim]) -> None:
         found = frozenset(await self._pump.strangers(held))
@@ -110,39 +120,55 @@ class Heartbeat:
             log.warning("giving back %d tasks whose claim was answered to nobody", len(certain))
             self._pump.release(list(certain))
 
-    def _beat(self) -> Op[Sequence[Claim]]:
-        alive, held = yield from ask(SQL["beat"](id=self._worker), get_held(self._worker))
+    def _beat(self) -> Op[Rows]:
+        worker = self._books.worker
+        # Alone: nothing that takes long may hold up the sign of life, and together they would be one transaction.
+        alive = yield from rows(SQL["beat"](id=worker))
         if not alive:
-            raise DeclaredDead(
-                "this worker was declared dead and its tasks may run elsewhere by now (was the machine paused, or the "
-                "network away?); it stops here, start it again"
-            )
-        return as_claims(held)
+            raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
+        held, *_ = yield from ask(get_held(worker), *self._snapshots())
+        return held
+
+    def _snapshots(self) -> list[Query]:
+        now = time.monotonic()
+        if now < self._snapshot_at:
+            return []
+        self._snapshot_at = now + self._snapshot_s
+        parent, children = self._health.parent(), self._health.children([m.pid for m in list(self._books.roster)])
+        snapshot = SQL["take_snapshot"](
+            id=self._books.worker,
+            tasks_running=self._books.running_count,
+            tasks_claimed=len(self._books.buffer),
+            memory_usage_mb=parent.memory_mb,
+            children_memory_mb=children.memory_mb,
+            cpu_percent=parent.cpu_percent,
+            children_cpu_percent=children.cpu_percent,
+        )
+        return [snapshot]
 
     async def _register(self) -> None:
         """An outage between the first connection and this one is ridden out like any other."""
-        attempt, limit = 0, self._resilience.db_retry_max_attempts
+        backoff = Backoff(self._resilience)
         while True:
             try:
                 await self._run(rows(self._registration()))
             except DatabaseError as error:
                 reason = broker_error(error)
-                if not reason.retryable or (limit and attempt >= limit):
+                if not reason.retryable:
                     raise reason from error
-                delay_s = self._resilience.delay_ms(attempt, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
-                log.warning("this worker cannot be registered, trying again in %.1f s: %s", delay_s, reason)
-                await asyncio.sleep(delay_s)
-                attempt += 1
+                backoff.failed(reason)
+                await asyncio.sleep(backoff.left_s)
             else:
                 return
 
     def _registration(self) -> Query:
         return SQL["register_worker"](
-            id=self._worker,
+            id=self._books.worker,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            processes=self._processes,
-            queues=list(self._queues),
+            processes=self._books.frames.processes,
+            concurrency=self._books.frames.concurrency,
+            queues=list(self._books.marks.queues),
             library_version=version("horsies"),
         )
 

@@ -1,10 +1,11 @@
 -- name: register_worker
-insert into {schema}.workers (id, hostname, pid, processes, queues, library_version)
+insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version)
 values (
     %(id)s::uuid,
     %(hostname)s::text,
     %(pid)s::integer,
     %(processes)s::integer,
+    %(concurrency)s::integer,
     %(queues)s::text[],
     %(library_version)s::text
 )
@@ -13,10 +14,44 @@ on conflict (id) do nothing;
 
 -- name: beat
 update {schema}.workers
-set heartbeat_at = now()
+set heartbeat_at = clock_timestamp()
 where id = %(id)s::uuid
 returning id;
 
--- name: retire_worker
-delete from {schema}.workers
+-- name: take_snapshot
+insert into {schema}.worker_states (
+    worker_id, hostname, pid, processes, concurrency, queues, tasks_running, tasks_claimed,
+    memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, worker_started_at
+)
+select
+    id, hostname, pid, processes, concurrency, queues,
+    %(tasks_running)s::integer,
+    %(tasks_claimed)s::integer,
+    %(memory_usage_mb)s::real,
+    %(children_memory_mb)s::real,
+    %(cpu_percent)s::real,
+    %(children_cpu_percent)s::real,
+    started_at
+from {schema}.workers
 where id = %(id)s::uuid;
+
+-- name: retire_worker
+-- All that it knew of has been written down. What is still its own was claimed by a commit that was answered to nobody and has not begun: it
+-- goes back, uncounted, before the row that speaks for it is gone.
+with released as (
+    update {schema}.tasks
+    set status = 'PENDING', claimed_by = null, claimed_at = null, lease_until = null, started_at = null
+    where claimed_by = %(id)s::uuid
+    and status <> 'PENDING'
+    returning queue_name, priority, enqueued_at
+),
+retired as (
+    delete from {schema}.workers
+    where id = %(id)s::uuid
+)
+select pg_notify(
+    '{new_channel}',
+    priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+)
+from released
+group by queue_name, priority;

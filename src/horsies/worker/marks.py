@@ -12,13 +12,12 @@ time, after every poll and every reconnect. It is dear exactly when marks are ne
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from horsies.model.task import Claim
-from horsies.tasks.claim import Lane
+from horsies.tasks.claim import EPOCH, Lane, from_start
 
 REST_PER_COST = 20
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -33,16 +32,29 @@ class Marks:
     moment: int = 0
     """Counts what was heard: a claim sent before a mark was lowered must not raise it again when it comes back."""
 
-    def lanes(self, now: float) -> Sequence[Lane] | None:
-        """The lanes to claim from, in order of service; None: from the start."""
-        if not self._marks or (self._rescan_due and now >= self._rescan_not_before):
-            return None
+    def wants_start(self, now: float) -> bool:
+        """Whether the next claim should be made from the start."""
+        return not self._marks or (self._rescan_due and now >= self._rescan_not_before)
+
+    def starts(self) -> list[Lane]:
+        """Each queue from its start, in order of service."""
+        return from_start(self.queues)
+
+    def lanes(self) -> list[Lane]:
+        """Each queue and priority from its mark, in order of service."""
         order = {queue: position for position, queue in enumerate(self.queues)}
         lanes = sorted(self._marks, key=lambda lane: (order[lane[0]], lane[1]))
         return [Lane(queue, priority, self._marks[queue, priority]) for queue, priority in lanes]
 
+    def first_lanes(self) -> list[Lane]:
+        """Each queue from the mark of its first priority, or from its start if it has none, in order of service."""
+        first: dict[str, Lane] = {}
+        for lane in [*self.lanes(), *self.starts()]:
+            first.setdefault(lane.queue_name, lane)
+        return [first[queue] for queue in self.queues]
+
     def heard(self, payload: str | None) -> None:
-        """A notification tells of rows in a lane; None and nonsense tell only that something may have been missed."""
+        """A notification tells of rows in a lane; anything else tells only that something may have been missed."""
         row = _parse(payload)
         if row is None:
             self._rescan_due = True

@@ -1,41 +1,47 @@
 """A member of the pool: the parent's end of one child process."""
 
 import asyncio
-import os
-import signal
 import socket
-import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from horsies.child.wire import (
     Began,
     Boot,
+    Booting,
     Done,
+    Interrupt,
     Message,
+    Ping,
+    Pong,
+    Progress,
     Ready,
+    Reason,
     Recall,
     Refused,
     Returned,
     Run,
+    Stay,
     Stop,
-    Unpacker,
     WireError,
-    pack,
 )
+from horsies.model.codes import OperationalErrorCode
+from horsies.model.result import TaskError
 from horsies.model.task import Claim
-
-RECV_BYTES = 1 << 18
+from horsies.worker.age import Age
+from horsies.worker.line import Line
+from horsies.worker.process import Births, Process, words
 
 
 class Reports(Protocol):
     """Who hears what a member has to say. Always called on the event loop."""
 
+    def began(self, member: "Member", ticket: int, claim: Claim) -> None: ...
+    def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
     def done(self, claim: Claim, done: Done) -> None: ...
     def returned(self, claims: list[Claim]) -> None: ...
-    def died(self, begun: list[Claim], unbegun: list[Claim], cause: str) -> None: ...
+    def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None: ...
     def settled(self) -> None: ...
 
 
@@ -44,68 +50,117 @@ class Member:
 
     The child is dead when its *process* is gone. The end of the stream alone does not tell: a program that a task started may
     hold the other end open, or user code may have closed it (then we kill what is left).
+
+    It *retires* when it has been given its `budget` of tasks, has grown too big, or had to leave a task behind: it takes no new work,
+    and leaves when what it has is done and the pool has another ready. `changed` is called after each report of one that is on
+    its way there.
     """
 
-    def __init__(self, reports: Reports) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        boot: Boot,
+        *,
+        budget: int | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._reports = reports
-        self._unpacker = Unpacker()
-        self._out = bytearray()
+        self._boot = boot
+        self._changed = changed
         self._assigned: dict[int, Claim] = {}
         self._begun: set[int] = set()
+        self._verdicts: dict[int, TaskError] = {}
+        self._abandoned: set[int] = set()
         self._last_ticket = 0
-        self._loop = asyncio.get_running_loop()
+        self._age = Age(budget)
+        self._process: Process | None = None
+        self._line: Line | None = None
         self.ready = asyncio.Event()
+        self.doing = "starting"
         self.refusal: str | None = None
+        self.rss_mb = 0.0
         self.recalled = False
         self.began_at = 0.0
+        self._unanswered_since: float | None = None
+        self.spare_room: Callable[[], int] | None = None
+        """A spare's: what the others leave it to do."""
 
     # -- life
 
-    async def start(self, boot: Boot, env: Mapping[str, str]) -> None:
+    async def start(self, births: Births) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # Called on the main thread: the kernel ties the child's life to the thread that started it.
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "horsies.child",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                process_group=0,
-                env={**os.environ, **env},
-            )
-        ours.settimeout(0)  # never blocks the event loop
-        self._socket = ours
-        self._loop.add_reader(ours.fileno(), self._readable)
-        self._send(Boot(*boot))
+            try:
+                self._process = await births.start(theirs)
+            except BaseException:
+                ours.close()
+                raise
+        self._line = Line(ours, hear=self._hear, settled=self._settled, lost=self.kill)
+        self._line.send(self._boot)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._process.pid if self._process else 0
 
     async def wait_until_dead(self) -> str:
         """How it died, in words, once all that it said has been heard."""
+        assert self._process is not None  # noqa: S101 - it has been started
+        assert self._line is not None  # noqa: S101
         code = await self._process.wait()
-        self._drain()
-        self._close()
-        return _words(code)
+        self._line.drain()
+        return words(code)
 
     def stop(self) -> None:
         """It leaves when it has done what it was given."""
+        self._age.is_retired = True
         self._send(Stop())
 
     def kill(self) -> None:
-        if self._process.returncode is None:
-            # Not by way of Popen: it looks first whether the child is dead, and would take the exit code from who waits for it.
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if self._process:
+            self._process.kill()
+
+    def bequeath(self, cause: str) -> None:
+        """It is dead: tell what had begun, and what had not."""
+        crash = TaskError(
+            error_code=OperationalErrorCode.WORKER_CRASHED,
+            message=f"the child process (pid {self.pid}) {cause} while it ran this task",
+        )
+        begun = [
+            (claim, self._verdicts.get(ticket, crash))
+            for ticket, claim in self._assigned.items()
+            if ticket in self._begun or ticket in self._verdicts
+        ]
+        unbegun = [
+            claim
+            for ticket, claim in self._assigned.items()
+            if ticket not in self._begun and ticket not in self._verdicts
+        ]
+        self._assigned.clear()
+        self._begun.clear()
+        self._reports.died(begun, unbegun)
 
     # -- work
 
     @property
-    def is_ready(self) -> bool:
-        return self.ready.is_set() and self._socket.fileno() >= 0
+    def is_open(self) -> bool:
+        """It may be given tasks now."""
+        return (
+            self.ready.is_set()
+            and self._line is not None
+            and self._line.is_open
+            and not self.recalled
+            and not self.is_retiring
+            and self.budget_left != 0
+        )
+
+    @property
+    def budget_left(self) -> int | None:
+        """How many tasks it may still be given; None: any number."""
+        left = self._age.left
+        if self.spare_room is None:
+            return left
+        room = max(0, self.spare_room())
+        return room if left is None else min(room, left)
 
     @property
     def load(self) -> int:
@@ -117,106 +172,186 @@ class Member:
 
     def is_stuck(self, now: float, slow_after_s: float) -> bool:
         """Its current task has run for long, and nobody has asked yet for what waits behind it."""
-        return not self.recalled and bool(self._begun) and now - self.began_at > slow_after_s
+        return (
+            self._boot.concurrency == 1
+            and not self.recalled
+            and bool(self._begun)
+            and now - self.began_at > slow_after_s
+        )
+
+    def assigned(self) -> Iterable[Claim]:
+        return self._assigned.values()
+
+    def running(self) -> Iterable[tuple[int, Claim]]:
+        """What has begun, by ticket."""
+        return [(ticket, self._assigned[ticket]) for ticket in self._begun]
+
+    def tickets(self) -> Iterable[tuple[int, Claim]]:
+        """Everything it was given and has not ended, by ticket."""
+        return list(self._assigned.items())
+
+    def holds(self, ticket: int) -> bool:
+        """Whether it was given this, and it has not ended."""
+        return ticket in self._assigned
+
+    def claim_of(self, ticket: int) -> Claim | None:
+        """What runs under this ticket, if it still does."""
+        return self._assigned.get(ticket) if ticket in self._begun else None
 
     def assign(self, claims: Iterable[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
-        assignments: list[tuple[int, str, str, int, str]] = []
+        run = Run([])
         for claim in claims:
             self._last_ticket += 1
             self._assigned[self._last_ticket] = claim
-            assignments.append((self._last_ticket, claim.id, claim.task_name, claim.attempt, claim.args))
-        self._send(Run(assignments))
+            run.assignments.append(
+                (
+                    self._last_ticket,
+                    claim.id,
+                    claim.task_name,
+                    claim.queue_name,
+                    claim.attempt,
+                    claim.timeout_ms,
+                    claim.args,
+                )
+            )
+        self._age.given += len(run.assignments)
+        self._send(run)
+
+    def ping(self, now: float) -> float:
+        """Ask for a sign of life. For how long the asking has gone unanswered, in seconds."""
+        self._send(Ping())
+        self._unanswered_since = self._unanswered_since or now
+        return now - self._unanswered_since
 
     def recall(self) -> None:
         """Ask for what has not begun; it comes back as `returned`, and no new work goes here until the current task ends."""
         self.recalled = True
         self._send(Recall())
 
-    def bequeath(self, cause: str) -> None:
-        """It is dead: tell what had begun, and what had not."""
-        begun = [claim for ticket, claim in self._assigned.items() if ticket in self._begun]
-        unbegun = [claim for ticket, claim in self._assigned.items() if ticket not in self._begun]
-        self._assigned.clear()
-        self._begun.clear()
-        self._reports.died(begun, unbegun, f"the child process (pid {self.pid}) {cause}")
+    # -- stopping a task
 
-    def assigned(self) -> Iterable[Claim]:
-        return self._assigned.values()
+    def interrupt(self, ticket: int, reason: Reason) -> None:
+        """Make the task raise."""
+        self._send(Interrupt(ticket, reason))
 
-    # -- the socket
+    def condemn(self, ticket: int, error_code: str, message: str) -> None:
+        """If the child dies before this task has ended, the task ends so, and not as crashed."""
+        if ticket in self._assigned:
+            self._verdicts[ticket] = TaskError(error_code=error_code, message=message)
 
-    def _readable(self) -> None:
-        """Take in what has arrived, then let the pump act on all of it at once."""
-        if not self._take_in():
-            self._close()
-            self.kill()  # it said its last word; what is left of it only holds a place
-        self._reports.settled()
+    def abandon(self, ticket: int) -> tuple[Claim, TaskError]:
+        """Forget a task that does not stop, to be ended as it was condemned to. The child runs others beside it: it retires, and is
+        killed when nothing is left in it but what was abandoned.
+        """
+        claim = self._assigned.pop(ticket)
+        self._begun.discard(ticket)
+        self._abandoned.add(ticket)
+        self._age.is_retired = True
+        self._kill_if_deserted()
+        self._changed()
+        verdict = self._verdicts.pop(ticket, None)
+        return claim, verdict or TaskError(
+            error_code=OperationalErrorCode.WORKER_CRASHED, message="it was left behind because it did not stop"
+        )
 
-    def _drain(self) -> None:
-        """A dead child's last words are still in the socket."""
-        while self._socket.fileno() >= 0 and self._take_in():
-            pass
+    def _kill_if_deserted(self) -> None:
+        if self._abandoned and not self._assigned:
+            self.kill()
 
-    def _take_in(self) -> bool:
-        """False: there is nothing more to come."""
-        try:
-            data = self._socket.recv(RECV_BYTES)
-            for message in self._unpacker.feed(data):
-                self._hear(message)
-        except (OSError, WireError):
+    # -- growing old
+
+    @property
+    def is_retiring(self) -> bool:
+        """It takes no new work, and is to be replaced."""
+        return self._age.is_retiring
+
+    @property
+    def is_aged(self) -> bool:
+        """Its replacement is wanted, or will be soon."""
+        return self._age.is_aged
+
+    def reprieve(self) -> bool:
+        """Nobody can take its place: better an old child than none. False: it cannot go on, because it leaves a task behind."""
+        if self._age.is_retired:
             return False
-        return bool(data)
+        self._age.is_reprieved = True
+        if self._age.is_too_big:
+            self._send(Stay())
+        return True
+
+    def retire(self) -> bool:
+        """Somebody can take its place after all. False: it was not reprieved."""
+        self._age.is_retired = self._age.is_retired or self._age.is_reprieved
+        return self._age.is_retired
+
+    # -- what it says
 
     def _hear(self, message: Message) -> None:
+        self._unanswered_since = None
         match message:
             case Began(ticket) if ticket in self._assigned:
                 self._begun.add(ticket)
                 self.began_at = time.monotonic()
+                self._reports.began(self, ticket, self._assigned[ticket])
+            case Progress(ticket, fraction, words):
+                if ticket in self._assigned:  # else it comes from a thread that a task has left behind
+                    self._reports.progressed(self._assigned[ticket], fraction, words)
             case Done(ticket) if ticket in self._assigned:
-                self._begun.discard(ticket)
-                self.recalled = False
-                self._reports.done(self._assigned.pop(ticket), message)
+                self._ended(message)
             case Returned(tickets) if self._assigned.keys() >= set(tickets):
-                self._reports.returned([self._assigned.pop(ticket) for ticket in tickets])
-            case Ready():
-                self.ready.set()
+                self._take_back(tickets)
+            case Done(ticket) if ticket in self._abandoned:
+                self._abandoned.remove(ticket)  # it has ended after all, and nobody wants to know any more
+            case _:
+                self._hear_of_itself(message)
+
+    def _hear_of_itself(self, message: Message) -> None:
+        match message:
+            case Booting(what):
+                self.doing = what
+            case Ready(_, rss_mb):
+                self._measured(rss_mb)
             case Refused(reason):
                 self.refusal = reason
+            case Pong():
+                pass  # that it was heard is all
             case _:
                 raise WireError(f"a child in order does not send {message}")
 
-    def _send(self, message: Message) -> None:
-        if self._socket.fileno() < 0:
-            return  # dead: whatever it was given is in its leftovers
-        nothing_waits = not self._out
-        self._out += pack(message)
-        if nothing_waits:
-            self._writable()
+    def _ended(self, done: Done) -> None:
+        self._begun.discard(done.ticket)
+        self._verdicts.pop(done.ticket, None)
+        self.recalled = False
+        self._age.is_too_big = self._age.is_too_big or done.leaving
+        self._reports.done(self._assigned.pop(done.ticket), done)
 
-    def _writable(self) -> None:
-        try:
-            del self._out[: self._socket.send(self._out)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._out.clear()  # it is dying; its end is noticed by its process
-        if self._out:
-            self._loop.add_writer(self._socket.fileno(), self._writable)
+    def _take_back(self, tickets: list[int]) -> None:
+        self._age.given -= len(tickets)
+        self._reports.returned([self._assigned.pop(ticket) for ticket in tickets])
+        if not self._assigned:
+            self.recalled = False  # nothing runs whose end could say so
+
+    def _measured(self, rss_mb: float) -> None:
+        self.rss_mb = rss_mb
+        limit_mb = self._boot.max_memory_mb
+        if limit_mb is not None and rss_mb >= limit_mb:
+            self.refusal = (
+                f"a child takes {rss_mb:.0f} MB before its first task, so --max-memory-per-child-mb={limit_mb:g} would "
+                f"replace it after every one; allow well over {rss_mb:.0f}, or import less"
+            )
+            self.kill()
         else:
-            self._loop.remove_writer(self._socket.fileno())
+            self.ready.set()
+            self._changed()
 
-    def _close(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket.fileno())
-            self._loop.remove_writer(self._socket.fileno())
-            self._socket.close()
+    def _settled(self) -> None:
+        """All that has arrived was heard."""
+        self._kill_if_deserted()
+        if self.is_aged:
+            self._changed()
+        self._reports.settled()
 
-
-def _words(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    def _send(self, message: Message) -> None:
+        if self._line:
+            self._line.send(message)

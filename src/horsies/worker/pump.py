@@ -11,10 +11,11 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 """
 
 import asyncio
+import json
 import logging
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -22,25 +23,24 @@ from typing import Self
 from horsies.child.wire import Done
 from horsies.db.link import Link
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
-from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
-from horsies.model.errors import HorsiesError
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
+from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
+from horsies.worker.dispatch import dispatch
 from horsies.worker.frames import SLOW_AFTER_S
 from horsies.worker.member import Member
-from horsies.worker.turn import Outcome, Turn, take_turn
+from horsies.worker.stops import Stops
+from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 
-CONTENTION_PAUSE_S = 0.02
+GATHER_S = 0.001
+LAST_WORDS_S = 5.0
+ANSWER_S = 1.0
+LOCKED_S = 0.02
 
 log = logging.getLogger("horsies.worker")
-
-
-class GaveUp(HorsiesError):  # noqa: N818 - it says what happened
-    """The database stayed away for longer than this worker was told to wait."""
 
 
 class Pump:
@@ -53,69 +53,149 @@ class Pump:
         *,
         database: PostgresConfig,
         resilience: WorkerResilienceConfig,
+        grace_ms: int,
         turns: int,
+        coalesce: int,
         in_doubt: Callable[[], None],
     ) -> None:
         self._group = group
         self._books = books
-        self._resilience = resilience
+        self._backoff = Backoff(resilience)
+        self._poll_s = resilience.notify_poll_interval_ms / 1000
+        self._coalesce = coalesce
+        self._unread = 0
+        self._gather_until: float | None = None
         self._in_doubt = in_doubt
+        self._grace_s = grace_ms / 1000
+        self._stops = Stops(books, self._grace_s)
+        self._due_at: float | None = None
         self._links = [Link(database, "worker") for _ in range(turns)]
         self._idle_links = list(self._links)
         self._threads = ThreadPoolExecutor(turns, thread_name_prefix="horsies-turn")
         self._loop = asyncio.get_running_loop()
         self._heard_count = 0
-        self._failures = 0
-        self._pause_until = 0.0
         self._poll_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._drained = asyncio.Event()
+        self._is_open = False
         self._flights: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        self._is_open = True
         self._go()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         if self._timer:
             self._timer.cancel()
+        if kind is not None:
+            for link in self._links:
+                link.cut()  # a turn that waits for a database that is gone would hold us up
         await asyncio.to_thread(self._threads.shutdown)
         for link in self._links:
             link.close()
 
-    async def drain(self) -> None:
+    async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
         self._books.stopping = True
         for member in self._books.roster:
             if member.has_unbegun:
                 member.recall()
         self._go()
-        await self._drained.wait()
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await self._drained.wait()
+        except TimeoutError:
+            log.warning("what still runs had %d ms to end", timeout_ms)
+            self.hurry()
+            self._loop.call_later(self._grace_s, self._leave_soon)
+            await self._drained.wait()
+        if not self._books.is_empty:
+            raise GaveUp("the database is away and it is time to leave: what has ended here could not be written down")
+
+    def hurry(self) -> None:
+        """Stop what runs: softly at first, by a kill when asked again, and then not even the database is waited for."""
+        if self._stops.is_interrupting:
+            log.warning("killing what still runs")
+            self._stops.kill_all()
+            self._leave_soon()
+        else:
+            log.warning("interrupting what still runs")
+            self._stops.interrupt_all()
+        self._go()
+
+    def _leave_soon(self) -> None:
+        """The last endings still get a moment to be written down."""
+        self._loop.call_later(LAST_WORDS_S, self._drained.set)
+
+    @property
+    def has_killed(self) -> bool:
+        """Tasks were interrupted, because they did not end in time."""
+        return self._stops.has_interrupted
 
     # -- what happens
 
     def heard(self, payload: str | None) -> None:
-        """A notification: there is something to claim. None: there may be."""
-        self._books.marks.heard(payload)
+        """A notification: there is something to claim, now or later. None: there may be."""
         self._heard_count += 1
+        match (payload or "").split(" "):
+            case ["later", microseconds]:
+                self.due_in(int(microseconds) / 1_000_000)
+                return
+            case ["freed"]:
+                pass
+            case _:
+                self._books.marks.heard(payload)
         self._books.more = True
-        self._go()
+        self._go_soon()
+
+    def due_in(self, seconds: float) -> None:
+        """A task that was put off becomes due then."""
+        now = time.monotonic()
+        due_at = now + max(0.0, seconds)
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
+            self._arm(now)
+
+    def cancel(self, task_ids: Collection[TaskId]) -> None:
+        """These are asked to stop, and killed when their grace is over."""
+        self._stops.cancel(task_ids)
+        self._arm(time.monotonic())
+
+    def began(self, member: Member, ticket: int, claim: Claim) -> None:
+        self._stops.began(member, ticket, claim)
 
     def done(self, claim: Claim, done: Done) -> None:
-        status = TaskStatus(done.status)
         self._books.frames.observe(done.duration_us)
-        self._books.endings.append(Ending(claim.id, claim.claim_no, status, done.result, done.error_code, done.error))
+        self._books.progress.pop((claim.id, claim.claim_no), None)
+        status = TaskStatus(done.status)
+        ending = Ending(
+            claim.id,
+            claim.claim_no,
+            status,
+            done.result,
+            done.error_code,
+            done.error,
+            may_retry=claim.retries_left and status is TaskStatus.FAILED,
+            wants_retry=done.wants_retry,
+            retry_after_ms=done.retry_after_ms,
+        )
+        self._stops.end(claim, ending)
+
+    def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None:
+        self._books.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
 
     def returned(self, claims: list[Claim]) -> None:
         self._books.releases.extend(claims)
 
-    def died(self, begun: list[Claim], unbegun: list[Claim], cause: str) -> None:
-        """What had begun ends as crashed; what had not goes back as if nothing had happened."""
-        crash = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{cause} while it ran this task")
-        self._books.endings.extend(_failed(claim.id, claim.claim_no, crash) for claim in begun)
+    def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
+        """What had begun ends as its verdict says; what had not goes back as if nothing had happened."""
+        for claim, error in begun:
+            self._stops.fail(claim, error)
         self._books.releases.extend(unbegun)
         self._go()
 
@@ -123,10 +203,19 @@ class Pump:
         """A child's reports are in the books."""
         self._go()
 
+    # -- what the database says is ours
+
     async def strangers(self, held: Sequence[Claim]) -> list[Claim]:
         """Of the rows that the database says are ours, those we know nothing of."""
-        if self._flights:
-            await asyncio.wait(self._flights)  # one of them may just have claimed these: its answer comes first
+        if self._unknown(held) and self._flights:
+            # One of these may just have claimed them: its answer comes first. Not for long: this is the heartbeat's time.
+            # Those that leave from now on do not matter, and under load there are always some.
+            _, unanswered = await asyncio.wait(self._flights, timeout=ANSWER_S)
+            if unanswered:
+                return []
+        return self._unknown(held)
+
+    def _unknown(self, held: Sequence[Claim]) -> list[Claim]:
         remembered = self._books.remembered()
         return [claim for claim in held if (claim.id, claim.claim_no) not in remembered]
 
@@ -137,10 +226,25 @@ class Pump:
 
     # -- turns
 
+    def _go_soon(self) -> None:
+        """Notifications come in crowds: take in what has arrived, then look once."""
+        self._unread += 1
+        if self._unread >= self._coalesce:
+            self._go()
+        elif self._unread == 1:
+            self._loop.call_soon(self._go)
+
     def _go(self) -> None:
-        """Send every turn there is a reason, a connection and a good moment for."""
+        """Send every turn there is a reason, a connection and a good moment for.
+
+        Children report that they are ready before the worker is registered: what it claimed then would be taken for an orphan's.
+        """
+        self._unread = 0
+        if not self._is_open:
+            return
         now = time.monotonic()
-        while self._idle_links and now >= self._pause_until and (turn := self._books.next_turn(now)):
+        while self._may_send(now) and (turn := self._books.next_turn(now)):
+            self._gather_until = None
             if not self._launch(turn):
                 return
         if self._books.stopping and self._books.is_empty:
@@ -159,6 +263,15 @@ class Pump:
         flight.add_done_callback(self._flights.discard)
         return True
 
+    def _may_send(self, now: float) -> bool:
+        if not self._idle_links or now < self._backoff.until:
+            return False
+        if self._books.should_gather():
+            self._gather_until = self._gather_until or now + GATHER_S
+            return now >= self._gather_until
+        self._gather_until = None
+        return True
+
     async def _fly(self, turn: Turn, link: Link) -> None:
         heard_count, moment, departed = self._heard_count, self._books.marks.moment, time.monotonic()
         try:
@@ -166,45 +279,34 @@ class Pump:
         except DatabaseError as error:
             self._failed(turn, error)
         else:
-            self._recovered()
+            self._backoff.succeeded()
             self._note_claims(turn, outcome, heard_count, moment, departed)
-            self._dispatch(self._books.settle(turn, outcome, until=departed + self._books.lease_ms / 1000))
+            dispatch(
+                self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
+            )
         finally:
             self._idle_links.append(link)
         self._go()
 
     def _note_claims(self, turn: Turn, outcome: Outcome, heard_count: int, moment: int, departed: float) -> None:
         """Move the marks, and find out whether there is more to claim."""
+        if outcome.due_s is not None:
+            # What is due and was not promoted is held locked by somebody: not again at once, and for ever.
+            self.due_in(outcome.due_s if outcome.promoted else max(outcome.due_s, LOCKED_S))
+        for lane in outcome.promoted:
+            self._books.marks.heard(lane)
+            self._books.more = True
         if not turn.wanted:
             return
         marks, now = self._books.marks, time.monotonic()
         claims = [claim for group in outcome.claimed for claim in group]
-        asked = sum(wanted.limit for wanted in turn.wanted)
-        if turn.lanes is None:
+        asked = len(claims) if _met_a_batch(turn, outcome) else sum(wanted.limit for wanted in turn.wanted)
+        if turn.claim_from is ClaimFrom.START:
             marks.rescanned(claims, asked=asked, sent_at=moment, now=now, cost_s=now - departed)
         else:
             marks.claimed(claims, asked=asked, sent_at=moment)
         if len(claims) < asked and heard_count == self._heard_count:
             self._books.more = False
-
-    def _dispatch(self, claims: list[Claim]) -> None:
-        """Hand out what is RUNNING, in order of service, always to the child with the least before it."""
-        order = {queue: position for position, queue in enumerate(self._books.marks.queues)}
-        claims.sort(key=lambda claim: (order[claim.queue_name], claim.priority, claim.enqueued_at, claim.id))
-        free = [member for member in self._books.roster if member.is_ready and not member.recalled]
-        if self._books.stopping or not free:
-            self._books.releases.extend(claims)
-            return
-        shares: dict[Member, list[Claim]] = {member: [] for member in free}
-        for claim in claims:
-            member = min(free, key=lambda member: member.load + len(shares[member]))
-            if member.load + len(shares[member]) < self._books.frames.size:
-                shares[member].append(claim)
-            else:
-                self._books.releases.append(claim)  # the child it was meant for has died meanwhile
-        for member, share in shares.items():
-            if share:
-                member.assign(share)
 
     # -- trouble
 
@@ -213,41 +315,12 @@ class Pump:
         self._books.marks.heard(None)
         match trouble_of(error):
             case Trouble.EXPECTED:
-                self._pause(CONTENTION_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, no secret
+                self._backoff.contended()
             case Trouble.REFUSED if turn.endings:
-                self._isolate(turn, error)
+                self._books.isolate(turn, f"the result cannot be stored. {broker_error(error)}")
             case _:
                 self._in_doubt()
-                self._back_off(error)
-
-    def _isolate(self, turn: Turn, error: DatabaseError) -> None:
-        """One of these endings holds what the database cannot store. Alone, it is replaced by an error that it can."""
-        endings = [self._books.endings.popleft() for _ in turn.endings]
-        if len(endings) > 1:
-            self._books.suspects.extend(endings)
-            return
-        refusal = TaskError(
-            error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
-            message=f"the result cannot be stored. {broker_error(error)}",
-        )
-        self._books.endings.append(_failed(endings[0].id, endings[0].claim_no, refusal))
-
-    def _back_off(self, error: DatabaseError) -> None:
-        limit = self._resilience.db_retry_max_attempts
-        if limit and self._failures >= limit:
-            raise GaveUp(f"gave up after {self._failures} failed attempts; the last: {broker_error(error)}") from error
-        delay_s = self._resilience.delay_ms(self._failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
-        self._failures += 1
-        log.warning("the database does not serve, trying again in %.1f s: %s", delay_s, broker_error(error))
-        self._pause(delay_s)
-
-    def _pause(self, seconds: float) -> None:
-        self._pause_until = max(self._pause_until, time.monotonic() + seconds)
-
-    def _recovered(self) -> None:
-        if self._failures:
-            log.info("the database serves again")
-        self._failures = 0
+                self._backoff.failed(broker_error(error))
 
     # -- time
 
@@ -262,22 +335,37 @@ class Pump:
 
     def _due_moments(self, now: float) -> Iterator[float]:
         yield self._poll_at
-        if now < self._pause_until:
-            yield self._pause_until
+        if now < self._backoff.until:
+            yield self._backoff.until
+        elif self._idle_links:  # else no turn could leave then, and these moments would ring again and again in vain
+            yield from self._departures()
         if (rescan_s := self._books.marks.rescan_in_s(now)) is not None and not self._books.more:
             yield now + max(rescan_s, 0.001)
+        if self._books.frames.is_framed and any(m.has_unbegun and not m.recalled for m in self._books.roster):
+            yield now + SLOW_AFTER_S / 2
+        if self._due_at is not None:
+            yield self._due_at
+        if (deadline := self._stops.next_at) is not None:
+            yield deadline
+
+    def _departures(self) -> Iterator[float]:
+        """When there is a reason for a turn, though nothing has happened."""
+        if self._gather_until is not None:
+            yield self._gather_until
         if self._books.buffer:
             yield self._books.buffer[0].until
-        if any(member.has_unbegun and not member.recalled for member in self._books.roster):
-            yield now + SLOW_AFTER_S / 2
 
     def _ring(self) -> None:
         self._timer = None
         now = time.monotonic()
         if now >= self._poll_at:
-            self._poll_at = now + self._resilience.notify_poll_interval_ms / 1000
+            self._poll_at = now + self._poll_s
             self._books.marks.heard(None)
-            self._books.more = True
+            self._books.more = self._books.promotes = True
+        if self._due_at is not None and now >= self._due_at:
+            self._due_at = None
+            self._books.promotes = True
+        self._stops.enforce(now)
         if self._books.marks.rescan_in_s(now) == 0.0:
             self._books.more = True
         for member in self._books.roster:
@@ -286,5 +374,9 @@ class Pump:
         self._go()
 
 
-def _failed(task_id: TaskId, claim_no: int, error: TaskError) -> Ending:
-    return Ending(task_id, claim_no, TaskStatus.FAILED, None, error.error_code, encode_error(error))
+def _met_a_batch(turn: Turn, outcome: Outcome) -> bool:
+    """Some queue gave all that one claim may take from it: there may be more."""
+    return any(
+        wanted.queue_limit in Counter(claim.queue_name for claim in claims).values()
+        for wanted, claims in zip(turn.wanted, outcome.claimed, strict=True)
+    )

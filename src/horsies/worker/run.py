@@ -3,153 +3,209 @@
 import asyncio
 import logging
 import os
-import random
 import signal
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from enum import IntEnum
+from typing import cast
 from uuid import uuid4
 
 from horsies.app import Horsies
 from horsies.child.wire import Boot
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
+from horsies.keeper.keep import Keeper
 from horsies.model.config import AppConfig
-from horsies.model.errors import BrokerError, HorsiesError
+from horsies.model.errors import BrokerError
+from horsies.model.worker import WorkerConfig
+from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
-from horsies.worker.frames import Frames
-from horsies.worker.heartbeat import Heartbeat
-from horsies.worker.marks import Marks
+from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
-from horsies.worker.pool import Pool
+from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
+from horsies.worker.settings import frames_of, limits_of, marks_of
 
 TURNS_AT_MOST = 4
 
 log = logging.getLogger("horsies.worker")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """How one worker runs; what it runs is the app's business."""
+class ExitCode(IntEnum):
+    """How a worker ended, for whoever started it."""
 
-    app: str
-    processes: int
-    loglevel: str = "INFO"
+    CLEAN = 0
+    FAILED = 1
+    """It could not start, or not go on."""
+    WRONG_USAGE = 2
+    KILLED_TASKS = 3
+    """It stopped as asked, but had to interrupt tasks that did not end in time."""
+    GAVE_UP = 4
+    """The database stayed away for longer than it was told to wait."""
 
 
-def run_worker(app: Horsies, options: WorkerOptions) -> None:
-    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not go on."""
-    open_database(app.broker, app.config)
+def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
+    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start."""
     try:
-        asyncio.run(_run(app, options))
-    except* HorsiesError as group:
-        raise _first(group) from None
+        open_database(app.broker, app.config)
+        return asyncio.run(_run_incarnations(app, config))
+    except GaveUp as error:
+        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
+        return ExitCode.GAVE_UP
     finally:
         app.close()
 
 
 def open_database(broker: PostgresBroker, config: AppConfig) -> None:
     """Wait for the database if it must be, and bring its schema up to date."""
-    attempt, limit = 0, config.resilience.db_retry_max_attempts
+    backoff = Backoff(config.resilience)
     while True:
         try:
             applied = broker.migrate()
         except BrokerError as error:
-            if not error.retryable or (limit and attempt >= limit):
+            if not error.retryable:
                 raise
-            delay_s = config.resilience.delay_ms(attempt, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
-            log.warning("the database cannot be reached, trying again in %.1f s: %s", delay_s, error)
-            time.sleep(delay_s)
-            attempt += 1
+            backoff.failed(error)
+            time.sleep(backoff.left_s)
         else:
             if applied:
                 log.info("migrations applied: %s", ", ".join(applied))
             return
 
 
-async def _run(app: Horsies, options: WorkerOptions) -> None:
-    worker, database = str(uuid4()), app.broker.config
-    queues = [queue.name for queue in app.config.queues]
+async def _run_incarnations(app: Horsies, config: WorkerConfig) -> ExitCode:
+    """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
+    stop = Stop()
+    with _signals(stop):
+        while True:
+            try:
+                return await _run(app, config, stop)
+            except BaseExceptionGroup as group:
+                error = _cause(group)
+                if not isinstance(error, DeclaredDead):
+                    raise error from None
+                log.warning("%s; starting anew", error)
+
+
+class Stop:
+    """How often we were asked to stop, and who wants to know."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.pump: Pump | None = None
+
+    def ask(self) -> None:
+        if self.asked.is_set() and self.pump:
+            self.pump.hurry()
+        self.asked.set()
+
+
+async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
+    worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
     books = Books(
         worker=worker,
-        statement_timeout_ms=database.statement_timeout_ms,
-        lease_ms=app.config.lease_ms,
+        database=database,
+        limits=limits_of(app.config, config),
         roster=roster,
-        frames=Frames(app.config.prefetch_buffer, options.processes),
-        marks=Marks(queues),
+        frames=frames_of(app.config, config),
+        marks=marks_of(app.config, config),
     )
-    log.info("Concurrency config: processes=%d, prefetch_buffer=%s", options.processes, app.config.prefetch_buffer)
-    stop, in_doubt = asyncio.Event(), asyncio.Event()
-    with _signals(stop, roster):
-        async with asyncio.TaskGroup() as group:
-            pump = Pump(
-                group,
-                books,
-                database=database,
-                resilience=app.config.resilience,
-                turns=min(TURNS_AT_MOST, options.processes),
-                in_doubt=in_doubt.set,
-            )
-            heartbeat = Heartbeat(
-                group,
-                worker,
-                database=database,
-                resilience=app.config.resilience,
-                processes=options.processes,
-                queues=queues,
-                in_doubt=in_doubt,
-                pump=pump,
-            )
-            pool = Pool(
-                group,
-                roster,
-                pump,
-                processes=options.processes,
-                boot=Boot(options.app, options.loglevel),
-                # The embedded server is found once, by us: children that send must not look for it on their own.
-                env={"HORSIES_DATABASE_URL": database.database_url} if app.is_embedded else {},
-            )
-            async with heartbeat, pool, pump:
-                with _hearing(app.broker, pump):
-                    log.info("worker %s is ready on queues %s (pid %d)", worker, ", ".join(queues), os.getpid())
-                    await stop.wait()
-                    log.info("stopping: no more claims, waiting for what runs")
-                    await pump.drain()
+    log.info(
+        "Concurrency config: processes=%d, concurrency=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d",
+        config.process_count,
+        config.concurrency,
+        app.config.cluster_wide_cap,
+        config.max_claim_per_worker or books.frames.ceiling,
+        config.max_claim_batch,
+    )
+    in_doubt = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        pump = Pump(
+            group,
+            books,
+            database=database,
+            resilience=app.config.resilience,
+            grace_ms=recovery.grace_ms,
+            turns=min(TURNS_AT_MOST, config.process_count * config.concurrency),
+            coalesce=config.coalesce_notifies,
+            in_doubt=in_doubt.set,
+        )
+        stop.pump = pump
+        heartbeat = Heartbeat(
+            group,
+            books,
+            pump,
+            database=database,
+            resilience=app.config.resilience,
+            recovery=recovery,
+            in_doubt=in_doubt,
+        )
+        pool = Pool(group, roster, pump, _pool_options(app, config))
+        keeper = Keeper(group, worker, database=database, recovery=recovery, due_in=pump.due_in)
+        async with pool, heartbeat, keeper, pump:
+            with _hearing(app.broker, worker, pump):
+                queues = ", ".join(books.marks.queues)
+                log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
+                await stop.asked.wait()
+                log.info("stopping: no more claims, waiting for what runs")
+                await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
+    return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
+
+
+def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
+    return PoolOptions(
+        processes=config.process_count,
+        concurrency=config.concurrency,
+        max_tasks_per_child=config.max_tasks_per_child,
+        max_memory_per_child_mb=config.max_memory_per_child_mb,
+        boot=Boot(
+            config.app_locator or "",
+            config.loglevel,
+            config.concurrency,
+            config.max_memory_per_child_mb,
+            list(config.imports),
+            config.dsn,
+            tuple(sys.path),
+        ),
+        # The embedded server is found once, by us: children that send must not look for it on their own.
+        env={"HORSIES_DATABASE_URL": app.broker.config.database_url} if app.is_embedded else {},
+    )
 
 
 @contextmanager
-def _hearing(broker: PostgresBroker, pump: Pump) -> Generator[None]:
+def _hearing(broker: PostgresBroker, worker: str, pump: Pump) -> Generator[None]:
     """Notifications reach the pump on its event loop."""
-    loop = asyncio.get_running_loop()
+    loop, listener = asyncio.get_running_loop(), broker.listener()
 
-    def bell(payload: str | None) -> None:
+    def new(payload: str | None) -> None:
         loop.call_soon_threadsafe(pump.heard, payload)
 
-    broker.listener().subscribe(Channel.NEW, None, bell)
+    def control(payload: str | None) -> None:
+        match (payload or "").split(" "):
+            case [_, "cancel", task_id]:
+                loop.call_soon_threadsafe(pump.cancel, {task_id})
+            case _:
+                pass  # what was missed is read at the next heartbeat
+
+    listener.subscribe(Channel.NEW, None, new)
+    listener.subscribe(Channel.CONTROL, worker, control)
     try:
         yield
     finally:
-        broker.listener().unsubscribe(Channel.NEW, None, bell)
+        listener.unsubscribe(Channel.NEW, None, new)
+        listener.unsubscribe(Channel.CONTROL, worker, control)
 
 
 @contextmanager
-def _signals(stop: asyncio.Event, roster: list[Member]) -> Generator[None]:
-    """The first signal asks; a second one kills the children, and what they ran ends as crashed."""
+def _signals(stop: Stop) -> Generator[None]:
+    """The first signal asks, the second hurries, the third kills."""
     loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            log.warning("second signal: killing the children")
-            for member in roster:
-                member.kill()
-        stop.set()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, stop.ask)
     try:
         yield
     finally:
@@ -157,6 +213,8 @@ def _signals(stop: asyncio.Event, roster: list[Member]) -> Generator[None]:
             loop.remove_signal_handler(number)
 
 
-def _first(group: BaseExceptionGroup[HorsiesError]) -> HorsiesError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+def _cause(error: BaseException) -> BaseException:
+    """What brought a task group down: the first of its errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

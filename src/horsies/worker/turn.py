@@ -4,62 +4,125 @@ The statements travel together and the server works through them without waiting
 COMMIT in the same round trip: inside the transaction, NOTIFY would hold a cluster-wide lock while the commit is written to disk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from horsies.db.load import load
-from horsies.db.op import Op, Query, ask
+from horsies.db.op import Op, Query, Rows, ask
+from horsies.model.config import PostgresConfig
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_start, start
-from horsies.tasks.finish import finish, notify_done
-from horsies.tasks.release import notify_new, release
+from horsies.tasks.claim import Caps, Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, lock_caps, start
+from horsies.tasks.finish import end_or_retry, finish, notify_done
+from horsies.tasks.promote import get_next_due, promote
+from horsies.tasks.release import (
+    notify_everyone,
+    notify_freed,
+    notify_new,
+    release,
+    release_interrupted,
+    report_progress,
+)
 
 SQL = load(__file__)
 
 
+class ClaimFrom(Enum):
+    MARKS = auto()
+    """A lane for each queue and priority, each from its mark."""
+    QUEUES = auto()
+    """A lane for each queue, from its mark: where queues are counted."""
+    START = auto()
+    """A lane for each queue, from its start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one pass is to do. `lanes` None claims from the start of the queues."""
+    """What one pass is to do."""
 
     worker: str
-    statement_timeout_ms: int
+    database: PostgresConfig
+    caps: Caps
     endings: Sequence[Ending]
-    releases: Sequence[Claim]
-    starts: Sequence[Claim]
-    wanted: Sequence[Wanted]
-    queues: Sequence[str]
-    lanes: Sequence[Lane] | None
+    interrupted: Sequence[Ending] = ()
+    """Of a shutdown: released if their policy lets them run again, ended otherwise."""
+    releases: Sequence[Claim] = ()
+    starts: Sequence[Claim] = ()
+    progress: Sequence[tuple[TaskId, int, str]] = ()
+    promotes: bool = False
+    wanted: Sequence[Wanted] = ()
+    claim_from: ClaimFrom = ClaimFrom.START
+    lanes: Sequence[Lane] = ()
+    frees_capped: bool = False
+    """Something is capped, so others may be waiting for what these endings free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the database made of it; `claimed` has a list for each of the turn's `wanted`."""
 
-    ended: frozenset[TaskId]
-    started: frozenset[TaskId]
-    claimed: Sequence[Sequence[Claim]]
+    ended: frozenset[TaskId] = frozenset()
+    started: frozenset[TaskId] = frozenset()
+    claimed: Sequence[Sequence[Claim]] = ()
+    promoted: Sequence[str] = ()
+    due_s: float | None = None
+    """In how many seconds the next task that was put off is due, as far as this turn has seen."""
 
 
 def take_turn(turn: Turn) -> Op[Outcome]:
-    opening: list[Query] = [SQL["begin_turn"](), SQL["set_limits"](statement_timeout_ms=turn.statement_timeout_ms)]
-    finishes = [finish(turn.worker, turn.endings)] if turn.endings else []
-    releases = [release(turn.worker, turn.releases)] if turn.releases else []
-    starts = [start(turn.worker, turn.starts)] if turn.starts else []
-    claims = [_claim(turn, wanted) for wanted in turn.wanted]
+    finals = [*(ending for ending in turn.endings if not ending.may_retry), *turn.interrupted]
+    retriable = [ending for ending in turn.endings if ending.may_retry]
+    counted = {lane.queue_name for lane in turn.lanes} if turn.wanted else set[str]()
+    keys = turn.caps.keys(counted | {claim.queue_name for claim in turn.starts})
+    steps: list[tuple[str, Query]] = [
+        ("begin", SQL["begin_turn"]()),
+        ("limits", SQL["set_limits"](statement_timeout_ms=turn.database.statement_timeout_ms)),
+        *([("interrupt", release_interrupted(turn.worker, turn.interrupted))] if turn.interrupted else []),
+        *([("finish", finish(turn.worker, finals))] if finals else []),
+        *([("retry", end_or_retry(turn.worker, retriable))] if retriable else []),
+        *([("release", release(turn.worker, turn.releases))] if turn.releases else []),
+        *([("progress", report_progress(turn.worker, turn.progress))] if turn.progress else []),
+        *([("promote", promote()), ("next due", get_next_due())] if turn.promotes else []),
+        *([("lock", lock_caps(keys, turn.database.schema))] if keys and (turn.starts or turn.wanted) else []),
+        *([("start", start(turn.worker, turn.starts, turn.caps))] if turn.starts else []),
+        *(("claim", _claim(turn, wanted)) for wanted in turn.wanted),
+        ("commit", SQL["commit_turn"]()),
+        *(("notice", query) for query in _notices(turn)),
+    ]
+    answers = yield from ask(*(query for _, query in steps))
+    by_step: dict[str, list[Rows]] = {}
+    for (step, _), answer in zip(steps, answers, strict=True):
+        by_step.setdefault(step, []).append(answer)
+    return _outcome(by_step)
+
+
+def _claim(turn: Turn, wanted: Wanted) -> Query:
+    if turn.claim_from is ClaimFrom.MARKS:
+        return claim_from_marks(wanted, turn.lanes)
+    return claim_from_queues(wanted, turn.lanes)
+
+
+def _notices(turn: Turn) -> list[Query]:
     notices = notify_new(turn.releases)
     if turn.endings:
         # Also those that turn out not to be ours: an earlier COMMIT whose answer was lost may have ended them unannounced.
         notices.append(notify_done([ending.id for ending in turn.endings]))
-    answers = yield from ask(*opening, *finishes, *releases, *starts, *claims, SQL["commit_turn"](), *notices)
-    rest = iter(answers[len(opening) :])
-    ended = frozenset(row[0] for _ in finishes for row in next(rest))
-    for _ in releases:
-        next(rest)
-    started = frozenset(row[0] for _ in starts for row in next(rest))
-    return Outcome(ended, started, [as_claims(next(rest)) for _ in claims])
+    if turn.interrupted:
+        notices += [notify_done([ending.id for ending in turn.interrupted]), notify_everyone()]
+    if turn.frees_capped:
+        notices.append(notify_freed())
+    return notices
 
 
-def _claim(turn: Turn, wanted: Wanted) -> Query:
-    if turn.lanes is None:
-        return claim_from_start(wanted, turn.queues)
-    return claim_from_marks(wanted, turn.lanes)
+def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
+    def rows(step: str) -> Rows:
+        return [row for answer in answers.get(step, ()) for row in answer]
+
+    due = [seconds for _, seconds in rows("retry")] + [seconds for (seconds,) in rows("next due")]
+    return Outcome(
+        ended=frozenset(row[0] for row in rows("finish") + rows("retry")),
+        started=frozenset(row[0] for row in rows("start")),
+        claimed=[as_claims(answer) for answer in answers.get("claim", ())],
+        promoted=[lane for _, lane in rows("promote")],
+        due_s=min((seconds for seconds in due if seconds is not None), default=None),
+    )

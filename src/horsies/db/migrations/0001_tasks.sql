@@ -18,6 +18,15 @@ create table {schema}.tasks (
     -- When the task is due; the order of service within a priority.
     enqueued_at timestamptz not null default now(),
     good_until timestamptz,
+    timeout_ms integer,
+    -- The retry policy as it was sent, so that anyone can apply it, also one who does not know the task: the pause before each
+    -- retry, by how much of it chance may move it, and the error codes that are retried.
+    retry_delays_ms integer[],
+    retry_jitter real not null default 0,
+    retry_for text[],
+    failed_attempts json[],
+    cancel_requested_at timestamptz,
+    progress json,
     -- Attempts that have ended. A claim that is released unbegun does not count.
     attempts integer not null default 0,
     -- Raised by every claim and never reset: the fence that tells one claim of a task from the next.
@@ -28,6 +37,7 @@ create table {schema}.tasks (
     started_at timestamptz,
     constraint tasks_pkey primary key (id),
     constraint tasks_status_is_live check (status in ('PENDING', 'CLAIMED', 'RUNNING')),
+    constraint tasks_jitter_is_a_share check (retry_jitter between 0 and 1),
     constraint tasks_owner_when_held check ((status = 'PENDING') = (claimed_by is null))
 ) with (
     -- Rows are updated once or twice and deleted: room for one new version on the page, and a vacuum that comes early
@@ -46,9 +56,16 @@ create index tasks_claim_idx on {schema}.tasks (queue_name, priority, enqueued_a
 -- What becomes due next.
 create index tasks_due_idx on {schema}.tasks (enqueued_at)
     where status = 'PENDING' and not ready;
--- What is in flight: a worker's own rows, and later the counts of capped queues.
-create index tasks_in_flight_idx on {schema}.tasks (claimed_by, queue_name)
+-- What is in flight: the counts of capped queues, and a worker's own rows.
+create index tasks_in_flight_idx on {schema}.tasks (queue_name, status, claimed_by)
     where status <> 'PENDING';
+-- What can still expire.
+create index tasks_expiry_idx on {schema}.tasks (good_until)
+    where good_until is not null and status <> 'RUNNING';
+
+-- What was asked to stop; nearly always empty.
+create index tasks_cancel_idx on {schema}.tasks (id)
+    where cancel_requested_at is not null;
 
 -- Finished tasks, one partition a day (UTC), so that retention is a DROP. That a task ends once rests on its deletion
 -- from `tasks`, so no unique index is needed here.
@@ -65,6 +82,12 @@ create table {schema}.finished (
     sent_at timestamptz not null,
     enqueued_at timestamptz not null,
     good_until timestamptz,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real not null default 0,
+    retry_for text[],
+    failed_attempts json[],
+    progress json,
     attempts integer not null,
     claim_no integer not null,
     claimed_by uuid,
@@ -84,14 +107,16 @@ create view {schema}.all_tasks as
 select
     id, task_name, queue_name, priority, status, args,
     null::json as result, null::text as error_code, null::json as error,
-    sent_at, enqueued_at, good_until, attempts, claim_no, claimed_by, claimed_at, started_at,
+    sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+    attempts, claim_no, claimed_by, claimed_at, started_at,
     null::timestamptz as finished_at
 from {schema}.tasks
 union all
 select
     id, task_name, queue_name, priority, status, args,
     result, error_code, error,
-    sent_at, enqueued_at, good_until, attempts, claim_no, claimed_by, claimed_at, started_at,
+    sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+    attempts, claim_no, claimed_by, claimed_at, started_at,
     finished_at
 from {schema}.finished;
 
@@ -101,6 +126,7 @@ create table {schema}.workers (
     hostname text not null,
     pid integer not null,
     processes integer not null,
+    concurrency integer not null,
     queues text[] not null,
     library_version text not null,
     started_at timestamptz not null default now(),
@@ -108,16 +134,58 @@ create table {schema}.workers (
     constraint workers_pkey primary key (id)
 );
 
+-- Health over time: one row per worker and snapshot.
+create table {schema}.worker_states (
+    id bigint generated always as identity,
+    worker_id uuid not null,
+    snapshot_at timestamptz not null default now(),
+    hostname text not null,
+    pid integer not null,
+    processes integer not null,
+    concurrency integer not null,
+    queues text[] not null,
+    tasks_running integer not null,
+    tasks_claimed integer not null,
+    -- Resident memory of the parent, and of its children together.
+    memory_usage_mb real not null,
+    children_memory_mb real not null,
+    cpu_percent real not null,
+    children_cpu_percent real not null,
+    worker_started_at timestamptz not null,
+    constraint worker_states_pkey primary key (id)
+);
+create index worker_states_latest_idx on {schema}.worker_states (worker_id, snapshot_at desc);
+
+-- Run-time switches of queues; a queue without a row is in its ordinary state.
+create table {schema}.queues (
+    name text not null,
+    paused_at timestamptz,
+    constraint queues_pkey primary key (name)
+);
+
+-- Who is the keeper, by a lease: session locks would leak behind a pooler.
+create table {schema}.keeper (
+    singleton boolean not null default true,
+    holder uuid not null,
+    until timestamptz not null,
+    constraint keeper_pkey primary key (singleton),
+    constraint keeper_is_one check (singleton)
+);
+
 -- Wakes workers once per queue and priority for each INSERT statement, however many rows it brings. Hand-written
--- INSERTs wake them too.
+-- INSERTs wake them too. Of rows that are not due yet it tells how long that will take, so that sleepers set a timer.
 create function {schema}.notify_new_tasks() returns trigger language plpgsql as $$
 begin
     perform pg_notify(
         '{new_channel}',
-        priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+        case
+            when ready
+            then priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+            else 'later ' || (extract(epoch from min(enqueued_at) - clock_timestamp()) * 1000000)::bigint
+        end
     )
     from inserted
-    group by queue_name, priority;
+    group by queue_name, priority, ready;
     return null;
 end
 $$;

@@ -1,0 +1,120 @@
+"""Many tasks at a time: coroutines on the main thread's event loop, functions on threads beside it.
+
+All that ends and all that begins within one turn of the loop is told to the parent in one write, and the beginnings are told before
+the user's code starts. Thousands of sleeping coroutines cost one small object each.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from horsies.child.desk import Desk
+from horsies.child.outcome import Call, conclude, failed, prepare
+from horsies.child.progress import ProgressReports
+from horsies.child.running import Running, begin, context_of
+from horsies.child.softstop import OnLoop, OtherThread
+from horsies.child.title import set_title
+from horsies.child.wire import Began, Done, Message, Reason, pack
+from horsies.model.result import TaskError
+from horsies.tasks.task import Sendable
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One of the tasks at once."""
+
+    running: Running
+    stop: Callable[[], None]
+    task: asyncio.Task[None] | None = None  # the loop itself holds its tasks only weakly
+
+
+class Crowd:
+    """Works through the desk. Everything but `_run_on_thread` and the reader's two calls happens on the event loop."""
+
+    def __init__(
+        self, tasks: Mapping[str, Sendable[..., Any]], desk: Desk, runner: asyncio.Runner, concurrency: int
+    ) -> None:
+        self._tasks = tasks
+        self._desk = desk
+        self._runner = runner
+        self._concurrency = concurrency
+        self._loop = runner.get_loop()
+        self._progress = ProgressReports(desk.send)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="horsies-task")
+        self._seats: dict[int, _Seat] = {}
+        self._ended: list[bytes] = []
+        self._changed = asyncio.Event()
+
+    def work(self, early: Iterable[Message]) -> None:
+        """Until told to stop and nothing is left."""
+        self._runner.run(self._work(early))
+        self._threads.shutdown()
+
+    async def _work(self, early: Iterable[Message]) -> None:
+        self._desk.open(self, early)
+        while True:
+            self._changed.clear()
+            self._turn()
+            if self._desk.is_stopping and not (self._seats or self._ended or self._desk.has_more):
+                return
+            await self._changed.wait()
+
+    def _turn(self) -> None:
+        """Tell what has ended and what begins, then begin it."""
+        batch = [begin(assignment) for assignment in self._desk.take(self._concurrency - len(self._seats))]
+        frames, self._ended = self._ended, []
+        frames += [pack(Began(running.assignment.ticket)) for running in batch]
+        if frames:
+            self._desk.send(b"".join(frames))
+            set_title(f"{len(self._seats) + len(batch)} at once" if self._seats or batch else "idle")
+        for running in batch:
+            self._start(running)
+
+    def _start(self, running: Running) -> None:
+        prepared = prepare(self._tasks, running)
+        if isinstance(prepared, TaskError):
+            self._end(running, failed(running, prepared))
+            return
+        context = context_of(running, self._progress.report)
+        if prepared.task.is_async:
+            on_loop = OnLoop(running)
+            task = self._loop.create_task(self._run_on_loop(on_loop, running, prepared), context=context)
+            self._seats[running.assignment.ticket] = _Seat(running, on_loop.stop, task)
+        else:
+            on_thread = OtherThread(running)
+            self._seats[running.assignment.ticket] = _Seat(running, on_thread.stop)
+            self._threads.submit(context.run, self._run_on_thread, on_thread, running, prepared)
+
+    async def _run_on_loop(self, on_loop: OnLoop, running: Running, call: Call) -> None:
+        outcome = await on_loop.call(call.function)
+        self._end(running, conclude(running, call.task, outcome))
+
+    def _run_on_thread(self, on_thread: OtherThread, running: Running, call: Call) -> None:
+        done = conclude(running, call.task, on_thread.call(call.function))
+        self._soon(self._end, running, done)
+
+    def _end(self, running: Running, done: Done) -> None:
+        ticket = running.assignment.ticket
+        self._seats.pop(ticket, None)
+        self._ended += (self._progress.ended(ticket), self._desk.ending(done))
+        self._changed.set()
+
+    def _interrupt(self, ticket: int, reason: Reason) -> None:
+        if seat := self._seats.get(ticket):
+            seat.running.ask(reason)
+            seat.stop()
+
+    # -- other threads
+
+    def woken(self) -> None:
+        self._soon(self._changed.set)
+
+    def interrupt(self, ticket: int, reason: Reason) -> None:
+        self._soon(self._interrupt, ticket, reason)
+
+    def _soon(self, callback: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the child is leaving
+            self._loop.call_soon_threadsafe(callback, *args)

@@ -1,0 +1,152 @@
+"""What lies before a child: filled by a thread that reads the socket, taken from by whoever runs the tasks."""
+
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from horsies.child.wire import (
+    Assignment,
+    Done,
+    Interrupt,
+    Message,
+    Ping,
+    Pong,
+    Reason,
+    Recall,
+    Returned,
+    Run,
+    Stay,
+    Stop,
+    Unpacker,
+    pack,
+)
+from horsies.model.codec import encode_error
+from horsies.model.codes import OutcomeCode
+from horsies.model.result import TaskError
+from horsies.model.status import TaskStatus
+
+log = logging.getLogger("horsies.child")
+RECV_BYTES = 1 << 18
+
+
+class Runs(Protocol):
+    """Who runs the tasks. Both are called on the reader's thread."""
+
+    def woken(self) -> None: ...
+    def interrupt(self, ticket: int, reason: Reason) -> None: ...
+
+
+class Inbox:
+    """Messages from the parent, whose death ends the process."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._unpacker = Unpacker()
+
+    def receive(self) -> list[Message]:
+        """At least one."""
+        while True:
+            data = self._link.recv(RECV_BYTES)
+            if not data:
+                os._exit(0)
+            if messages := list(self._unpacker.feed(data)):
+                return messages
+
+
+class Desk:
+    """The tray of what has not begun, and the way to the parent."""
+
+    def __init__(self, link: socket.socket, inbox: Inbox, max_memory_mb: float | None, rss_mb: Callable[[], float]):
+        self._link = link
+        self._inbox = inbox
+        self._max_memory_mb = max_memory_mb
+        self._rss_mb = rss_mb
+        self._tray: deque[Assignment] = deque()
+        self._is_leaving = False
+        self._state = threading.Lock()
+        self._sending = threading.Lock()  # never taken before `_state` is
+        self.is_stopping = False
+
+    def open(self, runs: Runs, early: Iterable[Message]) -> None:
+        for message in early:
+            self._take_in(message, runs)
+        threading.Thread(target=self._read, args=[runs], name="horsies-reader", daemon=True).start()
+
+    def take(self, at_most: int) -> list[Assignment]:
+        """What is to begin next, in the order it came."""
+        with self._state:
+            return [self._tray.popleft() for _ in range(min(at_most, len(self._tray)))]
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._tray)
+
+    def send(self, frames: bytes) -> None:
+        with self._sending:
+            self._link.sendall(frames)
+
+    def ending(self, done: Done) -> bytes:
+        """The frames that report an ending, with the measure taken. Too big: what has not begun goes back with it."""
+        with self._state:
+            if self._max_memory_mb is not None and not self._is_leaving:
+                self._is_leaving = self._rss_mb() >= self._max_memory_mb
+            if not self._is_leaving:
+                return pack(done)
+            done = done._replace(leaving=True)
+            return pack(done, *self._given_back())
+
+    def _given_back(self) -> list[Returned]:
+        tickets = [assignment.ticket for assignment in self._tray]
+        self._tray.clear()
+        return [Returned(tickets)] if tickets else []
+
+    def _read(self, runs: Runs) -> None:
+        try:
+            while True:
+                for message in self._inbox.receive():
+                    self._take_in(message, runs)
+        except BaseException as error:  # noqa: BLE001 - a child that cannot hear would wait for ever and hold its place
+            log.warning("this child can no longer hear its worker: %r", error)
+            os._exit(1)
+
+    def _take_in(self, message: Message, runs: Runs) -> None:
+        if isinstance(message, Interrupt):
+            self._interrupt(message, runs)
+            return
+        if isinstance(message, Ping):
+            self.send(pack(Pong()))
+            return
+        with self._state:
+            match message:
+                case Run(assignments):
+                    self._tray.extend(Assignment(*fields) for fields in assignments)
+                    if self._is_leaving:
+                        self.send(pack(*self._given_back()))  # it was on its way when we said so
+                case Recall():
+                    self.send(pack(*(self._given_back() or [Returned([])])))
+                case Stay():
+                    self._is_leaving, self._max_memory_mb = False, None
+                case Stop():
+                    self.is_stopping = True
+                case _:
+                    raise AssertionError(f"a child is never sent {message}")
+        runs.woken()
+
+    def _interrupt(self, message: Interrupt, runs: Runs) -> None:
+        """What is cancelled before it began ends without beginning. (A time-out cannot come before the beginning.)"""
+        with self._state:
+            early = next((waiting for waiting in self._tray if waiting.ticket == message.ticket), None)
+            if early and message.reason == "cancel":
+                self._tray.remove(early)
+                self.send(pack(_never_began(early.ticket)))
+        if not early:
+            runs.interrupt(message.ticket, message.reason)
+
+
+def _never_began(ticket: int) -> Done:
+    error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it began")
+    return Done(ticket, TaskStatus.CANCELLED.value, 0, error.error_code, None, encode_error(error))

@@ -1,0 +1,53 @@
+"""`@app.on_child_start` and `@app.on_child_stop`, inside the child."""
+
+import asyncio
+import inspect
+import logging
+import traceback
+from collections.abc import Callable
+from typing import cast
+
+from horsies.app import Hook, Horsies
+from horsies.model.errors import HorsiesError
+
+log = logging.getLogger("horsies.child")
+
+
+class HookError(HorsiesError):
+    """A start hook failed: the child cannot serve."""
+
+
+def run_start_hooks(app: Horsies, runner: asyncio.Runner, at: Callable[[str], None]) -> None:
+    """`at` hears what comes next."""
+    for hook in app.child_start_hooks:
+        at(f"hook {_name(hook)}")
+        try:
+            _run(hook, runner)
+        except BaseException as error:
+            raise HookError(f"start hook {_name(hook)} failed: {_where(error)}") from error
+
+
+def run_stop_hooks(app: Horsies, runner: asyncio.Runner, at: Callable[[str], None]) -> None:
+    """One that fails does not keep the others from running."""
+    for hook in app.child_stop_hooks:
+        at(f"hook {_name(hook)}")
+        try:
+            _run(hook, runner)
+        except BaseException:
+            log.exception("stop hook %s failed", _name(hook))
+
+
+def _run(hook: Hook, runner: asyncio.Runner) -> None:
+    if inspect.iscoroutinefunction(hook):
+        runner.run(hook())
+    else:
+        hook()
+
+
+def _name(hook: Hook) -> str:
+    return cast("str", getattr(hook, "__name__", repr(hook)))
+
+
+def _where(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

@@ -1,0 +1,168 @@
+"""From a task's name and arguments to a call, and from what the call did to an ending. Whatever user code does, it is a value."""
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from horsies.child.running import Outcome, Running
+from horsies.child.wire import Done
+from horsies.model.codec import ResultTypeError, encode_error
+from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode
+from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
+from horsies.model.result import TaskError, TaskResult
+from horsies.model.status import TaskStatus
+from horsies.tasks.task import Sendable
+
+log = logging.getLogger("horsies.child")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    task: Sendable[..., Any]
+    function: Callable[[], Any]
+
+
+def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call | TaskError:
+    """The call that was sent, or why it cannot be made here."""
+    assignment = running.assignment
+    task = tasks.get(assignment.task_name)
+    if task is None:
+        return TaskError(
+            error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
+            message=f"this worker has no task named {assignment.task_name!r}; "
+            "is its module in app.discover_tasks([...]), and is this worker up to date?",
+        )
+    try:
+        args, kwargs = task.arguments.decode(assignment.args)
+    except PayloadError as error:
+        return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=str(error))
+    except Exception as error:  # noqa: BLE001 - a validator of the user's
+        return _codec_broke(task, "reading the arguments", error)
+    return Call(task, partial(task.function, *args, **kwargs))
+
+
+def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
+    """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
+    running.is_over = True
+    returned, raised = outcome
+    if running.is_timed_out:
+        wants_retry = task.retry_policy is not None and issubclass(TaskTimeoutError, task.retry_policy.exceptions)
+        return failed(running, _timed_out(running, raised), wants_retry=wants_retry)
+    if raised is None:
+        return _returned(running, task, returned)
+    if running.is_cancelled and any(isinstance(error, _CANCELLED) for error in _chain(raised)):
+        return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
+    log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
+    wants_retry = task.retry_policy is not None and isinstance(raised, task.retry_policy.exceptions)
+    return failed(running, _unhandled(raised), wants_retry=wants_retry)
+
+
+def failed(
+    running: Running, error: TaskError, *, status: TaskStatus = TaskStatus.FAILED, wants_retry: bool = False
+) -> Done:
+    return Done(
+        ticket=running.assignment.ticket,
+        status=status.value,
+        duration_us=_duration_us(running),
+        error_code=error.error_code,
+        result=None,
+        error=encode_error(error),
+        wants_retry=wants_retry,
+        retry_after_ms=_milliseconds(error.retry_after_seconds),
+    )
+
+
+def _returned(running: Running, task: Sendable[..., Any], returned: object) -> Done:
+    result = _encoded(task, returned)
+    if isinstance(result, TaskError):
+        return failed(running, result)
+    return Done(running.assignment.ticket, TaskStatus.COMPLETED.value, _duration_us(running), None, result, None)
+
+
+def _encoded(task: Sendable[..., Any], returned: object) -> str | TaskError:
+    """The result as JSON, or the error."""
+    if not isinstance(returned, TaskResult):
+        return TaskError(
+            error_code=ContractCode.RETURN_TYPE_MISMATCH,
+            message=f"task {task.name} returned {type(returned).__name__}, not a TaskResult; "
+            "return TaskResult(ok=...) or TaskResult(err=TaskError(...))",
+        )
+    result = cast("TaskResult[Any, TaskError]", returned)
+    if result.is_err():
+        return result.unwrap_err()
+    try:
+        return task.result.encode(result.unwrap())
+    except ResultTypeError as error:
+        return TaskError(error_code=ContractCode.RETURN_TYPE_MISMATCH, message=f"task {task.name}: {error}")
+    except PayloadError as error:
+        return TaskError(
+            error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=f"task {task.name}: {error}"
+        )
+    except Exception as error:  # noqa: BLE001 - a serializer of the user's
+        return _codec_broke(task, "writing the result", error)
+
+
+def _codec_broke(task: Sendable[..., Any], at: str, error: Exception) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
+        message=f"task {task.name}: {at} raised {_words(error)}",
+        data=_trace(error),
+    )
+
+
+def _timed_out(running: Running, raised: BaseException | None) -> TaskError:
+    return TaskError(
+        error_code=OutcomeCode.TASK_TIMEOUT,
+        message=f"it ran longer than its timeout_ms={running.assignment.timeout_ms}",
+        data=_trace(raised) if raised else None,  # where it was at the time
+    )
+
+
+_CANCELLED = (TaskCancelledError, asyncio.CancelledError)
+
+
+def _cancelled(raised: BaseException) -> TaskError:
+    return TaskError(
+        error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled while it ran", data=_trace(raised)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it was raised in the course of: cleaning up can fail, too."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+
+
+def _unhandled(error: BaseException) -> TaskError:
+    return TaskError(error_code=OperationalErrorCode.UNHANDLED_ERROR, message=_words(error), data=_trace(error))
+
+
+def _trace(error: BaseException) -> dict[str, str]:
+    kind = type(error)
+    return {
+        "exception": f"{kind.__module__}.{kind.__qualname__}",
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the user's own __str__
+        return f"{type(error).__name__}, which cannot be printed"
+
+
+def _duration_us(running: Running) -> int:
+    return (time.perf_counter_ns() - running.began_ns) // 1000
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else max(0, round(seconds * 1000))

@@ -1,0 +1,80 @@
+"""A task between its beginning and its end: who it is, and what has been asked of it meanwhile."""
+
+import time
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from horsies.child.wire import Assignment, Reason
+from horsies.model.errors import TaskCancelledError, TaskTimeoutError
+from horsies.tasks.current import CurrentTask, set_current_task
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One task. Asked to stop by one thread and struck by it, or by another, at most once.
+
+    Once, because the code around the task stays right then without any locks: an exception that strikes there, just before or
+    after the task's own code, cannot be followed by a second one. A task that swallows it is left alone until it is killed.
+    """
+
+    assignment: Assignment
+    began_ns: int
+    is_timed_out: bool = False
+    is_cancelled: bool = False
+    is_struck: bool = False
+    is_over: bool = False
+
+    def ask(self, reason: Reason) -> None:
+        """Whoever asks must then make it known to the task."""
+        if reason == "timeout":
+            self.is_timed_out = True
+        else:
+            self.is_cancelled = True
+
+    @property
+    def is_asked(self) -> bool:
+        return self.is_timed_out or self.is_cancelled
+
+    @property
+    def soft_stop(self) -> type[TaskTimeoutError] | type[TaskCancelledError]:
+        return TaskTimeoutError if self.is_timed_out else TaskCancelledError
+
+    def strike(self) -> None:
+        """Raises the soft stop if it was asked for and has not been raised yet."""
+        if self.is_asked and not self.is_struck:
+            self.is_struck = True
+            raise self.soft_stop(self.soft_stop.__doc__)
+
+
+def begin(assignment: Assignment) -> Running:
+    return Running(assignment, time.perf_counter_ns())
+
+
+def context_of(running: Running, report: Callable[[int, float | None, str | None], None]) -> Context:
+    """A context of its own, in which `current_task()` is this one. What the start hooks have set is seen in it."""
+    assignment, context = running.assignment, copy_context()
+    timeout_s = None if assignment.timeout_ms is None else assignment.timeout_ms / 1000
+
+    def report_own(fraction: float | None, message: str | None) -> None:
+        if not running.is_over:  # a thread that it has left behind
+            report(assignment.ticket, fraction, message)
+
+    current = CurrentTask(
+        task_id=assignment.task_id,
+        task_name=assignment.task_name,
+        queue_name=assignment.queue_name,
+        attempt=assignment.attempt,
+        deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+        until=None if timeout_s is None else time.monotonic() + timeout_s,
+        is_cancelled=lambda: running.is_cancelled,
+        report=report_own,
+    )
+    context.run(set_current_task, current)
+    return context
+
+
+Outcome = tuple[Any, BaseException | None]
+"""What the function returned, or what it raised."""

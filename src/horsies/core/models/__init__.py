@@ -1,0 +1,1 @@
+"""Where older documents import from; `from horsies import ...` is the way."""

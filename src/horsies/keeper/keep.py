@@ -1,0 +1,111 @@
+"""The keeper: every worker is a candidate, the one that holds the lease does the duties."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from horsies.db.link import Link
+from horsies.db.op import Op
+from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.keeper import reap
+from horsies.keeper.watch import Watch
+from horsies.model.config import PostgresConfig, RecoveryConfig
+
+LEASE_BEATS = 3
+FORGET_EVERY = 600  # looks
+
+log = logging.getLogger("horsies.keeper")
+T = TypeVar("T")
+
+
+class Keeper:
+    """A service of a worker. `due_in` is told when a retry that it made becomes due."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        worker: str,
+        *,
+        database: PostgresConfig,
+        recovery: RecoveryConfig,
+        due_in: Callable[[float], None],
+    ) -> None:
+        self._group = group
+        self._worker = worker
+        self._every_s = recovery.keeper_ms / 1000
+        self._lease_ms = recovery.keeper_ms * LEASE_BEATS
+        self._due_in = due_in
+        self._watch = Watch(recovery.dead_after_ms / 1000, gap_s=self._every_s * 3 + 1)
+        self._link = Link(database, "keeper")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="horsies-keeper")
+        self._looks = 0
+
+    async def __aenter__(self) -> Self:
+        self._keeping = self._group.create_task(self._keep())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keeping.cancel()
+        if kind is None:
+            with suppress(DatabaseError):
+                await self._run(reap.give_up_lease(self._worker))
+        else:
+            self._link.cut()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._link.close()
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except DatabaseError as error:
+                self._watch.break_off()
+                level = logging.DEBUG if trouble_of(error) is Trouble.LOST else logging.WARNING
+                log.log(level, "the keeper could not look after the workers: %s", broker_error(error))
+            # Spread out, so that candidates do not all ask at the same moment.
+            await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+
+    async def _look(self) -> None:
+        if not await self._run(reap.take_lease(self._worker, self._lease_ms)):
+            self._watch.break_off()
+            return
+        await self._bury_the_dead()
+        reaped = await self._do(reap.reap_orphans)
+        if reaped and reaped.count:
+            log.warning("ended or gave back %d tasks of dead workers", reaped.count)
+        if reaped and reaped.due_s is not None:
+            self._due_in(reaped.due_s)
+        await self._do(reap.release_overdue)
+        await self._do(reap.cancel_returned)
+        await self._do(reap.expire)
+        self._looks += 1
+        if self._looks % FORGET_EVERY == 1:
+            await self._do(reap.forget_states)
+
+    async def _do(self, duty: Callable[[], Op[T]]) -> T | None:
+        """A duty that fails (a row that somebody holds locked, or that is broken) must not keep the others from being done."""
+        try:
+            return await self._run(duty())
+        except DatabaseError as error:
+            if trouble_of(error) is Trouble.LOST:
+                raise
+            log.warning("the keeper could not do a duty (%s): %s", duty.__name__, broker_error(error))
+            return None
+
+    async def _bury_the_dead(self) -> None:
+        asked_at = time.monotonic()
+        heartbeats = await self._run(reap.get_heartbeats())
+        for worker in self._watch.observe(heartbeats, asked_at, time.monotonic()):
+            if worker != self._worker and await self._run(reap.bury(worker, heartbeats[worker])):
+                log.warning("worker %s is dead: its heartbeat stood still", worker)
+
+    async def _run(self, op: Op[T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)

@@ -1,0 +1,149 @@
+-- name: take_lease
+-- The keeper is whoever holds the lease. Its duties are safe when two do them at once; the lease only saves the work.
+insert into {schema}.keeper (holder, until)
+select %(worker)s::uuid, now() + %(lease_ms)s::integer * interval '1 ms'
+-- While somebody else holds it, nothing is written, and no row is locked.
+where not exists (select from {schema}.keeper where holder <> %(worker)s::uuid and until >= now())
+on conflict (singleton) do update
+set holder = excluded.holder, until = excluded.until
+where keeper.holder = excluded.holder or keeper.until < now()
+returning holder;
+
+-- name: give_up_lease
+delete from {schema}.keeper
+where holder = %(worker)s::uuid;
+
+-- name: get_heartbeats
+select id::text, heartbeat_at
+from {schema}.workers;
+
+-- name: begin_reap
+begin isolation level read committed;
+
+-- name: set_reap_limits
+-- The orphans wait for whoever holds one of them locked, but not for long: the keeper has other duties.
+select set_config('lock_timeout', '1s', true);
+
+-- name: bury_worker
+-- Only if it has not beaten since it was last seen; its next heartbeat finds no row, and it starts anew.
+delete from {schema}.workers
+where id = %(worker)s::uuid
+and heartbeat_at = %(heartbeat_at)s::timestamptz
+returning id;
+
+-- name: commit_reap
+commit;
+
+-- name: get_orphans
+-- Rows in flight whose worker is not registered (any more): of the dead, and of a zombie that claimed after its burial.
+select tasks.id::text, tasks.claim_no, tasks.status, tasks.claimed_by::text
+from {schema}.tasks
+where tasks.status <> 'PENDING'
+and not exists (select from {schema}.workers where workers.id = tasks.claimed_by)
+order by tasks.id
+limit %(limit)s::integer;
+
+-- name: release_overdue
+-- Claims whose lease ran out before they were started: back to the others.
+with overdue as materialized (
+    select id
+    from {schema}.tasks
+    where status = 'CLAIMED'
+    and lease_until < statement_timestamp()
+    order by id
+    limit %(limit)s::integer
+    for update skip locked
+),
+released as (
+    update {schema}.tasks
+    set status = 'PENDING', claimed_by = null, claimed_at = null, lease_until = null, started_at = null
+    where id = any(array(select overdue.id from overdue))
+    and status = 'CLAIMED'
+    returning queue_name, priority, enqueued_at
+)
+select pg_notify(
+    '{new_channel}',
+    priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
+)
+from released
+group by queue_name, priority;
+
+-- name: expire_tasks
+-- What has not begun when its time is over never will.
+with late as materialized (
+    select id
+    from {schema}.tasks
+    where good_until is not null
+    and good_until <= statement_timestamp()
+    and status <> 'RUNNING'
+    order by id
+    limit %(limit)s::integer
+    for update skip locked
+),
+gone as (
+    delete from {schema}.tasks
+    where id = any(array(select late.id from late))
+    and status <> 'RUNNING'
+    returning *
+),
+moved as (
+    insert into {schema}.finished (
+        id, task_name, queue_name, priority, status, args,
+        error_code, error,
+        sent_at, enqueued_at, good_until,
+        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at
+    )
+    select
+        id, task_name, queue_name, priority, 'EXPIRED', args,
+        'TASK_EXPIRED', %(error)s::json,
+        sent_at, enqueued_at, good_until,
+        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+        attempts, claim_no, null, null, null, statement_timestamp()
+    from gone
+    returning id
+)
+select pg_notify('{done_channel}', id::text)
+from moved;
+
+-- name: cancel_returned
+-- What was asked to stop and came back unbegun.
+with asked as materialized (
+    select id
+    from {schema}.tasks
+    where status = 'PENDING'
+    and cancel_requested_at is not null
+    order by id
+    limit %(limit)s::integer
+    for update skip locked
+),
+gone as (
+    delete from {schema}.tasks
+    where id = any(array(select asked.id from asked))
+    and status = 'PENDING'
+    returning *
+),
+moved as (
+    insert into {schema}.finished (
+        id, task_name, queue_name, priority, status, args,
+        error_code, error,
+        sent_at, enqueued_at, good_until,
+        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at
+    )
+    select
+        id, task_name, queue_name, priority, 'CANCELLED', args,
+        'TASK_CANCELLED', %(error)s::json,
+        sent_at, enqueued_at, good_until,
+        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+        attempts, claim_no, null, null, null, statement_timestamp()
+    from gone
+    returning id
+)
+select pg_notify('{done_channel}', id::text)
+from moved;
+
+-- name: forget_states
+-- Health snapshots are kept for a day.
+delete from {schema}.worker_states
+where snapshot_at < now() - interval '1 day';

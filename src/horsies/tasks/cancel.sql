@@ -1,0 +1,54 @@
+-- name: begin_cancel
+begin isolation level read committed;
+
+-- name: lock_task
+-- Held until the end, so that the task cannot move between the statements below.
+select status
+from {schema}.tasks
+where id = %(id)s::uuid
+for update;
+
+-- name: cancel_unstarted
+-- What has not begun ends at once; a worker that holds it as CLAIMED finds it gone when it wants to start it.
+with gone as (
+    delete from {schema}.tasks
+    where id = %(id)s::uuid
+    and status <> 'RUNNING'
+    returning *
+)
+insert into {schema}.finished (
+    id, task_name, queue_name, priority, status, args,
+    error_code, error,
+    sent_at, enqueued_at, good_until,
+    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at
+)
+select
+    id, task_name, queue_name, priority, 'CANCELLED', args,
+    'TASK_CANCELLED', %(error)s::json,
+    sent_at, enqueued_at, good_until,
+    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
+    attempts, claim_no, null, null, null, statement_timestamp()
+from gone
+returning id;
+
+-- name: ask_to_cancel
+-- What runs is asked: its worker hears it now, and reads it again at each heartbeat.
+with asked as (
+    update {schema}.tasks
+    set cancel_requested_at = coalesce(cancel_requested_at, statement_timestamp())
+    where id = %(id)s::uuid
+    and status = 'RUNNING'
+    returning id, claimed_by
+)
+select pg_notify('{control_channel}', claimed_by::text || ' cancel ' || id::text)
+from asked;
+
+-- name: commit_cancel
+commit;
+
+-- name: notify_cancelled
+select pg_notify('{done_channel}', %(id)s::text);
+
+-- name: is_finished
+select exists (select from {schema}.finished where id = %(id)s::uuid);

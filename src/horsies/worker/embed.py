@@ -1,0 +1,56 @@
+"""A worker started from code: `app.run_worker(WorkerConfig(...))`."""
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from horsies.app import Horsies
+from horsies.child.main import LOG_FORMAT
+from horsies.model.errors import HorsiesError, LocateError
+from horsies.model.worker import WorkerConfig
+from horsies.tasks.suppress import sends_are_suppressed
+from horsies.worker.run import run_worker
+
+
+def run_in_process(app: Horsies, config: WorkerConfig) -> int:
+    _refuse_wrong_places()
+    logging.basicConfig(level=config.loglevel, format=LOG_FORMAT)  # does nothing where the program has its own
+    if config.app_locator is None:
+        config = replace(config, app_locator=locate(app))
+    if config.dsn is not None:
+        app.use_database(config.dsn)
+    return run_worker(app, config)
+
+
+def _refuse_wrong_places() -> None:
+    if sends_are_suppressed():  # a child that imports the script would be a worker itself, with children, without end
+        raise HorsiesError(
+            'run_worker() is called while a worker imports this module; write it below `if __name__ == "__main__":`'
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise HorsiesError("run_worker() must be called on the main thread, the only one that hears signals")
+
+
+def locate(app: Horsies) -> str:
+    """Where the children find this app: the module that holds it at its top level; the script itself only if no other does."""
+    modules = list(sys.modules.items())
+    for name, module in sorted(modules, key=lambda item: item[0] == "__main__"):
+        for attribute in _names_of(app, module):
+            if name != "__main__":
+                return f"{name}:{attribute}"
+            if file := getattr(module, "__file__", None):
+                return f"{Path(file).resolve()}:{attribute}"
+    raise LocateError(
+        "this app is not at the top level of any module, so child processes cannot find it; "
+        'give WorkerConfig(app_locator="package.module:attribute")'
+    )
+
+
+def _names_of(app: Horsies, module: ModuleType) -> Iterator[str]:
+    for attribute, value in list(getattr(module, "__dict__", {}).items()):
+        if value is app:
+            yield attribute

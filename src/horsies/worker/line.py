@@ -1,0 +1,88 @@
+"""The parent's end of a child's socket: whole messages in, frames out, and the event loop never waits for either."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from horsies.child.wire import Message, Unpacker, WireError, pack
+
+RECV_BYTES = 1 << 18
+
+
+class Line:
+    """`hear` takes each message and raises WireError for one that is out of order; `settled` follows every batch of them.
+
+    `lost`: the other end has closed its side, or has written what no child writes.
+    """
+
+    def __init__(
+        self,
+        ours: socket.socket,
+        *,
+        hear: Callable[[Message], None],
+        settled: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        ours.settimeout(0)
+        self._socket = ours
+        self._hear = hear
+        self._settled = settled
+        self._lost = lost
+        self._unpacker = Unpacker()
+        self._out = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(ours.fileno(), self._readable)
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def send(self, message: Message) -> None:
+        """To a child that is dead it goes nowhere."""
+        if not self.is_open:
+            return
+        nothing_waits = not self._out
+        self._out += pack(message)
+        if nothing_waits:
+            self._writable()
+
+    def drain(self) -> None:
+        """A dead child's last words are still in the socket."""
+        while self.is_open and self._take_in():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        if self.is_open:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+
+    def _readable(self) -> None:
+        """Take in what has arrived, then let it be acted upon all at once."""
+        if not self._take_in():
+            self.close()
+            self._lost()
+        self._settled()
+
+    def _take_in(self) -> bool:
+        """False: there is nothing more to come."""
+        try:
+            data = self._socket.recv(RECV_BYTES)
+            for message in self._unpacker.feed(data):
+                self._hear(message)
+        except (OSError, WireError):
+            return False
+        return bool(data)
+
+    def _writable(self) -> None:
+        try:
+            del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._out.clear()  # it is dying; its end is noticed by its process
+        if self._out:
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        else:
+            self._loop.remove_writer(self._socket.fileno())

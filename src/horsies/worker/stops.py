@@ -1,0 +1,121 @@
+"""Stopping tasks that run: asked first, killed when their grace is over. For time-outs, cancellations and shutdowns alike."""
+
+import time
+from collections.abc import Collection
+
+from horsies.child.wire import Reason
+from horsies.model.codec import encode_error
+from horsies.model.codes import OperationalErrorCode, OutcomeCode
+from horsies.model.result import TaskError
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim, Ending, TaskId
+from horsies.worker.books import Books
+from horsies.worker.deadlines import Deadline, Deadlines, Stage
+from horsies.worker.member import Member
+
+
+class Stops:
+    """Knows who was asked to stop and why, and what their ending is called."""
+
+    def __init__(self, books: Books, grace_s: float) -> None:
+        self._books = books
+        self._grace_s = grace_s
+        self._deadlines = Deadlines()
+        self._asked: set[tuple[TaskId, int]] = set()
+        self._interrupted: set[tuple[TaskId, int]] = set()
+        self.has_interrupted = False
+        self.is_interrupting = False
+
+    @property
+    def next_at(self) -> float | None:
+        return self._deadlines.next_at
+
+    # -- reasons to stop
+
+    def began(self, member: Member, ticket: int, claim: Claim) -> None:
+        if self.is_interrupting:
+            self._interrupt(member, ticket, claim)  # it was on its way when all were asked
+        elif claim.timeout_ms is not None:
+            self._deadlines.add(time.monotonic() + claim.timeout_ms / 1000, Deadline(member, ticket, Stage.ASK))
+
+    def cancel(self, task_ids: Collection[TaskId]) -> None:
+        for member in self._books.roster:
+            for ticket, claim in member.tickets():
+                if claim.id in task_ids:
+                    self._ask(member, ticket, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
+
+    def interrupt_all(self) -> None:
+        """The worker must leave. What does not end in its grace is killed; its policy says whether it runs again."""
+        self.is_interrupting = True
+        for member in self._books.roster:
+            for ticket, claim in list(member.running()):
+                self._interrupt(member, ticket, claim)
+
+    def _interrupt(self, member: Member, ticket: int, claim: Claim) -> None:
+        self.has_interrupted = True
+        self._interrupted.add((claim.id, claim.claim_no))
+        self._ask(member, ticket, claim, "cancel", OperationalErrorCode.WORKER_CRASHED, "its worker was stopped")
+
+    def kill_all(self) -> None:
+        self.interrupt_all()
+        for member in self._books.roster:
+            member.kill()
+
+    def enforce(self, now: float) -> None:
+        for deadline in self._deadlines.due(now):
+            claim = deadline.member.claim_of(deadline.ticket)
+            if claim is None:
+                continue  # it has ended
+            if deadline.stage is Stage.ASK:
+                words = f"it ran longer than its timeout_ms={claim.timeout_ms}"
+                self._ask(deadline.member, deadline.ticket, claim, "timeout", OutcomeCode.TASK_TIMEOUT, words)
+            elif self._books.frames.concurrency == 1:
+                deadline.member.kill()
+            else:
+                # Others run beside it: it is ended in the database and left behind; what it still returns is fenced off.
+                self.fail(*deadline.member.abandon(deadline.ticket))
+
+    def _ask(self, member: Member, ticket: int, claim: Claim, reason: Reason, code: str, words: str) -> None:
+        key = claim.id, claim.claim_no
+        member.condemn(ticket, code, f"{words}, and it did not end within {self._grace_s:g} s")
+        if key not in self._asked:
+            self._asked.add(key)
+            member.interrupt(ticket, reason)
+            self._deadlines.add(time.monotonic() + self._grace_s, Deadline(member, ticket, Stage.KILL))
+
+    # -- endings
+
+    def end(self, claim: Claim, ending: Ending) -> None:
+        """Enter an ending that a child reported."""
+        key = claim.id, claim.claim_no
+        self._asked.discard(key)
+        if key in self._interrupted and ending.status is not TaskStatus.COMPLETED:
+            self._interrupted.discard(key)
+            error = TaskError(
+                error_code=OperationalErrorCode.WORKER_CRASHED, message="its worker was stopped while it ran"
+            )
+            self._books.interrupted.append(_failed(claim, error, may_retry=False))
+        else:
+            self._books.endings.append(ending)
+
+    def fail(self, claim: Claim, error: TaskError) -> None:
+        """Enter an ending of which the child could not tell."""
+        key = claim.id, claim.claim_no
+        self._asked.discard(key)
+        if key in self._interrupted:
+            self._interrupted.discard(key)
+            self._books.interrupted.append(_failed(claim, error, may_retry=False))
+        else:
+            self._books.endings.append(_failed(claim, error, may_retry=claim.retries_left))
+
+
+def _failed(claim: Claim, error: TaskError, *, may_retry: bool) -> Ending:
+    cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
+    return Ending(
+        claim.id,
+        claim.claim_no,
+        TaskStatus.CANCELLED if cancelled else TaskStatus.FAILED,
+        error_code=error.error_code,
+        error=encode_error(error),
+        may_retry=may_retry and not cancelled,
+    )

@@ -1,0 +1,23 @@
+"""The configuration of an app from `HORSIES_TEST_SETTINGS`, as JSON: quick recovery unless it says otherwise."""
+
+import json
+import os
+from typing import Any
+
+from horsies import AppConfig, CustomQueueConfig, QueueMode, WorkerResilienceConfig
+from horsies.model.config import RecoveryConfig
+
+VARIABLE = "HORSIES_TEST_SETTINGS"
+QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_ms": 500, "snapshot_ms": 1_000}
+
+
+def configured() -> AppConfig:
+    given: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
+    queues = [CustomQueueConfig(**queue) for queue in given.pop("queues", [])]
+    return AppConfig(
+        queue_mode=QueueMode.CUSTOM if queues else QueueMode.DEFAULT,
+        custom_queues=queues,
+        recovery=RecoveryConfig(**QUICK | given.pop("recovery", {})),
+        resilience=WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500, **given.pop("resilience", {})),
+        **given,
+    )

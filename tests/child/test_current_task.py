@@ -1,0 +1,106 @@
+"""What a task can know of itself while it runs, and what it can say."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horsies.model.errors import HorsiesError
+from horsies.tasks.current import MAX_MESSAGE, current_task
+from tests.fixtures.pools import open_pool
+
+WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
+
+
+def test_outside_of_a_task_there_is_no_current_one() -> None:
+    with pytest.raises(HorsiesError, match="where no task runs"):
+        current_task()
+
+
+@WHERE
+async def test_a_task_knows_itself(concurrency: int) -> None:
+    async with open_pool(concurrency=concurrency) as pump:
+        task_id = pump.send("myself", timeout_ms=90_000)
+        assert (await pump.ending(task_id)).result == f'["{task_id}","myself","media",1,90,"UTC",false]'
+
+
+@WHERE
+async def test_without_a_time_out_there_is_no_deadline(concurrency: int) -> None:
+    async with open_pool(concurrency=concurrency) as pump:
+        assert (await pump.value("myself"))[4:6] == [None, "None"]
+
+
+@WHERE
+@pytest.mark.parametrize("name", ["myself_async", "myself_thread"])
+async def test_what_a_task_starts_knows_it_too(concurrency: int, name: str) -> None:
+    async with open_pool(concurrency=concurrency) as pump:
+        told = await pump.value(name)
+        for words in told if name == "myself_async" else [told]:
+            assert words[:2] == ["task-1", name]
+
+
+@WHERE
+async def test_a_task_does_not_see_the_context_of_the_one_before(concurrency: int) -> None:
+    async with open_pool(concurrency=concurrency) as pump:
+        assert [await pump.value("leave_a_mark", value=number) for number in (1, 2, 3)] == [0, 0, 0]
+
+
+@WHERE
+async def test_of_many_reports_few_are_passed_on_and_the_last_is_one_of_them(concurrency: int) -> None:
+    async with open_pool(concurrency=concurrency) as pump:
+        started = time.monotonic()
+        task_id = pump.send("report", count=2_000)
+        await pump.ending(task_id)
+        told = pump.progress[task_id]
+        assert told[-1] == (1.0, "step 2000")
+        assert len(told) <= 2 + (time.monotonic() - started)
+
+
+async def test_a_report_that_came_too_early_is_passed_on_later_even_if_no_other_follows(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool() as pump:
+        task_id = pump.send("report_and_wait", until=str(go))
+        await pump.until(lambda: (0.2, "and now it takes long") in pump.progress.get(task_id, []))
+        assert task_id not in pump.ended
+        go.touch()
+        await pump.ending(task_id)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "message", "said"),
+    [
+        (1.5, None, "from 0 to 1"),
+        (-0.1, None, "from 0 to 1"),
+        (True, None, "from 0 to 1"),
+        ("half", None, "from 0 to 1"),
+        (0.5, 7, "must be text"),
+        (None, "no idea", "taken"),
+        (0, "begun", "taken"),
+    ],
+)
+async def test_a_report_is_checked(fraction: Any, message: Any, said: str) -> None:
+    async with open_pool() as pump:
+        assert said in await pump.value("report_nonsense", fraction=fraction, message=message)
+
+
+def test_not_a_number_is_no_progress() -> None:
+    from horsies.tasks.current import CurrentTask  # noqa: PLC0415 - only here
+
+    told: list[tuple[float | None, str | None]] = []
+    task = CurrentTask(
+        task_id="id",
+        task_name="name",
+        queue_name="queue",
+        attempt=1,
+        deadline=None,
+        until=None,
+        is_cancelled=lambda: False,
+        report=lambda fraction, message: told.append((fraction, message)),
+    )
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        task.progress(math.nan)
+    task.progress(1, "x" * 5_000 + "\x00")
+    task.progress(0.5, "nul \x00 and half a pair \ud800")
+    assert told == [(1.0, "x" * MAX_MESSAGE), (0.5, "nul � and half a pair ?")]

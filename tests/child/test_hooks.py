@@ -1,0 +1,63 @@
+"""`@app.on_child_start` and `@app.on_child_stop`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horsies import Horsies
+from horsies.model.errors import TaskDefinitionError
+from horsies.worker.pool import ChildRefused
+from tests.fixtures.pools import open_pool
+
+WHERE = pytest.mark.parametrize(
+    "pool",
+    [{}, {"concurrency": 10}, {"max_tasks": 50}, {"max_tasks": 50, "concurrency": 10}],
+    ids=["forked", "forked crowd", "spawned", "spawned crowd"],
+)
+
+
+@WHERE
+async def test_start_hooks_have_run_in_every_child_on_the_loop_of_its_tasks(pool: dict[str, Any]) -> None:
+    async with open_pool(processes=2, **pool) as pump:
+        ids = [pump.send("hooks") for _ in range(4)]
+        assert {(await pump.ending(task_id)).result for task_id in ids} == {"[true,true]"}
+
+
+@WHERE
+async def test_stop_hooks_run_before_a_child_leaves_the_last_one_first(tmp_path: Path, pool: dict[str, Any]) -> None:
+    goodbyes = tmp_path / "goodbyes"
+    async with open_pool(processes=2, env={"PACES_STOP_FILE": str(goodbyes)}, **pool) as pump:
+        pids = [member.pid for member in pump.roster]
+    # Each said it once, and the hook that failed after it kept nobody from leaving.
+    assert sorted(map(int, goodbyes.read_text().split())) == sorted(pids)
+
+
+@pytest.mark.parametrize("max_tasks", [None, 50], ids=["forked", "spawned"])
+async def test_a_failing_start_hook_refuses_the_start_by_name(max_tasks: int | None) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=r"hook warm_up failed: RuntimeError: no model here")):
+        async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "fail"}):
+            pytest.fail("it has started")
+
+
+def test_a_hook_must_be_callable_without_arguments() -> None:
+    app = Horsies()
+
+    def wants(_connection: object) -> None:
+        pass
+
+    with pytest.raises(TaskDefinitionError, match=r"wants needs arguments"):
+        app.on_child_start(wants)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TaskDefinitionError, match="must be a function"):
+        app.on_child_stop("wants")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_hook_is_still_the_function_it_was() -> None:
+    app = Horsies()
+
+    @app.on_child_start
+    def warm_up() -> int:
+        return 7
+
+    assert warm_up() == 7
+    assert app.child_start_hooks == (warm_up,)

@@ -1,0 +1,96 @@
+"""Soft-cap mode: rows wait in a worker's buffer, by a lease, and caps count only what runs."""
+
+import signal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import row
+from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import CLUSTER, insert_rows, insert_spans, notes, settings
+from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
+
+
+@pytest.mark.promise("C13", "C17")
+@pytest.mark.parametrize(("options", "claimed"), [((), 3), (("--max-claim-per-worker=1",), 1)])
+def test_a_worker_holds_its_slots_and_its_buffer_and_no_more(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, options: tuple[str, ...], claimed: int
+) -> None:
+    worker(CLUSTER, processes=2, options=options, env=settings(prefetch_buffer=3, claim_lease_ms=60_000))
+    for number in range(10):
+        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(tmp_path / "open"))
+    held = {"RUNNING": 2, "CLAIMED": claimed, "PENDING": 8 - claimed}
+    eventually(lambda: statuses(sql) == held, seen=lambda: statuses(sql))
+    (tmp_path / "open").touch()
+    assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
+
+
+@pytest.mark.promise("C13")
+def test_a_queue_s_cap_counts_only_what_runs(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
+    """So more than the cap may be in flight, and no more than the cap may run."""
+    queues = [{"name": "narrow", "max_concurrency": 2}]
+    env = settings(queues=queues, prefetch_buffer=4, claim_lease_ms=60_000)
+    worker(CLUSTER, processes=1, env=env)
+    for number in range(5):
+        arguments = {"begun": str(tmp_path / str(number)), "until": str(tmp_path / "open")}
+        insert_rows(sql, "gate", [arguments], queue_name="narrow")
+        eventually(
+            lambda held=number: statuses(sql) == {"RUNNING": 1, **({"CLAIMED": held} if held else {})},
+            seen=lambda: statuses(sql),
+        )
+    worker(CLUSTER, processes=4, env=env)
+    for number in range(5, 8):
+        arguments = {"begun": str(tmp_path / str(number)), "until": str(tmp_path / "open")}
+        insert_rows(sql, "gate", [arguments], queue_name="narrow")
+    eventually(lambda: statuses(sql) == {"RUNNING": 2, "CLAIMED": 4, "PENDING": 2}, seen=lambda: statuses(sql))
+    (tmp_path / "open").touch()
+    assert wait_until_ended(sql, 8) == {"COMPLETED": 8}
+
+
+@pytest.mark.promise("C14")
+def test_an_expired_lease_is_taken_by_another_worker_and_the_first_one_does_not_run_it(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """The first is paused, so that it cannot give back by itself; the second runs what it held, once."""
+    env = settings(prefetch_buffer=4, claim_lease_ms=1_000, recovery={"dead_after_ms": 60_000})
+    first = worker(CLUSTER, env=env)
+    door, log = tmp_path / "open", tmp_path / "log"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    begun(tmp_path / "begun")
+    second = worker(CLUSTER, env=env)
+    insert(sql, "gate", begun=str(tmp_path / "other"), until=str(tmp_path / "other door"))
+    begun(tmp_path / "other")
+    second.signal(signal.SIGSTOP)
+    insert_lines(sql, log, 3)
+    eventually(lambda: statuses(sql) == {"RUNNING": 2, "CLAIMED": 3}, seen=lambda: statuses(sql))
+    first.signal(signal.SIGSTOP)
+    second.signal(signal.SIGCONT)
+    (tmp_path / "other door").touch()
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "COMPLETED": 4}, 30, seen=lambda: statuses(sql))
+    first.signal(signal.SIGCONT)
+    door.touch()
+    assert wait_until_ended(sql, 5) == {"COMPLETED": 5}
+    assert sorted(numbers(log)) == [0, 1, 2]
+    assert row(
+        sql, "select min(claim_no) >= 2, max(attempts) from horsies.finished where task_name = 'write_line'"
+    ) == (
+        True,
+        1,
+    )
+
+
+@pytest.mark.promise("C14")
+def test_a_worker_gives_back_what_it_could_not_start_within_the_lease(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """And takes it again: nobody else is there."""
+    worker(CLUSTER, env=settings(prefetch_buffer=2, claim_lease_ms=1_000))
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    insert_spans(sql, tmp_path / "log", 1, 0.0)
+    eventually(lambda: row(sql, "select max(claim_no) from horsies.tasks") >= (3,), 20)
+    (tmp_path / "open").touch()
+    assert wait_until_ended(sql, 2) == {"COMPLETED": 2}
+    assert [note.what for note in notes(tmp_path / "log")] == ["begins", "ends"]

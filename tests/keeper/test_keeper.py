@@ -1,0 +1,223 @@
+"""The dead are found, what they held goes on; the living, and the undead, are told apart from them."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column, row
+from tests.fixtures.proxies import Proxy
+from tests.fixtures.workers import READY, StartWorker, Worker
+from tests.recovery.steps import CLUSTER, FORKED, insert_rows, insert_spans, notes, settings, workers
+from tests.worker.steps import begun, first_line, insert, insert_lines, numbers, statuses, wait_until_ended
+
+AFTER_CRASHES = {"retry_delays_ms": "array[0]", "retry_for": "array['WORKER_CRASHED']"}
+
+
+def gate(sql: psycopg.Connection, folder: Path, name: str = "begun", **columns: str) -> int:
+    """Start a task that waits for the door; the process it runs in."""
+    (_,) = insert_rows(sql, "gate", [{"begun": str(folder / name), "until": str(folder / "open")}], **columns)
+    return begun(folder / name)
+
+
+def incarnation(worker: Worker) -> str:
+    return worker.wait_for_log(r"worker (\S+) is ready")[1]
+
+
+@pytest.mark.promise("T2", "W8", "W9")
+def test_what_a_dead_worker_ran_has_crashed_and_what_it_had_only_claimed_runs_elsewhere(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    env, log = settings(prefetch_buffer=4, claim_lease_ms=60_000), tmp_path / "log"
+    first = worker(CLUSTER, env=env)
+    gate(sql, tmp_path)
+    insert_lines(sql, log, 3)
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "CLAIMED": 3}, seen=lambda: statuses(sql))
+    dead = incarnation(first)
+    first.kill()
+    second = worker(CLUSTER, env=env)
+    assert wait_until_ended(sql, 4) == {"COMPLETED": 3, "FAILED": 1}
+    second.wait_for_log(f"worker {dead} is dead")
+    assert workers(sql) == [incarnation(second)]
+    assert sorted(numbers(log)) == [0, 1, 2]
+    assert row(sql, "select distinct attempts, claim_no from horsies.finished where task_name = 'write_line'") == (1, 2)
+    failed = "select error_code, attempts, error->>'message' from horsies.finished where task_name = 'gate'"
+    code, attempts, message = row(sql, failed)
+    assert (code, attempts) == ("WORKER_CRASHED", 1)
+    assert dead in message
+
+
+@pytest.mark.promise("T2", "W9", "T1")
+def test_what_a_dead_worker_ran_is_retried_if_its_policy_says_so(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    first = worker(CLUSTER, env=settings())
+    gate(sql, tmp_path, **AFTER_CRASHES)
+    dead = incarnation(first)
+    first.kill()
+    (tmp_path / "open").touch()
+    worker(CLUSTER, env=settings())
+    assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
+    assert row(sql, "select attempts, failed_attempts[1]->>'worker' from horsies.finished") == (2, dead)
+    assert row(sql, "select failed_attempts[1]->>'error_code' from horsies.finished") == ("WORKER_CRASHED",)
+
+
+def undead(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> tuple[Worker, int]:
+    """A worker that was stopped while it ran a task, until another one has declared it dead; and its child."""
+    zombie = worker(CLUSTER, env=settings())
+    pid = gate(sql, tmp_path)
+    worker(CLUSTER, env=settings())
+    name = incarnation(zombie)
+    zombie.signal(signal.SIGSTOP)
+    eventually(lambda: name not in workers(sql), 30, what="it is declared dead")
+    eventually(lambda: statuses(sql) == {"FAILED": 1}, 30)
+    return zombie, pid
+
+
+@pytest.mark.promise("T2", "W4")
+def test_a_worker_declared_dead_that_is_not_kills_its_children_and_starts_anew(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    zombie, pid = undead(worker, sql, tmp_path)
+    assert psutil.pid_exists(pid)
+    before = len(zombie.logs)
+    zombie.signal(signal.SIGCONT)
+    zombie.wait_for_log("was declared dead.*starting anew", after=before)
+    zombie.wait_for_log(READY, after=before)
+    eventually(lambda: not psutil.pid_exists(pid), what="its old child is killed")
+    assert len(workers(sql)) == 2
+    assert row(sql, "select status, error_code, attempts from horsies.finished") == ("FAILED", "WORKER_CRASHED", 1)
+    # Under its new name it works as before.
+    (tmp_path / "open").touch()
+    for number in range(10):
+        insert(sql, "gate", begun=str(tmp_path / f"again{number}"), until=str(tmp_path / "open"))
+    assert wait_until_ended(sql, 11) == {"FAILED": 1, "COMPLETED": 10}
+    assert zombie.terminate() == 0
+
+
+@pytest.mark.promise("T2", "W4")
+def test_the_late_ending_of_a_worker_declared_dead_changes_nothing(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    zombie, _ = undead(worker, sql, tmp_path)
+    before = row(sql, "select * from horsies.finished")
+    (tmp_path / "open").touch()  # the child ends it now, and the ending waits in the socket
+    zombie.signal(signal.SIGCONT)
+    zombie.wait_for_log("starting anew")
+    assert row(sql, "select * from horsies.finished") == before
+    assert statuses(sql) == {"FAILED": 1}
+
+
+@pytest.mark.promise("T2", "W4")
+def test_the_late_ending_of_a_worker_declared_dead_does_not_end_the_next_attempt(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    zombie = worker(CLUSTER, env=settings())
+    first_pid = gate(sql, tmp_path, **AFTER_CRASHES)
+    heir = worker(CLUSTER, env=settings())
+    zombie.signal(signal.SIGSTOP)
+    eventually(lambda: len(numbers(tmp_path / "begun")) == 2, 30, what="the heir runs it")
+    second_pid = numbers(tmp_path / "begun")[1]
+    psutil.Process(second_pid).suspend()
+    (tmp_path / "open").touch()
+    zombie.signal(signal.SIGCONT)  # with the result of its child in its socket
+    zombie.wait_for_log("starting anew")
+    assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", incarnation(heir))
+    psutil.Process(second_pid).resume()
+    assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
+    assert first_pid != second_pid
+    assert row(sql, "select result::text, attempts from horsies.finished") == (str(second_pid), 2)
+
+
+@pytest.mark.promise("T2")
+def test_when_the_keeper_dies_another_takes_over(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
+    holder = "select holder::text from horsies.keeper"
+    keeper = worker(CLUSTER, env=settings())
+    eventually(lambda: column(sql, holder) == [incarnation(keeper)])
+    gate(sql, tmp_path)
+    heir = worker(CLUSTER, env=settings())
+    assert column(sql, holder) == [incarnation(keeper)]
+    keeper.kill()
+    eventually(lambda: column(sql, holder) == [incarnation(heir)])
+    assert wait_until_ended(sql, 1) == {"FAILED": 1}
+    assert workers(sql) == [incarnation(heir)]
+
+
+@pytest.mark.promise("T2")
+def test_a_keeper_that_leaves_gives_its_office_up_at_once(worker: StartWorker, sql: psycopg.Connection) -> None:
+    keeper = worker(CLUSTER, env=settings())
+    eventually(lambda: column(sql, "select holder from horsies.keeper"))
+    assert keeper.terminate() == 0
+    assert column(sql, "select holder from horsies.keeper") == []
+
+
+@pytest.mark.promise("T2")
+def test_rows_of_a_worker_that_nobody_knows_are_orphans(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Of a zombie, say, that claimed after its burial."""
+    sql.execute(
+        "insert into horsies.tasks (task_name, args, status, claimed_by, claim_no, lease_until) "
+        "select 'write_line', json_build_object('path', %s::text, 'line', '7'), status, gen_random_uuid(), 3, "
+        "now() + interval '1 day' from unnest(array['CLAIMED', 'RUNNING']) as status",
+        [str(tmp_path / "log")],
+    )
+    worker(CLUSTER, env=settings())
+    assert wait_until_ended(sql, 2) == {"COMPLETED": 1, "FAILED": 1}
+    assert numbers(tmp_path / "log") == [7]
+
+
+# -- outages
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.promise("T2", "W11")
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+def test_an_outage_longer_than_dead_after_kills_no_task_of_a_healthy_worker(
+    worker: StartWorker, sql: psycopg.Connection, proxy: Proxy, tmp_path: Path, how: str
+) -> None:
+    env = settings(recovery={"dead_after_ms": 2_000})
+    started = [worker(CLUSTER, options=FORKED, env=env, database_url=proxy.url, until_ready=False) for _ in range(4)]
+    names = sorted(incarnation(one) for one in started)
+    for number in range(4):
+        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(tmp_path / "open"))
+    eventually(lambda: all(first_line(tmp_path / str(number)) for number in range(4)))
+    if how == "cut":
+        proxy.cut()
+    else:
+        proxy.freeze()
+    time.sleep(8)  # the outage itself
+    if how == "cut":
+        proxy.heal()
+    else:
+        proxy.thaw()
+    assert statuses(sql) == {"RUNNING": 4}
+    # A beat from each of them after the outage, and four times the span in which a keeper could have judged.
+    since = row(sql, "select clock_timestamp()")[0]
+    beaten = "select count(*) from horsies.workers where heartbeat_at > %s::timestamptz + interval '3 s'"
+    eventually(lambda: row(sql, beaten, since) == (4,), 20, what="all beat again")
+    assert sorted(workers(sql)) == names
+    (tmp_path / "open").touch()
+    assert wait_until_ended(sql, 4) == {"COMPLETED": 4}
+    assert row(sql, "select distinct attempts, claim_no from horsies.finished") == (1, 1)
+    assert not any("starting anew" in line for one in started for line in one.logs)
+
+
+@pytest.mark.promise("T2")
+def test_a_worker_killed_during_an_outage_is_found_after_it(
+    worker: StartWorker, sql: psycopg.Connection, proxy: Proxy, tmp_path: Path
+) -> None:
+    victim, heir = [worker(CLUSTER, env=settings(), database_url=proxy.url) for _ in range(2)]
+    log = tmp_path / "log"
+    insert_spans(sql, log, 2, 30.0)
+    eventually(lambda: len(notes(log)) == 2)
+    proxy.cut()
+    victim.kill()
+    proxy.heal()
+    eventually(lambda: workers(sql) == [incarnation(heir)], 30)
+    eventually(lambda: row(sql, "select sum(attempts) from horsies.tasks") == (1,))
+    heir.kill()

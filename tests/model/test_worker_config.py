@@ -1,0 +1,115 @@
+import dataclasses
+import math
+import os
+from typing import Any
+
+import pytest
+
+from horsies.model.errors import ConfigError
+from horsies.model.worker import LOGLEVELS, WorkerConfig
+
+RANGES: dict[str, tuple[Any, Any]] = {
+    "processes": (1, 1_000),
+    "concurrency": (1, 100_000),
+    "max_claim_batch": (0, 1_000_000),
+    "max_claim_per_worker": (0, 1_000_000),
+    "coalesce_notifies": (1, 1_000_000),
+    "shutdown_timeout_ms": (0, 86_400_000),
+}
+
+
+def the_problem_of(**values: Any) -> str:
+    with pytest.raises(ConfigError, match="in WorkerConfig:") as caught:
+        WorkerConfig(**values)
+    assert len(caught.value.problems) == 1, caught.value.problems
+    return caught.value.problems[0]
+
+
+@pytest.mark.promise("W15", "C2")
+def test_everything_defaults_to_what_the_app_says():
+    config = WorkerConfig()
+    assert config.process_count == os.cpu_count()
+    assert (config.dsn, config.app_locator, config.queues, tuple(config.imports)) == (None, None, None, ())
+    assert (dict(config.queue_priorities), dict(config.queue_max_concurrency)) == ({}, {})
+    assert (config.concurrency, config.max_claim_batch, config.max_claim_per_worker) == (1, 0, 0)
+    assert (config.max_tasks_per_child, config.max_memory_per_child_mb) == (100, None)
+    assert config.shutdown_timeout_ms is None  # for ever
+    assert config.loglevel == "INFO"
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_value_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
+    low, high = RANGES[name]
+    for value in (low, high):
+        assert getattr(WorkerConfig(**{name: value}), name) == value
+    for value in (low - 1, high + 1):
+        assert f"{name} is {value}; choose a whole number from {low} to {high}" in the_problem_of(**{name: value})
+
+
+@pytest.mark.parametrize("name", [*RANGES, "max_tasks_per_child"])
+@pytest.mark.parametrize("value", ["4", 4.0, True])
+def test_a_number_of_the_wrong_type_is_a_clear_problem(name: str, value: Any):
+    assert the_problem_of(**{name: value}).startswith(f"{name} must be a whole number")
+
+
+@pytest.mark.promise("C2")
+def test_a_child_serves_two_tasks_at_least_or_any_number():
+    assert WorkerConfig(max_tasks_per_child=0).max_tasks_per_child == 0
+    assert WorkerConfig(max_tasks_per_child=2).max_tasks_per_child == 2
+    assert "choose 2 or more, or 0" in the_problem_of(max_tasks_per_child=1)
+    assert "max_tasks_per_child is -1" in the_problem_of(max_tasks_per_child=-1)
+
+
+@pytest.mark.promise("C5")
+def test_a_memory_limit_is_any_positive_number():
+    assert WorkerConfig(max_memory_per_child_mb=0.5).max_memory_per_child_mb == 0.5
+    assert WorkerConfig(max_memory_per_child_mb=512).max_memory_per_child_mb == 512
+    for limit in (0, -1, math.nan, "512", True):
+        assert "give a positive number of megabytes" in the_problem_of(max_memory_per_child_mb=limit)
+
+
+@pytest.mark.promise("W15")
+def test_overrides_of_queues_have_the_ranges_of_the_app_s():
+    config = WorkerConfig(queue_priorities={"mail": 0}, queue_max_concurrency={"mail": None, "media": 0})
+    assert config.queue_max_concurrency == {"mail": None, "media": 0}
+    assert the_problem_of(queue_priorities={"mail": -1}).startswith("queue_priorities['mail'] is -1")
+    assert the_problem_of(queue_max_concurrency={"mail": -1}).startswith("queue_max_concurrency['mail'] is -1")
+
+
+@pytest.mark.parametrize("name", ["imports", "queues"])
+def test_one_name_instead_of_a_list_is_refused(name: str):
+    assert f"{name}=['mail']" in the_problem_of(**{name: "mail"})
+
+
+def test_a_worker_without_any_queue_is_refused():
+    assert "queues is empty" in the_problem_of(queues=[])
+
+
+def test_changing_the_lists_afterwards_changes_nothing():
+    names = ["mail"]
+    config = WorkerConfig(queues=names, imports=names)
+    names.append("media")
+    assert (config.queues, config.imports) == (("mail",), ("mail",))
+
+
+@pytest.mark.parametrize("loglevel", ["LOUD", "info", 20])
+def test_a_log_level_is_one_of_python_s_names(loglevel: Any):
+    assert f"choose one of {', '.join(LOGLEVELS)}" in the_problem_of(loglevel=loglevel)
+
+
+def test_all_problems_come_together():
+    with pytest.raises(ConfigError) as caught:
+        WorkerConfig(processes=0, max_tasks_per_child=1, max_memory_per_child_mb=0, loglevel="LOUD")
+    assert [problem.split()[0] for problem in caught.value.problems] == [
+        "processes",
+        "max_tasks_per_child",
+        "max_memory_per_child_mb",
+        "loglevel",
+    ]
+
+
+def test_a_configuration_cannot_be_changed_and_does_not_show_its_database():
+    config, name = WorkerConfig(dsn="postgresql://ann:S3cr3t@db.example/app"), "processes"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, name, 2)
+    assert "S3cr3t" not in repr(config)

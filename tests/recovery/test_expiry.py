@@ -1,0 +1,90 @@
+"""`good_until`: what is too late never runs, and whoever waits for it learns it in time."""
+
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.tasks.handle import TaskHandle
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import row
+from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import CLUSTER, insert_rows, insert_spans, notes, settings
+from tests.worker.steps import begun, insert, statuses
+
+
+def good_for(milliseconds: int) -> str:
+    return f"clock_timestamp() + interval '{milliseconds} ms'"
+
+
+@pytest.mark.promise("C22")
+def test_a_waiter_learns_it_at_once_although_nobody_keeps_the_books(basic: Any, sql: psycopg.Connection) -> None:
+    (task_id,) = insert_rows(sql, "add", [{"left": 1, "right": 1}], good_until=good_for(500))
+    began = time.monotonic()
+    result = TaskHandle(task_id, basic.add.result, lambda: basic.app.broker).get(20_000)
+    assert result.unwrap_err().error_code == "TASK_EXPIRED"
+    assert time.monotonic() - began < 2.5  # the poll of a waiter comes after 5 s
+    assert row(sql, "select status from horsies.tasks") == ("PENDING",)  # nobody was there to write it down
+
+
+@pytest.mark.promise("C22")
+def test_the_keeper_writes_it_down(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
+    worker(CLUSTER, env=settings())
+    door = tmp_path / "open"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    begun(tmp_path / "begun")
+    insert_rows(sql, "write_line", [{"path": str(tmp_path / "log"), "line": "1"}], good_until=good_for(300))
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "EXPIRED": 1}, seen=lambda: statuses(sql))
+    door.touch()
+    eventually(lambda: statuses(sql) == {"COMPLETED": 1, "EXPIRED": 1})
+    assert not (tmp_path / "log").exists()
+    found = row(
+        sql,
+        "select error_code, attempts, good_until, finished_at from horsies.finished where status = 'EXPIRED'",
+    )
+    code, attempts, good_until, finished_at = found
+    assert (code, attempts) == ("TASK_EXPIRED", 0)
+    assert isinstance(good_until, datetime)
+    assert good_until <= finished_at < good_until + timedelta(seconds=5)
+
+
+@pytest.mark.promise("C22")
+def test_a_waiter_of_a_task_that_ran_in_time_is_not_told_otherwise(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """It is the beginning that must be in time."""
+    worker(CLUSTER, env=settings())
+    door = tmp_path / "open"
+    arguments = {"begun": str(tmp_path / "begun"), "until": str(door)}
+    (task_id,) = insert_rows(sql, "gate", [arguments], good_until=good_for(3_000))
+    pid = begun(tmp_path / "begun")
+    eventually(lambda: row(sql, "select good_until < now() from horsies.tasks") == (True,))
+    handle = TaskHandle(task_id, basic.gate.result, lambda: basic.app.broker)
+    assert handle.get(500).unwrap_err().error_code == "WAIT_TIMEOUT"
+    door.touch()
+    assert handle.get(20_000).unwrap() == pid
+
+
+@pytest.mark.promise("W5", "C22")
+def test_what_expires_in_the_buffer_of_a_worker_does_not_run(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Nobody is the keeper at first, so that the guard at the start is what holds."""
+    sql.execute("insert into horsies.keeper (holder, until) values (gen_random_uuid(), now() + interval '1 day')")
+    worker(CLUSTER, env=settings(prefetch_buffer=4, claim_lease_ms=60_000))
+    door, log = tmp_path / "open", tmp_path / "log"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    begun(tmp_path / "begun")
+    insert_spans(sql, log, 2, 0.0)
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "CLAIMED": 2}, seen=lambda: statuses(sql))
+    sql.execute("update horsies.tasks set good_until = clock_timestamp() where args->>'number' = '0'")
+    door.touch()
+    eventually(lambda: statuses(sql)["COMPLETED"] == 2, seen=lambda: statuses(sql))
+    eventually(lambda: statuses(sql)["CLAIMED"] == 0, seen=lambda: statuses(sql))
+    assert {note.number for note in notes(log)} == {1}
+    assert row(sql, "select status, attempts from horsies.tasks") == ("PENDING", 0)
+    sql.execute("delete from horsies.keeper")
+    eventually(lambda: statuses(sql) == {"COMPLETED": 2, "EXPIRED": 1}, seen=lambda: statuses(sql))

@@ -1,0 +1,176 @@
+"""Retries through a real worker: when, how often, for what; and what is remembered of them."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies import TaskResult
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.inspect import TaskInfo
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import row
+from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import FORKED, insert_rows, settings
+from tests.worker.steps import PATIENCE_MS
+
+STUBBORN = "tests.apps.stubborn:app"
+SLACK = timedelta(seconds=3)  # of a busy machine; nothing polls in this time
+
+
+@pytest.fixture(autouse=True)
+def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on time here does so by a timer."""
+    for name, value in settings(resilience={"notify_poll_interval_ms": 300_000}).items():
+        monkeypatch.setenv(name, value)
+
+
+def info_of(handle: Any) -> TaskInfo:
+    info = handle.info()
+    assert info is not None
+    return info
+
+
+def pauses(info: TaskInfo) -> list[timedelta]:
+    """From the end of each failed attempt to the start of the next, by the database's clock."""
+    assert info.started_at is not None
+    ends = [datetime.fromisoformat(attempt["ended_at"]) for attempt in info.failed_attempts]
+    starts = [datetime.fromisoformat(attempt["started_at"]) for attempt in info.failed_attempts]
+    return [start - end for end, start in zip(ends, [*starts[1:], info.started_at], strict=True)]
+
+
+def assert_on_time(info: TaskInfo, *delays_s: float) -> None:
+    found = pauses(info)
+    assert len(found) == len(delays_s)
+    for pause, delay_s in zip(found, delays_s, strict=True):
+        assert timedelta(seconds=delay_s) <= pause < timedelta(seconds=delay_s) + SLACK
+
+
+@pytest.mark.promise("T1")
+@pytest.mark.parametrize("how", ["BUSY", "refused", "die"])
+def test_listed_codes_exceptions_and_crashes_are_retried_on_time(stubborn: Any, worker: StartWorker, how: str) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.fixed.send(how, 2)
+    assert handle.get(PATIENCE_MS).ok_value == 3
+    info = info_of(handle)
+    assert info.attempts == 3
+    assert_on_time(info, 0.3, 0.1)
+    codes = {"BUSY": "BUSY", "refused": "UNHANDLED_ERROR", "die": "WORKER_CRASHED"}
+    assert [(past["attempt"], past["error_code"]) for past in info.failed_attempts] == [
+        (1, codes[how]),
+        (2, codes[how]),
+    ]
+    assert all(past["worker"] == info.worker for past in info.failed_attempts)
+    assert info.failed_attempts[0]["error"]["error_code"] == codes[how]
+
+
+@pytest.mark.promise("T1")
+def test_pauses_double_up_to_the_longest(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.exponential.send("BUSY", 3)
+    assert handle.get(PATIENCE_MS).ok_value == 4
+    assert_on_time(info_of(handle), 0.1, 0.2, 0.3)
+
+
+@pytest.mark.promise("T1")
+def test_jitter_moves_pauses_apart(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, processes=2, options=FORKED)
+    handles = [stubborn.jittered.send("BUSY", 1) for _ in range(8)]
+    assert [handle.get(PATIENCE_MS).ok_value for handle in handles] == [2] * 8
+    infos = [info_of(handle) for handle in handles]
+    due = [info.enqueued_at - datetime.fromisoformat(info.failed_attempts[0]["ended_at"]) for info in infos]
+    assert all(timedelta(seconds=0.1) <= pause <= timedelta(seconds=0.3) for pause in due)
+    assert len(set(due)) > 1
+
+
+@pytest.mark.promise("T1", "X4")
+def test_async_tasks_are_retried_too(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=("--concurrency=5", *FORKED))
+    handles = [stubborn.fixed_async.send(how, 1) for how in ("BUSY", "refused")]
+    assert [handle.get(PATIENCE_MS).ok_value for handle in handles] == [2, 2]
+
+
+@pytest.mark.promise("T1", "W9")
+@pytest.mark.parametrize(("how", "code"), [("OTHER", "OTHER"), ("value", "UNHANDLED_ERROR"), ("die", "WORKER_CRASHED")])
+def test_what_the_policy_does_not_list_is_not_retried(stubborn: Any, worker: StartWorker, how: str, code: str) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.busy_only.send(how, 1)
+    assert handle.get(PATIENCE_MS).err_value.error_code == code
+    info = info_of(handle)
+    assert (info.attempts, info.failed_attempts, info.error_code) == (1, [], code)
+
+
+@pytest.mark.promise("T1")
+def test_when_the_retries_are_used_up_the_last_error_is_the_result(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.fixed.send("BUSY", 99)
+    result: TaskResult[int, Any] = handle.get(PATIENCE_MS)
+    assert result.err_value.error_code == "BUSY"
+    info = info_of(handle)
+    assert (info.attempts, len(info.failed_attempts)) == (3, 2)
+
+
+@pytest.mark.promise("T1", "W9")
+def test_a_task_that_kills_its_child_again_and_again_is_given_up(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.fixed.send("die", 99)
+    assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    assert info_of(handle).attempts == 3
+    assert stubborn.app.tasks["quick"].send().get(PATIENCE_MS).ok_value == 1
+
+
+@pytest.mark.promise("T1")
+def test_an_error_may_say_when_to_try_again(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.slow_retry.send("BUSY", 1, 0.2)
+    assert handle.get(PATIENCE_MS).ok_value == 2
+    assert_on_time(info_of(handle), 0.2)
+
+
+@pytest.mark.promise("T1")
+def test_only_the_last_twenty_failures_are_kept(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.many.send("BUSY", 25)
+    assert handle.get(PATIENCE_MS).ok_value == 26
+    assert [past["attempt"] for past in info_of(handle).failed_attempts] == list(range(6, 26))
+
+
+@pytest.mark.promise("T1")
+def test_nothing_is_retried_past_its_good_until(stubborn: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
+    """It would be due when nobody wants it any more, so its failure is the end."""
+    (task_id,) = insert_rows(
+        sql,
+        "fixed",
+        [{"how": "BUSY", "failures": 1}],
+        good_until="now() + interval '20 s'",
+        retry_delays_ms="array[60000]",
+        retry_for="array['BUSY']",
+    )
+    worker(STUBBORN, options=FORKED)
+    result = TaskHandle(task_id, stubborn.fixed.result, lambda: stubborn.app.broker).get(PATIENCE_MS)
+    assert result.unwrap_err().error_code == "BUSY"
+    assert row(sql, "select status, attempts from horsies.finished") == ("FAILED", 1)
+
+
+@pytest.mark.promise("T1")
+def test_a_retry_that_waits_is_pending_and_shows_what_happened(
+    stubborn: Any, worker: StartWorker, sql: psycopg.Connection
+) -> None:
+    worker(STUBBORN, options=FORKED)
+    handle = stubborn.slow_retry.send("BUSY", 1)
+    eventually(lambda: info_of(handle).attempts == 1)
+    info = info_of(handle)
+    assert (info.status, info.worker, info.started_at) == ("PENDING", None, None)
+    assert info.failed_attempts[0]["error_code"] == "BUSY"
+
+
+@pytest.mark.promise("T1")
+def test_a_retry_is_run_by_another_worker_when_the_first_has_left(stubborn: Any, worker: StartWorker) -> None:
+    first = worker(STUBBORN, options=FORKED)
+    handle = stubborn.slow_retry.send("BUSY", 1, 3.0)
+    eventually(lambda: info_of(handle).attempts == 1)
+    assert first.terminate() == 0
+    worker(STUBBORN, options=FORKED)
+    assert handle.get(PATIENCE_MS).ok_value == 2
+    assert_on_time(info_of(handle), 3.0)

@@ -1,0 +1,283 @@
+"""Whatever several workers, a keeper and a user do, in whatever order: one owner, one ending, nothing lost, no cap exceeded."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from horsies.db.broker import PostgresBroker
+from horsies.keeper import reap
+from horsies.model.retry import RetryPolicy
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim, Ending, NewTask
+from horsies.tasks.cancel import CancelOutcome, cancel
+from horsies.tasks.claim import Caps, Wanted, from_start
+from horsies.tasks.enqueue import enqueue
+from horsies.tasks.ids import new_task_id
+from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
+from tests.fixtures.journey import column
+
+WORKERS = [f"00000000-0000-4000-8000-00000000000{digit}" for digit in "abc"]
+QUEUES = ["capped", "free"]
+CAPS = Caps(cluster_wide=4, queues={"capped": 2})
+CODES = ["BROKEN", "WORKER_CRASHED"]
+
+# `sql` and `broker` come from the test's fixtures, because hypothesis makes the machines itself.
+
+
+@dataclass(slots=True)
+class Given:
+    broker: PostgresBroker
+    sql: psycopg.Connection
+
+
+@dataclass(slots=True)
+class Known:
+    """A task as the test remembers it."""
+
+    retries: int
+    claim_no: int = 0
+    owner: str | None = None
+    """By what the verbs answered; None when nobody's."""
+    ending: tuple[Any, ...] | None = None
+
+
+class Journeys(RuleBasedStateMachine):
+    def __init__(self, given: Given) -> None:
+        super().__init__()
+        self.given = given
+        self.tasks: dict[str, Known] = {}
+        self.claims: list[tuple[str, Claim]] = []
+        """Every claim that was ever answered, the lost ones too: whoever holds one may come with it at any time."""
+        self.registered: set[str] = set()
+        given.sql.execute("truncate horsies.tasks, horsies.finished, horsies.workers, horsies.queues")
+        for worker in WORKERS:
+            self._register(worker)
+
+    # -- the user
+
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        priority=st.integers(1, 3),
+        retries=st.integers(0, 2),
+        code=st.sampled_from(CODES),
+        good_s=st.none() | st.just(60),
+    )
+    def send(self, queue: str, priority: int, retries: int, code: str, good_s: int | None) -> None:
+        policy = RetryPolicy.fixed([0.0] * retries, auto_retry_for=[code]) if retries else None
+        new = NewTask(new_task_id(), "work", queue, priority, "{}", None, policy)
+        self.given.broker.run(partial(enqueue, [new]))
+        if good_s is not None:
+            self._sql("update horsies.tasks set good_until = now() + %s * interval '1 s' where id = %s", good_s, new.id)
+        self.tasks[new.id] = Known(retries)
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data())
+    def ask_to_cancel(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.tasks)))
+        known = self.tasks[task_id]
+        before = self._status(task_id)
+        outcome = self.given.broker.run(partial(cancel, task_id))
+        if before.is_final:
+            assert outcome is CancelOutcome.ALREADY_ENDED
+        elif before is TaskStatus.RUNNING:
+            assert outcome is CancelOutcome.REQUESTED
+        else:
+            assert outcome is CancelOutcome.CANCELLED
+            known.owner = None
+
+    @rule(queue=st.sampled_from(QUEUES), paused=st.sampled_from(["now()", "null"]))
+    def switch_queue(self, queue: str, paused: str) -> None:
+        self._sql(
+            f"insert into horsies.queues values (%s, {paused}) on conflict (name) do update set paused_at = {paused}",
+            queue,
+        )
+
+    # -- time, as the database sees it
+
+    @rule(column_name=st.sampled_from(["good_until", "lease_until"]))
+    def time_is_over(self, column_name: str) -> None:
+        self._sql(f"update horsies.tasks set {column_name} = now() - interval '1 s' where {column_name} is not null")
+
+    # -- workers
+
+    @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 6), status=st.sampled_from(["RUNNING", "CLAIMED"]))
+    def claim(self, worker: str, limit: int, status: str) -> None:
+        wanted = Wanted(worker, TaskStatus(status), limit, 60_000, caps=CAPS)
+        outcome = self._turn(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=from_start(QUEUES))
+        (claimed,) = outcome.claimed
+        assert len(claimed) <= limit
+        for found in claimed:
+            known = self.tasks[found.id]
+            assert known.owner is None, "taken from its owner"
+            assert known.ending is None
+            assert found.claim_no > known.claim_no
+            known.owner, known.claim_no = worker, found.claim_no
+            self.claims.append((worker, found))
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        worker, held = data.draw(st.sampled_from(self.claims))
+        before = self._status(held.id)
+        outcome = self._turn(worker, starts=[held])
+        if outcome.started:
+            assert self._is_current(worker, held)
+            assert before is TaskStatus.CLAIMED
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), failure=st.none() | st.sampled_from(CODES), fused=st.integers(0, 2))
+    def finish(self, data: st.DataObject, failure: str | None, fused: int) -> None:
+        """One claim that ended, and perhaps, in the same turn, a claim into the place it leaves."""
+        worker, held = data.draw(st.sampled_from(self.claims))
+        assume(self._status(held.id) is not TaskStatus.CLAIMED or not self._is_current(worker, held))
+        ending = Ending(held.id, held.claim_no, TaskStatus.COMPLETED, "1")
+        if failure:
+            error = json.dumps({"error_code": failure, "message": ""})
+            ending = Ending(
+                held.id, held.claim_no, TaskStatus.FAILED, None, failure, error, may_retry=held.retries_left
+            )
+        was_current = self._is_current(worker, held)
+        outcome = self._turn(worker, endings=[ending])
+        assert bool(outcome.ended) == was_current, "only the holder ends a task, and the holder always can"
+        if was_current:
+            self.tasks[held.id].owner = None
+        if fused:
+            self.claim(worker, fused, "RUNNING")
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        worker, held = data.draw(st.sampled_from(self.claims))
+        was_current = self._is_current(worker, held)
+        self._turn(worker, releases=[held])
+        if was_current:
+            assert self._status(held.id) is TaskStatus.PENDING
+            self.tasks[held.id].owner = None
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def promote(self, worker: str) -> None:
+        self._turn(worker, promotes=True)
+        assert column(self.given.sql, "select id from horsies.tasks where not ready and enqueued_at <= now()") == []
+
+    # -- the keeper
+
+    @rule(worker=st.sampled_from(WORKERS), returns=st.booleans())
+    def die(self, worker: str, returns: bool) -> None:  # noqa: FBT001 - drawn
+        """Its claims stay in `self.claims`: a zombie may still come with them."""
+        run = self.given.broker.run
+        heartbeat = run(reap.get_heartbeats).get(worker)
+        if heartbeat is not None:
+            assert run(partial(reap.bury, worker, heartbeat))
+        run(reap.reap_orphans)
+        assert column(self.given.sql, "select id from horsies.tasks where claimed_by = %s", worker) == []
+        self.registered.discard(worker)
+        self._forget_orphans()
+        if returns:
+            self._register(worker)
+
+    @rule()
+    def reap_orphans(self) -> None:
+        """Those of a zombie too, that claimed after its burial; nobody else's."""
+        self.given.broker.run(reap.reap_orphans)
+        self._forget_orphans()
+
+    @rule(duty=st.sampled_from([reap.expire, reap.release_overdue, reap.cancel_returned]))
+    def keep(self, duty: Any) -> None:
+        """What has not begun may be taken from its owner; what runs may not."""
+        unbegun = column(self.given.sql, "select id::text from horsies.tasks where status = 'CLAIMED'")
+        self.given.broker.run(duty)
+        for task_id in map(str, unbegun):
+            if self._status(task_id) is not TaskStatus.CLAIMED:
+                self.tasks[task_id].owner = None
+
+    # -- what always holds
+
+    @invariant()
+    def nothing_is_lost_and_nothing_is_there_twice(self) -> None:
+        ids = column(self.given.sql, "select id::text from horsies.all_tasks")
+        assert sorted(map(str, ids)) == sorted(self.tasks)
+
+    @invariant()
+    def every_row_is_as_its_story_tells(self) -> None:
+        rows = self.given.sql.execute(
+            "select id::text, status, claim_no, attempts, claimed_by::text, coalesce(cardinality(failed_attempts), 0) "
+            "from horsies.all_tasks"
+        ).fetchall()
+        for task_id, status, claim_no, attempts, claimed_by, failures in rows:
+            known = self.tasks[task_id]
+            assert claim_no == known.claim_no, "every claim is counted, and the number never falls"
+            assert attempts <= claim_no
+            assert attempts <= known.retries + 1
+            assert failures <= attempts
+            if not TaskStatus(status).is_final:
+                assert known.ending is None, "an ending is for ever"
+                assert claimed_by == known.owner
+
+    @invariant()
+    def an_ending_never_changes(self) -> None:
+        rows = self.given.sql.execute(
+            "select id::text, status, result::text, error_code, attempts, finished_at from horsies.finished"
+        ).fetchall()
+        for task_id, *ending in rows:
+            known = self.tasks[task_id]
+            assert known.ending in (None, tuple(ending))
+            known.ending = tuple(ending)
+
+    @invariant()
+    def caps_hold(self) -> None:
+        queues = column(self.given.sql, "select queue_name from horsies.tasks where status <> 'PENDING'")
+        assert len(queues) <= (CAPS.cluster_wide or 0)
+        assert queues.count("capped") <= CAPS.queues["capped"]
+
+    # -- helpers
+
+    def _forget_orphans(self) -> None:
+        for known in self.tasks.values():
+            if known.owner not in self.registered:
+                known.owner = None
+
+    def _turn(self, worker: str, **what: Any) -> Outcome:
+        turn = replace(Turn(worker, self.given.broker.config, CAPS, endings=()), **what)
+        return self.given.broker.run(partial(take_turn, turn))
+
+    def _is_current(self, worker: str, held: Claim) -> bool:
+        known = self.tasks[held.id]
+        return known.owner == worker and known.claim_no == held.claim_no
+
+    def _status(self, task_id: str) -> TaskStatus:
+        (status,) = column(self.given.sql, "select status from horsies.all_tasks where id = %s", task_id)
+        return TaskStatus(str(status))
+
+    def _register(self, worker: str) -> None:
+        self.registered.add(worker)
+        self._sql(
+            "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version) "
+            "values (%s, 'here', 1, 1, 1, '{}', '0') on conflict do nothing",
+            worker,
+        )
+
+    def _sql(self, query: str, *params: object) -> None:
+        self.given.sql.execute(query.encode(), params)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.promise("W4", "W5", "W9", "C10", "C11", "C12", "C22", "T1", "T2")
+def test_whatever_happens_in_whatever_order_the_promises_hold(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run_state_machine_as_test(
+        cast("type[Journeys]", partial(Journeys, Given(broker, sql))),  # any maker of machines will do
+        settings=settings(
+            max_examples=100,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Told to stop while the database is away: the worker waits for it as long as it may, and no longer."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column, row
+from tests.fixtures.proxies import Proxy
+from tests.fixtures.workers import StartWorker
+from tests.worker.steps import begun
+
+GAVE_UP = 4
+
+
+@pytest.mark.promise("W10")
+@pytest.mark.parametrize("fault", ["cut", "freeze"])
+def test_past_its_deadline_a_worker_leaves_though_its_endings_cannot_be_written(
+    basic: Any, worker: StartWorker, proxy: Proxy, sql: psycopg.Connection, tmp_path: Path, fault: str
+) -> None:
+    running = worker("tests.apps.tuned:app", processes=1, options=("--shutdown-timeout=0.5",), database_url=proxy.url)
+    task = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never"))
+    begun(tmp_path / "begun")
+    getattr(proxy, fault)()
+    running.signal(signal.SIGTERM)
+    assert running.wait(40) == GAVE_UP
+    # Its row says that it is alive, and the task is still its own: whoever recovers the dead finds both.
+    assert row(sql, "select status from horsies.tasks where id = %s", task.task_id) == ("RUNNING",)
+    assert len(column(sql, "select id from horsies.workers")) == 1
+
+
+@pytest.mark.promise("W10")
+def test_a_third_signal_does_not_wait_for_the_database_either(
+    basic: Any, worker: StartWorker, proxy: Proxy, tmp_path: Path
+) -> None:
+    running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url)
+    basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never"))
+    begun(tmp_path / "begun")
+    proxy.cut()
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("stopping")
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("interrupting what still runs")
+    running.signal(signal.SIGTERM)
+    assert running.wait(40) == GAVE_UP
+
+
+@pytest.mark.promise("W9")
+def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leaves(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection
+) -> None:
+    """It never began, so it must not end as crashed because of a clean stop."""
+    running = worker("tests.apps.tuned:app", processes=1, faults="claim_from_marks:after:drop")
+    assert basic.add.send(1, 1).get(10_000).ok_value == 2  # the first claims come from the start of the queue
+    task = basic.add.send(1, 2)
+    eventually(lambda: "the database does not serve" in "\n".join(running.logs), 10)
+    assert running.terminate() == 0
+    other = worker("tests.apps.tuned:app", processes=1)
+    assert task.get(20_000).ok_value == 3
+    assert row(sql, "select attempts from horsies.finished where id = %s", task.task_id) == (1,)
+    assert other.terminate() == 0

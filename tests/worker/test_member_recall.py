@@ -1,0 +1,64 @@
+"""A member gives back what has not begun, and takes new work again when it can."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.fixtures.pools import Pump, open_pool
+
+
+def send_together(pump: Pump, *tasks: tuple[str, dict[str, Any]]) -> list[str]:
+    """In one message."""
+    pump.is_paused = True
+    ids = [pump.send(name, **arguments) for name, arguments in tasks]
+    pump.is_paused = False
+    pump.hand_out()
+    return ids
+
+
+async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool(frame=3) as pump:
+        slow, *behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
+        member, _ticket = await pump.beginning(slow)
+        assert member.has_unbegun
+        assert member.is_stuck(member.began_at + 1, slow_after_s=0.5)
+        pump.is_paused = True
+        member.recall()
+        assert not member.is_stuck(member.began_at + 1, slow_after_s=0.5)  # it was asked already
+        await pump.until(lambda: pump.given_back == behind)
+        assert (member.load, member.is_open) == (1, False)
+        go.touch()
+        await pump.ending(slow)
+        assert (member.load, member.is_open) == (0, True)
+
+
+async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool(frame=3, max_tasks=10) as pump:
+        slow, *_behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
+        member, _ticket = await pump.beginning(slow)
+        assert member.budget_left == 7
+        pump.is_paused = True
+        member.recall()
+        await pump.until(lambda: len(pump.given_back) == 2)
+        assert member.budget_left == 9
+        go.touch()
+        await pump.ending(slow)
+
+
+async def test_a_recall_of_nothing_closes_nobody() -> None:
+    async with open_pool() as pump:
+        (member,) = pump.roster
+        member.recall()
+        await pump.until(lambda: pump.recalls_answered)
+        assert member.is_open
+
+
+async def test_a_crowd_is_never_stuck(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool(concurrency=2) as pump:
+        slow = pump.send("gate", until=str(go))
+        member, _ticket = await pump.beginning(slow)
+        assert not member.is_stuck(member.began_at + 100, slow_after_s=0.5)
+        go.touch()
+        await pump.ending(slow)

@@ -1,0 +1,161 @@
+"""Children come up, or the worker says why they do not; the dead are replaced alone."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horsies.worker import booting
+from horsies.worker import pool as pool_module
+from horsies.worker.pool import ChildRefused
+from tests.fixtures.pools import open_pool
+
+STARTED = pytest.mark.parametrize("max_tasks", [None, 100], ids=["forked", "spawned"])
+
+
+@STARTED
+async def test_a_hanging_import_is_named_and_given_up(
+    max_tasks: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(booting, "WARN_AFTER_S", 2.0)
+    with (
+        caplog.at_level(logging.WARNING, "horsies.worker"),
+        pytest.RaisesGroup(
+            pytest.RaisesExc(ChildRefused, match=r"not ready within 4 s: .*importing tests\.apps\.paces")
+        ),
+    ):
+        async with open_pool(processes=2, max_tasks=max_tasks, env={"PACES_IMPORT": "hang"}, boot_timeout_s=4.0):
+            pytest.fail("it has started")
+    assert "importing tests.apps.paces" in caplog.text
+
+
+@STARTED
+async def test_a_hanging_start_hook_is_named_and_given_up(max_tasks: int | None) -> None:
+    expected = r"not ready within 4 s: it was hook warm_up"
+    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=expected)):
+        async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "hang"}, boot_timeout_s=4.0):
+            pytest.fail("it has started")
+
+
+@STARTED
+async def test_a_child_that_dies_at_its_start_is_reported_with_what_it_did(max_tasks: int | None) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=r"was killed by SIGKILL while it was hook warm_up")):
+        async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "kill"}):
+            pytest.fail("it has started")
+
+
+@STARTED
+@pytest.mark.parametrize(
+    ("app", "imports", "said"),
+    [
+        ("tests.apps.nowhere:app", [], "there is no module 'tests.apps.nowhere'"),
+        ("tests.apps.paces:missing", [], "has no attribute 'missing'"),
+        ("tests.apps.paces:app", ["tests.apps.nowhere"], "cannot import task module 'tests.apps.nowhere'"),
+    ],
+)
+async def test_an_app_that_cannot_be_loaded_is_refused(
+    max_tasks: int | None, app: str, imports: list[str], said: str
+) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=said)):
+        async with open_pool(app, max_tasks=max_tasks, imports=imports):
+            pytest.fail("it has started")
+
+
+@STARTED
+@pytest.mark.promise("A8", "W8", "W9")
+@pytest.mark.parametrize(("name", "cause"), [("exit_now", "exited with code 3"), ("die", "was killed by SIGKILL")])
+async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, cause: str) -> None:
+    async with open_pool(processes=2, max_tasks=max_tasks) as pump:
+        before = {member.pid for member in pump.roster}
+        task_id = pump.send(name)
+        error = await pump.crash(task_id)
+        assert error.error_code == "WORKER_CRASHED"
+        assert cause in error.message
+        await pump.until(lambda: len(pump.open_members()) == 2, "another has taken its place")
+        after = {member.pid for member in pump.roster}
+        assert before - after == {pump.done_by[task_id]}
+
+
+@STARTED
+async def test_a_condemned_task_ends_by_its_verdict_when_its_child_is_killed(
+    max_tasks: int | None, tmp_path: Path
+) -> None:
+    async with open_pool(max_tasks=max_tasks, frame=2) as pump:
+        pump.is_paused = True
+        condemned, behind = pump.send("gate", until=str(tmp_path / "go")), pump.send("quick")
+        pump.is_paused = False
+        pump.hand_out()
+        member, ticket = await pump.beginning(condemned)
+        member.condemn(ticket, "TASK_TIMEOUT", "it did not stop")
+        member.kill()
+        error = await pump.crash(condemned)
+        assert (error.error_code, error.message) == ("TASK_TIMEOUT", "it did not stop")
+        assert (await pump.ending(behind)).status == "COMPLETED"
+        assert pump.given_back == [behind]  # it had not begun
+
+
+async def test_a_verdict_is_void_when_the_task_ends_by_itself(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool() as pump:
+        task_id = pump.send("gate", until=str(go))
+        member, ticket = await pump.beginning(task_id)
+        member.condemn(ticket, "TASK_TIMEOUT", "it did not stop")
+        go.touch()
+        assert (await pump.ending(task_id)).status == "COMPLETED"
+        member.kill()
+        await pump.until(lambda: member not in pump.roster)
+        assert pump.crashed == {}
+
+
+@pytest.mark.promise("C1")
+@STARTED
+async def test_no_more_tasks_run_at_once_than_there_are_processes(max_tasks: int | None) -> None:
+    async with open_pool(processes=2, max_tasks=max_tasks) as pump:
+        for _ in range(20):
+            pump.send("sleep", seconds=0.01)
+        await pump.until(lambda: len(pump.ended) == 20)
+        assert pump.most_at_once == 2
+
+
+async def test_a_child_says_what_it_does(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool() as pump:
+        (child,) = (psutil.Process(member.pid) for member in pump.roster)
+
+        def title() -> str:
+            return Path(f"/proc/{child.pid}/comm").read_text().strip()
+
+        async def shows(words: str) -> None:
+            async with asyncio.timeout(5):
+                while title() != words:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.01)
+
+        await shows("horsies: idle")
+        task_id = pump.send("gate", until=str(go))
+        await pump.beginning(task_id)
+        assert title() == "horsies: gate"
+        go.touch()
+        await pump.ending(task_id)
+        await shows("horsies: idle")
+
+
+@STARTED
+async def test_a_child_that_hangs_while_it_leaves_is_killed(
+    max_tasks: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool_module, "LEAVE_PATIENCE_S", 0.5)
+    async with open_pool(max_tasks=max_tasks) as pump:
+        os.kill(pump.roster[0].pid, signal.SIGSTOP)
+    assert "has not left within 0.5 s" in caplog.text
+
+
+@STARTED
+async def test_a_thread_that_a_task_has_left_behind_does_not_keep_its_child(max_tasks: int | None) -> None:
+    async with open_pool(max_tasks=max_tasks) as pump:
+        await pump.value("leave_a_thread")
+        (child,) = (psutil.Process(member.pid) for member in pump.roster)
+    assert not child.is_running()

@@ -1,0 +1,105 @@
+"""Children forked from a template (Linux, when nothing limits a child's life)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.pools import Pump, open_pool
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks from a template on Linux only")
+
+
+async def about(pump: Pump, count: int) -> list[dict[str, Any]]:
+    """Of `count` children, each asked once."""
+    pump.is_paused = True
+    ids = [pump.send("about_process") for _ in range(count)]
+    pump.is_paused = False
+    pump.hand_out()
+    return [json.loads((await pump.ending(task_id)).result or "") for task_id in ids]
+
+
+@pytest.mark.promise("C4")
+async def test_children_share_what_was_made_at_import_and_nothing_else() -> None:
+    async with open_pool(processes=3) as pump:
+        children = await about(pump, 3)
+        assert len({child["pid"] for child in children}) == 3
+        assert len({child["parent"] for child in children}) == 1  # the template
+        assert children[0]["parent"] != os.getpid()
+        assert len({child["at_import"] for child in children}) == 1
+        assert len({child["random"] for child in children}) == 3  # reseeded
+        for child in children:
+            assert child["group"] == child["pid"]
+            assert child["pidfds"] == 0
+            assert child["sockets"] == 3  # its own to us, and the two of its event loop
+
+
+async def test_the_template_dies_with_its_pool_and_its_children_with_it() -> None:
+    async with open_pool(processes=2) as pump:
+        template = psutil.Process((await about(pump, 1))[0]["parent"])
+        family = [template, *template.children()]
+        assert len(family) == 3
+    assert not any(process.is_running() for process in family)
+
+
+async def test_a_dead_template_is_started_anew_and_its_children_replaced() -> None:
+    async with open_pool(processes=2) as pump:
+        template = (await about(pump, 1))[0]["parent"]
+        before = {member.pid for member in pump.roster}
+        held = pump.send("sleep", seconds=600)
+        await pump.beginning(held)
+        os.kill(template, signal.SIGKILL)
+        assert (await pump.crash(held)).error_code == "WORKER_CRASHED"
+        await pump.until(lambda: len(pump.open_members()) == 2, "two children are there again")
+        assert not before & {member.pid for member in pump.roster}
+        assert (await about(pump, 1))[0]["parent"] != template
+
+
+async def test_killed_children_are_reaped() -> None:
+    async with open_pool(processes=1) as pump:
+        template = psutil.Process((await about(pump, 1))[0]["parent"])
+        for _ in range(3):
+            task_id = pump.send("die")
+            await pump.crash(task_id)
+        await pump.value("quick")
+        assert len(template.children()) == 1
+
+
+WORKER = """
+import asyncio, sys
+from tests.fixtures.pools import open_pool
+
+async def main():
+    async with open_pool(processes=2) as pump:
+        pump.send("sleep", seconds=600)
+        await pump.until(lambda: pump.begun)
+        print(*[member.pid for member in pump.roster], flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_nobody_outlives_a_worker_that_is_killed() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True)
+    with worker:
+        assert worker.stdout is not None
+        pids = list(map(int, worker.stdout.readline().split()))
+        family = list(psutil.Process(worker.pid).children(recursive=True))
+        assert len(pids) == 2
+        assert len(family) == 3  # the template and two children
+        worker.kill()
+    eventually(lambda: not any(_lives(process) for process in family), what="nobody is left")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
