@@ -16,8 +16,9 @@ Requests:
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
+from horsies.db.arrays import array
 from horsies.db.channels import Channel
 
 Row: TypeAlias = tuple[Any, ...]
@@ -32,7 +33,8 @@ class Statement:
     text: str
 
     def __call__(self, **params: object) -> "Query":
-        return Query(self, params)
+        lists = {name: array(cast("list[object]", value)) for name, value in params.items() if isinstance(value, list)}
+        return Query(self, params | lists)
 
     def for_schema(self, schema: str) -> bytes:
         return _render_query(self.text, schema)

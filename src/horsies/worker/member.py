@@ -81,6 +81,7 @@ class Member:
         self.rss_mb = 0.0
         self.recalled = False
         self.began_at = 0.0
+        self._has_news = False
         self._unanswered_since: float | None = None
         self.spare_room: Callable[[], int] | None = None
         """A spare's: what the others leave it to do."""
@@ -289,6 +290,8 @@ class Member:
 
     def _hear(self, message: Message) -> None:
         self._unanswered_since = None
+        # A beginning by itself changes nothing that anybody could act on, and there is one for every task.
+        self._has_news = self._has_news or not isinstance(message, Began)
         match message:
             case Began(ticket) if ticket in self._assigned:
                 self._begun.add(ticket)
@@ -347,6 +350,9 @@ class Member:
 
     def _settled(self) -> None:
         """All that has arrived was heard."""
+        if not self._has_news:
+            return
+        self._has_news = False
         self._kill_if_deserted()
         if self.is_aged:
             self._changed()

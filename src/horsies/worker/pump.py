@@ -168,6 +168,8 @@ class Pump:
 
     def began(self, member: Member, ticket: int, claim: Claim) -> None:
         self._stops.began(member, ticket, claim)
+        if self._stops.next_at is not None:
+            self._arm(time.monotonic())
 
     def done(self, claim: Claim, done: Done) -> None:
         self._books.frames.observe(done.duration_us)
