@@ -45,12 +45,13 @@ set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    -- The statement's own time: after the wait for the cap lock, and after what this turn has ended.
-    claimed_at = statement_timestamp(),
+    -- The time of the clock, not of the statement: what was counted as ended must have ended before, also on a machine that pauses
+    -- between the statement's start and its snapshot.
+    claimed_at = clock_timestamp(),
     lease_until = case
         when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then statement_timestamp() end
+    started_at = case when %(status)s::text = 'RUNNING' then clock_timestamp() end
 -- An array, not a join: the primary key is then the only way in, whatever the statistics say.
 where id = any(array(select next.id from next))
 returning
@@ -108,11 +109,11 @@ set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = statement_timestamp(),
+    claimed_at = clock_timestamp(),
     lease_until = case
         when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then statement_timestamp() end
+    started_at = case when %(status)s::text = 'RUNNING' then clock_timestamp() end
 where id = any(array(select next.id from next))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
@@ -125,7 +126,7 @@ update {schema}.tasks
 set
     status = 'RUNNING',
     lease_until = null,
-    started_at = statement_timestamp()
+    started_at = clock_timestamp()
 where id = any(%(ids)s::uuid[])
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
