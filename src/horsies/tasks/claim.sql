@@ -46,12 +46,12 @@ set
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
     -- The time of the clock, not of the statement: what was counted as ended must have ended before, also on a machine that pauses
-    -- between the statement's start and its snapshot.
-    claimed_at = clock_timestamp(),
+    -- between the statement's start and its snapshot. In a sub-select, it is read once for all rows.
+    claimed_at = (select clock_timestamp()),
     lease_until = case
         when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then clock_timestamp() end
+    started_at = case when %(status)s::text = 'RUNNING' then (select clock_timestamp()) end
 -- An array, not a join: the primary key is then the only way in, whatever the statistics say.
 where id = any(array(select next.id from next))
 returning
@@ -109,11 +109,11 @@ set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = clock_timestamp(),
+    claimed_at = (select clock_timestamp()),
     lease_until = case
         when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then clock_timestamp() end
+    started_at = case when %(status)s::text = 'RUNNING' then (select clock_timestamp()) end
 where id = any(array(select next.id from next))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
@@ -126,7 +126,7 @@ update {schema}.tasks
 set
     status = 'RUNNING',
     lease_until = null,
-    started_at = clock_timestamp()
+    started_at = (select clock_timestamp())
 where id = any(%(ids)s::uuid[])
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
