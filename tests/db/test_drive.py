@@ -1,4 +1,4 @@
-"""One source for blocking and asyncio callers: every test here runs with both drivers, on real connections."""
+"""One source for blocking and asyncio callers and for workers: every test here runs with all drivers, on real connections."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,18 +8,20 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from horsies.db.courier import Courier
 from horsies.db.drive import answer_on, answer_on_async, drive, drive_async
 from horsies.db.op import Ask, Op, Query, Script, Statement, ask, one, rows, script
+from horsies.model.config import PostgresConfig
 from tests.fixtures.planting import Plant
 
 SCHEMA = "horsies"
 Drive = Callable[[Callable[[], Op[Any]]], Any]
 
 
-@pytest.fixture(params=["blocking", "asyncio"])
+@pytest.fixture(params=["blocking", "asyncio", "courier"])
 def driven(request: pytest.FixtureRequest, database: str) -> Drive:
     """Runs a verb to its end by one of the drivers."""
-    return _blocking(database) if request.param == "blocking" else _asyncio(database)
+    return {"blocking": _blocking, "asyncio": _asyncio, "courier": _by_courier}[request.param](database)
 
 
 def _blocking(database: str) -> Drive:
@@ -36,6 +38,17 @@ def _asyncio(database: str) -> Drive:
             return await drive_async(
                 verb(), lambda request: answer_on_async(connection, cast("Ask | Script", request), SCHEMA)
             )
+
+    return lambda verb: asyncio.run(run(verb))
+
+
+def _by_courier(database: str) -> Drive:
+    async def run(verb: Callable[[], Op[Any]]) -> Any:
+        courier = Courier(PostgresConfig(database_url=database), "test")
+        try:
+            return await courier.run(verb())
+        finally:
+            courier.close()
 
     return lambda verb: asyncio.run(run(verb))
 
@@ -71,7 +84,7 @@ def test_statements_that_travel_together_are_answered_one_by_one(driven: Drive) 
 
 def test_an_error_in_a_batch_rolls_back_all_of_it_and_leaves_the_connection_usable(driven: Drive) -> None:
     def verb() -> Op[Any]:
-        yield from script(Statement("s", "create temporary table kept (n integer)"))
+        yield from rows(query("create temporary table kept (n integer)"))
         with pytest.raises(errors.DivisionByZero):
             yield from ask(
                 query("begin"),
@@ -95,6 +108,7 @@ def test_the_schema_of_the_installation_is_put_in_quoted(driven: Drive) -> None:
     assert driven(lambda: one(query("select count(*) from {schema}.tasks"))) == (0,)
 
 
+@pytest.mark.parametrize("driven", ["blocking", "asyncio"], indirect=True)
 def test_a_script_is_several_commands_without_parameters(driven: Drive) -> None:
     def verb() -> Op[Any]:
         yield from script(Statement("s", "create temporary table a (t text); insert into a values ('100 %s')"))

@@ -2,9 +2,9 @@
 
 Everything that happens (a notification, a child's report, a timer) comes in on the event loop, is entered in the books, and calls
 `_go`, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back what will not
-run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each on its own connection
-in its own thread, each carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the
-next is already on its way.
+run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each with its own courier,
+each carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the next is already on
+its way.
 
 Nothing is forgotten before the database has answered. A turn that fails puts back what it carried; endings are fenced by claim
 number, so writing one twice is harmless. What was claimed by a turn whose answer was lost is found by the heartbeat.
@@ -16,12 +16,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 from horsies.child.wire import Done
-from horsies.db.link import Link
+from horsies.db.courier import Courier
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.result import TaskError
@@ -44,7 +43,7 @@ log = logging.getLogger("horsies.worker")
 
 
 class Pump:
-    """A service: entering opens its threads, leaving closes them; `drain` is what a graceful stop waits for."""
+    """A service: leaving closes its connections; `drain` is what a graceful stop waits for."""
 
     def __init__(
         self,
@@ -69,9 +68,8 @@ class Pump:
         self._grace_s = grace_ms / 1000
         self._stops = Stops(books, self._grace_s)
         self._due_at: float | None = None
-        self._links = [Link(database, "worker") for _ in range(turns)]
-        self._idle_links = list(self._links)
-        self._threads = ThreadPoolExecutor(turns, thread_name_prefix="horsies-turn")
+        self._couriers = [Courier(database, "worker") for _ in range(turns)]
+        self._idle_couriers = list(self._couriers)
         self._loop = asyncio.get_running_loop()
         self._heard_count = 0
         self._poll_at = 0.0
@@ -92,12 +90,8 @@ class Pump:
         self._is_open = False
         if self._timer:
             self._timer.cancel()
-        if kind is not None:
-            for link in self._links:
-                link.cut()  # a turn that waits for a database that is gone would hold us up
-        await asyncio.to_thread(self._threads.shutdown)
-        for link in self._links:
-            link.close()
+        for courier in self._couriers:
+            courier.close()
 
     async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
@@ -255,7 +249,7 @@ class Pump:
 
     def _launch(self, turn: Turn) -> bool:
         """False: the worker is coming to its end by an error, and its children's last words change nothing."""
-        journey = self._fly(turn, self._idle_links.pop())
+        journey = self._fly(turn, self._idle_couriers.pop())
         try:
             flight = self._group.create_task(journey)
         except RuntimeError:
@@ -266,7 +260,7 @@ class Pump:
         return True
 
     def _may_send(self, now: float) -> bool:
-        if not self._idle_links or now < self._backoff.until:
+        if not self._idle_couriers or now < self._backoff.until:
             return False
         if self._books.should_gather():
             self._gather_until = self._gather_until or now + GATHER_S
@@ -274,10 +268,10 @@ class Pump:
         self._gather_until = None
         return True
 
-    async def _fly(self, turn: Turn, link: Link) -> None:
+    async def _fly(self, turn: Turn, courier: Courier) -> None:
         heard_count, moment, departed = self._heard_count, self._books.marks.moment, time.monotonic()
         try:
-            outcome = await self._loop.run_in_executor(self._threads, link.run, take_turn(turn))
+            outcome = await courier.run(take_turn(turn))
         except DatabaseError as error:
             self._failed(turn, error)
         else:
@@ -287,7 +281,7 @@ class Pump:
                 self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
             )
         finally:
-            self._idle_links.append(link)
+            self._idle_couriers.append(courier)
         self._go()
 
     def _note_claims(self, turn: Turn, outcome: Outcome, heard_count: int, moment: int, departed: float) -> None:
@@ -339,7 +333,7 @@ class Pump:
         yield self._poll_at
         if now < self._backoff.until:
             yield self._backoff.until
-        elif self._idle_links:  # else no turn could leave then, and these moments would ring again and again in vain
+        elif self._idle_couriers:  # else no turn could leave then, and these moments would ring again and again in vain
             yield from self._departures()
         if (rescan_s := self._books.marks.rescan_in_s(now)) is not None and not self._books.more:
             yield now + max(rescan_s, 0.001)

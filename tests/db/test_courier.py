@@ -1,0 +1,175 @@
+"""What a worker's connection does beyond answering: it breaks, is given up, carries much, and loses what was prepared in it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from horsies.db.courier import Courier
+from horsies.db.op import Op, Query, Row, Statement, ask, one
+from horsies.model.config import PostgresConfig
+from tests.fixtures.eventually import eventually
+from tests.fixtures.proxies import Proxy
+
+BACKEND = "select pg_backend_pid()"
+
+
+def query(text: str, /, **params: object) -> Query:
+    return Statement("of_a_test", text)(**params)
+
+
+def first(text: str, /, **params: object) -> Op[Row | None]:
+    return one(query(text, **params))
+
+
+@asynccontextmanager
+async def courier_to(url: str) -> AsyncGenerator[Courier]:
+    courier = Courier(PostgresConfig(database_url=url), "test")
+    try:
+        yield courier
+    finally:
+        courier.close()
+
+
+def sessions(sql: psycopg.Connection) -> list[int]:
+    found = sql.execute("select pid from pg_stat_activity where application_name = 'horsies test' order by pid")
+    return [pid for (pid,) in found.fetchall()]
+
+
+async def test_every_kind_of_value_arrives_as_it_was(database: str) -> None:
+    moment = datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=UTC)
+    text = """
+        select
+            %(text)s::text, %(yes)s::boolean, %(no)s::boolean, %(whole)s::bigint, %(part)s::float8, %(nothing)s::text,
+            %(moment)s::timestamptz, %(list)s::text[], %(text)s::text || '%%'
+    """
+    params: dict[str, object] = {
+        "text": 'a "b" \\ ü \n $1 %s', "yes": True, "no": False, "whole": -(2**63), "part": 0.1, "nothing": None,
+        "moment": moment, "list": ["x, y", 'z"', None],
+    }  # fmt: skip
+    async with courier_to(database) as courier:
+        for _ in range(3):
+            row = await courier.run(first(text, **params))
+            assert row is not None
+            assert row[:6] == (params["text"], True, False, -(2**63), 0.1, None)
+            assert row[6] == moment
+            assert row[7:] == (["x, y", 'z"', None], f"{params['text']}%")
+
+
+async def test_a_value_that_no_statement_takes_is_refused_by_its_type(database: str) -> None:
+    async with courier_to(database) as courier:
+        with pytest.raises(TypeError, match="never told a dict"):
+            await courier.run(first("select %(value)s::text", value={}))
+        assert await courier.run(first("select 1")) == (1,)
+
+
+async def test_statements_are_prepared_once(database: str) -> None:
+    async with courier_to(database) as courier:
+        for number in range(3):
+            assert await courier.run(first("select %(n)s::integer", n=number)) == (number,)
+        held = await courier.run(
+            first("select count(*) from pg_prepared_statements where statement like 'select $1%%'")
+        )
+        assert held == (1,)
+
+
+async def test_a_refused_statement_leaves_the_session_in_order(database: str, sql: psycopg.Connection) -> None:
+    def divide() -> Op[object]:
+        return (yield from ask(query("begin"), query("select 1 / %(n)s::integer", n=0), query("commit")))
+
+    async with courier_to(database) as courier:
+        before = await courier.run(first(BACKEND))
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await courier.run(divide())
+        assert await courier.run(first(BACKEND)) == before
+        state = "select state from pg_stat_activity where application_name = 'horsies test'"
+        assert sql.execute(state).fetchone() == ("idle",)  # in no transaction
+
+
+async def test_couriers_that_break_together_all_find_their_way_back(database: str, proxy: Proxy) -> None:
+    """Their sockets' numbers are given to each other's new connections: none may be deaf then."""
+    couriers = [Courier(PostgresConfig(database_url=proxy.url), "test") for _ in range(8)]
+    try:
+        for _ in range(3):
+            assert await asyncio.gather(*(courier.run(first("select 1")) for courier in couriers)) == [(1,)] * 8
+            proxy.cut()
+            broken = await asyncio.gather(
+                *(courier.run(first("select 1")) for courier in couriers), return_exceptions=True
+            )
+            assert all(isinstance(error, psycopg.OperationalError) for error in broken)
+            proxy.heal()
+    finally:
+        for courier in couriers:
+            courier.close()
+
+
+async def test_a_session_that_ends_while_it_idles_is_noticed_at_the_next_use(
+    database: str, sql: psycopg.Connection
+) -> None:
+    async with courier_to(database) as courier:
+        row = await courier.run(first(BACKEND))
+        assert row is not None
+        sql.execute("select pg_terminate_backend(%s)", row)
+        eventually(lambda: not sessions(sql), what="the session has ended")
+        with pytest.raises(psycopg.OperationalError):
+            await courier.run(first("select 1"))
+        assert await courier.run(first("select 1")) == (1,)
+
+
+async def test_who_is_cancelled_while_he_waits_takes_his_connection_with_him(
+    database: str, sql: psycopg.Connection
+) -> None:
+    with sql.transaction():
+        sql.execute("lock table horsies.tasks")
+        async with courier_to(database) as courier:
+            waiting = asyncio.create_task(courier.run(first("select count(*) from {schema}.tasks")))
+            await asyncio.to_thread(eventually, lambda: _is_blocked(database), what="it waits for the lock")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await courier.run(first("select 1")) == (1,)  # on a new one
+
+
+def _is_blocked(database: str) -> bool:
+    with psycopg.connect(database, autocommit=True) as other:
+        return other.execute("select from pg_locks where not granted").rowcount > 0
+
+
+async def test_closing_tells_whoever_waits(database: str, sql: psycopg.Connection) -> None:
+    with sql.transaction():
+        sql.execute("lock table horsies.tasks")
+        async with courier_to(database) as courier:
+            waiting = asyncio.create_task(courier.run(first("select count(*) from {schema}.tasks")))
+            await asyncio.to_thread(eventually, lambda: _is_blocked(database), what="it waits for the lock")
+            courier.close()
+            with pytest.raises(psycopg.OperationalError, match="closed"):
+                await waiting
+
+
+async def test_more_than_the_sockets_hold_goes_both_ways(database: str) -> None:
+    text = "x" * (8 << 20)
+    statement = query("select %(text)s::text", text=text)
+    async with courier_to(database) as courier:
+        assert await courier.run(ask(statement, statement, statement)) == [[(text,)]] * 3
+
+
+async def test_a_session_that_lost_its_prepared_statements_is_left(database: str) -> None:
+    async with courier_to(database) as courier:
+        assert await courier.run(first("select 1")) == (1,)
+        await courier.run(first("discard all"))
+        with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+            await courier.run(first("select 1"))
+        assert await courier.run(first("select 1")) == (1,)
+
+
+async def test_an_unreachable_server_says_why(database: str, proxy: Proxy) -> None:
+    proxy.cut()
+    async with courier_to(proxy.url) as courier:
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            await courier.run(first("select 1"))
+        proxy.heal()
+        assert await courier.run(first("select 1")) == (1,)
