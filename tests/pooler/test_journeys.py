@@ -42,9 +42,10 @@ def every_ending(pooled: Pooled) -> None:
 
 
 def test_with_a_listen_url_workers_and_waiters_are_woken_by_notification(
-    pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, never_polls: None, sql: psycopg.Connection
+    pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, never_polls: None
 ) -> None:
-    app = pooled(pgbouncer().url, database, resilience=ONLY_NOTIFICATIONS)
+    pooler = pgbouncer(server_round_robin=1, server_reset_query_always=1)  # whatever it does between two transactions
+    app = pooled(pooler.url, database, resilience=ONLY_NOTIFICATIONS)
     worker = app.worker(processes=2)
     every_ending(app)
     assert not any("WARNING" in line and "LISTEN" in line for line in worker.logs)

@@ -135,27 +135,32 @@ class PostgresBroker:
 
     def migrate(self) -> list[str]:
         """Bring the schema to this library's version. Returns the migrations applied, oldest first."""
-        link = Link(self.config, "migrations", url=self.config.listen_conninfo)
-        try:
-            if self.config.listen_url:
-                self._refuse_other_database(link)
-            return link.run(migrate.migrate(self.config.schema))
-        except psycopg.Error as error:
-            raise broker_error(error, "PostgreSQL at listen_url" if self.config.listen_url else "PostgreSQL") from error
-        finally:
-            link.close()
+        if self.config.listen_url:
+            self._refuse_other_database()
+        return self._run_apart(migrate.migrate(self.config.schema), self.config.listen_conninfo)
 
-    def _refuse_other_database(self, link: Link) -> None:
+    def _refuse_other_database(self) -> None:
         """Before tables are made where nobody looks for them. Seen twice: the server may have been restarted in between."""
         for _ in range(2):
-            here = self.run(lambda: one(SQL["which_database"]()))
-            there = link.run(one(SQL["which_database"]()))
+            here = self._run_apart(one(SQL["which_database"]()), self.config.conninfo)
+            there = self._run_apart(one(SQL["which_database"]()), self.config.listen_conninfo)
             if here == there:
                 return
         raise SchemaError(
             "listen_url and database_url lead to different databases, or to different servers; "
             "set listen_url to a direct connection to the very database that database_url leads to through the pooler"
         )
+
+    def _run_apart(self, op: Op[T], conninfo: str) -> T:
+        """On a connection of its own."""
+        link = Link(self.config, "migrations", url=conninfo)
+        try:
+            return link.run(op)
+        except psycopg.Error as error:
+            server = "PostgreSQL" if conninfo == self.config.conninfo else "PostgreSQL at listen_url"
+            raise broker_error(error, server) from error
+        finally:
+            link.close()
 
     async def migrate_async(self) -> list[str]:
         return await asyncio.to_thread(self.migrate)
