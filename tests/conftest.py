@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.fixtures.apps",
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
+    "tests.fixtures.pgbouncer",
     "tests.fixtures.planting",
     "tests.fixtures.leaks",
 ]

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from horsies import AppConfig, CustomQueueConfig, QueueMode, WorkerResilienceConfig
-from horsies.model.config import RecoveryConfig
+from horsies.model.config import PostgresConfig, RecoveryConfig
 
 VARIABLE = "HORSIES_TEST_SETTINGS"
 QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_ms": 500, "snapshot_ms": 1_000}
@@ -13,8 +13,10 @@ QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_m
 
 def configured() -> AppConfig:
     given: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
+    broker = given.pop("broker", None)
     queues = [CustomQueueConfig(**queue) for queue in given.pop("queues", [])]
     return AppConfig(
+        broker=PostgresConfig(**broker) if broker else None,
         queue_mode=QueueMode.CUSTOM if queues else QueueMode.DEFAULT,
         custom_queues=queues,
         recovery=RecoveryConfig(**QUICK | given.pop("recovery", {})),

@@ -21,9 +21,11 @@ from horsies.db.drive import drive, drive_async
 from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
-from horsies.db.op import Op, rows
+from horsies.db.op import Op, one, rows
+from horsies.db.session import Preparing
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.errors import SchemaError
 
 ATTEMPTS = 5
 
@@ -47,6 +49,7 @@ class PostgresBroker:
         self.config = config
         self._resilience = resilience or WorkerResilienceConfig()
         self._first_listen_test_s = first_listen_test_s
+        self._preparing = Preparing()
         self._start_afresh()
         _brokers.add(self)
 
@@ -113,6 +116,8 @@ class PostgresBroker:
     ) -> Callable[[], Op[T]]:
         trouble = trouble_of(error)
         follow_up = verb if trouble is Trouble.EXPECTED else again if trouble is Trouble.LOST else None
+        if self._preparing.has_failed(error):
+            follow_up = again or verb
         if follow_up is None or attempt == ATTEMPTS or isinstance(error, PoolTimeout):
             raise broker_error(self._explain(error)) from error
         return follow_up
@@ -130,11 +135,30 @@ class PostgresBroker:
 
     def migrate(self) -> list[str]:
         """Bring the schema to this library's version. Returns the migrations applied, oldest first."""
-        link = Link(self.config, "migrations", url=self.config.listen_conninfo)
+        if self.config.listen_url:
+            self._refuse_other_database()
+        return self._run_apart(migrate.migrate(self.config.schema), self.config.listen_conninfo)
+
+    def _refuse_other_database(self) -> None:
+        """Before tables are made where nobody looks for them. Seen twice: the server may have been restarted in between."""
+        for _ in range(2):
+            here = self._run_apart(one(SQL["which_database"]()), self.config.conninfo)
+            there = self._run_apart(one(SQL["which_database"]()), self.config.listen_conninfo)
+            if here == there:
+                return
+        raise SchemaError(
+            "listen_url and database_url lead to different databases, or to different servers; "
+            "set listen_url to a direct connection to the very database that database_url leads to through the pooler"
+        )
+
+    def _run_apart(self, op: Op[T], conninfo: str) -> T:
+        """On a connection of its own."""
+        link = Link(self.config, "migrations", url=conninfo)
         try:
-            return link.run(migrate.migrate(self.config.schema))
+            return link.run(op)
         except psycopg.Error as error:
-            raise broker_error(error) from error
+            server = "PostgreSQL" if conninfo == self.config.conninfo else "PostgreSQL at listen_url"
+            raise broker_error(error, server) from error
         finally:
             link.close()
 
@@ -152,7 +176,7 @@ class PostgresBroker:
     def pool(self) -> ConnectionPool:
         with self._lock:
             if self._pool is None:
-                self._pool = connect.make_pool(self.config)
+                self._pool = connect.make_pool(self.config, self._preparing)
             return self._pool
 
     async def async_pool(self) -> AsyncConnectionPool:
@@ -161,7 +185,7 @@ class PostgresBroker:
         with self._lock:
             pool = self._async_pools.get(loop)
             if pool is None:
-                pool = self._async_pools[loop] = connect.make_async_pool(self.config)
+                pool = self._async_pools[loop] = connect.make_async_pool(self.config, self._preparing)
         await pool.open()
         return pool
 
@@ -176,10 +200,18 @@ class PostgresBroker:
                 )
             return self._listener
 
-    def _notify(self, channel: Channel, payload: str) -> None:
-        with self.pool().connection() as connection:
-            text = SQL["notify"].for_schema(self.config.schema)
-            connection.execute(text, {"channel": channel.name_in(self.config.schema), "payload": payload})
+    def _notify(self, channel: Channel, payload: str) -> int:
+        """The server's process that has sent it."""
+        text = SQL["notify"].for_schema(self.config.schema)
+        try:
+            with self.pool().connection() as connection:
+                sent = connection.execute(
+                    text, {"channel": channel.name_in(self.config.schema), "payload": payload}
+                ).fetchone()
+        except psycopg.Error as error:
+            self._preparing.has_failed(error)
+            raise
+        return sent[1] if sent else 0
 
     # -- the end
 

@@ -5,48 +5,35 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+from horsies.db.session import Preparing
 from horsies.model.config import PostgresConfig
-
-BACKEND_PID = "select pg_backend_pid()"
-PREPARE_AFTER = 2
 
 
 def connect(config: PostgresConfig, purpose: str, *, url: str | None = None) -> psycopg.Connection:
     """A blocking connection; `purpose` is what `pg_stat_activity` shows."""
-    connection = psycopg.connect(url or config.conninfo, **_settings(config, purpose))
-    _prepare_if_direct(connection)
-    return connection
+    return psycopg.connect(url or config.conninfo, **_settings(config, purpose))
 
 
-def make_pool(config: PostgresConfig) -> ConnectionPool:
+def make_pool(config: PostgresConfig, preparing: Preparing) -> ConnectionPool:
     return ConnectionPool(
-        config.conninfo, kwargs=_settings(config, "producer"), configure=_prepare_if_direct, open=True, **_sizes(config)
-    )
-
-
-def make_async_pool(config: PostgresConfig) -> AsyncConnectionPool:
-    return AsyncConnectionPool(
         config.conninfo,
         kwargs=_settings(config, "producer"),
-        configure=_prepare_if_direct_async,
-        open=False,
+        configure=preparing.begin,
+        check=preparing.go_on,
+        open=True,
         **_sizes(config),
     )
 
 
-def _prepare_if_direct(connection: psycopg.Connection) -> None:
-    """Prepared statements save a third of a turn, and belong to a session. Behind a pooler the session is not ours: its process is
-    another than the one that greeted us.
-    """
-    row = connection.execute(BACKEND_PID).fetchone()
-    if row == (connection.info.backend_pid,):
-        connection.prepare_threshold = PREPARE_AFTER
-
-
-async def _prepare_if_direct_async(connection: psycopg.AsyncConnection) -> None:
-    row = await (await connection.execute(BACKEND_PID)).fetchone()
-    if row == (connection.info.backend_pid,):
-        connection.prepare_threshold = PREPARE_AFTER
+def make_async_pool(config: PostgresConfig, preparing: Preparing) -> AsyncConnectionPool:
+    return AsyncConnectionPool(
+        config.conninfo,
+        kwargs=_settings(config, "producer"),
+        configure=preparing.begin_async,
+        check=preparing.go_on_async,
+        open=False,
+        **_sizes(config),
+    )
 
 
 def _sizes(config: PostgresConfig) -> dict[str, Any]:
@@ -61,7 +48,7 @@ def _sizes(config: PostgresConfig) -> dict[str, Any]:
 def _settings(config: PostgresConfig, purpose: str) -> dict[str, Any]:
     return {
         "autocommit": True,
-        "prepare_threshold": None,  # until it is known whose session it is
+        "prepare_threshold": None,  # unless it is known that the session is ours
         "application_name": f"horsies {purpose}",
         "connect_timeout": config.connect_timeout_s,
         # A peer that vanished without a word is noticed in about half a minute, not in two hours.

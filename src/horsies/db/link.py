@@ -10,6 +10,7 @@ import psycopg
 from horsies.db.connect import connect
 from horsies.db.drive import answer_on, drive
 from horsies.db.op import Ask, Op, Request, Rows
+from horsies.db.session import Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
@@ -22,17 +23,18 @@ class Link:
         self._config = config
         self._url = url
         self._purpose = purpose
+        self._preparing = Preparing()
         self._connection: psycopg.Connection | None = None
 
     def run(self, op: Op[T]) -> T:
         try:
             if self._connection is None:
                 self._connection = connect(self._config, self._purpose, url=self._url)
+                self._preparing.begin(self._connection)
             return drive(op, self._answer)
-        except psycopg.errors.InvalidSqlStatementName:
-            self.close()  # the session has lost what was prepared in it, and the driver would ask for it for ever
-            raise
-        except psycopg.Error:
+        except psycopg.Error as error:
+            if self._preparing.has_failed(error):
+                self.close()
             self._clean()
             raise
 

@@ -4,9 +4,15 @@ A plain thread holds the connection and rings bells. Whoever waits re-reads the 
 vain costs a read, a bell not rung would cost a wait. So every doubt rings all of them: when LISTEN comes into force,
 when the connection is lost, and when notifications turn out not to arrive.
 
-**Self-test.** A LISTEN that looks healthy may hear nothing: behind a transaction pooler, or on a half-open socket. So
-from time to time a token is notified *from another connection* while this one idles. A listener that has heard before
-and misses a token reconnects; one that never heard any is declared deaf: one log line, and waiters poll.
+**Self-test.** A LISTEN that looks healthy may hear nothing: on a half-open socket, or in another database. So from time to
+time a token is notified *from another connection* while this one idles. A listener that has heard before and misses a
+token reconnects; one that never heard any is declared deaf: one log line, and waiters poll.
+
+**Poolers.** A LISTEN sent through a transaction pooler stays behind in a session that others use next, and every
+notification then wakes a stranger. So where the session may not be ours (`session.py`), nothing is sent before it is known
+not to be shared. It is, when our process changes from one statement to the next, or when it serves somebody else while we
+are connected; a pooler that hands out the last used session first shows that at once. Without such proof (a session
+pooler, most likely) the self-test decides, on the test's channel alone, and what it leaves in a session is taken back.
 """
 
 import logging
@@ -23,23 +29,31 @@ import psycopg
 from horsies.db.bells import Bell, Bells
 from horsies.db.channels import Channel
 from horsies.db.connect import connect
+from horsies.db.session import backend_pid, is_direct
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 
 TEST_EVERY_S = 30.0
 TEST_ANSWER_S = 3.0
+LOOKS = 10  # for a proof that a session is shared
+LOOK_AGAIN_S = 300.0
+WITHDRAWALS = 100
 
 log = logging.getLogger("horsies.listen")
 
 
+class SharedSession(Exception):  # noqa: N818 - it says what was found
+    """A pooler lends us a session for a transaction at a time: what is left in it is left to strangers."""
+
+
 class Listener:
-    """Rings the bells of this process. `notify` sends a notification over some *other* connection."""
+    """Rings the bells of this process. `notify` sends a notification over some *other* connection, and says by which process."""
 
     def __init__(
         self,
         config: PostgresConfig,
         *,
-        notify: Callable[[Channel, str], None],
+        notify: Callable[[Channel, str], int],
         resilience: WorkerResilienceConfig,
         first_test_s: float,
     ) -> None:
@@ -50,6 +64,7 @@ class Listener:
         self._bells = Bells()
         self._in_force: set[Channel] = set()
         self._deaf = False
+        self._has_said_deaf = False
         self._closing = False
         self._wake_reader, self._wake_writer = os.pipe()
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
@@ -58,12 +73,12 @@ class Listener:
     # -- for those who wait
 
     def subscribe(self, channel: Channel, key: str | None, bell: Bell) -> bool:
-        """Ring this bell for this key (None: every payload). False: LISTEN is not in force yet; the bell will tell."""
+        """Ring this bell for this key (None: every payload). False: LISTEN is not in force yet, but soon; the bell will tell."""
         self._bells.add(channel, key, bell)
         if channel in self._in_force:
             return True
         self._wake()
-        return False
+        return self._deaf
 
     def unsubscribe(self, channel: Channel, key: str | None, bell: Bell) -> None:
         self._bells.remove(channel, key, bell)
@@ -87,29 +102,66 @@ class Listener:
         while not self._closing:
             try:
                 with connect(self._config, "listener", url=self._config.listen_conninfo) as connection:
+                    self._refuse_shared(connection)
                     self._serve(connection)
             except psycopg.Error as error:
                 attempt = 0 if self._in_force else attempt + 1
                 self._lost(error, attempt)
+            except SharedSession:
+                self._say_deaf("LISTEN does not work through a transaction pooler")
+                self._sleep(LOOK_AGAIN_S)
+
+    def _refuse_shared(self, connection: psycopg.Connection) -> None:
+        self._is_direct = is_direct(connection)
+        if self._is_direct:
+            return
+        self._fall_deaf()  # until the opposite is known
+        process = backend_pid(connection)
+        for _ in range(LOOKS):
+            if self._notify(Channel.TEST, "") == process or backend_pid(connection) != process:
+                raise SharedSession
 
     def _serve(self, connection: psycopg.Connection) -> None:
         self._token: str | None = None
         self._ever_heard = False
-        self._test_due = time.monotonic() + self._first_test_s
+        self._test_due = time.monotonic() + (self._first_test_s if self._is_direct else 0.0)
         # What arrives while a LISTEN is being answered is read by psycopg, which hands it on only to a handler.
         connection.add_notify_handler(lambda heard: self._heard(heard.channel, heard.payload))
-        self._listen(connection, {Channel.TEST})
+        with connection.transaction():
+            self._listen(connection, {Channel.TEST})
+            self._process = backend_pid(connection)
+        try:
+            self._listen_and_hear(connection)
+        except SharedSession:
+            self._withdraw(connection)
+            raise
+        if not self._is_direct:
+            self._withdraw(connection)  # not every pooler cleans up after its clients
+
+    def _listen_and_hear(self, connection: psycopg.Connection) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._closing:
-                self._listen(connection, self._bells.channels() - self._in_force)
+                if self._is_direct or self._ever_heard:
+                    self._listen(connection, self._bells.channels() - self._in_force)
                 ready = selector.select(max(0.0, self._test_due - time.monotonic()))
                 if any(key.fd == self._wake_reader for key, _ in ready):
                     os.read(self._wake_reader, 4096)
                 self._hear(connection)
                 if time.monotonic() >= self._test_due:
                     self._test()
+
+    def _withdraw(self, connection: psycopg.Connection) -> None:
+        """Take every LISTEN back from the session that has it, whoever else has been in it meanwhile."""
+        channels = [channel.name_in(self._config.schema) for channel in self._in_force]
+        self._in_force.clear()
+        for _ in range(WITHDRAWALS):
+            with connection.transaction():
+                for name in channels:
+                    connection.execute(f'unlisten "{name}"'.encode())
+                if backend_pid(connection) == self._process:
+                    return
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
         for channel in channels:
@@ -149,22 +201,27 @@ class Listener:
     def _failed(self) -> None:
         if self._ever_heard:
             raise psycopg.OperationalError("the connection went silent")
-        if not self._deaf:
-            log.warning(
-                "LISTEN/NOTIFY does not arrive on this connection (a transaction pooler?); polling instead. "
-                "Set listen_url to a direct connection."
-            )
-        self._deaf = True
+        if not self._is_direct:
+            raise SharedSession
         self._token = None
         self._test_due = time.monotonic() + TEST_EVERY_S
+        self._say_deaf("LISTEN/NOTIFY does not arrive on this connection")
+        self._fall_deaf()
+
+    def _say_deaf(self, why: str) -> None:
+        if not self._has_said_deaf:
+            log.warning("%s; polling instead. Set listen_url to a direct connection to the same database.", why)
+        self._has_said_deaf = True
+
+    def _fall_deaf(self) -> None:
+        self._deaf = True
         self._bells.ring_all()
 
     def _lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()
         if attempt <= 1:
             log.warning("the LISTEN connection was lost; polling until it is back: %s", broker_error(error))
-        self._deaf = True
-        self._bells.ring_all()
+        self._fall_deaf()
         self._sleep(self._resilience.delay_ms(attempt, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter, no secret
 
     def _sleep(self, seconds: float) -> None:

@@ -50,7 +50,8 @@ _LOST = (
 # counts as lost, and is tried again.
 _TURNED_AWAY = re.compile(
     r"password authentication failed|no password supplied|no pg_hba\.conf entry"
-    r'|(database|role) ".*" does not exist|permission denied for database|no such (database|user)'
+    r'|(database|role) ".*" does not exist|permission denied for database'
+    r"|no such (database|user)|bouncer config error|unsupported startup parameter"  # PgBouncer's
 )
 
 
@@ -67,7 +68,7 @@ def trouble_of(error: BaseException) -> Trouble:
     return Trouble.UNEXPECTED
 
 
-def broker_error(error: psycopg.Error) -> BrokerError:
+def broker_error(error: psycopg.Error, server: str = "PostgreSQL") -> BrokerError:
     """The same error for users: one paragraph, no password, and whether trying again may help."""
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
         return SchemaError(
@@ -75,4 +76,4 @@ def broker_error(error: psycopg.Error) -> BrokerError:
             "run `horsies migrate`, or start a worker once, with a user who may create them"
         )
     text = mask_passwords(str(error).strip()) or type(error).__name__
-    return BrokerError(f"PostgreSQL: {text}", retryable=trouble_of(error) in (Trouble.EXPECTED, Trouble.LOST))
+    return BrokerError(f"{server}: {text}", retryable=trouble_of(error) in (Trouble.EXPECTED, Trouble.LOST))

@@ -1,0 +1,60 @@
+"""Whose session is it? Ours alone, or a pooler's that is lent to us for one transaction at a time.
+
+What is kept in a session (a LISTEN, a prepared statement) is worth having only in one that is ours. The server names the process that
+greets a client. A pooler greets in its own name, so a session whose process is another than that is not ours, or at least not for certain.
+"""
+
+import logging
+
+import psycopg
+from psycopg import errors
+
+BACKEND_PID = "select pg_backend_pid()"
+PREPARE_AFTER = 2
+
+log = logging.getLogger("horsies.db")
+
+
+def backend_pid(connection: psycopg.Connection) -> int:
+    """The server's process that works for us at this moment."""
+    row = connection.execute(BACKEND_PID).fetchone()
+    return row[0] if row else 0
+
+
+def is_direct(connection: psycopg.Connection) -> bool:
+    return backend_pid(connection) == connection.info.backend_pid
+
+
+class Preparing:
+    """Prepared statements save a third of a turn, so they are used where sessions are ours, until one turns out not to be."""
+
+    def __init__(self) -> None:
+        self._is_safe = True
+
+    def begin(self, connection: psycopg.Connection) -> None:
+        """For a connection just made."""
+        if self._is_safe and is_direct(connection):
+            connection.prepare_threshold = PREPARE_AFTER
+
+    async def begin_async(self, connection: psycopg.AsyncConnection) -> None:
+        row = await (await connection.execute(BACKEND_PID)).fetchone()
+        if self._is_safe and row == (connection.info.backend_pid,):
+            connection.prepare_threshold = PREPARE_AFTER
+
+    def go_on(self, connection: psycopg.Connection) -> None:
+        """For a connection that has served before."""
+        if not self._is_safe:
+            connection.prepare_threshold = None
+
+    async def go_on_async(self, connection: psycopg.AsyncConnection) -> None:
+        if not self._is_safe:
+            connection.prepare_threshold = None
+
+    def has_failed(self, error: psycopg.Error) -> bool:
+        """Whether this error says that somebody else has been in our session. From then on nothing is prepared."""
+        if not isinstance(error, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement):
+            return False
+        if self._is_safe:
+            log.info("our sessions are not ours alone (a pooler, or DISCARD ALL?): statements are no longer prepared")
+        self._is_safe = False
+        return True

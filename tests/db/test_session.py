@@ -1,0 +1,90 @@
+"""Prepared statements, and strangers in our sessions."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psycopg
+import pytest
+from psycopg import errors
+from psycopg_pool import ConnectionPool
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.link import Link
+from horsies.db.op import Statement, one
+from horsies.model.config import PostgresConfig
+from tests.fixtures.journey import row, send_new
+
+PREPARED = "select count(*) from pg_prepared_statements"
+SLOW = Statement("slow", "select 1 from pg_sleep(0.02)")
+FORGET = Statement("forget", "do $$ begin execute 'deallocate all'; end $$")  # the driver does not notice
+COUNT = Statement("count", "select count(*) from horsies.tasks")
+
+
+def borrowed(pool: ConnectionPool) -> list[psycopg.Connection]:
+    return [pool.getconn() for _ in range(pool.get_stats()["pool_size"])]
+
+
+def test_producers_prepare_what_they_say_often(broker: PostgresBroker) -> None:
+    for _ in range(4):
+        send_new(broker)
+    with broker.pool().connection() as connection:
+        assert row(connection, PREPARED) > (0,)
+
+
+def test_a_producer_whose_sessions_were_all_cleaned_behind_it_goes_on(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    with ThreadPoolExecutor(10) as threads:
+        for _ in range(5):
+            for done in [threads.submit(broker.run, lambda: one(SLOW())) for _ in range(10)]:
+                done.result()
+    connections = borrowed(broker.pool())
+    assert len(connections) > 5
+    for connection in connections:
+        for _ in range(3):
+            connection.execute(COUNT.for_schema("horsies"))
+        connection.execute(FORGET.text.encode())
+        broker.pool().putconn(connection)
+    for _ in range(20):
+        assert broker.run(lambda: one(COUNT())) == (0,)
+    send_new(broker)
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> None:
+    count = partial(async_broker.run_async, lambda: one(COUNT()))
+    for _ in range(5):
+        await asyncio.gather(*(count() for _ in range(10)))
+    pool = await async_broker.async_pool()
+    connections = [await pool.getconn() for _ in range(pool.get_stats()["pool_size"])]
+    for connection in connections:
+        for _ in range(3):
+            await connection.execute(COUNT.for_schema("horsies"))
+        await connection.execute(FORGET.text.encode())
+        await pool.putconn(connection)
+    for _ in range(20):
+        assert await count() == (0,)
+
+
+def test_a_statement_that_a_stranger_has_prepared_is_no_trouble(broker: PostgresBroker) -> None:
+    """Two clients of a hidden pooler meet in one session, and both call their first statement the same."""
+    with broker.pool().connection() as connection:
+        for number in range(3):
+            connection.execute(f"do $$ begin execute 'prepare _pg3_{number} as select 1'; end $$".encode())
+    for _ in range(10):
+        assert broker.run(lambda: one(COUNT())) == (0,)
+
+
+def test_a_link_tells_its_caller_and_does_not_prepare_again(database: str) -> None:
+    """A worker's turn may have been committed before the error: its caller finds out."""
+    link = Link(PostgresConfig(database_url=database), "worker")
+    for _ in range(4):
+        link.run(one(COUNT()))
+    link.run(one(FORGET()))
+    with pytest.raises(errors.InvalidSqlStatementName):
+        link.run(one(COUNT()))
+    for _ in range(4):
+        assert link.run(one(COUNT())) == (0,)
+    assert link.run(one(Statement("prepared", PREPARED)())) == (0,)
+    link.close()
