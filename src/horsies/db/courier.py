@@ -4,7 +4,7 @@ It speaks to libpq directly. A turn of two tasks is six statements; the driver's
 asyncio connection more still, and a thread beside the loop adds two hand-overs per turn. Here a statement is its text and
 its parameters as text (every parameter is cast in the SQL), a batch is one write, and the results are read when all are in.
 
-Statements are prepared when first used, if the session is ours (see `connect`). A name counts as prepared only after a batch that
+Statements are prepared when first used, if the session is ours (see `session`). A name counts as prepared only after a batch that
 went well; names are never used twice, so one that was prepared in vain does no harm.
 """
 
@@ -25,6 +25,7 @@ from horsies.db.connect import connect
 from horsies.db.drive import drive_async
 from horsies.db.op import Ask, Op, Query, Request, Rows
 from horsies.db.placeholders import numbered, texts
+from horsies.db.session import Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
@@ -38,25 +39,40 @@ class Courier:
     def __init__(self, config: PostgresConfig, purpose: str) -> None:
         self._config = config
         self._purpose = purpose
+        self._preparing = Preparing()
         self._session: _Session | None = None
 
     async def run(self, op: Op[T]) -> T:
         """The verb's own errors leave the connection in order; a broken one, or one that was given up midway, is closed."""
         try:
             if self._session is None:
-                self._session = _Session(await _opened(self._config, self._purpose), self._config.schema)
+                self._session = _Session(await self._open(), self._config.schema)
             return await drive_async(op, self._session.answer)
-        except psycopg.errors.InvalidSqlStatementName:
-            self.close()  # the session has lost what was prepared in it
-            raise
-        except psycopg.Error:
+        except psycopg.Error as error:
+            if self._preparing.has_failed(error):
+                self.close()
             await self._clean()
             raise
         except BaseException:
             self.close()
             raise
 
+    async def _open(self) -> psycopg.Connection:
+        """In a thread: names are looked up and passwords checked on the way."""
+        opening = asyncio.get_running_loop().run_in_executor(None, self._connect)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
+
+    def _connect(self) -> psycopg.Connection:
+        connection = connect(self._config, self._purpose)
+        self._preparing.begin(connection)
+        return connection
+
     async def _clean(self) -> None:
+        """After an error the connection is idle again, or gone."""
         if self._session is not None:
             try:
                 await self._session.roll_back()
@@ -70,16 +86,6 @@ class Courier:
             session.close()
 
 
-async def _opened(config: PostgresConfig, purpose: str) -> psycopg.Connection:
-    """In a thread: names are looked up and passwords checked on the way."""
-    opening = asyncio.get_running_loop().run_in_executor(None, lambda: connect(config, purpose))
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(_close_unwanted)
-        raise
-
-
 def _close_unwanted(opening: "asyncio.Future[psycopg.Connection]") -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
@@ -87,7 +93,7 @@ def _close_unwanted(opening: "asyncio.Future[psycopg.Connection]") -> None:
 
 @dataclass(slots=True)
 class _Exchange:
-    """A batch on its way. `plan` says of each result to come whether it is a statement's (else that of its preparation)."""
+    """A batch on its way."""
 
     answered: asyncio.Future[list[pq.abc.PGresult]]
     results: list[pq.abc.PGresult] = field(default_factory=list["pq.abc.PGresult"])
