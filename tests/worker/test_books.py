@@ -1,6 +1,6 @@
 """The pump's books, without children: what travels, what comes back, and that nothing is forgotten between."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from horsies.tasks.ids import new_task_id
 from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered, Limits
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
+from horsies.worker.tickets import Tickets
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 
 WORKER = "00000000-0000-4000-8000-00000000000a"
@@ -33,9 +34,7 @@ class Child:
     load: int = 0
     is_open: bool = True
     budget_left: int | None = None
-
-    def assigned(self) -> list[Claim]:
-        return []
+    tickets: Tickets = field(default_factory=Tickets)
 
 
 def books(

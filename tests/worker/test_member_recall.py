@@ -20,7 +20,7 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
     async with open_pool(frame=3) as pump:
         slow, *behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         member, _ticket = await pump.beginning(slow)
-        assert member.has_unbegun
+        assert member.tickets.has_unbegun
         assert member.is_stuck(member.began_at + 1, slow_after_s=0.5)
         pump.is_paused = True
         member.recall()

@@ -278,7 +278,7 @@ class Books:
 
     def _everything(self) -> Iterator[Claim | Ending]:
         for member in self.roster:
-            yield from member.assigned()
+            yield from (claim for _, claim in member.tickets.all())
         yield from self.endings
         yield from self.suspects
         yield from self.interrupted

@@ -37,7 +37,7 @@ class Deadlines:
 
     def add(self, at: float, deadline: Deadline) -> None:
         if len(self._heap) >= self._sweep_at:
-            self._heap = [item for item in self._heap if item[2].member.holds(item[2].ticket)]
+            self._heap = [item for item in self._heap if item[2].ticket in item[2].member.tickets]
             heapq.heapify(self._heap)
             self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._heap))
         heapq.heappush(self._heap, (at, next(self._number), deadline))

@@ -34,7 +34,7 @@ class Liveness:
 
     def _kill(self, member: Member, silent_s: float) -> None:
         log.error("child %d has given no sign of life for %.0f s and is killed", member.pid, silent_s)
-        for ticket, _ in member.running():
+        for ticket, _ in member.tickets.running():
             words = f"its child process gave no sign of life for {silent_s:.0f} s and was killed"
             member.condemn(ticket, OperationalErrorCode.WORKER_CRASHED, words)
         member.kill()

@@ -21,7 +21,6 @@ from horsies.child.wire import (
     Recall,
     Refused,
     Returned,
-    Run,
     Stay,
     Stop,
     WireError,
@@ -32,6 +31,7 @@ from horsies.model.task import Claim
 from horsies.worker.age import Age
 from horsies.worker.line import Line
 from horsies.worker.process import Births, Process, words
+from horsies.worker.tickets import Tickets
 
 
 class Reports(Protocol):
@@ -67,11 +67,7 @@ class Member:
         self._reports = reports
         self._boot = boot
         self._changed = changed
-        self._assigned: dict[int, Claim] = {}
-        self._begun: set[int] = set()
-        self._verdicts: dict[int, TaskError] = {}
-        self._abandoned: set[int] = set()
-        self._last_ticket = 0
+        self.tickets = Tickets()
         self._age = Age(budget)
         self._process: Process | None = None
         self._line: Line | None = None
@@ -126,19 +122,7 @@ class Member:
             error_code=OperationalErrorCode.WORKER_CRASHED,
             message=f"the child process (pid {self.pid}) {cause} while it ran this task",
         )
-        begun = [
-            (claim, self._verdicts.get(ticket, crash))
-            for ticket, claim in self._assigned.items()
-            if ticket in self._begun or ticket in self._verdicts
-        ]
-        unbegun = [
-            claim
-            for ticket, claim in self._assigned.items()
-            if ticket not in self._begun and ticket not in self._verdicts
-        ]
-        self._assigned.clear()
-        self._begun.clear()
-        self._reports.died(begun, unbegun)
+        self._reports.died(*self.tickets.bequeath(crash))
 
     # -- work
 
@@ -165,57 +149,20 @@ class Member:
 
     @property
     def load(self) -> int:
-        return len(self._assigned)
-
-    @property
-    def has_unbegun(self) -> bool:
-        return len(self._assigned) > len(self._begun)
+        return len(self.tickets)
 
     def is_stuck(self, now: float, slow_after_s: float) -> bool:
         """Its current task has run for long, and nobody has asked yet for what waits behind it."""
         return (
             self._boot.concurrency == 1
             and not self.recalled
-            and bool(self._begun)
+            and self.tickets.has_begun
             and now - self.began_at > slow_after_s
         )
 
-    def assigned(self) -> Iterable[Claim]:
-        return self._assigned.values()
-
-    def running(self) -> Iterable[tuple[int, Claim]]:
-        """What has begun, by ticket."""
-        return [(ticket, self._assigned[ticket]) for ticket in self._begun]
-
-    def tickets(self) -> Iterable[tuple[int, Claim]]:
-        """Everything it was given and has not ended, by ticket."""
-        return list(self._assigned.items())
-
-    def holds(self, ticket: int) -> bool:
-        """Whether it was given this, and it has not ended."""
-        return ticket in self._assigned
-
-    def claim_of(self, ticket: int) -> Claim | None:
-        """What runs under this ticket, if it still does."""
-        return self._assigned.get(ticket) if ticket in self._begun else None
-
     def assign(self, claims: Iterable[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
-        run = Run([])
-        for claim in claims:
-            self._last_ticket += 1
-            self._assigned[self._last_ticket] = claim
-            run.assignments.append(
-                (
-                    self._last_ticket,
-                    claim.id,
-                    claim.task_name,
-                    claim.queue_name,
-                    claim.attempt,
-                    claim.timeout_ms,
-                    claim.args,
-                )
-            )
+        run = self.tickets.give(claims)
         self._age.given += len(run.assignments)
         self._send(run)
 
@@ -238,26 +185,20 @@ class Member:
 
     def condemn(self, ticket: int, error_code: str, message: str) -> None:
         """If the child dies before this task has ended, the task ends so, and not as crashed."""
-        if ticket in self._assigned:
-            self._verdicts[ticket] = TaskError(error_code=error_code, message=message)
+        self.tickets.condemn(ticket, TaskError(error_code=error_code, message=message))
 
     def abandon(self, ticket: int) -> tuple[Claim, TaskError]:
         """Forget a task that does not stop, to be ended as it was condemned to. The child runs others beside it: it retires, and is
         killed when nothing is left in it but what was abandoned.
         """
-        claim = self._assigned.pop(ticket)
-        self._begun.discard(ticket)
-        self._abandoned.add(ticket)
+        abandoned = self.tickets.abandon(ticket)
         self._age.is_retired = True
         self._kill_if_deserted()
         self._changed()
-        verdict = self._verdicts.pop(ticket, None)
-        return claim, verdict or TaskError(
-            error_code=OperationalErrorCode.WORKER_CRASHED, message="it was left behind because it did not stop"
-        )
+        return abandoned
 
     def _kill_if_deserted(self) -> None:
-        if self._abandoned and not self._assigned:
+        if self.tickets.is_deserted:
             self.kill()
 
     # -- growing old
@@ -293,19 +234,18 @@ class Member:
         # A beginning by itself changes nothing that anybody could act on, and there is one for every task.
         self._has_news = self._has_news or not isinstance(message, Began)
         match message:
-            case Began(ticket) if ticket in self._assigned:
-                self._begun.add(ticket)
+            case Began(ticket) if ticket in self.tickets:
                 self.began_at = time.monotonic()
-                self._reports.began(self, ticket, self._assigned[ticket])
+                self._reports.began(self, ticket, self.tickets.begin(ticket))
             case Progress(ticket, fraction, words):
-                if ticket in self._assigned:  # else it comes from a thread that a task has left behind
-                    self._reports.progressed(self._assigned[ticket], fraction, words)
-            case Done(ticket) if ticket in self._assigned:
+                if ticket in self.tickets:  # else it comes from a thread that a task has left behind
+                    self._reports.progressed(self.tickets[ticket], fraction, words)
+            case Done(ticket) if ticket in self.tickets:
                 self._ended(message)
-            case Returned(tickets) if self._assigned.keys() >= set(tickets):
+            case Returned(tickets) if all(ticket in self.tickets for ticket in tickets):
                 self._take_back(tickets)
-            case Done(ticket) if ticket in self._abandoned:
-                self._abandoned.remove(ticket)  # it has ended after all, and nobody wants to know any more
+            case Done(ticket) if self.tickets.is_abandoned(ticket):
+                self.tickets.forget(ticket)
             case _:
                 self._hear_of_itself(message)
 
@@ -323,16 +263,14 @@ class Member:
                 raise WireError(f"a child in order does not send {message}")
 
     def _ended(self, done: Done) -> None:
-        self._begun.discard(done.ticket)
-        self._verdicts.pop(done.ticket, None)
         self.recalled = False
         self._age.is_too_big = self._age.is_too_big or done.leaving
-        self._reports.done(self._assigned.pop(done.ticket), done)
+        self._reports.done(self.tickets.end(done.ticket), done)
 
     def _take_back(self, tickets: list[int]) -> None:
         self._age.given -= len(tickets)
-        self._reports.returned([self._assigned.pop(ticket) for ticket in tickets])
-        if not self._assigned:
+        self._reports.returned(self.tickets.take_back(tickets))
+        if not self.tickets:
             self.recalled = False  # nothing runs whose end could say so
 
     def _measured(self, rss_mb: float) -> None:

@@ -1,7 +1,7 @@
 """The pump: the worker's conversation with the database about tasks.
 
-Everything that happens (a notification, a child's report, a timer) comes in on the event loop, is entered in the books, and calls
-`_go`, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back what will not
+Everything that happens (a notification, a child's report, a timer) comes in on the event loop, is entered in the books (what
+children report, by the clerk), and calls `_go`, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back what will not
 run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each with its own courier,
 each carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the next is already on
 its way.
@@ -11,7 +11,6 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
@@ -19,18 +18,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from horsies.child.wire import Done
 from horsies.db.courier import Courier
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
-from horsies.model.result import TaskError
-from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, TaskId
+from horsies.model.task import Claim, TaskId
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
+from horsies.worker.clerk import Clerk
 from horsies.worker.dispatch import dispatch
 from horsies.worker.frames import SLOW_AFTER_S
-from horsies.worker.member import Member
 from horsies.worker.stops import Stops
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 
@@ -67,6 +63,7 @@ class Pump:
         self._in_doubt = in_doubt
         self._grace_s = grace_ms / 1000
         self._stops = Stops(books, self._grace_s)
+        self.clerk = Clerk(books, self._stops, entered=self._go, armed=self._arm_now)
         self._due_at: float | None = None
         self._couriers = [Courier(database, "worker") for _ in range(turns)]
         self._idle_couriers = list(self._couriers)
@@ -97,7 +94,7 @@ class Pump:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
         self._books.stopping = True
         for member in self._books.roster:
-            if member.has_unbegun:
+            if member.tickets.has_unbegun:
                 member.recall()
         self._go()
         try:
@@ -158,46 +155,7 @@ class Pump:
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         """These are asked to stop, and killed when their grace is over."""
         self._stops.cancel(task_ids)
-        self._arm(time.monotonic())
-
-    def began(self, member: Member, ticket: int, claim: Claim) -> None:
-        self._stops.began(member, ticket, claim)
-        if self._stops.next_at is not None:
-            self._arm(time.monotonic())
-
-    def done(self, claim: Claim, done: Done) -> None:
-        self._books.frames.observe(done.duration_us)
-        self._books.progress.pop((claim.id, claim.claim_no), None)
-        status = TaskStatus(done.status)
-        ending = Ending(
-            claim.id,
-            claim.claim_no,
-            status,
-            done.result,
-            done.error_code,
-            done.error,
-            may_retry=claim.retries_left and status is TaskStatus.FAILED,
-            wants_retry=done.wants_retry,
-            retry_after_ms=done.retry_after_ms,
-        )
-        self._stops.end(claim, ending)
-
-    def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None:
-        self._books.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
-
-    def returned(self, claims: list[Claim]) -> None:
-        self._books.releases.extend(claims)
-
-    def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
-        """What had begun ends as its verdict says; what had not goes back as if nothing had happened."""
-        for claim, error in begun:
-            self._stops.fail(claim, error)
-        self._books.releases.extend(unbegun)
-        self._go()
-
-    def settled(self) -> None:
-        """A child's reports are in the books."""
-        self._go()
+        self._arm_now()
 
     # -- what the database says is ours
 
@@ -329,6 +287,9 @@ class Pump:
             self._timer_at = due
             self._timer = self._loop.call_later(max(0.0, due - now), self._ring)
 
+    def _arm_now(self) -> None:
+        self._arm(time.monotonic())
+
     def _due_moments(self, now: float) -> Iterator[float]:
         yield self._poll_at
         if now < self._backoff.until:
@@ -337,7 +298,7 @@ class Pump:
             yield from self._departures()
         if (rescan_s := self._books.marks.rescan_in_s(now)) is not None and not self._books.more:
             yield now + max(rescan_s, 0.001)
-        if self._books.frames.is_framed and any(m.has_unbegun and not m.recalled for m in self._books.roster):
+        if self._books.frames.is_framed and any(m.tickets.has_unbegun and not m.recalled for m in self._books.roster):
             yield now + SLOW_AFTER_S / 2
         if self._due_at is not None:
             yield self._due_at
@@ -365,7 +326,7 @@ class Pump:
         if self._books.marks.rescan_in_s(now) == 0.0:
             self._books.more = True
         for member in self._books.roster:
-            if member.has_unbegun and member.is_stuck(now, SLOW_AFTER_S):
+            if member.tickets.has_unbegun and member.is_stuck(now, SLOW_AFTER_S):
                 member.recall()
         self._go()
 

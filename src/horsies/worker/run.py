@@ -143,7 +143,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
             recovery=recovery,
             in_doubt=in_doubt,
         )
-        pool = Pool(group, roster, pump, _pool_options(app, config))
+        pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
         keeper = Keeper(group, worker, database=database, recovery=recovery, due_in=pump.due_in)
         async with pool, heartbeat, keeper, pump:
             with _hearing(app.broker, worker, pump):

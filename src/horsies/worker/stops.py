@@ -40,7 +40,7 @@ class Stops:
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         for member in self._books.roster:
-            for ticket, claim in member.tickets():
+            for ticket, claim in member.tickets.all():
                 if claim.id in task_ids:
                     self._ask(member, ticket, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
 
@@ -48,7 +48,7 @@ class Stops:
         """The worker must leave. What does not end in its grace is killed; its policy says whether it runs again."""
         self.is_interrupting = True
         for member in self._books.roster:
-            for ticket, claim in list(member.running()):
+            for ticket, claim in member.tickets.running():
                 self._interrupt(member, ticket, claim)
 
     def _interrupt(self, member: Member, ticket: int, claim: Claim) -> None:
@@ -63,7 +63,7 @@ class Stops:
 
     def enforce(self, now: float) -> None:
         for deadline in self._deadlines.due(now):
-            claim = deadline.member.claim_of(deadline.ticket)
+            claim = deadline.member.tickets.running_claim(deadline.ticket)
             if claim is None:
                 continue  # it has ended
             if deadline.stage is Stage.ASK:

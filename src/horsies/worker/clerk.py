@@ -1,0 +1,61 @@
+"""The clerk: enters in the books what the children report."""
+
+import json
+from collections.abc import Callable
+
+from horsies.child.wire import Done
+from horsies.model.result import TaskError
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim, Ending
+from horsies.worker.books import Books
+from horsies.worker.member import Member
+from horsies.worker.stops import Stops
+
+
+class Clerk:
+    """Hears all members of the pool. `entered`: there is something new in the books; `armed`: there is a new deadline."""
+
+    def __init__(self, books: Books, stops: Stops, *, entered: Callable[[], None], armed: Callable[[], None]) -> None:
+        self._books = books
+        self._stops = stops
+        self._entered = entered
+        self._armed = armed
+
+    def began(self, member: Member, ticket: int, claim: Claim) -> None:
+        self._stops.began(member, ticket, claim)
+        if self._stops.next_at is not None:
+            self._armed()
+
+    def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None:
+        self._books.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
+
+    def done(self, claim: Claim, done: Done) -> None:
+        self._books.frames.observe(done.duration_us)
+        self._books.progress.pop((claim.id, claim.claim_no), None)
+        status = TaskStatus(done.status)
+        ending = Ending(
+            claim.id,
+            claim.claim_no,
+            status,
+            done.result,
+            done.error_code,
+            done.error,
+            may_retry=claim.retries_left and status is TaskStatus.FAILED,
+            wants_retry=done.wants_retry,
+            retry_after_ms=done.retry_after_ms,
+        )
+        self._stops.end(claim, ending)
+
+    def returned(self, claims: list[Claim]) -> None:
+        self._books.releases.extend(claims)
+
+    def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
+        """What had begun ends as its verdict says; what had not goes back as if nothing had happened."""
+        for claim, error in begun:
+            self._stops.fail(claim, error)
+        self._books.releases.extend(unbegun)
+        self._entered()
+
+    def settled(self) -> None:
+        """All that one child had to say for now has been heard."""
+        self._entered()

@@ -1,0 +1,110 @@
+"""What one child has been given and has not ended: claims by *ticket*, the number they have between the parent and this child."""
+
+from collections.abc import Iterable
+
+from horsies.child.wire import Run
+from horsies.model.codes import OperationalErrorCode
+from horsies.model.result import TaskError
+from horsies.model.task import Claim
+
+
+class Tickets:
+    """Given, then begun, then ended, taken back or abandoned. A *verdict* is how a task ends if its child dies under it."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, Claim] = {}
+        self._begun: set[int] = set()
+        self._verdicts: dict[int, TaskError] = {}
+        self._abandoned: set[int] = set()
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __contains__(self, ticket: int) -> bool:
+        return ticket in self._given
+
+    def __getitem__(self, ticket: int) -> Claim:
+        return self._given[ticket]
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._begun)
+
+    @property
+    def has_unbegun(self) -> bool:
+        return len(self._given) > len(self._begun)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Nothing is left but what was abandoned."""
+        return bool(self._abandoned) and not self._given
+
+    def all(self) -> list[tuple[int, Claim]]:
+        return list(self._given.items())
+
+    def running(self) -> list[tuple[int, Claim]]:
+        """What has begun."""
+        return [(ticket, self._given[ticket]) for ticket in self._begun]
+
+    def running_claim(self, ticket: int) -> Claim | None:
+        """What runs under this ticket, if it still does."""
+        return self._given.get(ticket) if ticket in self._begun else None
+
+    def give(self, claims: Iterable[Claim]) -> Run:
+        run = Run([])
+        for claim in claims:
+            self._last += 1
+            self._given[self._last] = claim
+            run.assignments.append(
+                (
+                    self._last,
+                    claim.id,
+                    claim.task_name,
+                    claim.queue_name,
+                    claim.attempt,
+                    claim.timeout_ms,
+                    claim.args,
+                )
+            )
+        return run
+
+    def begin(self, ticket: int) -> Claim:
+        self._begun.add(ticket)
+        return self._given[ticket]
+
+    def end(self, ticket: int) -> Claim:
+        self._begun.discard(ticket)
+        self._verdicts.pop(ticket, None)
+        return self._given.pop(ticket)
+
+    def take_back(self, tickets: Iterable[int]) -> list[Claim]:
+        return [self._given.pop(ticket) for ticket in tickets]
+
+    def condemn(self, ticket: int, verdict: TaskError) -> None:
+        if ticket in self._given:
+            self._verdicts[ticket] = verdict
+
+    def abandon(self, ticket: int) -> tuple[Claim, TaskError]:
+        """Forget a task that does not stop; how it ends."""
+        verdict = self._verdicts.get(ticket) or TaskError(
+            error_code=OperationalErrorCode.WORKER_CRASHED, message="it was left behind because it did not stop"
+        )
+        self._abandoned.add(ticket)
+        return self.end(ticket), verdict
+
+    def is_abandoned(self, ticket: int) -> bool:
+        return ticket in self._abandoned
+
+    def forget(self, ticket: int) -> None:
+        """An abandoned one has ended after all, and nobody wants to know any more."""
+        self._abandoned.remove(ticket)
+
+    def bequeath(self, crash: TaskError) -> tuple[list[tuple[Claim, TaskError]], list[Claim]]:
+        """The child is dead: what had begun and how it ends, and what had not. (Whom a verdict waits for counts as begun.)"""
+        begun = self._begun | self._verdicts.keys()
+        ended = [(claim, self._verdicts.get(ticket, crash)) for ticket, claim in self._given.items() if ticket in begun]
+        unbegun = [claim for ticket, claim in self._given.items() if ticket not in begun]
+        self._given.clear()
+        self._begun.clear()
+        return ended, unbegun
