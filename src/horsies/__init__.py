@@ -24,6 +24,7 @@ from horsies.model.errors import (
     TaskCancelledError,
     TaskDefinitionError,
     TaskTimeoutError,
+    UnsupportedConnectionError,
 )
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
@@ -69,6 +70,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TaskTimeoutError",
+    "UnsupportedConnectionError",
     "UnwrapError",
     "WorkerConfig",
     "WorkerResilienceConfig",

@@ -56,6 +56,10 @@ class SchemaError(BrokerError):
         super().__init__(message, retryable=False)
 
 
+class UnsupportedConnectionError(HorsiesError, TypeError):
+    """`connection=` was given something that a send cannot run on."""
+
+
 class BlockingCallError(HorsiesError, RuntimeError):
     """A blocking call was made where an event loop is running."""
 
