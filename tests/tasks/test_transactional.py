@@ -1,15 +1,23 @@
 """Sends on the caller's own connection: a task comes and goes with their transaction, whatever library the connection is of."""
 
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
+from horsies.model.codes import RetrievalCode
+from horsies.tasks.enqueue import enqueue
+from horsies.tasks.handle import TaskHandle
 from tests.fixtures.callers import KINDS, Caller
-from tests.fixtures.journey import column, new_task
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column, new_task, row
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.workers import StartWorker
 
 CUTS = 20  # on each of a dozen kinds of connection: 240 in all
 
@@ -111,3 +119,54 @@ def test_what_was_committed_is_queued_once_and_what_was_not_is_absent_wherever_t
         outcomes.append((was_cut, len(tasks)))
         piece = piece + 1 if was_cut else 1
     assert set(outcomes) == {(True, 0), (True, 1), (False, 1)}  # cut before the COMMIT, at its answer, never
+
+
+# -- workers and waiters
+
+
+def test_the_worker_wakes_at_the_commit(
+    worker: StartWorker, basic: Any, broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    worker("tests.apps.tuned:app", env={"HORSIES_TEST_POLL_MS": "300000"})
+    for kind in KINDS:
+        caller, sent = KINDS[kind](database), new_task(args='{"left": 1, "right": 2}')
+        with caller.transaction():
+            caller.send(broker, sent)
+        caller.close()
+        handle = TaskHandle(sent.id, basic.add.result, lambda: broker)
+        assert handle.get(20_000).unwrap() == 3, kind
+
+
+def test_a_handle_waits_for_a_commit_that_is_still_to_come(
+    worker: StartWorker, basic: Any, broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    worker()
+    sent = new_task(args='{"left": 1, "right": 2}')
+    handle = TaskHandle(sent.id, basic.add.result, lambda: broker)
+    with psycopg.connect(database) as connection, ThreadPoolExecutor(1) as thread:
+        broker.run_on(connection, partial(enqueue, [sent]))
+        waiting = thread.submit(handle.get, 20_000)
+        eventually(lambda: "horsies.finished" in last_read(sql).replace('"', ""), what="the first read of a waiter")
+        assert not waiting.done()
+        connection.commit()
+        assert waiting.result().unwrap() == 3
+
+
+def test_an_uncommitted_task_is_unknown_when_the_time_runs_out(
+    basic: Any, broker: PostgresBroker, database: str
+) -> None:
+    sent = new_task()
+    with psycopg.connect(database) as connection:
+        broker.run_on(connection, partial(enqueue, [sent]))
+        result = TaskHandle(sent.id, basic.add.result, lambda: broker).get(0)
+    assert result.unwrap_err().error_code == RetrievalCode.TASK_NOT_FOUND
+
+
+def last_read(sql: psycopg.Connection) -> str:
+    return str(
+        row(
+            sql,
+            "select coalesce(string_agg(query, ' '), '') from pg_stat_activity "
+            "where datname = current_database() and application_name = 'horsies producer'",
+        )[0]
+    )
