@@ -24,6 +24,7 @@ from horsies.model.errors import (
     TaskCancelledError,
     TaskDefinitionError,
     TaskTimeoutError,
+    WaitTimeoutError,
 )
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
@@ -32,7 +33,7 @@ from horsies.model.worker import WorkerConfig
 from horsies.tasks.cancel import CancelOutcome
 from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.inspect import TaskInfo, WorkerState
+from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
 from horsies.tasks.task import AsyncTask, Task
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "ContractCode",
     "CurrentTask",
     "CustomQueueConfig",
+    "FailedAttempt",
     "Horsies",
     "HorsiesError",
     "LocateError",
@@ -70,6 +72,7 @@ __all__ = [
     "TaskStatus",
     "TaskTimeoutError",
     "UnwrapError",
+    "WaitTimeoutError",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",

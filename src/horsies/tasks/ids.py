@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from uuid import UUID
 
 from horsies.model.task import TaskId
 
@@ -20,6 +21,14 @@ def new_task_id() -> TaskId:
         value = fresh if fresh >> _RANDOM_BITS > _last >> _RANDOM_BITS else _last + 1 + (noise & 0xFFFFFFFF)
         _last = value
     return _format(value)
+
+
+def as_task_id(given: str | UUID) -> TaskId:
+    """An id from elsewhere, as all ids are written; what is none is refused."""
+    try:
+        return str(UUID(str(given)))
+    except ValueError:
+        raise ValueError(f"{given!r} is no task id; pass what `handle.task_id` was, a UUID as text") from None
 
 
 def _format(value: int) -> TaskId:
