@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Op, Query, Statement, ask, one, wait
+from horsies.db.op import Op, Query, Statement, ask, one, script
 from horsies.model.errors import SchemaError
 from horsies.model.task import TaskId
 from horsies.tasks.enqueue import enqueue_within
@@ -76,9 +76,9 @@ def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Cal
         )
 
 
-def test_a_verb_that_would_wait_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
-    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="may not wait inside a caller's"):
-        broker.run_on(connection, lambda: wait(timeout_s=1, deaf_timeout_s=1))
+def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
+    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="script 's' has no place"):
+        broker.run_on(connection, lambda: script(Statement("s", "commit")))
 
 
 # -- connections that commit each statement

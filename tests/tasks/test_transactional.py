@@ -18,7 +18,8 @@ from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.workers import StartWorker
 
-CUTS = 20  # on each of a dozen kinds of connection: 240 in all
+CUTS = 20  # at least, on each of a dozen kinds of connection: 240 in all
+EVERY_OUTCOME = {(True, 0), (True, 1), (False, 1)}  # cut before the COMMIT, cut at its answer, not cut at all
 ONE_OF_EACH = ["psycopg", "psycopg-async", "sqlalchemy-session", "django", "asyncpg"]
 
 
@@ -186,7 +187,9 @@ def test_what_was_committed_is_queued_once_and_what_was_not_is_absent_wherever_t
 ) -> None:
     outcomes: list[tuple[bool, int]] = []
     piece = 1
-    while sum(was_cut for was_cut, _ in outcomes) < CUTS:
+    while (
+        sum(was_cut for was_cut, _ in outcomes) < CUTS or set(outcomes) != EVERY_OUTCOME
+    ):  # not all libraries make the same pieces each time
         number = len(outcomes)
         was_cut = send_order(kind, proxy, basic.echo, number=number, cut_at=piece)
         orders = column(sql, "select n from orders where n = %s", number)
@@ -194,7 +197,6 @@ def test_what_was_committed_is_queued_once_and_what_was_not_is_absent_wherever_t
         assert len(tasks) == len(orders), f"cut at {piece}"
         outcomes.append((was_cut, len(tasks)))
         piece = piece + 1 if was_cut else 1
-    assert set(outcomes) == {(True, 0), (True, 1), (False, 1)}  # cut before the COMMIT, at its answer, never
 
 
 # -- workers and waiters
