@@ -187,9 +187,8 @@ def test_what_was_committed_is_queued_once_and_what_was_not_is_absent_wherever_t
 ) -> None:
     outcomes: list[tuple[bool, int]] = []
     piece = 1
-    while (
-        sum(was_cut for was_cut, _ in outcomes) < CUTS or set(outcomes) != EVERY_OUTCOME
-    ):  # not all libraries make the same pieces each time
+    # Not every library makes the same pieces each time, so go on until each outcome has been seen.
+    while sum(was_cut for was_cut, _ in outcomes) < CUTS or set(outcomes) != EVERY_OUTCOME:
         number = len(outcomes)
         was_cut = send_order(kind, proxy, basic.echo, number=number, cut_at=piece)
         orders = column(sql, "select n from orders where n = %s", number)
