@@ -15,6 +15,7 @@ import pytest
 from django.db.utils import ConnectionHandler
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from horsies.db.broker import PostgresBroker
@@ -95,6 +96,21 @@ async def test_an_async_connection_from_a_pool_can_be_lent(
     async with asyncpg.create_pool(database, min_size=1, max_size=1) as pool, pool.acquire() as connection:
         await broker.run_on_async(connection, sending)
     assert sent(sql) == 2
+
+
+async def test_an_async_scoped_session_can_be_lent(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    engine = create_async_engine(
+        "postgresql+psycopg://", async_creator=partial(psycopg.AsyncConnection.connect, database)
+    )
+    session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+    await broker.run_on_async(session, sending)
+    assert sent(sql) == 0
+    await session.commit()
+    await session.close()
+    await engine.dispose()
+    assert sent(sql) == 1
 
 
 # -- what cannot be lent

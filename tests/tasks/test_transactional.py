@@ -16,6 +16,7 @@ from tests.fixtures.callers import KINDS, Caller
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
 
 CUTS = 20  # at least, on each of a dozen kinds of connection: 240 in all
@@ -142,6 +143,28 @@ def test_a_bad_argument_does_not_reach_the_transaction(database: str, basic: Any
         with pytest.raises(PayloadError):
             basic.add.with_options(connection=connection).send("one", 2)
     assert committed(sql) == ([1], [])
+
+
+def test_a_user_with_the_documented_grants_can_send(
+    basic: Any, database: str, sql: psycopg.Connection, plain_user: PlainUser
+) -> None:
+    def grant(*grants: str) -> None:
+        for granted in grants:
+            sql.execute(f"grant {granted} to {plain_user.name}".encode())
+
+    with psycopg.connect(plain_user.url(database)) as connection:
+        sender = basic.echo.with_options(connection=connection)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for schema horsies"):
+            sender.send(1)
+        connection.rollback()
+        grant("usage on schema horsies", "insert on horsies.tasks")
+        sent = [sender.send(1)]
+        connection.commit()
+        grant("select, insert, update on horsies.keys", "select, update on horsies.tasks", "select on horsies.finished")
+        for value, on_conflict in ((2, "return"), (2, "return"), (3, "replace")):
+            keyed = basic.echo.with_options(connection=connection, key="k", on_conflict=on_conflict)
+            sent.append(keyed.send(value))
+    assert committed(sql) == ([], [sent[0].task_id, sent[1].task_id])
 
 
 async def test_a_blocking_session_inside_an_async_one_is_no_blocking_call(
