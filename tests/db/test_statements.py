@@ -26,7 +26,7 @@ TWINS = sorted(path for path in ROOT.rglob("*.sql") if path.with_suffix(".py").e
 STATEMENTS = {f"{twin.stem}.{name}": found for twin in TWINS for name, found in load(str(twin)).items()}
 
 _PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
-_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create)\b")
+_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create|copy)\b")
 _ROWS = 20_000
 
 

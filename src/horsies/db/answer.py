@@ -12,7 +12,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from horsies.db.drive import answer_on, answer_on_async
 from horsies.db.listen import Listener
-from horsies.db.op import Ask, Listen, Request, Rows, Script, Wait
+from horsies.db.op import Ask, Copy, Listen, Request, Rows, Script, Wait
 
 LISTEN_IN_FORCE_S = 2.0
 
@@ -31,7 +31,7 @@ class Blocking:
 
     def __call__(self, request: Request) -> list[Rows] | None:
         match request:
-            case Ask() | Script():
+            case Ask() | Copy() | Script():
                 if self._borrowed is None:
                     pool = self._pool()
                     self._borrowed = pool, pool.getconn()
@@ -89,7 +89,7 @@ class Awaiting:
 
     async def __call__(self, request: Request) -> list[Rows] | None:
         match request:
-            case Ask() | Script():
+            case Ask() | Copy() | Script():
                 if self._borrowed is None:
                     pool = await self._pool()
                     self._borrowed = pool, await pool.getconn()

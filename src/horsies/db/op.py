@@ -7,13 +7,14 @@ drivers that answer are in `drive.py`.
 Requests:
 
 - `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them.
+- `Copy`: rows in bulk by COPY, made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
 - `Listen`: from now on, be woken for this key of this channel. Answered when LISTEN is in force, so that what happens
   after a later read cannot slip by unheard.
 - `Wait`: sleep until woken or until the time is over. The connection goes back to the pool meanwhile.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -67,6 +68,12 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    statement: Statement
+    rows: Iterable[Row]
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     statement: Statement
 
@@ -83,7 +90,7 @@ class Wait:
     deaf_timeout_s: float  # used instead when notifications are known not to arrive
 
 
-Request: TypeAlias = Ask | Script | Listen | Wait
+Request: TypeAlias = Ask | Copy | Script | Listen | Wait
 T = TypeVar("T")
 Op: TypeAlias = Generator[Request, Any, T]
 
@@ -104,6 +111,10 @@ def one(query: Query) -> Op[Row | None]:
     """The only row of a statement, or None."""
     found = yield from rows(query)
     return found[0] if found else None
+
+
+def copy(statement: Statement, rows: Iterable[Row]) -> Op[None]:
+    yield Copy(statement, rows)
 
 
 def script(statement: Statement) -> Op[None]:
