@@ -6,6 +6,7 @@ pytest_plugins = [
     "tests.fixtures.roles",
     "tests.fixtures.brokers",
     "tests.fixtures.apps",
+    "tests.fixtures.shops",
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
     "tests.fixtures.planting",

@@ -12,11 +12,12 @@ import horsies
 from horsies.db.load import load
 from horsies.db.op import Query, Statement
 from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending
-from horsies.tasks import enqueue, release, wait
+from horsies.model.task import Claim, Ending, Terms
+from horsies.tasks import enqueue, keys, release, wait
 from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, from_start, start
 from horsies.tasks.finish import finish
 from horsies.tasks.release import get_held
+from horsies.tasks.terms import params_of
 from tests.fixtures.journey import ME, column, row
 from tests.fixtures.server import DatabaseServer
 
@@ -26,8 +27,9 @@ TWINS = sorted(path for path in ROOT.rglob("*.sql") if path.with_suffix(".py").e
 STATEMENTS = {f"{twin.stem}.{name}": found for twin in TWINS for name, found in load(str(twin)).items()}
 
 _PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
-_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create)\b")
+_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create|copy)\b")
 _ROWS = 20_000
+KEYED = {"id": ME, "task_name": "add", "key": "k", "args_hash": "", "window_s": 60.0}
 
 
 def test_the_sql_files_are_found() -> None:
@@ -131,6 +133,10 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_hundred_ended": get_ended(claims),
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),
         "withdraw_probe": enqueue.SQL["withdraw_probe"](id=ids[0]),
+        "take_key": keys.SQL["take_key"](**KEYED),
+        "replace_pending": keys.SQL["replace_pending"](
+            holder=ids[0], args="{}", **params_of(Terms("add", "default")) | KEYED
+        ),
     }
 
 
@@ -142,7 +148,7 @@ def get_ended(claims: list[Claim]) -> Query:
 HOT = [
     "claim_from_queues", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
     "finish_one", "finish_hundred", "release_one", "release_hundred",
-    "get_held", "get_one_ended", "get_hundred_ended", "get_ended_unpruned", "withdraw_probe",
+    "get_held", "get_one_ended", "get_hundred_ended", "get_ended_unpruned", "withdraw_probe", "take_key", "replace_pending",
 ]  # fmt: skip
 
 

@@ -7,12 +7,13 @@ drivers that answer are in `drive.py`.
 Requests:
 
 - `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them.
+- `Copy`: rows in bulk by COPY, made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
 
 Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -66,11 +67,17 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    statement: Statement
+    rows: Iterable[Row]
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     statement: Statement
 
 
-Request: TypeAlias = Ask | Script
+Request: TypeAlias = Ask | Copy | Script
 T = TypeVar("T")
 Op: TypeAlias = Generator[Request, Any, T]
 
@@ -91,6 +98,10 @@ def one(query: Query) -> Op[Row | None]:
     """The only row of a statement, or None."""
     found = yield from rows(query)
     return found[0] if found else None
+
+
+def copy(statement: Statement, rows: Iterable[Row]) -> Op[None]:
+    yield Copy(statement, rows)
 
 
 def script(statement: Statement) -> Op[None]:

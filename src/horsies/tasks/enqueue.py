@@ -1,7 +1,7 @@
 """Enqueue: PENDING rows, all or none of them, in the order they were given.
 
-A statement carries the ids and arguments of many tasks and their terms once. What is too much for one statement goes in slices,
-inside one transaction. Within a transaction all rows have the same `enqueued_at`, and the ids, which only grow, keep the order.
+A statement carries the ids and arguments of many tasks and their terms once. What is too much for one statement goes by COPY, or
+in slices if it is for later or on a caller's connection, inside one transaction. Within a transaction all rows have the same `enqueued_at`, and the ids, which only grow, keep the order.
 
 A send whose outcome is unknown (the connection was lost, perhaps at COMMIT) is repeated with the same ids. Because all of it was
 committed or nothing, the first id stands for all: the probe waits for a first attempt that is still under way, and tells whether
@@ -10,8 +10,9 @@ there is anything left to send, even if it has been run and finished meanwhile.
 
 from collections.abc import Iterator, Sequence
 
+from horsies.db.arrays import array
 from horsies.db.load import load
-from horsies.db.op import Op, Query, ask, rows
+from horsies.db.op import Op, Query, Row, ask, copy, rows
 from horsies.model.options import Key
 from horsies.model.task import NewTask, TaskId
 from horsies.tasks import keys
@@ -25,12 +26,15 @@ SQL = load(__file__)
 
 def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
     """Their ids; with a key, the id of the task that has it, which may be another."""
-    slices = list(_slices(tasks))
-    if len(slices) == 1 and key is None:
-        yield from rows(_insert(slices[0]))
+    if key is None and len(first := next(_slices(tasks))) == len(tasks):
+        yield from rows(_insert(first))
         return [task.id for task in tasks]
     yield from rows(SQL["begin_send"]())
-    ids = yield from enqueue_within(tasks, key)
+    if _can_be_copied(tasks):
+        yield from copy(SQL["copy_tasks"], _rows(tasks))
+        ids = [task.id for task in tasks]
+    else:
+        ids = yield from enqueue_within(tasks, key)
     yield from rows(SQL["commit_send"]())
     return ids
 
@@ -69,6 +73,24 @@ def _slices(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
             start, characters = position, len(task.args)
     if tasks:
         yield tasks[start:]
+
+
+def _can_be_copied(tasks: Sequence[NewTask]) -> bool:
+    """COPY cannot ask the database's clock whether a moment has passed."""
+    terms = tasks[0].terms
+    return len(tasks) > SLICE_ROWS and terms.due is None and all(task.terms is terms for task in tasks)
+
+
+def _rows(tasks: Sequence[NewTask]) -> Iterator[Row]:
+    terms = tasks[0].terms
+    retry = (
+        [array(terms.retry.delays_ms), terms.retry.jitter, array(terms.retry.codes)]
+        if terms.retry
+        else [None, 0.0, None]
+    )
+    same = (terms.task_name, terms.queue_name, terms.priority, terms.good_until, terms.timeout_ms, *retry)
+    for task in tasks:
+        yield task.id, task.args, *same
 
 
 def _insert(tasks: Sequence[NewTask]) -> Query:

@@ -18,6 +18,12 @@ cross join (
     ) as asked (moment)
 ) as due (at);
 
+-- name: copy_tasks
+-- The same for very many that are due now: what is not given is what the table's defaults say.
+copy {schema}.tasks (
+    id, args, task_name, queue_name, priority, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+) from stdin;
+
 -- name: begin_send
 begin isolation level read committed;
 
