@@ -11,6 +11,7 @@ MAX_ROUND_TRIPS = 6
 MAX_COMMITS = 3
 LATENCY_COMMITS, LATENCY_EXTRA_MS = 3, 3.0
 DEFAULT_SHARE, AUTO_SHARE = 0.5, 0.35
+SEND_SHARE, PRODUCERS_SHARE, BULK_SHARE = 0.7, 0.9, 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,18 @@ def bars(numbers: Numbers, one: Cost) -> Iterator[Bar]:
     yield from _drain(numbers, Measure.DRAIN_DEFAULT, DEFAULT_SHARE, Measure.RAW_2_FUSED, Measure.RAW_2_APART)
     yield from _drain(numbers, Measure.DRAIN_STEADY, DEFAULT_SHARE, Measure.RAW_2_FUSED, Measure.RAW_2_APART)
     yield from _drain(numbers, Measure.DRAIN_AUTO, AUTO_SHARE, Measure.RAW_100_FUSED, Measure.RAW_100_APART)
+    yield _share(numbers, Measure.SEND, SEND_SHARE, Measure.RAW_INSERT_NOTIFY)
+    yield _share(numbers, Measure.PRODUCERS, PRODUCERS_SHARE, Measure.RAW_PRODUCERS_NOTIFY)
+    yield _share(numbers, Measure.BULK, BULK_SHARE, Measure.RAW_COPY)
+    yield _share(numbers, Measure.BULK_WITH_CALLS, BULK_SHARE, Measure.RAW_COPY, judged=False)
 
 
 def _drain(numbers: Numbers, ours: Measure, share: float, fused: Measure, apart: Measure) -> Iterator[Bar]:
     """Judged against the fused loop, the faster one as a rule."""
     for raw in (fused, apart):
-        label = f"{ours.label}, {share:g} x {raw.label}"
-        yield Bar(label, numbers.median(ours), share * numbers.median(raw), ">=", "/s", judged=raw is fused)
+        yield _share(numbers, ours, share, raw, judged=raw is fused)
+
+
+def _share(numbers: Numbers, ours: Measure, share: float, raw: Measure, *, judged: bool = True) -> Bar:
+    label = f"{ours.label}, {share:g} x {raw.label}"
+    return Bar(label, numbers.median(ours), share * numbers.median(raw), ">=", "/s", judged=judged)

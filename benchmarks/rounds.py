@@ -5,10 +5,11 @@ from collections.abc import Callable
 from benchmarks.drain import drain
 from benchmarks.measures import Measure, Numbers
 from benchmarks.place import Place
+from benchmarks.producers import send_at_once
 from benchmarks.raw.inserts import insert_in_bulk, insert_one_by_one
 from benchmarks.raw.loops import apart, fused
 from benchmarks.raw.sockets import socketpair_round_trips
-from benchmarks.sends import enqueue_in_bulk, send_one_by_one, wait_one_by_one
+from benchmarks.sends import send_in_bulk, send_one_by_one, wait_one_by_one
 from benchmarks.sizes import Sizes
 from benchmarks.worker import NO_RECYCLING
 
@@ -28,10 +29,11 @@ def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str],
     numbers.add({Measure.DRAIN_AUTO: auto.done_per_s, Measure.DRAIN_AUTO_STARTS: auto.started_per_s})
     numbers.add({Measure.RAW_100_FUSED: fused(place, 100, sizes.auto_drain)})
     numbers.add({Measure.RAW_100_APART: apart(place, 100, sizes.auto_drain)})
-    say("enqueue")
+    say("sends")
     numbers.add(send_one_by_one(place, sizes.sends))
     numbers.add(insert_one_by_one(place, sizes.sends))
-    numbers.add(enqueue_in_bulk(place, sizes.bulk))
+    numbers.add(send_at_once(place, sizes.producer_sends))
+    numbers.add(send_in_bulk(place, sizes.bulk))
     numbers.add(insert_in_bulk(place, sizes.bulk))
     say("latency")
     latency, wrong = wait_one_by_one(place, sizes.latency)

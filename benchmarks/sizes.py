@@ -11,6 +11,7 @@ class Sizes:
     default_drain: int
     auto_drain: int
     sends: int
+    producer_sends: int
     bulk: int
     latency: int
     frames: int
@@ -18,10 +19,26 @@ class Sizes:
 
 
 FULL = Sizes(
-    rounds=3, default_drain=5_000, auto_drain=20_000, sends=2_000, bulk=20_000, latency=500, frames=10_000, costs=7
+    rounds=3,
+    default_drain=5_000,
+    auto_drain=20_000,
+    sends=2_000,
+    producer_sends=500,
+    bulk=100_000,
+    latency=500,
+    frames=10_000,
+    costs=7,
 )
 QUICK = Sizes(
-    rounds=1, default_drain=1_000, auto_drain=10_000, sends=300, bulk=5_000, latency=150, frames=3_000, costs=3
+    rounds=1,
+    default_drain=1_000,
+    auto_drain=10_000,
+    sends=300,
+    producer_sends=100,
+    bulk=20_000,
+    latency=150,
+    frames=3_000,
+    costs=3,
 )
 
 BULK_CHUNK = 1_000

@@ -6,9 +6,11 @@ pytest_plugins = [
     "tests.fixtures.roles",
     "tests.fixtures.brokers",
     "tests.fixtures.apps",
+    "tests.fixtures.shops",
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
     "tests.fixtures.pgbouncer",
     "tests.fixtures.planting",
+    "tests.fixtures.callers",
     "tests.fixtures.leaks",
 ]

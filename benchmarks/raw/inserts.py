@@ -1,14 +1,13 @@
-"""Rows into the live table: one a commit, and in bulk."""
+"""Rows into the live table: one a commit, and all in one transaction."""
 
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import psycopg
 
 from benchmarks.measures import Measure, percentile
-from benchmarks.place import Place, new_tasks
+from benchmarks.place import TERMS, Place, new_tasks
 from benchmarks.sizes import BULK_CHUNK
 from horsies.db.load import load
 from horsies.model.task import NewTask
@@ -19,7 +18,7 @@ WARM_UP = 20
 
 def insert_one_by_one(place: Place, count: int) -> dict[Measure, float]:
     notifying = _time_each(place, count)
-    with _silence(place):
+    with silence(place):
         silent = _time_each(place, count)
     return {
         Measure.RAW_INSERT_NOTIFY: count / sum(notifying),
@@ -29,12 +28,22 @@ def insert_one_by_one(place: Place, count: int) -> dict[Measure, float]:
 
 
 def insert_in_bulk(place: Place, count: int) -> dict[Measure, float]:
-    with _silence(place):
+    with silence(place):
         return {Measure.RAW_UNNEST: _rate(place, count, _unnest), Measure.RAW_COPY: _rate(place, count, _copy)}
 
 
+def row_of(task: NewTask) -> dict[str, object]:
+    return {
+        "id": task.id,
+        "task_name": TERMS.task_name,
+        "queue_name": TERMS.queue_name,
+        "priority": TERMS.priority,
+        "args": task.args,
+    }
+
+
 @contextmanager
-def _silence(place: Place) -> Generator[None]:
+def silence(place: Place) -> Generator[None]:
     """Without the trigger, which notifies."""
     place.admin.execute(SQL["silence"])
     try:
@@ -49,33 +58,35 @@ def _time_each(place: Place, count: int) -> list[float]:
     with psycopg.connect(place.url, autocommit=True) as connection:
         for task in new_tasks(range(WARM_UP + count)):
             began = time.perf_counter()
-            connection.execute(SQL["insert_one"], asdict(task))
+            connection.execute(SQL["insert_one"], row_of(task))
             seconds.append(time.perf_counter() - began)
     return seconds[WARM_UP:]
 
 
 def _rate(place: Place, count: int, insert: Callable[[psycopg.Connection, list[NewTask]], None]) -> float:
     place.clear("raw")
-    chunks = [new_tasks(range(first, first + BULK_CHUNK)) for first in range(0, count, BULK_CHUNK)]
-    with psycopg.connect(place.url, autocommit=True) as connection:
+    tasks = new_tasks(range(count))
+    with psycopg.connect(place.url) as connection:
         began = time.perf_counter()
-        for chunk in chunks:
-            insert(connection, chunk)
+        insert(connection, tasks)
+        connection.commit()
         return count / (time.perf_counter() - began)
 
 
 def _unnest(connection: psycopg.Connection, tasks: list[NewTask]) -> None:
-    params = {
-        "ids": [task.id for task in tasks],
-        "task_names": [task.task_name for task in tasks],
-        "queue_names": [task.queue_name for task in tasks],
-        "priorities": [task.priority for task in tasks],
-        "args": [task.args for task in tasks],
-    }
-    connection.execute(SQL["insert_many"], params)
+    for first in range(0, len(tasks), BULK_CHUNK):
+        some = tasks[first : first + BULK_CHUNK]
+        params = {
+            "ids": [task.id for task in some],
+            "task_names": [TERMS.task_name for _ in some],
+            "queue_names": [TERMS.queue_name for _ in some],
+            "priorities": [TERMS.priority for _ in some],
+            "args": [task.args for task in some],
+        }
+        connection.execute(SQL["insert_many"], params)
 
 
 def _copy(connection: psycopg.Connection, tasks: list[NewTask]) -> None:
     with connection.cursor().copy(SQL["copy_many"]) as copy:
         for task in tasks:
-            copy.write_row((task.id, task.task_name, task.queue_name, task.priority, task.args))
+            copy.write_row((task.id, TERMS.task_name, TERMS.queue_name, TERMS.priority, task.args))

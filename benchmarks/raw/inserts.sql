@@ -2,6 +2,15 @@
 insert into {schema}.tasks (id, task_name, queue_name, priority, args)
 values (%(id)s::uuid, %(task_name)s::text, %(queue_name)s::text, %(priority)s::integer, %(args)s::json);
 
+-- name: insert_and_notify
+with new as (
+    insert into {schema}.tasks (id, task_name, queue_name, priority, args)
+    values (%(id)s::uuid, %(task_name)s::text, %(queue_name)s::text, %(priority)s::integer, %(args)s::json)
+    returning queue_name
+)
+select pg_notify('bench', queue_name)
+from new;
+
 -- name: insert_many
 insert into {schema}.tasks (id, task_name, queue_name, priority, args)
 select *

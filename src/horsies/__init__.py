@@ -15,6 +15,7 @@ from horsies.model.errors import (
     BrokerError,
     ConfigError,
     HorsiesError,
+    KeyConflictError,
     LocateError,
     OutsideTaskError,
     PayloadError,
@@ -24,6 +25,8 @@ from horsies.model.errors import (
     TaskCancelledError,
     TaskDefinitionError,
     TaskTimeoutError,
+    UnsupportedConnectionError,
+    WaitTimeoutError,
 )
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
@@ -32,7 +35,8 @@ from horsies.model.worker import WorkerConfig
 from horsies.tasks.cancel import CancelOutcome
 from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.inspect import TaskInfo, WorkerState
+from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
+from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 
 __all__ = [
@@ -40,13 +44,16 @@ __all__ = [
     "AsyncTask",
     "BlockingCallError",
     "BrokerError",
+    "Call",
     "CancelOutcome",
     "ConfigError",
     "ContractCode",
     "CurrentTask",
     "CustomQueueConfig",
+    "FailedAttempt",
     "Horsies",
     "HorsiesError",
+    "KeyConflictError",
     "LocateError",
     "OperationalErrorCode",
     "OutcomeCode",
@@ -60,6 +67,7 @@ __all__ = [
     "RetryPolicy",
     "SchemaError",
     "SendSuppressed",
+    "Sender",
     "Task",
     "TaskCancelledError",
     "TaskDefinitionError",
@@ -69,7 +77,9 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TaskTimeoutError",
+    "UnsupportedConnectionError",
     "UnwrapError",
+    "WaitTimeoutError",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",

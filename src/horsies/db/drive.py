@@ -1,17 +1,18 @@
 """The two drivers that answer a verb's requests: one blocking, one asyncio. Every statement passes through here."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import psycopg
 
 from horsies.db import faults
-from horsies.db.op import Ask, Op, Request, Rows, Script, render
+from horsies.db.op import Ask, Copy, Rows, Script, render
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
-def drive(op: Op[T], answer: Callable[[Request], Any]) -> T:
+def drive(op: Generator[R, Any, T], answer: Callable[[R], Any]) -> T:
     """Run a verb to its end, blocking."""
     try:
         request = next(op)
@@ -26,7 +27,7 @@ def drive(op: Op[T], answer: Callable[[Request], Any]) -> T:
         return end.value
 
 
-async def drive_async(op: Op[T], answer: Callable[[Request], Awaitable[Any]]) -> T:
+async def drive_async(op: Generator[R, Any, T], answer: Callable[[R], Awaitable[Any]]) -> T:
     """Run a verb to its end, awaiting."""
     try:
         request = next(op)
@@ -41,11 +42,13 @@ async def drive_async(op: Op[T], answer: Callable[[Request], Awaitable[Any]]) ->
         return end.value
 
 
-def answer_on(connection: psycopg.Connection, request: Ask | Script, schema: str) -> list[Rows]:
+def answer_on(connection: psycopg.Connection, request: Ask | Copy | Script, schema: str) -> list[Rows]:
     """One round trip on a blocking connection."""
     if isinstance(request, Script):
         connection.execute(render(request.statement.text, schema).encode())
         return []
+    if isinstance(request, Copy):
+        return _copy_on(connection, request, schema)
     names = [query.statement.name for query in request.queries]
     faults.strike(connection, names, "before")
     if len(request.queries) == 1:
@@ -59,11 +62,23 @@ def answer_on(connection: psycopg.Connection, request: Ask | Script, schema: str
     return answer
 
 
-async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Script, schema: str) -> list[Rows]:
+def _copy_on(connection: psycopg.Connection, request: Copy, schema: str) -> list[Rows]:
+    names = [request.statement.name]
+    faults.strike(connection, names, "before")
+    with connection.cursor() as cursor, cursor.copy(request.statement.for_schema(schema)) as copy:
+        for row in request.rows:
+            copy.write_row(row)
+    faults.strike(connection, names, "after")
+    return []
+
+
+async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Copy | Script, schema: str) -> list[Rows]:
     """One round trip on an asyncio connection."""
     if isinstance(request, Script):
         await connection.execute(render(request.statement.text, schema).encode())
         return []
+    if isinstance(request, Copy):
+        return await _copy_on_async(connection, request, schema)
     names = [query.statement.name for query in request.queries]
     faults.strike(connection, names, "before")
     if len(request.queries) == 1:
@@ -75,3 +90,13 @@ async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Sc
     answer = [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
     faults.strike(connection, names, "after")
     return answer
+
+
+async def _copy_on_async(connection: psycopg.AsyncConnection, request: Copy, schema: str) -> list[Rows]:
+    names = [request.statement.name]
+    faults.strike(connection, names, "before")
+    async with connection.cursor() as cursor, cursor.copy(request.statement.for_schema(schema)) as copy:
+        for row in request.rows:
+            await copy.write_row(row)
+    faults.strike(connection, names, "after")
+    return []

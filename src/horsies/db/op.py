@@ -7,13 +7,13 @@ drivers that answer are in `drive.py`.
 Requests:
 
 - `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them.
+- `Copy`: rows in bulk by COPY, made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
-- `Listen`: from now on, be woken for this key of this channel. Answered when LISTEN is in force, so that what happens
-  after a later read cannot slip by unheard.
-- `Wait`: sleep until woken or until the time is over. The connection goes back to the pool meanwhile.
+
+Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -67,23 +67,17 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    statement: Statement
+    rows: Iterable[Row]
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     statement: Statement
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    channel: Channel
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    timeout_s: float
-    deaf_timeout_s: float  # used instead when notifications are known not to arrive
-
-
-Request: TypeAlias = Ask | Script | Listen | Wait
+Request: TypeAlias = Ask | Copy | Script
 T = TypeVar("T")
 Op: TypeAlias = Generator[Request, Any, T]
 
@@ -106,13 +100,9 @@ def one(query: Query) -> Op[Row | None]:
     return found[0] if found else None
 
 
+def copy(statement: Statement, rows: Iterable[Row]) -> Op[None]:
+    yield Copy(statement, rows)
+
+
 def script(statement: Statement) -> Op[None]:
     yield Script(statement)
-
-
-def listen(channel: Channel, key: str) -> Op[None]:
-    yield Listen(channel, key)
-
-
-def wait(*, timeout_s: float, deaf_timeout_s: float) -> Op[None]:
-    yield Wait(timeout_s, deaf_timeout_s)

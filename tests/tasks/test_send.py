@@ -1,0 +1,338 @@
+"""The verbs of a producer: many at once, later, and with options."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from horsies import (
+    Call,
+    ConfigError,
+    OutcomeCode,
+    PayloadError,
+    QueueError,
+    SendSuppressed,
+    TaskError,
+    TaskResult,
+    TaskStatus,
+)
+from horsies.tasks.enqueue import SLICE_ROWS
+from horsies.tasks.suppress import suppress_sends
+from tests.fixtures.journey import claim, column, row
+from tests.fixtures.shops import Shop
+
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+BEFORE_LONG = datetime(2001, 2, 3, tzinfo=UTC)
+MANY = [1, SLICE_ROWS, SLICE_ROWS + 1]
+"""By one statement, as many as fit into it, and by COPY."""
+
+
+def sent(sql: psycopg.Connection) -> int:
+    (count,) = row(sql, "select count(*) from horsies.tasks")
+    return count
+
+
+# -- many at once
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_many_are_sent_with_a_handle_each_in_order(shop: Shop, sql: psycopg.Connection, count: int) -> None:
+    handles = shop.pack.send_many(shop.pack.call(number) for number in range(count))
+    assert column(sql, "select id::text from horsies.tasks order by (args->>'number')::integer") == [
+        handle.task_id for handle in handles
+    ]
+
+
+@pytest.mark.parametrize("eta", [None, BEFORE_LONG])
+def test_many_are_served_in_the_order_of_the_list(shop: Shop, eta: datetime | None) -> None:
+    handles = shop.pack.with_options(eta=eta).send_many(
+        [shop.pack.call(number) for number in range(2 * SLICE_ROWS + 1)]
+    )
+    served: list[str] = []
+    while len(served) < len(handles):
+        served += [held.id for held in claim(shop.app.broker, 700, queues=["parcels"])]
+    assert served == [handle.task_id for handle in handles]
+
+
+@pytest.mark.parametrize("count", MANY)
+@pytest.mark.parametrize("options", [{}, {"good_until": TOMORROW, "priority": 3, "queue_name": "letters"}])
+def test_one_of_many_is_sent_on_the_same_terms_as_one_alone(
+    shop: Shop, sql: psycopg.Connection, count: int, options: dict[str, Any]
+) -> None:
+    shop.pack.with_options(**options).send(0)
+    shop.pack.with_options(**options).send_many([shop.pack.call(0)] * count)
+    terms = (
+        "select distinct task_name, queue_name, priority, status, ready, args::text, enqueued_at = sent_at, good_until, "
+        "timeout_ms, retry_delays_ms, retry_jitter, retry_for, attempts, claim_no from horsies.tasks"
+    )
+    assert row(sql, terms)[8:12] == (7_000, [1_000, 5_000], 0.5, ["TASK_TIMEOUT", "OUT_OF_PAPER"])
+    assert sent(sql) == count + 1
+
+
+@pytest.mark.parametrize("count", MANY)
+async def test_many_can_be_sent_by_asyncio_code(shop: Shop, sql: psycopg.Connection, count: int) -> None:
+    handles = await shop.pack.send_many_async([shop.pack.call(number) for number in range(count)])
+    assert column(sql, "select id::text from horsies.tasks order by id") == [handle.task_id for handle in handles]
+    await shop.app.close_async()
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_all_of_them_are_sent_or_none(shop: Shop, sql: psycopg.Connection, count: int) -> None:
+    """The database refuses the last one."""
+    sql.execute("alter table horsies.tasks add constraint no_last check (args->>'number' <> '-1')")
+    with pytest.raises(Exception, match="no_last"):
+        shop.pack.send_many([shop.pack.call(number) for number in [*range(count), -1]])
+    assert sent(sql) == 0
+
+
+def test_a_generator_that_fails_sends_nothing(shop: Shop, sql: psycopg.Connection) -> None:
+    def calls() -> Iterator[Call[[int], int]]:
+        for number in range(2 * SLICE_ROWS):
+            yield shop.pack.call(number)
+        raise LookupError("no more paper")
+
+    with pytest.raises(LookupError):
+        shop.pack.send_many(calls())
+    assert sent(sql) == 0
+
+
+async def test_sending_none_is_no_mistake(shop: Shop) -> None:
+    assert shop.pack.send_many([]) == []
+    assert await shop.pack.send_many_async(iter(())) == []
+
+
+def test_large_ones_travel_in_small_slices(shop: Shop, sql: psycopg.Connection) -> None:
+    shop.label.send_many([shop.label.call("x" * 1_500_000, {}) for _ in range(6)])
+    assert row(sql, "select count(*), min(length(args->>'text')) from horsies.tasks") == (6, 1_500_000)
+
+
+def test_a_bad_argument_is_refused_where_the_call_is_made(shop: Shop) -> None:
+    wrong: Any = "one"
+    with pytest.raises(PayloadError, match="argument 'number'"):
+        shop.pack.call(wrong)
+
+
+def test_a_call_of_another_task_is_refused_by_its_name(shop: Shop, sql: psycopg.Connection) -> None:
+    stray: Any = shop.label.call("a", {})
+    with pytest.raises(TypeError, match=r"send_many\(\) of task 'pack': item 1 is a call of 'label'"):
+        shop.pack.send_many([shop.pack.call(1), stray])
+    assert sent(sql) == 0
+
+
+def test_arguments_in_place_of_a_call_are_refused(shop: Shop) -> None:
+    wrong: Any = [1, 2]
+    with pytest.raises(TypeError, match=r"item 0 is no Call; write \[task\.call\(1\), \.\.\.\]"):
+        shop.pack.send_many(wrong)
+
+
+async def test_sending_many_at_import_sends_nothing(shop: Shop, sql: psycopg.Connection) -> None:
+    with suppress_sends():
+        handles = [*shop.pack.send_many([shop.pack.call(1)]), *await shop.pack.send_many_async([shop.pack.call(2)])]
+    assert sent(sql) == 0
+    for handle in handles:
+        with pytest.raises(SendSuppressed):
+            handle.get()
+
+
+async def test_every_blocking_verb_warns_in_an_event_loop_where_it_was_called(shop: Shop) -> None:
+    for act in (
+        lambda: shop.pack.send_many([shop.pack.call(1)]),
+        lambda: shop.pack.schedule(1, 1),
+        lambda: shop.pack.with_options(priority=1).send(1),
+    ):
+        with pytest.warns(UserWarning, match="send_many_async") as caught:
+            act()
+        assert caught[0].filename == __file__
+
+
+# -- later
+
+
+@pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
+def test_a_delayed_task_is_due_by_the_clock_of_the_database(
+    shop: Shop, sql: psycopg.Connection, delay: float | timedelta
+) -> None:
+    shop.pack.schedule(delay, 1)
+    assert row(
+        sql, "select ready, enqueued_at - sent_at between interval '90 s' and interval '91 s' from horsies.tasks"
+    ) == (False, True)
+    assert claim(shop.app.broker, queues=["parcels"]) == []
+
+
+async def test_a_delayed_task_can_be_sent_by_asyncio_code(shop: Shop, sql: psycopg.Connection) -> None:
+    handle = await shop.pack.schedule_async(90, 1)
+    assert row(sql, "select id::text, ready from horsies.tasks") == (handle.task_id, False)
+    await shop.app.close_async()
+
+
+def test_a_delay_counts_from_the_call_also_in_an_old_transaction(
+    shop: Shop, database: str, sql: psycopg.Connection
+) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute("select pg_sleep(0.05)")
+        shop.pack.with_options(connection=connection).schedule(0.001, 1)
+    assert row(sql, "select enqueued_at - sent_at > interval '50 ms' from horsies.tasks") == (True,)
+
+
+def test_no_delay_is_now(shop: Shop, sql: psycopg.Connection) -> None:
+    shop.pack.schedule(0, 1)
+    shop.pack.schedule(timedelta(0), 2)
+    assert column(sql, "select ready and enqueued_at = sent_at from horsies.tasks") == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("delay", "says"),
+    [
+        (-1, "is -1, in the past; choose 0 or more"),
+        (timedelta(seconds=-1), "in the past"),
+        (float("nan"), "must be a number of seconds or a timedelta, not nan"),
+        (float("inf"), "not inf"),
+        (True, r"not True \(bool\)"),
+        ("5", r"not '5' \(str\)"),
+        (1e12, "at most ten years"),
+        (timedelta(days=4_000), "at most ten years"),
+    ],
+)
+def test_a_delay_that_makes_no_sense_is_refused(shop: Shop, delay: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"schedule\(\) of task 'pack':\n  - delay.*{says}"):
+        shop.pack.schedule(delay, 1)
+
+
+def test_an_argument_may_be_called_delay(basic: Any, sql: psycopg.Connection) -> None:
+    @basic.app.task("wait")
+    def wait(delay: int, self: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=delay + self)
+
+    wait.schedule(60, delay=1, self=2)
+    assert row(sql, "select args::text from horsies.tasks") == ('{"delay":1,"self":2}',)
+
+
+# -- options
+
+
+def test_options_are_stored_with_the_task(shop: Shop, sql: psycopg.Connection) -> None:
+    eta = datetime.now(UTC) + timedelta(hours=1)
+    shop.pack.with_options(queue_name="letters", priority=-5, eta=eta, good_until=TOMORROW).send(1)
+    assert row(sql, "select queue_name, priority, ready, enqueued_at, good_until, timeout_ms from horsies.tasks") == (
+        "letters", -5, False, eta, TOMORROW, 7_000,
+    )  # fmt: skip
+
+
+def test_a_task_without_options_stays_as_it_was(shop: Shop, sql: psycopg.Connection) -> None:
+    shop.pack.with_options(queue_name="letters", priority=1)
+    shop.pack.send(1)
+    assert row(sql, "select queue_name, priority from horsies.tasks") == ("parcels", 100)
+
+
+def test_a_lower_priority_is_served_sooner(shop: Shop) -> None:
+    for priority in (5, -(2**31), 2**31 - 1):
+        shop.pack.with_options(priority=priority).send(priority)
+    served = [claim(shop.app.broker, 1, queues=["parcels"])[0].priority for _ in range(3)]
+    assert served == [-(2**31), 5, 2**31 - 1]
+
+
+def test_a_moment_in_the_past_is_now(shop: Shop, sql: psycopg.Connection) -> None:
+    shop.pack.with_options(eta=BEFORE_LONG).send(1)
+    assert row(sql, "select ready, enqueued_at = sent_at from horsies.tasks") == (True, True)
+
+
+def test_a_task_that_was_good_until_yesterday_is_accepted_and_has_expired(shop: Shop) -> None:
+    handle = shop.pack.with_options(good_until=BEFORE_LONG).send(1)
+    assert handle.get(timeout_ms=1_000).unwrap_err().error_code == OutcomeCode.TASK_EXPIRED
+    assert handle.status() is TaskStatus.EXPIRED  # whether or not a keeper has written it down
+
+
+def test_all_that_is_wrong_with_options_is_said_at_once(shop: Shop) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shop.pack.with_options(
+            good_until=datetime(2030, 1, 1),  # noqa: DTZ001 - that is what is wrong with it
+            eta=cast("datetime", "tomorrow"),
+            priority=True,
+            on_conflict="raise",
+            key_window=-1,
+        )
+    assert len(refused.value.problems) == 6
+    assert str(refused.value).startswith("6 problems in the options of task 'pack':")
+    for says in ("good_until 2030-01-01 00:00:00 has no time zone", "eta must be a datetime", "priority must be a whole",
+                 "on_conflict says nothing without a key", "key_window is -1"):  # fmt: skip
+        assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"priority": 2**31}, "priority is 2147483648; choose a whole number from -2147483648"),
+        ({"priority": 1.0}, "priority must be a whole number"),
+        ({"eta": TOMORROW, "good_until": TOMORROW}, "is not after eta"),
+        ({"key": ""}, "key must be a text of 1 to 255 characters"),
+        ({"key": "k" * 256}, "key must be a text"),
+        ({"key": "a\0b"}, "key must be a text"),
+        ({"key": "\ud800"}, "key must be a text"),
+        ({"key": 7}, "key must be a text"),
+        ({"key": "k", "on_conflict": "ignore"}, 'on_conflict must be "return", "raise" or "replace", not \'ignore\''),
+        ({"key": "k", "key_window": True}, "key_window must be a number of seconds"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(shop: Shop, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        shop.pack.with_options(**options)
+
+
+def test_a_queue_that_the_app_does_not_have_is_refused_with_all_else(shop: Shop, basic: Any) -> None:
+    with pytest.raises(QueueError, match=r"there is no queue 'boxes'; this app has 'parcels', 'letters'"):
+        shop.pack.with_options(queue_name="boxes")
+    with pytest.raises(QueueError, match=r"(?s)2 problems.*no queue 'boxes'.*priority is"):
+        basic.add.with_options(queue_name="boxes", priority=2**40)
+
+
+def test_the_only_queue_may_be_named(basic: Any, sql: psycopg.Connection) -> None:
+    basic.add.with_options(queue_name="default").send(1, 2)
+    assert row(sql, "select queue_name from horsies.tasks") == ("default",)
+
+
+def test_a_moment_and_a_delay_are_one_too_many(shop: Shop) -> None:
+    with pytest.raises(ConfigError, match=r"eta and schedule\(\) both say when"):
+        shop.pack.with_options(eta=TOMORROW).schedule(1, 1)
+
+
+def test_a_key_stands_for_one_task_only(shop: Shop, sql: psycopg.Connection) -> None:
+    keyed = shop.pack.with_options(key="k")
+    with pytest.raises(ConfigError, match="key 'k' stands for one task, not for 2"):
+        keyed.send_many([shop.pack.call(1), shop.pack.call(1)])
+    assert keyed.send_many([]) == []
+    (handle,) = keyed.send_many([shop.pack.call(1)])
+    assert column(sql, "select id::text from horsies.tasks") == [handle.task_id]
+
+
+# -- on the caller's connection
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_many_appear_with_the_callers_commit(shop: Shop, database: str, sql: psycopg.Connection, count: int) -> None:
+    with psycopg.connect(database) as connection:
+        handles = shop.pack.with_options(connection=connection).send_many([shop.pack.call(1)] * count)
+        assert sent(sql) == 0
+    assert sent(sql) == len(handles) == count
+
+
+def test_many_appear_at_once_on_a_connection_that_commits_by_itself(
+    shop: Shop, database: str, sql: psycopg.Connection
+) -> None:
+    sql.execute("alter table horsies.tasks add constraint no_last check (args->>'number' <> '-1')")
+    with psycopg.connect(database, autocommit=True) as connection:
+        sender = shop.pack.with_options(connection=connection)
+        sender.send_many([shop.pack.call(1)] * (SLICE_ROWS + 1))
+        assert sent(sql) == SLICE_ROWS + 1
+        with pytest.raises(psycopg.errors.CheckViolation):
+            sender.send_many([*[shop.pack.call(1)] * SLICE_ROWS, shop.pack.call(-1)])
+    assert sent(sql) == SLICE_ROWS + 1
+
+
+def test_many_vanish_with_the_callers_rollback(shop: Shop, database: str, sql: psycopg.Connection) -> None:
+    with psycopg.connect(database) as connection:
+        shop.pack.with_options(connection=connection).send_many([shop.pack.call(1)] * (SLICE_ROWS + 1))
+        connection.rollback()
+    assert sent(sql) == 0
