@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, 
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
+from horsies.model.sizes import SizeWatch
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.queues import pause_queue, resume_queue
@@ -62,18 +64,29 @@ class Horsies:
         queue_name: str | None = None,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
     ) -> TaskDecorator:
-        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`."""
+        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`.
+
+        `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may.
+        """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
         problems = [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
         if retry_policy is not None:
             problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
+        problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
         if problems:
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
 
+        error_codes = ErrorCodes(
+            of_task=ExceptionMap(exception_mapper),
+            of_app=ExceptionMap(self.config.exception_mapper),
+            default=self.config.default_unhandled_error_code,
+        )
+
         def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
-            task = self._define(function, name, queue_name, retry_policy, timeout_ms)
+            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes)
             self._tasks[name] = task
             return task
 
@@ -86,6 +99,7 @@ class Horsies:
         queue_name: str | None,
         retry_policy: RetryPolicy | None,
         timeout_ms: int | None,
+        error_codes: ErrorCodes,
     ) -> Sendable[..., Any]:
         if name in self._tasks:
             other = self._tasks[name].function
@@ -93,14 +107,16 @@ class Horsies:
                 f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
                 f"{function.__module__}.{function.__qualname__}; rename one of them"
             )
+        limits = self.config.payload_limits
         kind = cast("type[Sendable[..., Any]]", AsyncTask if inspect.iscoroutinefunction(function) else Task)
         return kind(
             function,
             name=name,
             queue_name=self._queue_of(name, queue_name),
-            arguments=ArgumentsCodec.for_function(function),
-            result=ResultCodec.for_type(ok_type(function)),
+            arguments=ArgumentsCodec.for_function(function, SizeWatch(f"the arguments of task {name!r}", limits)),
+            result=ResultCodec.for_type(ok_type(function), SizeWatch(f"the result of task {name!r}", limits)),
             outlet=self,
+            error_codes=error_codes,
             retry_policy=retry_policy,
             timeout_ms=timeout_ms,
         )

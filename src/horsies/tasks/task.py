@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.mapper import ErrorCodes
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.task import DEFAULT_PRIORITY, NewTask
@@ -32,7 +33,7 @@ class Outlet(Protocol):
 class Sendable(Generic[P, T]):
     """The producer's side of a task, the same for `def` and `async def` functions."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that `@app.task` has found out
         self,
         function: Callable[..., Any],
         *,
@@ -41,6 +42,7 @@ class Sendable(Generic[P, T]):
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
         outlet: Outlet,
+        error_codes: ErrorCodes,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
     ) -> None:
@@ -49,6 +51,7 @@ class Sendable(Generic[P, T]):
         self.queue_name = queue_name
         self.arguments = arguments
         self.result = result
+        self.error_codes = error_codes
         self.retry_policy = retry_policy
         self.timeout_ms = timeout_ms
         self._outlet = outlet
