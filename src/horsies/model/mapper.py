@@ -72,10 +72,8 @@ def is_group(error: BaseException) -> TypeGuard[BaseExceptionGroup[BaseException
 
 
 def every_member(error: BaseException, holds: Callable[[BaseException], bool]) -> bool:
-    """Of this exception, or of all that are in it if it is a group."""
-    if holds(error) or not is_group(error):
-        return holds(error)
-    return all(every_member(member, holds) for member in error.exceptions)
+    """It holds for this exception, or for all that are in it if it is a group."""
+    return holds(error) or (is_group(error) and all(every_member(member, holds) for member in error.exceptions))
 
 
 def mapper_problems(name: str, mapper: object) -> Iterator[str]:
