@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -13,7 +13,7 @@ from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
-from horsies.model.problems import instance_problems, number_problems
+from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import SizeWatch
@@ -25,6 +25,7 @@ from horsies.tasks.task import AsyncTask, Sendable, Task
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
 
+MAX_NAME = 200
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
 
 P = ParamSpec("P")
@@ -48,6 +49,8 @@ class Horsies:
     """
 
     def __init__(self, config: AppConfig | None = None) -> None:
+        if config is not None:
+            refuse("Horsies", instance_problems("config", config, AppConfig, "AppConfig.for_database_url(...)"))
         self.config = config or AppConfig()
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
@@ -72,7 +75,8 @@ class Horsies:
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
-        problems = [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
+        problems = list(_name_problems(name))
+        problems += [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
         if retry_policy is not None:
             problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
         problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
@@ -143,7 +147,7 @@ class Horsies:
     def discover_tasks(self, modules: Sequence[str]) -> None:
         """Where the tasks are: dotted modules or `.py` paths. Workers and their children import them."""
         if isinstance(modules, str):
-            raise TypeError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
+            raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
         self._task_modules.extend(module for module in modules if module not in self._task_modules)
 
     @property
@@ -251,6 +255,11 @@ def _embedded_database() -> PostgresConfig:
     return PostgresConfig(database_url=embedded_database_url())
 
 
+def _name_problems(name: str) -> Iterator[str]:
+    if len(name) > MAX_NAME or not name.isprintable():
+        yield f"its name has {len(name)} characters or an unprintable one; choose a name of 1 to {MAX_NAME} printable characters"
+
+
 def _checked_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
@@ -258,6 +267,6 @@ def _checked_hook(hook: object) -> Hook:
         inspect.signature(hook).bind()
     except TypeError:
         raise TaskDefinitionError(
-            f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any"
+            f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
         ) from None
     return hook
