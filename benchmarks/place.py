@@ -17,12 +17,14 @@ from benchmarks.sizes import BULK_CHUNK
 from horsies.db.broker import PostgresBroker
 from horsies.dev.scratch import scratch_server
 from horsies.model.config import PostgresConfig
-from horsies.model.task import DEFAULT_PRIORITY, NewTask
+from horsies.model.task import NewTask, Terms
 from horsies.tasks.enqueue import enqueue
 from horsies.tasks.ids import new_task_id
 
 SETTINGS = {"fsync": "on", "synchronous_commit": "on", "shared_buffers": "1GB"}
 SHOWN = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers")
+
+TERMS = Terms("note_start", "default")
 
 Schema = Literal["horsies", "raw"]
 
@@ -53,9 +55,7 @@ class Place:
 
 
 def new_tasks(numbers: range) -> list[NewTask]:
-    return [
-        NewTask(new_task_id(), "note_start", "default", DEFAULT_PRIORITY, f'{{"n": {number}}}') for number in numbers
-    ]
+    return [NewTask(new_task_id(), f'{{"n": {number}}}', TERMS) for number in numbers]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from horsies.model.errors import (
     BrokerError,
     ConfigError,
     HorsiesError,
+    KeyConflictError,
     LocateError,
     OutsideTaskError,
     PayloadError,
@@ -24,6 +25,7 @@ from horsies.model.errors import (
     TaskCancelledError,
     TaskDefinitionError,
     TaskTimeoutError,
+    UnsupportedConnectionError,
 )
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
@@ -33,6 +35,7 @@ from horsies.tasks.cancel import CancelOutcome
 from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.inspect import TaskInfo, WorkerState
+from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "AsyncTask",
     "BlockingCallError",
     "BrokerError",
+    "Call",
     "CancelOutcome",
     "ConfigError",
     "ContractCode",
@@ -47,6 +51,7 @@ __all__ = [
     "CustomQueueConfig",
     "Horsies",
     "HorsiesError",
+    "KeyConflictError",
     "LocateError",
     "OperationalErrorCode",
     "OutcomeCode",
@@ -60,6 +65,7 @@ __all__ = [
     "RetryPolicy",
     "SchemaError",
     "SendSuppressed",
+    "Sender",
     "Task",
     "TaskCancelledError",
     "TaskDefinitionError",
@@ -69,6 +75,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TaskTimeoutError",
+    "UnsupportedConnectionError",
     "UnwrapError",
     "WorkerConfig",
     "WorkerResilienceConfig",

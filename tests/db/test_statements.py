@@ -13,7 +13,7 @@ from horsies.db.load import load
 from horsies.db.op import Query, Statement
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
-from horsies.tasks import release, wait
+from horsies.tasks import enqueue, release, wait
 from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, from_start, start
 from horsies.tasks.finish import finish
 from horsies.tasks.release import get_held
@@ -131,14 +131,14 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
             id=ids[0], since=claims[0].enqueued_at, until=claims[0].enqueued_at + timedelta(days=1)
         ),
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](id=ids[0]),
-        "withdraw_finished": load(str(ROOT / "tasks" / "enqueue.py"))["withdraw_finished"](ids=ids[:1]),
+        "withdraw_probe": enqueue.SQL["withdraw_probe"](id=ids[0]),
     }
 
 
 HOT = [
     "claim_from_queues", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
     "finish_one", "finish_hundred", "release_one", "release_hundred",
-    "get_held", "get_ended", "get_ended_unpruned", "withdraw_finished",
+    "get_held", "get_ended", "get_ended_unpruned", "withdraw_probe",
 ]  # fmt: skip
 
 

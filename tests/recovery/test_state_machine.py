@@ -15,7 +15,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.keeper import reap
 from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, NewTask
+from horsies.model.task import Claim, Ending, NewTask, Terms
 from horsies.tasks.cancel import CancelOutcome, cancel
 from horsies.tasks.claim import Caps, Wanted, from_start
 from horsies.tasks.enqueue import enqueue
@@ -71,7 +71,7 @@ class Journeys(RuleBasedStateMachine):
     )
     def send(self, queue: str, priority: int, retries: int, code: str, good_s: int | None) -> None:
         policy = RetryPolicy.fixed([0.0] * retries, auto_retry_for=[code]) if retries else None
-        new = NewTask(new_task_id(), "work", queue, priority, "{}", None, policy)
+        new = NewTask(new_task_id(), "{}", Terms("work", queue, priority, retry=policy))
         self.given.broker.run(partial(enqueue, [new]))
         if good_s is not None:
             self._sql("update horsies.tasks set good_until = now() + %s * interval '1 s' where id = %s", good_s, new.id)

@@ -20,7 +20,7 @@ from tests.fixtures.planting import Plant
 def send_safely(broker: PostgresBroker, tasks: list[NewTask], before_again: Callable[[], object] | None = None) -> None:
     """As `Task.send` does it. `before_again` happens between a first send of unknown outcome and its repetition."""
 
-    def again() -> Op[None]:
+    def again() -> Op[list[str]]:
         if before_again:
             before_again()
         return enqueue_again(tasks)
@@ -135,7 +135,7 @@ def test_a_send_whose_answer_was_lost_twice_is_not_doubled(
     broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     faults("enqueue_tasks", "after", "drop")
-    faults("enqueue_tasks_again", "after", "drop")
+    faults("commit_send", "after", "drop")
     send_safely(broker, [new_task()])
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
-from horsies.db import connect, migrate
+from horsies.db import borrowed, connect, migrate
 from horsies.db.answer import Awaiting, Blocking
 from horsies.db.channels import Channel
 from horsies.db.drive import drive, drive_async
@@ -103,6 +103,14 @@ class PostgresBroker:
                 if trouble_of(error) is Trouble.LOST:
                     await (await self.async_pool()).check()
                 await asyncio.sleep(_pause_s(attempt))
+
+    def run_on(self, connection: object, verb: Callable[[], Op[T]]) -> T:
+        """Run a verb on the caller's own connection, inside their transaction; never tried again."""
+        return borrowed.run_on(connection, verb, self.config.schema)
+
+    async def run_on_async(self, connection: object, verb: Callable[[], Op[T]]) -> T:
+        """The same for asyncio."""
+        return await borrowed.run_on_async(connection, verb, self.config.schema)
 
     def _next_try(
         self,

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, cast, get_args
 
 import psycopg
 
@@ -39,7 +39,7 @@ def clear() -> None:
         _planted.clear()
 
 
-def strike(connection: "psycopg.Connection | psycopg.AsyncConnection", names: Iterable[str], when: When) -> None:
+def strike(connection: object, names: Iterable[str], when: When) -> None:
     """Called by the drivers around every round trip; does nothing, cheaply, unless a fault is planted."""
     if _planted:
         for name in names:
@@ -56,14 +56,21 @@ def _take(name: str, when: When) -> Fault | None:
     return None
 
 
-def _act(fault: Fault, connection: "psycopg.Connection | psycopg.AsyncConnection") -> NoReturn:
+def _act(fault: Fault, connection: object) -> NoReturn:
     what = f"planted fault: {fault.action} {fault.when} {fault.statement}"
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault.action == "drop":
-        connection.pgconn.finish()
+        _drop(connection)
         raise psycopg.OperationalError(what)
     raise psycopg.errors.InternalError_(what)
+
+
+def _drop(connection: Any) -> None:
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        connection.pgconn.finish()
+    else:
+        connection.terminate()  # a caller's, of asyncpg
 
 
 def _plant_from_environment() -> None:

@@ -167,6 +167,15 @@ CREATE TABLE horsies.keeper (
     CONSTRAINT keeper_is_one CHECK (singleton)
 );
 
+CREATE TABLE horsies.keys (
+    task_name text NOT NULL,
+    key text NOT NULL,
+    task_id uuid NOT NULL,
+    send_id uuid NOT NULL,
+    args_hash text NOT NULL,
+    key_window interval NOT NULL
+);
+
 CREATE TABLE horsies.queues (
     name text NOT NULL,
     paused_at timestamp with time zone
@@ -222,6 +231,9 @@ ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFA
 
 ALTER TABLE ONLY horsies.keeper
     ADD CONSTRAINT keeper_pkey PRIMARY KEY (singleton);
+
+ALTER TABLE ONLY horsies.keys
+    ADD CONSTRAINT keys_pkey PRIMARY KEY (task_name, key);
 
 ALTER TABLE ONLY horsies.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (name);

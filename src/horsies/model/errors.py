@@ -29,6 +29,15 @@ class QueueError(HorsiesError, ValueError):
     """A queue that this app does not have."""
 
 
+class KeyConflictError(HorsiesError):
+    """The idempotency key belongs to another send: `task_id` is the task that has it."""
+
+    def __init__(self, message: str, *, key: str, task_id: str) -> None:
+        super().__init__(message)
+        self.key = key
+        self.task_id = task_id
+
+
 class PayloadError(HorsiesError, ValueError):
     """Arguments or a result that do not fit their annotations, or cannot be encoded."""
 
@@ -54,6 +63,10 @@ class SchemaError(BrokerError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False)
+
+
+class UnsupportedConnectionError(HorsiesError, TypeError):
+    """`connection=` was given something that a send cannot run on."""
 
 
 class BlockingCallError(HorsiesError, RuntimeError):

@@ -1,7 +1,7 @@
 """One task at each station of its journey."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from horsies.model.retry import RetryPolicy
@@ -13,16 +13,28 @@ DEFAULT_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms tasks are sent: all but what they are called with, the same for a whole batch.
+
+    `due` is a moment, or how long from now on the database's clock; None is now.
+    """
+
+    task_name: str
+    queue_name: str
+    priority: int = DEFAULT_PRIORITY
+    timeout_ms: int | None = None
+    retry: RetryPolicy | None = None
+    due: datetime | timedelta | None = None
+    good_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewTask:
     """A task as it is sent; `args` is the JSON object of its arguments by name."""
 
     id: TaskId
-    task_name: str
-    queue_name: str
-    priority: int
     args: str
-    timeout_ms: int | None = None
-    retry: RetryPolicy | None = None
+    terms: Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,42 +1,76 @@
-"""Enqueue: PENDING rows, all or none of them."""
+"""Enqueue: PENDING rows, all or none of them, in the order they were given.
 
-from collections.abc import Iterable, Sequence
+A statement carries the ids and arguments of many tasks and their terms once. What is too much for one statement goes in slices,
+inside one transaction. Within a transaction all rows have the same `enqueued_at`, and the ids, which only grow, keep the order.
+
+A send whose outcome is unknown (the connection was lost, perhaps at COMMIT) is repeated with the same ids. Because all of it was
+committed or nothing, the first id stands for all: the probe waits for a first attempt that is still under way, and tells whether
+there is anything left to send, even if it has been run and finished meanwhile.
+"""
+
+from collections.abc import Iterator, Sequence
 
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Statement, ask, rows
-from horsies.model.task import NewTask
+from horsies.db.op import Op, Query, ask, rows
+from horsies.model.options import Key
+from horsies.model.task import NewTask, TaskId
+from horsies.tasks import keys
+from horsies.tasks.terms import params_of
+
+SLICE_ROWS = 1_000
+SLICE_CHARACTERS = 4_000_000
 
 SQL = load(__file__)
 
 
-def enqueue(tasks: Sequence[NewTask]) -> Op[None]:
-    yield from rows(_insert(SQL["enqueue_tasks"], tasks))
+def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
+    """Their ids; with a key, the id of the task that has it, which may be another."""
+    slices = list(_slices(tasks))
+    if len(slices) == 1 and key is None:
+        yield from rows(_insert(slices[0]))
+        return [task.id for task in tasks]
+    yield from rows(SQL["begin_send"]())
+    ids = yield from enqueue_within(tasks, key)
+    yield from rows(SQL["commit_send"]())
+    return ids
 
 
-def enqueue_again(tasks: Sequence[NewTask]) -> Op[None]:
+def enqueue_again(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
     """The same send once more, after one whose outcome is unknown: never lost, never twice, even if it has already run."""
-    yield from ask(
-        SQL["begin_again"](),
-        _insert(SQL["enqueue_tasks_again"], tasks),
-        SQL["withdraw_finished"](ids=[task.id for task in tasks]),
-        SQL["commit_again"](),
-    )
+    first = tasks[0].id
+    _, _, probe = yield from ask(SQL["begin_send"](), SQL["probe"](id=first), SQL["withdraw_probe"](id=first))
+    is_new = probe == [(False,)]
+    ids = (yield from enqueue_within(tasks, key)) if is_new else [task.id for task in tasks]
+    yield from rows(SQL["commit_send"]())
+    return ids
 
 
-def _insert(statement: Statement, tasks: Sequence[NewTask]) -> Query:
-    return statement(
-        ids=[task.id for task in tasks],
-        task_names=[task.task_name for task in tasks],
-        queue_names=[task.queue_name for task in tasks],
-        priorities=[task.priority for task in tasks],
-        args=[task.args for task in tasks],
-        timeouts_ms=[task.timeout_ms for task in tasks],
-        delays_ms=[_array(task.retry.delays_ms) if task.retry else None for task in tasks],
-        jitters=[task.retry.jitter if task.retry else 0.0 for task in tasks],
-        retry_for=[_array(task.retry.codes) if task.retry else None for task in tasks],
-    )
+def enqueue_within(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
+    """The same inside a transaction that somebody else begins and ends."""
+    if key is not None:
+        (task,) = tasks
+        holder = yield from keys.take(task, key)
+        if holder is not None:
+            return [holder]
+    for some in _slices(tasks):
+        yield from rows(_insert(some))
+    return [task.id for task in tasks]
 
 
-def _array(items: Iterable[object]) -> str:
-    """As PostgreSQL writes an array. Numbers and error codes need no quotes."""
-    return "{" + ",".join(map(str, items)) + "}"
+def _slices(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
+    """Neighbours on the same terms, not too many for one statement."""
+    start = characters = 0
+    for position, task in enumerate(tasks):
+        first, count = tasks[start], position - start
+        characters += len(task.args)
+        alike = task.terms is first.terms or task.terms == first.terms
+        if count and (not alike or count == SLICE_ROWS or characters > SLICE_CHARACTERS):
+            yield tasks[start:position]
+            start, characters = position, len(task.args)
+    if tasks:
+        yield tasks[start:]
+
+
+def _insert(tasks: Sequence[NewTask]) -> Query:
+    ids, args = [task.id for task in tasks], [task.args for task in tasks]
+    return SQL["enqueue_tasks"](ids=ids, args=args, **params_of(tasks[0].terms))

@@ -1,51 +1,39 @@
 -- name: enqueue_tasks
 -- One statement however many there are: the trigger notifies once for all of them.
 insert into {schema}.tasks (
-    id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+    id, task_name, queue_name, priority, args, ready, enqueued_at, good_until,
+    timeout_ms, retry_delays_ms, retry_jitter, retry_for
 )
-select id, task_name, queue_name, priority, args, timeout_ms, delays_ms::integer[], jitter, retry_for::text[]
-from unnest(
-    %(ids)s::uuid[],
-    %(task_names)s::text[],
-    %(queue_names)s::text[],
-    %(priorities)s::integer[],
-    %(args)s::json[],
-    %(timeouts_ms)s::integer[],
-    -- Lists within a list, so they travel as text.
-    %(delays_ms)s::text[],
-    %(jitters)s::real[],
-    %(retry_for)s::text[]
-) as new (id, task_name, queue_name, priority, args, timeout_ms, delays_ms, jitter, retry_for);
+select
+    new.id, %(task_name)s::text, %(queue_name)s::text, %(priority)s::integer, new.args,
+    due.at is null, coalesce(due.at, now()), %(good_until)s::timestamptz,
+    %(timeout_ms)s::integer, %(retry_delays_ms)s::integer[], %(retry_jitter)s::real, %(retry_for)s::text[]
+from unnest(%(ids)s::uuid[], %(args)s::json[]) as new (id, args)
+cross join (
+    -- A delay counts from now, also in a transaction that was begun long ago. Whether a moment has passed is asked of the
+    -- transaction's own time, so that all slices of one send get the same answer.
+    select case when asked.moment > now() then asked.moment end
+    from (
+        select coalesce(%(eta)s::timestamptz, statement_timestamp() + %(delay_s)s::float8 * interval '1 second')
+    ) as asked (moment)
+) as due (at);
 
--- name: begin_again
+-- name: begin_send
 begin isolation level read committed;
 
--- name: enqueue_tasks_again
--- The first attempt's COMMIT may have been answered to nobody: what is already there stays as it is.
-insert into {schema}.tasks (
-    id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
-)
-select id, task_name, queue_name, priority, args, timeout_ms, delays_ms::integer[], jitter, retry_for::text[]
-from unnest(
-    %(ids)s::uuid[],
-    %(task_names)s::text[],
-    %(queue_names)s::text[],
-    %(priorities)s::integer[],
-    %(args)s::json[],
-    %(timeouts_ms)s::integer[],
-    -- Lists within a list, so they travel as text.
-    %(delays_ms)s::text[],
-    %(jitters)s::real[],
-    %(retry_for)s::text[]
-) as new (id, task_name, queue_name, priority, args, timeout_ms, delays_ms, jitter, retry_for)
+-- name: probe
+-- Waits for a first attempt that is still under way: its id can be inserted only if it has not been committed, or has left `tasks`.
+insert into {schema}.tasks (id, task_name)
+values (%(id)s::uuid, '')
 on conflict (id) do nothing;
 
--- name: withdraw_finished
--- A statement of its own, so that its snapshot is younger than the insert: a first attempt that was committed, run and
--- finished has left `tasks`, and must not run again.
+-- name: withdraw_probe
+-- No row: the first attempt is there. True: it has been run and has ended. A statement of its own, so that its snapshot is
+-- younger than the probe.
 delete from {schema}.tasks
-where id = any(%(ids)s::uuid[])
-and exists (select from {schema}.finished where finished.id = tasks.id);
+where id = %(id)s::uuid
+and task_name = ''
+returning exists (select from {schema}.finished where finished.id = %(id)s::uuid);
 
--- name: commit_again
+-- name: commit_send
 commit;

@@ -12,14 +12,20 @@ _last = 0
 
 
 def new_task_id() -> TaskId:
+    return new_task_ids(1)[0]
+
+
+def new_task_ids(count: int) -> list[TaskId]:
     """48 bits of milliseconds, then 74 random bits; within one millisecond the last id plus a random step."""
     global _last  # noqa: PLW0603 - the one thing that makes ids increase is remembering the last
-    noise = int.from_bytes(os.urandom(10))
-    fresh = (time.time_ns() // 1_000_000) << _RANDOM_BITS | noise >> 6
+    noise = os.urandom(10 + 4 * count)
+    value = (time.time_ns() // 1_000_000) << _RANDOM_BITS | int.from_bytes(noise[:10]) >> 6
+    steps = memoryview(noise)[10:].cast("I")
     with _lock:
-        value = fresh if fresh >> _RANDOM_BITS > _last >> _RANDOM_BITS else _last + 1 + (noise & 0xFFFFFFFF)
+        value = value if value >> _RANDOM_BITS > _last >> _RANDOM_BITS else _last
+        values = [value := value + 1 + step for step in steps]
         _last = value
-    return _format(value)
+    return [_format(value) for value in values]
 
 
 def _format(value: int) -> TaskId:

@@ -1,36 +1,24 @@
 """`Task`: a function that can be sent. Made by `@app.task`, which has checked it."""
 
-import asyncio
-import warnings
 from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.errors import ConfigError, QueueError
 from horsies.model.mapper import ErrorCodes
+from horsies.model.options import OnConflict, SendOptions
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
-from horsies.model.task import DEFAULT_PRIORITY, NewTask
-from horsies.tasks.enqueue import enqueue, enqueue_again
-from horsies.tasks.handle import InertHandle, TaskHandle
-from horsies.tasks.ids import new_task_id
-from horsies.tasks.suppress import sends_are_suppressed
-
-if TYPE_CHECKING:
-    from horsies.db.broker import PostgresBroker
+from horsies.model.task import Terms
+from horsies.tasks.send import Call, Outlet, Sender
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Outlet(Protocol):
-    """Where a task's sends go: the app."""
-
-    @property
-    def broker(self) -> "PostgresBroker": ...
-
-
-class Sendable(Generic[P, T]):
+class Sendable(Sender[P, T]):
     """The producer's side of a task, the same for `def` and `async def` functions."""
 
     def __init__(  # noqa: PLR0913 - all that `@app.task` has found out
@@ -46,6 +34,8 @@ class Sendable(Generic[P, T]):
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
     ) -> None:
+        terms = Terms(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy)
+        super().__init__(terms, arguments=arguments, result=result, outlet=outlet)
         self.function = function
         self.name = name
         self.queue_name = queue_name
@@ -54,7 +44,6 @@ class Sendable(Generic[P, T]):
         self.error_codes = error_codes
         self.retry_policy = retry_policy
         self.timeout_ms = timeout_ms
-        self._outlet = outlet
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
         self.__module__ = function.__module__
@@ -64,37 +53,55 @@ class Sendable(Generic[P, T]):
     def is_async(self) -> bool:
         return isinstance(self, AsyncTask)
 
-    def send(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """Enqueue now. Returns when the task is committed; bad arguments are refused here."""
-        new = self._new(args, kwargs)
-        if sends_are_suppressed():
-            return self._inert(new)
-        _warn_in_event_loop()
-        self._outlet.broker.run(partial(enqueue, [new]), again=partial(enqueue_again, [new]))
-        return self._handle(new)
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P, T]:
+        """The arguments of one task for `send_many`; bad ones are refused here."""
+        return Call(self.name, self.arguments.encode(args, kwargs))
 
-    async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """The same for asyncio code."""
-        new = self._new(args, kwargs)
-        if sends_are_suppressed():
-            return self._inert(new)
-        await self._outlet.broker.run_async(partial(enqueue, [new]), again=partial(enqueue_again, [new]))
-        return self._handle(new)
-
-    def _new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewTask:
-        payload = self.arguments.encode(args, kwargs)
-        return NewTask(
-            new_task_id(), self.name, self.queue_name, DEFAULT_PRIORITY, payload, self.timeout_ms, self.retry_policy
+    def with_options(
+        self,
+        *,
+        good_until: datetime | None = None,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        eta: datetime | None = None,
+        key: str | None = None,
+        on_conflict: OnConflict | None = None,
+        key_window: float | timedelta | None = None,
+        connection: object | None = None,
+    ) -> Sender[P, T]:
+        """The same verbs with options. All that is wrong with them is reported here, together."""
+        options = SendOptions(
+            good_until=good_until,
+            priority=priority,
+            queue_name=queue_name,
+            eta=eta,
+            key=key,
+            on_conflict=on_conflict,
+            key_window=key_window,
+        )
+        self._refuse(options)
+        given = {"queue_name": queue_name, "priority": priority, "due": eta, "good_until": good_until}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return Sender(
+            replace(self._terms, **changes),
+            arguments=self.arguments,
+            result=self.result,
+            outlet=self._outlet,
+            key=options.as_key() if key is not None else None,
+            connection=connection,
         )
 
-    def _handle(self, new: NewTask) -> TaskHandle[T]:
-        return TaskHandle(new.id, self.result, self._broker)
-
-    def _inert(self, new: NewTask) -> TaskHandle[T]:
-        return InertHandle(new.id, self.result, self._broker)
-
-    def _broker(self) -> "PostgresBroker":
-        return self._outlet.broker
+    def _refuse(self, options: SendOptions) -> None:
+        problems, unknown = list(options.problems()), None
+        if options.queue_name is not None:
+            try:
+                self._outlet.config.queue_named(options.queue_name)
+            except QueueError as error:
+                unknown = error
+                problems.insert(0, f"queue_name: {error}")
+        if problems:
+            every = ConfigError(f"the options of task {self.name!r}", problems)
+            raise every if unknown is None else QueueError(str(every)) from None
 
     def __repr__(self) -> str:
         return f"<task {self.name!r} on queue {self.queue_name!r}>"
@@ -114,14 +121,3 @@ class AsyncTask(Sendable[P, T]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
         """Run it here and now; nothing is enqueued."""
         return self.function(*args, **kwargs)
-
-
-def _warn_in_event_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    warnings.warn(
-        "send() blocks the running event loop for a round trip to PostgreSQL; use `await task.send_async(...)`",
-        stacklevel=3,
-    )

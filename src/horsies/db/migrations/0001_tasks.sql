@@ -163,6 +163,19 @@ create table {schema}.queues (
     constraint queues_pkey primary key (name)
 );
 
+-- Idempotency keys: which task a key stands for. Nothing is written here when the task ends; whoever sends under the key again
+-- looks whether its task is live, or ended less than `key_window` ago, and takes the key over if not.
+create table {schema}.keys (
+    task_name text not null,
+    key text not null,
+    task_id uuid not null,
+    -- The send that wrote this row last: it knows itself again when its answer was lost.
+    send_id uuid not null,
+    args_hash text not null,
+    key_window interval not null,
+    constraint keys_pkey primary key (task_name, key)
+);
+
 -- Who is the keeper, by a lease: session locks would leak behind a pooler.
 create table {schema}.keeper (
     singleton boolean not null default true,

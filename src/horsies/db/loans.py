@@ -1,0 +1,221 @@
+"""Connections that callers lend us: which libraries they may come from, and how a statement is run on each.
+
+SQLAlchemy and Django keep books about the transactions of their connections, so we speak through them and not past them: a Session
+begins its transaction, Django marks it broken, and an error is the one that the library raises for its own statements.
+Neither is imported here: a connection of theirs can only exist if the caller has imported it.
+
+Every parameter is cast in our statements, so that asyncpg, which wants numbers for names and a type for each, gets text.
+"""
+
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache, partial
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from horsies.db.op import Query, Rows
+from horsies.model.errors import UnsupportedConnectionError
+
+_PSYCOPG = ("psycopg:Connection",)
+_PSYCOPG_ASYNC = ("psycopg:AsyncConnection",)
+_SQLALCHEMY = ("sqlalchemy.engine:Connection", "sqlalchemy.orm:Session", "sqlalchemy.orm:scoped_session")
+_SQLALCHEMY_ASYNC = (
+    "sqlalchemy.ext.asyncio:AsyncConnection",
+    "sqlalchemy.ext.asyncio:AsyncSession",
+    "sqlalchemy.ext.asyncio:async_scoped_session",
+)
+_DJANGO = ("django.db.backends.base.base:BaseDatabaseWrapper", "django.utils.connection:ConnectionProxy")
+_ASYNCPG = ("asyncpg.connection:Connection", "asyncpg.pool:PoolConnectionProxy")
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Loan(Generic[R]):
+    """A lent connection, whatever library it is of."""
+
+    driver: object
+    """The connection of psycopg or asyncpg below it."""
+
+    is_alone: bool
+    """No transaction is open and none will be: each statement would be committed by itself."""
+
+    execute: Callable[[Query, str], R]
+    """Run one query with this schema; blocking callers get its rows, asyncio callers await them."""
+
+
+def borrow(connection: Any) -> Loan[Rows]:
+    """For a blocking caller."""
+    if _is_any(connection, _PSYCOPG):
+        return Loan(connection, _is_alone(connection), partial(_execute_psycopg, connection))
+    if _is_any(connection, _SQLALCHEMY):
+        return _borrow_sqlalchemy(connection)
+    if _is_any(connection, _DJANGO):
+        return _borrow_django(connection)
+    if _is_any(connection, _PSYCOPG_ASYNC + _SQLALCHEMY_ASYNC + _ASYNCPG):
+        raise UnsupportedConnectionError(
+            f"connection= is {_described(connection)}, which a blocking send cannot use; use `await ….send_async(…)`"
+        )
+    raise _unknown(connection)
+
+
+async def borrow_async(connection: Any) -> Loan[Awaitable[Rows]]:
+    """For an asyncio caller."""
+    if _is_any(connection, _PSYCOPG_ASYNC):
+        return Loan(connection, _is_alone(connection), partial(_execute_psycopg_async, connection))
+    if _is_any(connection, _SQLALCHEMY_ASYNC):
+        return await _borrow_sqlalchemy_async(connection)
+    if _is_any(connection, _ASYNCPG):
+        return Loan(connection, _is_alone(connection), partial(_execute_asyncpg, connection))
+    if _is_any(connection, _PSYCOPG + _SQLALCHEMY + _DJANGO):
+        raise UnsupportedConnectionError(
+            f"connection= is {_described(connection)}, which would block the event loop; "
+            "use `….send(…)` in blocking code, or give an async connection"
+        )
+    raise _unknown(connection)
+
+
+# -- psycopg
+
+
+def _execute_psycopg(connection: "psycopg.Connection[Any]", query: Query, schema: str) -> Rows:
+    # A cursor of our own making: the connection's may return dicts, or read `$1` where we write `%(id)s`.
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        # Inside a pipeline of the caller's the answer comes at its next sync, which the end of an inner one is.
+        with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
+            cursor.execute(query.statement.for_schema(schema), query.params, prepare=False)
+        return cursor.fetchall() if cursor.description else []
+
+
+async def _execute_psycopg_async(connection: "psycopg.AsyncConnection[Any]", query: Query, schema: str) -> Rows:
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        async with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
+            await cursor.execute(query.statement.for_schema(schema), query.params, prepare=False)
+        return await cursor.fetchall() if cursor.description else []
+
+
+# -- SQLAlchemy
+
+
+def _borrow_sqlalchemy(lent: Any) -> Loan[Rows]:
+    connection = (
+        lent if _is_any(lent, _SQLALCHEMY[:1]) else lent.connection()
+    )  # a Session's own; begins its transaction
+    driver, is_alone = _look_below(connection)
+    return Loan(driver, is_alone, partial(_execute_sqlalchemy, connection))
+
+
+async def _borrow_sqlalchemy_async(lent: Any) -> Loan[Awaitable[Rows]]:
+    connection = lent if _is_any(lent, _SQLALCHEMY_ASYNC[:1]) else await lent.connection()
+    driver, is_alone = await connection.run_sync(_look_below)
+    return Loan(driver, is_alone, partial(connection.run_sync, _execute_sqlalchemy))
+
+
+def _look_below(connection: Any) -> tuple[object, bool]:
+    dialect = connection.dialect
+    if dialect.driver not in {"psycopg", "asyncpg"}:
+        raise UnsupportedConnectionError(
+            f"connection= is {_described(connection)} on {dialect.name}+{dialect.driver}; sending inside a transaction "
+            "of SQLAlchemy needs PostgreSQL through psycopg 3: make the engine with postgresql+psycopg://"
+        )
+    pooled = connection.connection
+    return pooled.driver_connection, pooled.dbapi_connection.autocommit and _is_alone(pooled.driver_connection)
+
+
+def _execute_sqlalchemy(connection: Any, query: Query, schema: str) -> Rows:
+    text, params = query.statement.for_schema(schema).decode(), query.params
+    # Streaming, if the caller has chosen it for the connection, would declare a cursor for an INSERT.
+    options = {"stream_results": False}
+    named_or_numbered = _numbered(text, params) if connection.dialect.driver == "asyncpg" else (text, dict(params))
+    result = connection.exec_driver_sql(*named_or_numbered, execution_options=options)
+    return [tuple(row) for row in result] if result.returns_rows else []
+
+
+# -- Django
+
+
+def _borrow_django(connection: Any) -> Loan[Rows]:
+    driver_name = getattr(getattr(connection, "Database", None), "__name__", "no database driver")
+    if driver_name != "psycopg":
+        raise UnsupportedConnectionError(
+            f"connection= is Django's, on {driver_name}; sending inside a transaction of Django needs the ENGINE "
+            "django.db.backends.postgresql with psycopg 3 installed"
+        )
+    connection.ensure_connection()
+    driver = connection.connection
+    return Loan(driver, _is_alone(driver), partial(_execute_django, connection))
+
+
+def _execute_django(connection: Any, query: Query, schema: str) -> Rows:
+    with connection.cursor() as cursor:
+        cursor.execute(query.statement.for_schema(schema).decode(), dict(query.params))
+        return cursor.fetchall() if cursor.description else []
+
+
+# -- asyncpg
+
+
+async def _execute_asyncpg(connection: Any, query: Query, schema: str) -> Rows:
+    text, params = _numbered(query.statement.for_schema(schema).decode(), query.params)
+    return [tuple(row) for row in await connection.fetch(text, *params)]
+
+
+def _numbered(text: str, params: Mapping[str, object]) -> tuple[str, tuple[str | None, ...]]:
+    """The same query with `$1` for `%(id)s`, and everything as text."""
+    numbered, names = _number(text)
+    return numbered, tuple(_as_text(params[name]) for name in names)
+
+
+@lru_cache(maxsize=64)
+def _number(text: str) -> tuple[str, tuple[str, ...]]:
+    names = tuple(dict.fromkeys(re.findall(r"%\((\w+)\)s", text)))
+    for position, name in enumerate(names, 1):
+        text = text.replace(f"%({name})s", f"${position}::text")
+    return text.replace("%%", "%"), names
+
+
+def _as_text(value: object) -> str | None:
+    match value:
+        case None | str():
+            return value
+        case datetime():
+            return value.isoformat()
+        case int() | float():
+            return str(value)
+        case _:
+            raise TypeError(f"asyncpg gets its parameters as text, and a {type(value).__name__} has no known form")
+
+
+# -- which is which
+
+
+def _is_alone(driver: Any) -> bool:
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
+    return not driver.is_in_transaction()
+
+
+def _is_any(connection: object, names: tuple[str, ...]) -> bool:
+    """Whether it is of one of these classes, given as `module:Class`, as far as their modules are loaded."""
+    known = (name.split(":") for name in names)
+    kinds = tuple(getattr(sys.modules[module], kind) for module, kind in known if module in sys.modules)
+    return isinstance(connection, kinds)
+
+
+def _described(connection: object) -> str:
+    kind = type(connection)
+    return f"a {kind.__qualname__} of {kind.__module__.partition('.')[0]}"
+
+
+def _unknown(connection: object) -> UnsupportedConnectionError:
+    return UnsupportedConnectionError(
+        f"connection= is {_described(connection)}; give a connection of psycopg 3, a Connection or Session of SQLAlchemy, "
+        "Django's connection, an async one of these, or one of asyncpg"
+    )
