@@ -110,7 +110,7 @@ def test_the_registry_is_for_looking_at(app: Horsies) -> None:
     task = app.task("good")(good)
     assert dict(app.tasks) == {"good": task}
     with pytest.raises(TypeError):
-        app.tasks["more"] = task  # type: ignore[index]
+        app.tasks["more"] = task  # pyright: ignore[reportIndexIssue]
 
 
 def test_a_task_looks_like_its_function(app: Horsies) -> None:

@@ -95,7 +95,7 @@ def test_a_map_of_a_configuration_cannot_be_changed() -> None:
     assert config.exception_mapper == {ConnectionError: "DOWN"}
     assert type(config.exception_mapper[ConnectionError]) is str
     with pytest.raises(TypeError):
-        config.exception_mapper[OSError] = "SYSTEM"  # type: ignore[index]
+        config.exception_mapper[OSError] = "SYSTEM"  # pyright: ignore[reportIndexIssue]
     assert "ConnectionError: 'DOWN'" in repr(config)
     assert hash(config) == hash(AppConfig(exception_mapper={ConnectionError: "DOWN"}))
 

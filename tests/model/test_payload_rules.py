@@ -91,7 +91,8 @@ class Quarrelsome:
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("no")
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
