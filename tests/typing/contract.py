@@ -6,6 +6,7 @@ Each wrong line carries the rule by which either must report it: an ignore that 
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_never, assert_type
+from uuid import UUID
 
 from horsies import (
     AppConfig,
@@ -148,6 +149,28 @@ async def handles(handle: TaskHandle[Thumbnail]) -> None:
     wide: TaskHandle[object] = handle  # a handle only gives
     handle.get("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert narrow is wide
+
+
+async def stored_ids(task_id: str) -> None:
+    assert_type(app.handle(task_id), TaskHandle[Any])
+    assert_type(app.handle(UUID(task_id), resize), TaskHandle[Thumbnail])
+    assert_type(app.handle(task_id, fetch), TaskHandle[bytes | None])
+
+    app.handle(7)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    app.handle(task_id, "resize")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
+async def several(handles: list[TaskHandle[Thumbnail]]) -> None:
+    assert_type(app.gather(handles), list[TaskResult[Thumbnail, TaskError]])
+    assert_type(await app.gather_async(handles, timeout_ms=5_000), list[TaskResult[Thumbnail, TaskError]])
+    for handle in app.as_completed(handles, timeout_ms=5_000):
+        assert_type(handle, TaskHandle[Thumbnail])
+    async for handle in app.as_completed_async(handles):
+        assert_type(handle, TaskHandle[Thumbnail])
+
+    app.gather(handles[0])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.gather(["id"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await app.gather_async(handles, "5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # -- results

@@ -1,6 +1,5 @@
 """A worker started from code: `app.run_worker(WorkerConfig(...))`."""
 
-import asyncio
 import logging
 import sys
 import threading
@@ -11,8 +10,9 @@ from types import ModuleType
 
 from horsies.app import Horsies
 from horsies.child.main import LOG_FORMAT
-from horsies.model.errors import BlockingCallError, HorsiesError, LocateError
+from horsies.model.errors import HorsiesError, LocateError
 from horsies.model.worker import WorkerConfig
+from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
 from horsies.worker.run import run_worker
 
@@ -34,19 +34,7 @@ def _refuse_wrong_places() -> None:
         )
     if threading.current_thread() is not threading.main_thread():
         raise HorsiesError("run_worker() must be called on the main thread, the only one that hears signals")
-    if _has_running_loop():
-        raise BlockingCallError(
-            "run_worker() runs an event loop of its own until it is told to stop, and one is running here already; "
-            "call it from a plain function, in a process of its own"
-        )
-
-
-def _has_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    refuse_in_event_loop("run_worker()", "horsies worker, or call it before the loop starts")
 
 
 def locate(app: Horsies) -> str:
