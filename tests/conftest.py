@@ -1,5 +1,10 @@
 """The test house: every fixture lives in a plug-in of its own under `tests/fixtures`."""
 
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None)  # a busy machine is no failure, and a test that hangs has its time-out
+settings.load_profile("house")
+
 pytest_plugins = [
     "tests.fixtures.server",
     "tests.fixtures.databases",
