@@ -39,19 +39,22 @@ with next as materialized (
             %(cluster_wide_cap)s::integer - (select count(*) from {schema}.tasks where status <> 'PENDING')
         ))
     end
+),
+-- The time of the clock, not of the statement: what was counted as ended must have ended before, also on a machine that pauses
+-- between the statement's start and its snapshot. It is read once for all rows.
+moment as materialized (
+    select clock_timestamp() as now
 )
 update {schema}.tasks
 set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    -- The time of the clock, not of the statement: what was counted as ended must have ended before, also on a machine that pauses
-    -- between the statement's start and its snapshot. In a sub-select, it is read once for all rows.
-    claimed_at = (select clock_timestamp()),
+    claimed_at = (select moment.now from moment),
     lease_until = case
         when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then (select clock_timestamp()) end
+    started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
 -- An array, not a join: the primary key is then the only way in, whatever the statistics say.
 where id = any(array(select next.id from next))
 returning
@@ -103,17 +106,20 @@ with next as materialized (
             %(cluster_wide_cap)s::integer - (select count(*) from {schema}.tasks where status <> 'PENDING')
         ))
     end
+),
+moment as materialized (
+    select clock_timestamp() as now
 )
 update {schema}.tasks
 set
     status = %(status)s::text,
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = (select clock_timestamp()),
+    claimed_at = (select moment.now from moment),
     lease_until = case
         when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then (select clock_timestamp()) end
+    started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
 where id = any(array(select next.id from next))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
