@@ -2,7 +2,8 @@
 
 from hypothesis import settings
 
-settings.register_profile("house", deadline=None)  # a busy machine is no failure, and a test that hangs has its time-out
+# A busy machine is no failure, and a test that hangs has its time-out.
+settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
 pytest_plugins = [
