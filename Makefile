@@ -33,6 +33,7 @@ check: $(ready) ## layout, lint, types, and who may import whom
 	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/pyright --pythonpath $(bin)/python
+	$(bin)/mypy
 	$(bin)/lint-imports
 
 format: $(ready) ## lay out the code and mend what can be mended by rule
@@ -52,7 +53,7 @@ promises: $(ready) ## which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")
 
 clean: ## remove everything that the other targets made
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made from scratch each time: an environment that was repaired is not the one a newcomer gets.

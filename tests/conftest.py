@@ -1,5 +1,11 @@
 """The test house: every fixture lives in a plug-in of its own under `tests/fixtures`."""
 
+from hypothesis import settings
+
+# A busy machine is no failure, and a test that hangs has its time-out.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
+
 pytest_plugins = [
     "tests.fixtures.server",
     "tests.fixtures.databases",

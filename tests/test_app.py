@@ -11,6 +11,7 @@ from horsies import (
     AsyncTask,
     BlockingCallError,
     BrokerError,
+    ConfigError,
     CustomQueueConfig,
     Horsies,
     HorsiesError,
@@ -37,6 +38,10 @@ def app() -> Horsies:
 def custom(*names: str) -> Horsies:
     queues = [CustomQueueConfig(name=name) for name in names]
     return Horsies(AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=queues))
+
+
+def echo(text: str) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=text)
 
 
 def good(value: int) -> TaskResult[int, TaskError]:
@@ -105,7 +110,7 @@ def test_the_registry_is_for_looking_at(app: Horsies) -> None:
     task = app.task("good")(good)
     assert dict(app.tasks) == {"good": task}
     with pytest.raises(TypeError):
-        app.tasks["more"] = task  # type: ignore[index]
+        app.tasks["more"] = task  # pyright: ignore[reportIndexIssue]
 
 
 def test_a_task_looks_like_its_function(app: Horsies) -> None:
@@ -121,6 +126,38 @@ def test_a_task_looks_like_its_function(app: Horsies) -> None:
 
 
 # -- queues
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "half \ud800", "x" * 201])
+def test_a_name_that_cannot_be_stored_or_shown_is_refused(app: Horsies, name: str) -> None:
+    with pytest.raises(TaskDefinitionError, match="choose a name of 1 to 200 printable characters"):
+        app.task(name)
+
+
+def test_all_problems_of_a_task_s_options_come_together(app: Horsies) -> None:
+    options: Any = {"timeout_ms": 0, "retry_policy": [1], "exception_mapper": {int: "lower"}}
+    with pytest.raises(TaskDefinitionError) as caught:
+        app.task("wrong", **options)
+    for problem in ("timeout_ms is 0", "retry_policy must be", "has the key <class 'int'>", "[int] is 'lower'"):
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config", ["postgresql://ann:S3cr3t@db.example/app", 7, PostgresConfig(database_url="postgresql://")]
+)
+def test_what_is_no_configuration_is_refused_with_the_way_to_make_one(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"write config=AppConfig\.for_database_url") as caught:
+        Horsies(config)
+    assert "S3cr3t" not in str(caught.value)
+
+
+def test_arguments_that_are_too_big_are_refused_where_they_are_sent() -> None:
+    app = Horsies(
+        AppConfig(broker=PostgresConfig(database_url="postgresql://nowhere.invalid/x"), max_payload_bytes=1_000)
+    )
+    task = app.task("echo")(echo)
+    with pytest.raises(PayloadError, match=r"echo\(\) cannot be sent: as JSON it has 2,011 bytes"):
+        task.send("x" * 2_000)
 
 
 @pytest.mark.promise("C9")

@@ -168,7 +168,9 @@ def test_an_attribute_that_is_not_there_is_named_with_the_apps_that_are() -> Non
 
 def test_what_is_no_app_is_named_by_its_type() -> None:
     write("shop.py", APP)
-    assert refusal("shop:greet") == "'shop:greet' is a Task, not a Horsies app"
+    assert refusal("shop:greet") == (
+        "'shop:greet' is a Task, not a Horsies app; name the variable that holds Horsies(...)"
+    )
 
 
 # -- mistakes in the user's own modules

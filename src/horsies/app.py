@@ -13,9 +13,11 @@ from uuid import UUID
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
-from horsies.model.problems import instance_problems, number_problems
+from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
+from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
+from horsies.model.sizes import SizeWatch
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.gather import Gathering
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
@@ -27,6 +29,7 @@ from horsies.tasks.task import AsyncTask, Sendable, Task
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
 
+MAX_NAME = 200
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
 
 P = ParamSpec("P")
@@ -50,6 +53,8 @@ class Horsies:
     """
 
     def __init__(self, config: AppConfig | None = None) -> None:
+        if config is not None:
+            refuse("Horsies", instance_problems("config", config, AppConfig, "AppConfig.for_database_url(...)"))
         self.config = config or AppConfig()
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
@@ -66,18 +71,30 @@ class Horsies:
         queue_name: str | None = None,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
     ) -> TaskDecorator:
-        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`."""
+        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`.
+
+        `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may.
+        """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
-        problems = [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
+        problems = list(_name_problems(name))
+        problems += [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
         if retry_policy is not None:
             problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
+        problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
         if problems:
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
 
+        error_codes = ErrorCodes(
+            of_task=ExceptionMap(exception_mapper),
+            of_app=ExceptionMap(self.config.exception_mapper),
+            default=self.config.default_unhandled_error_code,
+        )
+
         def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
-            task = self._define(function, name, queue_name, retry_policy, timeout_ms)
+            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes)
             self._tasks[name] = task
             return task
 
@@ -90,6 +107,7 @@ class Horsies:
         queue_name: str | None,
         retry_policy: RetryPolicy | None,
         timeout_ms: int | None,
+        error_codes: ErrorCodes,
     ) -> Sendable[..., Any]:
         if name in self._tasks:
             other = self._tasks[name].function
@@ -97,14 +115,16 @@ class Horsies:
                 f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
                 f"{function.__module__}.{function.__qualname__}; rename one of them"
             )
+        limits = self.config.payload_limits
         kind = cast("type[Sendable[..., Any]]", AsyncTask if inspect.iscoroutinefunction(function) else Task)
         return kind(
             function,
             name=name,
             queue_name=self._queue_of(name, queue_name),
-            arguments=ArgumentsCodec.for_function(function),
-            result=ResultCodec.for_type(ok_type(function)),
+            arguments=ArgumentsCodec.for_function(function, SizeWatch(f"the arguments of task {name!r}", limits)),
+            result=ResultCodec.for_type(ok_type(function), SizeWatch(f"the result of task {name!r}", limits)),
             outlet=self,
+            error_codes=error_codes,
             retry_policy=retry_policy,
             timeout_ms=timeout_ms,
         )
@@ -131,7 +151,7 @@ class Horsies:
     def discover_tasks(self, modules: Sequence[str]) -> None:
         """Where the tasks are: dotted modules or `.py` paths. Workers and their children import them."""
         if isinstance(modules, str):
-            raise TypeError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
+            raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
         self._task_modules.extend(module for module in modules if module not in self._task_modules)
 
     @property
@@ -275,6 +295,11 @@ def _embedded_database() -> PostgresConfig:
     return PostgresConfig(database_url=embedded_database_url())
 
 
+def _name_problems(name: str) -> Iterator[str]:
+    if len(name) > MAX_NAME or not name.isprintable():
+        yield f"its name has {len(name)} characters or an unprintable one; choose a name of 1 to {MAX_NAME} printable characters"
+
+
 def _checked_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
@@ -282,6 +307,6 @@ def _checked_hook(hook: object) -> Hook:
         inspect.signature(hook).bind()
     except TypeError:
         raise TaskDefinitionError(
-            f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any"
+            f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
         ) from None
     return hook

@@ -49,7 +49,9 @@ def find_app(locator: str) -> Horsies:
         hint = f"it has {', '.join(apps)}" if apps else "it has no Horsies app at its top level"
         raise LocateError(f"{place!r} has no attribute {attribute!r}; {hint}") from None
     if not isinstance(found, Horsies):
-        raise LocateError(f"{locator!r} is a {type(found).__name__}, not a Horsies app")
+        raise LocateError(
+            f"{locator!r} is a {type(found).__name__}, not a Horsies app; name the variable that holds Horsies(...)"
+        )
     return found
 
 
@@ -71,7 +73,7 @@ def _import(place: str, what: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise LocateError(f"there is no file {str(path)!r}")
+        raise LocateError(f"there is no file {str(path)!r}; write its path as seen from {str(Path.cwd())!r}")
     path = path.resolve()
     name = _dotted_name(path)
     return importlib.import_module(name) if name else _import_lone_file(path)
@@ -110,7 +112,7 @@ def _import_lone_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise LocateError(f"{str(path)!r} is not a Python file")
+        raise LocateError(f"{str(path)!r} is not a Python file; write the path of one that ends in .py")
     sys.path.insert(0, str(path.parent))  # as `python path/file.py` does
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

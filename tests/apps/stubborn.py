@@ -48,6 +48,9 @@ exponential = app.task(
 jittered = app.task("jittered", retry_policy=RetryPolicy.fixed([0.2], auto_retry_for=LISTED, jitter=0.5))(fail_at_first)
 busy_only = app.task("busy_only", retry_policy=RetryPolicy.fixed([0.1], auto_retry_for=["BUSY"]))(fail_at_first)
 slow_retry = app.task("slow_retry", retry_policy=RetryPolicy.fixed([60], auto_retry_for=["BUSY"]))(fail_at_first)
+mapped = app.task(
+    "mapped", retry_policy=RetryPolicy.fixed([0.1], auto_retry_for=["BUSY"]), exception_mapper={ConnectionError: "BUSY"}
+)(fail_at_first)
 many = app.task("many", retry_policy=RetryPolicy.fixed([0.0] * 30, auto_retry_for=["BUSY"]))(fail_at_first)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -228,7 +229,7 @@ def test_a_child_whose_first_message_is_another_refuses_to_work(child: Child) ->
 
 
 def test_programs_that_a_task_starts_do_not_inherit_the_socket(ready: Child) -> None:
-    fd = int(ready.process.args[-1])  # type: ignore[index]
+    fd = int(cast("list[str]", ready.process.args)[-1])
     flags = Path(f"/proc/{ready.process.pid}/fdinfo/{fd}")
     if not flags.exists():
         pytest.skip("this system does not show the flags of descriptors")

@@ -16,6 +16,7 @@ from horsies.model.config import (
     WorkerResilienceConfig,
 )
 from horsies.model.errors import ConfigError, QueueError
+from horsies.model.sizes import PayloadLimits
 
 URL = "postgresql://ann:S3cr3t@db.example/app"
 HIGH, LOW = CustomQueueConfig(name="high", priority=1), CustomQueueConfig(name="low", priority=200)
@@ -274,6 +275,24 @@ def test_a_queue_is_uncapped_capped_or_paused():
     caps = [CustomQueueConfig(name="q", max_concurrency=cap).max_concurrency for cap in (None, 5, 0)]
     assert caps == [None, 5, 0]
     assert "max_concurrency is -1" in the_problem_of(CustomQueueConfig, name="q", max_concurrency=-1)
+
+
+# Payloads
+
+
+def test_by_default_a_payload_has_16_mib_and_is_told_of_from_256_kib_on():
+    config = AppConfig()
+    assert (config.payload_warning_bytes, config.max_payload_bytes) == (262_144, 16_777_216)
+    assert config.payload_limits == PayloadLimits(262_144, 16_777_216)
+    assert AppConfig(payload_warning_bytes=None).payload_limits.warning_bytes is None
+
+
+@pytest.mark.parametrize(("name", "low"), [("payload_warning_bytes", 1), ("max_payload_bytes", 1_000)])
+def test_the_size_of_a_payload_has_a_range(name: str, low: int):
+    for value in (low, 268_435_456):
+        assert getattr(dataclasses.replace(AppConfig(), **{name: value}), name) == value
+    for value in (low - 1, 268_435_457):
+        assert f"from {low} to 268435456" in the_problem_of(AppConfig, **{name: value})
 
 
 # Recovery

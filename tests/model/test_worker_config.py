@@ -64,7 +64,7 @@ def test_a_child_serves_two_tasks_at_least_or_any_number():
 def test_a_memory_limit_is_any_positive_number():
     assert WorkerConfig(max_memory_per_child_mb=0.5).max_memory_per_child_mb == 0.5
     assert WorkerConfig(max_memory_per_child_mb=512).max_memory_per_child_mb == 512
-    for limit in (0, -1, math.nan, "512", True):
+    for limit in (0, -1, math.nan, math.inf, "512", True):
         assert "give a positive number of megabytes" in the_problem_of(max_memory_per_child_mb=limit)
 
 
@@ -81,15 +81,41 @@ def test_one_name_instead_of_a_list_is_refused(name: str):
     assert f"{name}=['mail']" in the_problem_of(**{name: "mail"})
 
 
+@pytest.mark.parametrize("name", ["imports", "queues"])
+def test_what_is_no_name_is_refused_by_its_place(name: str):
+    assert f"{name}[1] must be a name, not 7" in the_problem_of(**{name: ["mail", 7]})
+
+
+@pytest.mark.parametrize("name", ["queue_priorities", "queue_max_concurrency"])
+@pytest.mark.parametrize("value", [[], [("mail", 1)], "mail", None, 7])
+def test_an_override_is_a_dict_by_queue(name: str, value: Any):
+    assert the_problem_of(**{name: value}).startswith(f"{name} must be a dict from queue to number, not {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("dsn", "advice"), [(5, "must be a string"), ("", "is empty"), ("mysql://S3cr3t", "write postgresql")]
+)
+def test_a_database_is_a_connection_string(dsn: Any, advice: str):
+    problem = the_problem_of(dsn=dsn)
+    assert problem.startswith("dsn ")
+    assert advice in problem
+    assert "S3cr3t" not in problem
+
+
+def test_where_the_app_is_is_text():
+    assert "app_locator must be text like 'package.module:attribute'" in the_problem_of(app_locator=7)
+
+
 def test_a_worker_without_any_queue_is_refused():
     assert "queues is empty" in the_problem_of(queues=[])
 
 
 def test_changing_the_lists_afterwards_changes_nothing():
-    names = ["mail"]
-    config = WorkerConfig(queues=names, imports=names)
+    names, numbers = ["mail"], {"mail": 1}
+    config = WorkerConfig(queues=names, imports=names, queue_priorities=numbers)
     names.append("media")
-    assert (config.queues, config.imports) == (("mail",), ("mail",))
+    numbers["media"] = 2
+    assert (config.queues, config.imports, config.queue_priorities) == (("mail",), ("mail",), {"mail": 1})
 
 
 @pytest.mark.parametrize("loglevel", ["LOUD", "info", 20])

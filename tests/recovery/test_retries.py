@@ -68,6 +68,16 @@ def test_listed_codes_exceptions_and_crashes_are_retried_on_time(stubborn: Any, 
 
 
 @pytest.mark.promise("T1")
+def test_an_exception_is_retried_by_the_code_it_is_mapped_to(stubborn: Any, worker: StartWorker) -> None:
+    worker(STUBBORN, options=FORKED)
+    retried, other = stubborn.mapped.send("refused", 1), stubborn.mapped.send("value", 1)
+    assert retried.get(PATIENCE_MS).ok_value == 2
+    assert [past.error_code for past in info_of(retried).failed_attempts] == ["BUSY"]
+    assert other.get(PATIENCE_MS).err_value.error_code == "UNHANDLED_ERROR"
+    assert info_of(other).attempts == 1
+
+
+@pytest.mark.promise("T1")
 def test_pauses_double_up_to_the_longest(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN, options=FORKED)
     handle = stubborn.exponential.send("BUSY", 3)

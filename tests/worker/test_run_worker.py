@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies import Horsies, HorsiesError, LocateError
+from horsies import BlockingCallError, Horsies, HorsiesError, LocateError
 from horsies.worker.embed import locate
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
@@ -205,6 +205,13 @@ def test_a_worker_is_refused_on_a_thread_that_hears_no_signals() -> None:
 
     with ThreadPoolExecutor(1) as other, pytest.raises(HorsiesError, match="main thread"):
         other.submit(Horsies().run_worker).result()
+
+
+async def test_a_worker_is_refused_where_an_event_loop_is_running() -> None:
+    with pytest.raises(
+        BlockingCallError, match=r"run_worker\(\) would block the running event loop.*before the loop starts"
+    ):
+        Horsies().run_worker()
 
 
 # -- what the configuration says

@@ -14,9 +14,14 @@ from horsies.child.wire import Done
 from horsies.model.codec import ResultTypeError, encode_error
 from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
+from horsies.model.mapper import every_member
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.retry import RetryPolicy
+from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import TaskStatus
 from horsies.tasks.task import Sendable
+
+MAX_WORDS = 64 * 1024
 
 log = logging.getLogger("horsies.child")
 
@@ -58,12 +63,20 @@ def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Do
     if running.is_cancelled and any(isinstance(error, _CANCELLED) for error in _chain(raised)):
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
-    wants_retry = task.retry_policy is not None and isinstance(raised, task.retry_policy.exceptions)
-    return failed(running, _unhandled(raised), wants_retry=wants_retry)
+    return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
+
+
+def _lists(policy: RetryPolicy | None, raised: BaseException) -> bool:
+    return policy is not None and every_member(raised, lambda error: isinstance(error, policy.exceptions))
 
 
 def failed(
-    running: Running, error: TaskError, *, status: TaskStatus = TaskStatus.FAILED, wants_retry: bool = False
+    running: Running,
+    error: TaskError,
+    *,
+    status: TaskStatus = TaskStatus.FAILED,
+    wants_retry: bool = False,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Done:
     return Done(
         ticket=running.assignment.ticket,
@@ -71,7 +84,7 @@ def failed(
         duration_us=_duration_us(running),
         error_code=error.error_code,
         result=None,
-        error=encode_error(error),
+        error=encode_error(error, max_bytes),
         wants_retry=wants_retry,
         retry_after_ms=_milliseconds(error.retry_after_seconds),
     )
@@ -80,7 +93,7 @@ def failed(
 def _returned(running: Running, task: Sendable[..., Any], returned: object) -> Done:
     result = _encoded(task, returned)
     if isinstance(result, TaskError):
-        return failed(running, result)
+        return failed(running, result, max_bytes=task.result.max_bytes)
     return Done(running.assignment.ticket, TaskStatus.COMPLETED.value, _duration_us(running), None, result, None)
 
 
@@ -141,23 +154,31 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _unhandled(error: BaseException) -> TaskError:
-    return TaskError(error_code=OperationalErrorCode.UNHANDLED_ERROR, message=_words(error), data=_trace(error))
+def _unhandled(task: Sendable[..., Any], error: BaseException) -> TaskError:
+    return TaskError(error_code=task.error_codes.code_for(error), message=_words(error), data=_trace(error))
 
 
 def _trace(error: BaseException) -> dict[str, str]:
     kind = type(error)
     return {
         "exception": f"{kind.__module__}.{kind.__qualname__}",
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": _shortened("".join(traceback.format_exception(error))),
     }
 
 
 def _words(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return _shortened(f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - the user's own __str__
         return f"{type(error).__name__}, which cannot be printed"
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end: an exception may quote all that it choked on."""
+    half = MAX_WORDS // 2
+    return (
+        text if len(text) <= MAX_WORDS else f"{text[:half]}\n... {len(text) - MAX_WORDS} characters ...\n{text[-half:]}"
+    )
 
 
 def _duration_us(running: Running) -> int:

@@ -1,14 +1,17 @@
 """Configuration: frozen values that check themselves, and report all of their problems at once."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final, Literal, Self, cast
 
+from horsies.model.codes import OperationalErrorCode
 from horsies.model.database_url import conninfo, masked, url_problem
 from horsies.model.errors import QueueError
+from horsies.model.mapper import ExceptionMap, code_problems, mapper_problems
 from horsies.model.problems import instance_problems, number_problems, refuse
+from horsies.model.sizes import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
@@ -192,7 +195,11 @@ class RecoveryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig:
-    """Everything an app is told. Without a `broker` it looks for a database in its environment."""
+    """Everything an app is told. Without a `broker` it looks for a database in its environment.
+
+    `payload_warning_bytes` (None: never) and `max_payload_bytes` are for the JSON of the arguments of one task, and of its result.
+    `exception_mapper` gives exceptions that tasks raise an error code; those that it does not know get `default_unhandled_error_code`.
+    """
 
     broker: PostgresConfig | None = None
     queue_mode: QueueMode = QueueMode.DEFAULT
@@ -202,10 +209,16 @@ class AppConfig:
     cluster_wide_cap: int | None = None
     resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    payload_warning_bytes: int | None = DEFAULT_WARNING_BYTES
+    max_payload_bytes: int = DEFAULT_MAX_BYTES
+    exception_mapper: Mapping[type[BaseException], str] = field(default_factory=ExceptionMap)
+    default_unhandled_error_code: str = OperationalErrorCode.UNHANDLED_ERROR
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "custom_queues", _as_tuple(self.custom_queues))  # frozen means frozen
         refuse(self, self._problems())
+        object.__setattr__(self, "exception_mapper", ExceptionMap(self.exception_mapper))
+        object.__setattr__(self, "default_unhandled_error_code", str(self.default_unhandled_error_code))
 
     @classmethod
     def for_database_url(cls, url: str) -> Self:
@@ -224,6 +237,10 @@ class AppConfig:
         if self.claim_lease_ms is not None:
             return self.claim_lease_ms
         return AUTO_PREFETCH_LEASE_MS if self.prefetch_buffer == "auto" else DEFAULT_LEASE_MS
+
+    @property
+    def payload_limits(self) -> PayloadLimits:
+        return PayloadLimits(self.payload_warning_bytes, self.max_payload_bytes)
 
     def queue_named(self, name: str) -> CustomQueueConfig:
         for queue in self.queues:
@@ -247,6 +264,11 @@ class AppConfig:
                     f"cluster_wide_cap cannot be kept while prefetch_buffer is {self.prefetch_buffer!r}, because buffered claims "
                     "are in flight too; set prefetch_buffer=0, or remove the cap"
                 )
+        if self.payload_warning_bytes is not None:
+            yield from number_problems("payload_warning_bytes", self.payload_warning_bytes, 1, MOST_BYTES)
+        yield from number_problems("max_payload_bytes", self.max_payload_bytes, 1_000, MOST_BYTES)
+        yield from mapper_problems("exception_mapper", self.exception_mapper)
+        yield from code_problems("default_unhandled_error_code", self.default_unhandled_error_code)
 
 
 def _schema_problems(schema: object) -> Iterator[str]:

@@ -1,9 +1,12 @@
 """`WorkerConfig`: how one worker runs, for code. The command line fills in the same."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+from horsies.model.database_url import url_problem
 from horsies.model.problems import number_problems, refuse
 
 LOGLEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -39,6 +42,8 @@ class WorkerConfig:
             object.__setattr__(self, "processes", os.cpu_count() or 1)
         refuse(self, self._problems())
         object.__setattr__(self, "imports", tuple(self.imports))
+        object.__setattr__(self, "queue_priorities", dict(self.queue_priorities))
+        object.__setattr__(self, "queue_max_concurrency", dict(self.queue_max_concurrency))
         if self.queues is not None:
             object.__setattr__(self, "queues", tuple(self.queues))
 
@@ -47,6 +52,9 @@ class WorkerConfig:
         return self.processes or 1
 
     def _problems(self) -> Iterator[str]:
+        if self.dsn is not None and (problem := url_problem(self.dsn)):
+            yield f"dsn {problem}"
+        yield from _locator_problems(self.app_locator)
         yield from _names_problems("imports", self.imports)
         yield from self._queue_problems()
         yield from number_problems("processes", self.processes, 1, 1_000)
@@ -68,18 +76,36 @@ class WorkerConfig:
             yield from _names_problems("queues", self.queues)
             if not self.queues:
                 yield "queues is empty, so there would be nothing to do; name at least one, or leave it out for all"
-        for name, priority in self.queue_priorities.items():
-            yield from number_problems(f"queue_priorities[{name!r}]", priority, 0, 32_767)
-        for name, cap in self.queue_max_concurrency.items():
-            if cap is not None:
-                yield from number_problems(f"queue_max_concurrency[{name!r}]", cap, 0, 1_000_000)
+        yield from _override_problems("queue_priorities", self.queue_priorities, 32_767)
+        capped = self.queue_max_concurrency
+        if isinstance(capped, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
+            capped = {name: cap for name, cap in capped.items() if cap is not None}
+        yield from _override_problems("queue_max_concurrency", capped, 1_000_000)
+
+
+def _locator_problems(locator: object) -> Iterator[str]:
+    if locator is not None and not isinstance(locator, str):
+        yield f"app_locator must be text like 'package.module:attribute', not a {type(locator).__name__}"
 
 
 def _names_problems(name: str, value: object) -> Iterator[str]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         yield f"{name} must be a list of names, not {value!r}; write {name}=[{value!r}]"
+        return
+    for position, item in enumerate(cast("Sequence[object]", value)):
+        if not isinstance(item, str):
+            yield f"{name}[{position}] must be a name, not {item!r}; put it into quotes"
+
+
+def _override_problems(name: str, value: object, high: int) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"{name} must be a dict from queue to number, not {value!r}; write {name}={{'default': 1}}"
+        return
+    for queue, number in cast("Mapping[object, object]", value).items():
+        yield from number_problems(f"{name}[{queue!r}]", number, 0, high)
 
 
 def _memory_problems(limit: object) -> Iterator[str]:
-    if limit is not None and (not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0):
+    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if limit is not None and not (is_number and 0 < cast("float", limit) < math.inf):
         yield f"max_memory_per_child_mb is {limit!r}; give a positive number of megabytes, or leave it out"

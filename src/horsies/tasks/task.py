@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.errors import ConfigError, QueueError
+from horsies.model.mapper import ErrorCodes
 from horsies.model.options import OnConflict, SendOptions
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
@@ -20,7 +21,7 @@ T = TypeVar("T")
 class Sendable(Sender[P, T]):
     """The producer's side of a task, the same for `def` and `async def` functions."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that `@app.task` has found out
         self,
         function: Callable[..., Any],
         *,
@@ -29,6 +30,7 @@ class Sendable(Sender[P, T]):
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
         outlet: Outlet,
+        error_codes: ErrorCodes,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
     ) -> None:
@@ -39,6 +41,7 @@ class Sendable(Sender[P, T]):
         self.queue_name = queue_name
         self.arguments = arguments
         self.result = result
+        self.error_codes = error_codes
         self.retry_policy = retry_policy
         self.timeout_ms = timeout_ms
         self.__doc__ = function.__doc__

@@ -12,6 +12,7 @@ from horsies.app import Horsies
 from horsies.child.main import LOG_FORMAT
 from horsies.model.errors import HorsiesError, LocateError
 from horsies.model.worker import WorkerConfig
+from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
 from horsies.worker.run import run_worker
 
@@ -33,6 +34,7 @@ def _refuse_wrong_places() -> None:
         )
     if threading.current_thread() is not threading.main_thread():
         raise HorsiesError("run_worker() must be called on the main thread, the only one that hears signals")
+    refuse_in_event_loop("run_worker()", "horsies worker, or call it before the loop starts")
 
 
 def locate(app: Horsies) -> str:

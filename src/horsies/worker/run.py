@@ -26,7 +26,7 @@ from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
-from horsies.worker.settings import frames_of, limits_of, marks_of
+from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 
 TURNS_AT_MOST = 4
 
@@ -48,6 +48,7 @@ class ExitCode(IntEnum):
 
 def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start."""
+    queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
     try:
         open_database(app.broker, app.config)
         return asyncio.run(_run_incarnations(app, config))

@@ -1,0 +1,92 @@
+"""Which error code an exception ends a task with.
+
+The nearest class in the exception's own order (its MRO) decides, first by the task's map, then by the app's. A group of
+exceptions, as `asyncio.TaskGroup` raises it, stands for its members where these agree: a map that knows ConnectionError
+knows a group of nothing but those, too.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard, cast
+
+from horsies.model.result import ERROR_CODE
+
+
+class ExceptionMap(Mapping[type[BaseException], str]):
+    """Exception classes and their error codes; cannot be changed."""
+
+    __slots__ = ("_codes",)
+
+    def __init__(self, codes: Mapping[type[BaseException], str] | None = None) -> None:
+        self._codes = {kind: str(code) for kind, code in (codes or {}).items()}  # a StrEnum member becomes its text
+
+    def code_for(self, error: BaseException) -> str | None:
+        """The code of the nearest class; None when the map knows none of them."""
+        classes = type(error).__mro__
+        if not is_group(error):
+            return self._first(classes)
+        return self._first(filter(_is_group_class, classes)) or self._agreed(error) or self._first(classes)
+
+    def _first(self, classes: Iterable[type[Any]]) -> str | None:
+        return next((self._codes[kind] for kind in classes if kind in self._codes), None)
+
+    def _agreed(self, group: BaseExceptionGroup[BaseException]) -> str | None:
+        codes = {self.code_for(member) for member in group.exceptions}
+        return codes.pop() if len(codes) == 1 else None
+
+    def __getitem__(self, kind: type[BaseException]) -> str:
+        return self._codes[kind]
+
+    def __iter__(self) -> Iterator[type[BaseException]]:
+        return iter(self._codes)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._codes.items()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{kind.__name__}: {code!r}" for kind, code in self._codes.items())
+        return f"{{{shown}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCodes:
+    """What one task's exceptions are called."""
+
+    of_task: ExceptionMap
+    of_app: ExceptionMap
+    default: str
+
+    def code_for(self, error: BaseException) -> str:
+        return self.of_task.code_for(error) or self.of_app.code_for(error) or self.default
+
+
+def _is_group_class(kind: type[Any]) -> bool:
+    return issubclass(kind, BaseExceptionGroup)
+
+
+def is_group(error: BaseException) -> TypeGuard[BaseExceptionGroup[BaseException]]:
+    return isinstance(error, BaseExceptionGroup)
+
+
+def every_member(error: BaseException, holds: Callable[[BaseException], bool]) -> bool:
+    """It holds for this exception, or for all that are in it if it is a group."""
+    return holds(error) or (is_group(error) and all(every_member(member, holds) for member in error.exceptions))
+
+
+def mapper_problems(name: str, mapper: object) -> Iterator[str]:
+    if not isinstance(mapper, Mapping):
+        yield f'{name} must be a dict like {{ConnectionError: "UPSTREAM_DOWN"}}, not a {type(mapper).__name__}'
+        return
+    for kind, code in cast("Mapping[object, object]", mapper).items():
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            yield f"{name} has the key {kind!r:.80}; the keys are exception classes"
+        shown = kind.__name__ if isinstance(kind, type) else f"{kind!r:.80}"
+        yield from code_problems(f"{name}[{shown}]", code)
+
+
+def code_problems(name: str, code: object) -> Iterator[str]:
+    if not isinstance(code, str) or not ERROR_CODE.fullmatch(code):
+        yield f"{name} is {code!r:.80}; write an error code in upper snake case, like 'UPSTREAM_DOWN'"

@@ -1,0 +1,79 @@
+"""Why a payload is refused, in lines that name the place, show the value and say what to change."""
+
+import reprlib
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic_core import ErrorDetails
+
+from horsies.model.annotations import NOT_JSON
+
+MAX_SHOWN: Final = 80
+MAX_LINE: Final = 400
+MAX_PROBLEMS: Final = 20
+MAX_STEPS: Final = 12
+
+# The value has the right type and still cannot be written.
+UNWRITABLE: Final = frozenset({NOT_JSON, "recursion_loop", "string_unicode"})
+_SAYS_IT_ALL: Final = UNWRITABLE | {"missing", "json_invalid"}
+
+# What others say of a fault, and what to do about it.
+_ADVICE: Final = (
+    ("surrogates not allowed", "remove the broken character, as text.encode(errors='replace').decode() does"),
+    ("invalid utf-8", "give the model ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"),
+    ("number out of range", "annotate so long a number as str"),
+    ("recursion limit exceeded", "it is nested too deeply: send it flatter"),
+    ("maximum validation depth", "it is nested too deeply: send it flatter"),
+    ("cyclic reference", "send ids in place of the objects that refer back"),
+)
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
+
+
+def report(what: str, noun: str, problems: Sequence[ErrorDetails]) -> str:
+    lines = [f"\n  - {_problem_line(noun, problem)}" for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"\n  - and {len(problems) - MAX_PROBLEMS} more")
+    return f"{what}:{''.join(lines)}"
+
+
+def _problem_line(noun: str, problem: ErrorDetails) -> str:
+    got = "" if problem["type"] in _SAYS_IT_ALL else f" (got {_short_repr(problem['input'])})"
+    return f"{_place(noun, problem['loc'])}{one_line(problem['msg'])}{got}{_advice(problem['msg'])}"
+
+
+def _place(noun: str, loc: tuple[int | str, ...]) -> str:
+    """`('boxes', 0, 'width')` as `argument 'boxes[0].width': `."""
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc[:MAX_STEPS])
+    return f"{noun} '{steps.removeprefix('.')}{'...' if len(loc) > MAX_STEPS else ''}': " if loc else ""
+
+
+def changed(noun: str, loc: tuple[int | str, ...], sent: object, arrived: object) -> str:
+    advice = "annotate it with a type whose JSON cannot be taken for anything else"
+    if isinstance(sent, float) and arrived is None:  # what pydantic writes for NaN in a model, unless told otherwise
+        advice = "give the model ConfigDict(ser_json_inf_nan='strings')"
+    return f"{_place(noun, loc)}{_short_repr(sent)} would arrive as {_short_repr(arrived)}; {advice}"
+
+
+def advised(error: object) -> str:
+    """What somebody else says of a fault, on one line, and what to do about it if we know."""
+    line = one_line(error)
+    return f"{line}{_advice(line)}"
+
+
+def _advice(text: str) -> str:
+    return next((f"; {advice}" for sign, advice in _ADVICE if sign in text), "")
+
+
+def one_line(text: object) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."
+
+
+def _short_repr(value: object) -> str:
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # noqa: BLE001 - a repr of the user's own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

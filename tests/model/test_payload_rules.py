@@ -1,0 +1,345 @@
+"""What may travel: nothing that would arrive as something else, and nothing too big. The same for arguments and for results."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypeVar
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PrivateAttr
+from typing_extensions import TypedDict
+
+from horsies.model.codec import ArgumentsCodec, ResultCodec, decode_error, encode_error
+from horsies.model.errors import PayloadError, ResultTypeError
+from horsies.model.result import TaskError
+from horsies.model.sizes import PayloadLimits, SizeWatch
+
+T = TypeVar("T")
+UserId = NewType("UserId", int)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Reading(BaseModel):
+    value: float | None = None
+    raw: bytes = b""
+
+
+class ExactReading(Reading):
+    model_config = ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class Cat(BaseModel):
+    name: str
+
+
+class Dog(BaseModel):
+    name: str
+
+
+class Puppy(Dog):
+    weeks: int
+
+
+class Tagged(BaseModel):
+    kind: Literal["tagged"] = "tagged"
+    name: str
+
+
+class Holder(BaseModel, Generic[T]):
+    item: T
+
+
+class Place(NamedTuple):
+    x: int
+    y: float = 0.5
+
+
+class Cached(BaseModel):
+    name: str
+    cache: dict[str, int] | None = Field(default=None, exclude=True)
+    _seen: int = PrivateAttr(default=0)
+
+
+class Options(TypedDict):
+    width: int
+    tags: NotRequired[set[str]]
+
+
+@dataclass(eq=False)
+class Faceless:
+    """Equal to nothing but itself."""
+
+    items: list[int] = field(default_factory=list[int])
+
+
+@dataclass
+class Quarrelsome:
+    value: int
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Traveller:
+    write: Callable[[Any], str]
+    read: Callable[[str], Any]
+
+
+def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
+    def task(value: Any) -> None: ...
+
+    task.__annotations__["value"] = annotation
+    codec = ArgumentsCodec.for_function(task, SizeWatch("the arguments of task 'task'", limits))
+
+    def write(value: Any) -> str:
+        return codec.encode((value,), {})
+
+    def read(text: str) -> Any:
+        return codec.decode(text)[1]["value"]
+
+    return Traveller(write, read)
+
+
+def as_result(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
+    codec = ResultCodec.for_type(annotation, SizeWatch("the result of task 'task'", limits))
+    return Traveller(codec.encode, codec.decode)
+
+
+BOTH = pytest.mark.parametrize("travelling", [as_argument, as_result])
+
+
+def ring() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+# What arrives
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (UserId, UserId(7)),
+        (Holder[datetime], Holder[datetime](item=datetime(2026, 1, 1))),  # noqa: DTZ001 - any will do
+        (Holder[list[Place]], Holder[list[Place]](item=[Place(1), Place(2, 1.5)])),
+        (Options, {"width": 1}),
+        (Options, {"width": 1, "tags": {"a", "b"}}),
+        (tuple[set[int], frozenset[str], tuple[int, ...]], ({1, 2}, frozenset({"a"}), ())),
+        (Annotated[Cat | Tagged, "noted"], Tagged(name="Tom")),
+        (UUID | str, UUID(int=7)),
+        (bytes | str, b"\xff"),
+        (Decimal | float, Decimal("1.50")),
+        (int, 2**63),
+        (int, -(10**300)),
+        (dict[Colour, list[Decimal | None]], {Colour.RED: [Decimal("0.1"), None]}),
+        (list[bytes], [b"\x00\xff", b""]),
+        (ExactReading, ExactReading(value=math.inf, raw=b"\xff\x00")),
+        (float | None, None),
+        (str, "nul \0 and \U0001f40e"),
+    ],
+)
+def test_what_arrives_equals_what_was_sent(
+    travelling: Callable[[Any], Traveller], annotation: Any, value: object
+) -> None:
+    there = travelling(annotation)
+    arrived = there.read(there.write(value))
+    assert arrived == value
+    assert type(arrived) is type(value)
+
+
+@BOTH
+@pytest.mark.parametrize("annotation", [list[float], list[float | None], tuple[float]])
+def test_nan_arrives_as_nan(travelling: Callable[[Any], Traveller], annotation: Any) -> None:
+    there = travelling(annotation)
+    (arrived,) = there.read(there.write((math.nan,) if annotation == tuple[float] else [math.nan]))
+    assert math.isnan(arrived)
+
+
+@BOTH
+def test_nan_arrives_in_a_model_that_says_how(travelling: Callable[[Any], Traveller]) -> None:
+    there = travelling(ExactReading)
+    assert math.isnan(there.read(there.write(ExactReading(value=math.nan))).value)
+
+
+@BOTH
+def test_a_type_that_keeps_less_than_it_holds_is_the_users_own_affair(
+    travelling: Callable[[Any], Traveller],
+) -> None:
+    """Excluded and private parts, no `==` or one that raises, a subclass, a serializer that rounds, a tuple for a sequence."""
+    rounded = Annotated[float, PlainSerializer(lambda value: round(value, 1))]
+    berlin = datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
+    cached = Cached(name="c", cache={"a": 1})
+    cached._seen = 3  # noqa: SLF001 - what it is about  # pyright: ignore[reportPrivateUsage]
+    for annotation, value in (
+        (Cached, cached),
+        (Faceless, Faceless([1, 2])),
+        (Quarrelsome, Quarrelsome(1)),
+        (Dog, Puppy(name="Rex", weeks=3)),
+        (rounded, 1.26),
+        (Sequence[int], (1, 2)),
+        (Mapping[str, int], {"a": 1}),
+        (datetime, berlin),  # never equal to one of another zone, because its hour is there twice
+    ):
+        there = travelling(annotation)
+        there.read(there.write(value))
+
+
+# What would arrive as something else
+
+CHANGED: list[tuple[Any, Any, str]] = [
+    (
+        Reading,
+        Reading(value=math.nan),
+        "nan would arrive as None; give the model ConfigDict(ser_json_inf_nan='strings')",
+    ),
+    (list[Reading | None], [None, Reading(value=-math.inf)], "[1].value': -inf would arrive as None"),
+    (float | str, math.nan, "nan would arrive as 'NaN'"),
+    (Colour | str, Colour.RED, "<Colour.RED: 'red'> would arrive as 'red'; annotate it with a type"),
+    (Cat | Dog, Dog(name="Rex"), "Dog(name='Rex') would arrive as Cat(name='Rex')"),
+    (dict[int | str, int], {1: 1, "1": 2}, "would arrive as {'1': 2}"),
+    (dict[int | str, int], {1: 1}, "would arrive as"),
+    (dict[Any, int], {1: 2}, "{1: 2} would arrive as {'1': 2}"),
+    (dict[str, int], {"\ud800": 1}, "would arrive as"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("annotation", "value", "why"), CHANGED)
+def test_what_would_arrive_as_something_else_is_refused_where_it_is_made(
+    travelling: Callable[[Any], Traveller], annotation: Any, value: object, why: str
+) -> None:
+    with pytest.raises(PayloadError) as caught:
+        travelling(annotation).write(value)
+    assert not isinstance(caught.value, ResultTypeError)
+    assert "would arrive changed" in str(caught.value)
+    assert why in str(caught.value)
+
+
+# What cannot travel
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("annotation", "value", "advice"),
+    [
+        (Reading, Reading(raw=b"\xff"), "ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"),
+        (str, "half \ud800", "remove the broken character"),
+        (int, 10**5_000, "annotate so long a number as str"),
+        (Any, 10**5_000, "annotate so long a number as str"),
+        (Any, ring(), "contains itself"),
+        (Any, deep(5_000), "nested more than 180 levels deep"),
+        (Any, b"bytes", "a bytes is no JSON value; annotate it with its type"),
+        (Any, math.nan, "nan is no JSON value; annotate it as float"),
+        (Decimal, Decimal("NaN"), "finite"),
+    ],
+    ids=range(9),
+)
+def test_what_cannot_travel_is_refused_with_what_to_change(
+    travelling: Callable[[Any], Traveller], annotation: Any, value: object, advice: str
+) -> None:
+    with pytest.raises(PayloadError) as caught:
+        travelling(annotation).write(value)
+    assert advice in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+# How big
+
+
+@BOTH
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60), most=st.integers(1, 150))
+def test_a_payload_has_at_most_the_bytes_allowed(
+    travelling: Callable[[Any, PayloadLimits], Traveller], text: str, most: int
+) -> None:
+    payload = travelling(str, PayloadLimits()).write(text)
+    there, size = travelling(str, PayloadLimits(None, most)), len(payload.encode())
+    if size <= most:
+        assert there.write(text) == payload
+    else:
+        with pytest.raises(
+            PayloadError, match=rf"it has {size} bytes, and AppConfig.max_payload_bytes is {most}; keep"
+        ):
+            there.write(text)
+
+
+def test_a_payload_too_big_names_what_was_being_done() -> None:
+    limits = PayloadLimits(None, 100)
+    with pytest.raises(PayloadError, match=r"^task\(\) cannot be sent: as JSON it has 1,012 bytes"):
+        as_argument(str, limits).write("x" * 1_000)
+    with pytest.raises(PayloadError, match=r"^the result cannot be stored: as JSON it has 1,002 bytes") as caught:
+        as_result(str, limits).write("x" * 1_000)
+    assert not isinstance(caught.value, ResultTypeError)
+
+
+@BOTH
+def test_a_big_payload_is_told_of_once_and_again_when_it_doubles(
+    travelling: Callable[[Any, PayloadLimits], Traveller], caplog: pytest.LogCaptureFixture
+) -> None:
+    there = travelling(str, PayloadLimits(warning_bytes=100))
+    for length in (50, 200, 250, 200, 900, 1_000):
+        there.write("x" * length)
+    told = [record.getMessage() for record in caplog.records]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert all(
+        "task 'task': " in line and "payload_warning_bytes=100; keep big data elsewhere" in line for line in told
+    )
+
+
+def test_nothing_is_told_when_nobody_wants_to_hear(caplog: pytest.LogCaptureFixture) -> None:
+    as_result(str, PayloadLimits(warning_bytes=None)).write("x" * 1_000_000)
+    assert not caplog.records
+
+
+# Errors are cut, never lost
+
+
+@given(
+    st.text(max_size=3_000),
+    st.text(max_size=3_000) | st.lists(st.text(max_size=100), max_size=30) | st.binary(max_size=3_000),
+    st.integers(1_000, 4_000),
+)
+def test_an_error_keeps_its_code_however_little_may_be_stored(message: str, data: object, most: int) -> None:
+    error = TaskError(error_code="CARD_DECLINED", message=message, data=data)
+    text = encode_error(error, most)
+    assert len(text.encode()) <= most
+    stored = decode_error(text)
+    assert stored.error_code == "CARD_DECLINED"
+    whole = encode_error(error)
+    if len(whole.encode()) <= most:
+        assert text == whole
+    else:
+        assert list(stored.data) == ["truncated"]
+
+
+def test_what_is_cut_of_an_error_can_be_seen() -> None:
+    stored = decode_error(
+        encode_error(TaskError(error_code="X", message="m" * 9_000, data={"key": "v" * 9_000}), 1_600)
+    )
+    assert stored.message == "m" * 100 + "..."
+    assert stored.data["truncated"].startswith('{"key":"vvv')
+    assert json.loads(encode_error(TaskError(error_code="X", message="short", data=1), 1_600))["message"] == "short"
