@@ -234,6 +234,7 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
+        eventually(lambda: broker.listener().is_deaf)
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(10.0), Ended)
     said = [record.name for record in caplog.records if record.name.startswith("horsies")]
