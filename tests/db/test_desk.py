@@ -189,6 +189,21 @@ def test_one_reads_for_all(desk: Desk[str], tower: Tower) -> None:
     assert one.is_gone
 
 
+def test_who_comes_later_is_read_for_by_the_one_who_sleeps(desk: Desk[str]) -> None:
+    one = Waiter(desk, ["a"])
+    one.find(LIVE)
+    assert one.rests
+    two = Waiter(desk, ["b"])
+    assert (two.rests, one.rings) == (True, 1)
+    one.wake()
+    assert one.reads == ["b"]
+    one.find(ENDED)
+    two.wake()
+    assert two.is_gone
+    with pytest.raises(asyncio.CancelledError):
+        one.fail(asyncio.CancelledError())
+
+
 def test_who_is_answered_hands_the_duty_on(desk: Desk[str], tower: Tower) -> None:
     one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"])
     one.find(ENDED)
@@ -201,10 +216,14 @@ def test_who_is_answered_hands_the_duty_on(desk: Desk[str], tower: Tower) -> Non
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
 def test_who_is_cancelled_in_the_middle_of_a_read_leaves_its_batch_to_the_next(
-    desk: Desk[str], error: BaseException
+    desk: Desk[str], tower: Tower, error: BaseException
 ) -> None:
-    one = Waiter(desk, ["a", "b"])
-    two = Waiter(desk, ["b"])
+    one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"])
+    one.find(LIVE)
+    one.find(LIVE)
+    tower.announce("a", "b")
+    one.wake()
+    assert one.reads == ["a", "b"]
     with pytest.raises(type(error)):
         one.fail(error)
     assert two.rings
