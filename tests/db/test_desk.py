@@ -9,7 +9,8 @@ import pytest
 from horsies.db import desk as waiting
 from horsies.db.bells import Bells
 from horsies.db.channels import Channel
-from horsies.db.desk import Desk, Found, Read, Rest, Subject, Ticket
+from horsies.db.desk import Desk
+from horsies.db.ticket import Found, Read, Rest, Subject, Ticket
 from horsies.model.errors import BrokerError
 
 LIVE: Found[str] = Found("live")

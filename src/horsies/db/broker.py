@@ -17,13 +17,14 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from horsies.db import connect, migrate
 from horsies.db.answer import Awaiting, Blocking
 from horsies.db.channels import Channel
-from horsies.db.desk import Desk, Subject, Ticket
+from horsies.db.desk import Desk
 from horsies.db.drive import drive, drive_async
 from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
 from horsies.db.op import Op, rows
 from horsies.db.seat import AwaitingSeat, BlockingSeat
+from horsies.db.ticket import Subject, Ticket
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 

@@ -25,16 +25,13 @@ and a loop that is blocked, or never runs again, keeps no one waiting but its ow
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from horsies.db.bells import EVERYONE
-from horsies.db.channels import Channel
-from horsies.db.op import Op
+from horsies.db.ticket import Found, Read, Rest, Subject, Ticket, Waiting, nobody
 from horsies.model.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -49,64 +46,6 @@ SLACK = 0.1  # of the time waited so far, when there is a crowd
 CROWD = 1_000
 
 A = TypeVar("A")
-
-
-@dataclass(frozen=True, slots=True)
-class Found(Generic[A]):
-    """What a read says about one key."""
-
-    answer: A
-    is_final: bool = False
-    look_again_s: float | None = None
-    """The answer will be another by then, announced or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject(Generic[A]):
-    """What can be waited for: where it is announced, and how it is read."""
-
-    channel: Channel
-    read: Callable[[list[str]], Op[Mapping[str, Found[A]]]]
-    """Finds something for every key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Read(Generic[A]):
-    keys: list[str]
-    verb: Callable[[], Op[Mapping[str, Found[A]]]]
-
-
-Waiting: TypeAlias = Generator[Rest | Read[A], Any, None]
-"""Sleeps and reads, for a blocking or an asyncio seat to carry out."""
-
-
-class Ticket(Generic[A]):
-    """One waiter and what it waits for. The desk fills it in."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self.answers: dict[str, A] = {}
-        self.open = dict.fromkeys(keys)  # without a final answer
-        self.news: deque[str] = deque()  # keys in the order of their final answers; whoever waits may take them out
-        self.asked: set[str] = set()  # wanted, or being read
-        self.entered_at = 0.0
-        self.error: BrokerError | None = None
-        self.is_over = False  # its time has run out; it waits for the last look
-        self.ring: Callable[[], None] = _nobody
-
-    def is_answered(self) -> bool:
-        return not self.open
-
-    def has_news(self) -> bool:
-        return bool(self.news) or not self.open
-
-
-def _nobody() -> None:
-    """The ring of a ticket whose holder does something else."""
 
 
 class Desk(Generic[A]):
@@ -207,7 +146,7 @@ class Desk(Generic[A]):
 
     def _rise(self, ticket: Ticket[A]) -> None:
         with self._lock:
-            ticket.ring = _nobody
+            ticket.ring = nobody
             del self._sitting[ticket]
             if self._clerk is ticket:
                 self._clerk = next((other for other in self._sitting if other.open), None)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from horsies.db.desk import Ticket
+from horsies.db.ticket import Ticket
 from horsies.model.errors import WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
