@@ -1,15 +1,28 @@
 """A task's `send` and its handle, as users call them; the worker's part is done by hand."""
 
 import asyncio
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+from uuid import UUID
 
 import psycopg
 import pytest
 
-from horsies import BlockingCallError, PayloadError, RetrievalCode, SendSuppressed, TaskError, TaskResult
+from horsies import (
+    BlockingCallError,
+    Horsies,
+    PayloadError,
+    RetrievalCode,
+    SendSuppressed,
+    TaskError,
+    TaskHandle,
+    TaskResult,
+    TaskStatus,
+)
 from horsies.db.broker import PostgresBroker
 from horsies.model.codec import encode_error
 from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.ids import new_task_id
 from horsies.tasks.suppress import suppress_sends
 from tests.fixtures.journey import ME, claim, completed, do, failed, row
 
@@ -131,3 +144,92 @@ def test_a_wait_of_no_length_at_all_is_refused(basic: Any, timeout_ms: Any) -> N
     handle = basic.add.send(1, 2)
     with pytest.raises(ValueError, match="timeout_ms is"):
         handle.get(timeout_ms)
+
+
+# -- from a stored id
+
+
+def test_a_handle_can_be_made_from_a_stored_id(basic: Any, broker: PostgresBroker) -> None:
+    stored = basic.add.send(1, 2).task_id
+    answer(broker, "3")
+    assert basic.app.handle(stored, basic.add).get() == TaskResult(ok=3)
+    assert basic.app.handle(stored.upper()).get() == TaskResult(ok=3)
+    assert basic.app.handle(UUID(stored)).task_id == stored
+
+
+def test_without_its_task_a_result_is_json(basic: Any, broker: PostgresBroker) -> None:
+    stored = basic.echo.send({"a": 1}).task_id
+    answer(broker, '{"at": "2026-01-01T00:00:00Z", "n": [1, null]}')
+    assert basic.app.handle(stored).get().unwrap() == {"at": "2026-01-01T00:00:00Z", "n": [1, None]}
+
+
+def test_a_handle_from_an_id_has_the_type_of_its_task() -> None:
+    app = Horsies()
+
+    @app.task("measure")
+    def measure(text: str) -> TaskResult[int, TaskError]: ...
+
+    assert_type(app.handle(new_task_id(), measure), TaskHandle[int])
+    assert_type(app.handle(new_task_id()), TaskHandle[Any])
+
+
+@pytest.mark.parametrize("task_id", ["", "17", "d48151dd-5865-42cb-8499", "'; drop schema horsies"])
+def test_what_is_no_id_is_refused(basic: Any, task_id: str) -> None:
+    with pytest.raises(ValueError, match=r"is no task id; pass what `handle\.task_id` was"):
+        basic.app.handle(task_id)
+
+
+def test_a_name_is_no_task(basic: Any) -> None:
+    with pytest.raises(TypeError, match=r"app\.tasks\['add'\]"):
+        basic.app.handle(new_task_id(), "add")
+
+
+# -- status and info
+
+
+def test_an_id_that_nobody_knows_has_no_status(basic: Any) -> None:
+    handle = basic.app.handle(new_task_id())
+    assert (handle.status(), handle.info()) == (None, None)
+
+
+async def test_status_follows_the_task(basic: Any, broker: PostgresBroker) -> None:
+    handle = await basic.add.send_async(1, 2)
+    assert await handle.status_async() is TaskStatus.PENDING
+    claims = await asyncio.to_thread(claim, broker)
+    assert await handle.status_async() is TaskStatus.RUNNING
+    await asyncio.to_thread(do, broker, finish(ME, [completed(held, "3") for held in claims]))
+    assert await handle.status_async() is TaskStatus.COMPLETED
+    await basic.app.close_async()
+
+
+def test_what_is_past_its_time_has_expired_for_everyone_who_asks(basic: Any, sql: psycopg.Connection) -> None:
+    handle = basic.add.send(1, 2)
+    sql.execute("update horsies.tasks set good_until = now()")
+    assert handle.status() is TaskStatus.EXPIRED
+    assert handle.info().status is TaskStatus.EXPIRED
+    assert handle.get().unwrap_err().error_code == "TASK_EXPIRED"
+
+
+def test_info_tells_all_there_is_to_know(basic: Any, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    handle = basic.add.send(1, 2)
+    good_until = datetime(2100, 1, 1, tzinfo=UTC)
+    sql.execute(
+        "update horsies.tasks set good_until = %s, timeout_ms = 500, progress = '{\"fraction\": 0.5}', attempts = 1, "
+        "failed_attempts = array[json_build_object('attempt', 1, 'error_code', 'BUSY', 'worker', null, 'started_at', null, "
+        "'error', json_build_object('error_code', 'BUSY', 'message', 'later', 'data', 7), 'ended_at', now())]",
+        [good_until],
+    )
+    (held,) = claim(broker)
+    error = TaskError(error_code="BROKEN", message="it broke", data=[1])
+    do(broker, finish(ME, [failed(held, "BROKEN", encode_error(error))]))
+    info = handle.info()
+    assert (info.id, info.task_name, info.queue_name, info.priority) == (handle.task_id, "add", "default", 100)
+    assert (info.status, info.attempts, info.worker) == (TaskStatus.FAILED, 2, ME)
+    assert (info.error_code, info.error, info.progress) == ("BROKEN", error, {"fraction": 0.5})
+    assert (info.good_until, info.timeout_ms) == (good_until, 500)
+    assert info.sent_at <= info.claimed_at <= info.finished_at
+    assert info.started_at is not None
+    (past,) = info.failed_attempts
+    assert (past.attempt, past.error_code, past.worker, past.started_at) == (1, "BUSY", None, None)
+    assert past.error == TaskError(error_code="BUSY", message="later", data=7)
+    assert past.ended_at > datetime.now(UTC) - timedelta(minutes=1)

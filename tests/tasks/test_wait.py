@@ -1,5 +1,8 @@
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -73,6 +76,12 @@ def begin_to_wait(
     return waiting
 
 
+async def until_read(sql: psycopg.Connection) -> None:
+    """Somebody has looked, or is looking, for an ending."""
+    while not row(sql, READS)[0]:  # noqa: ASYNC110 - the database gives no signal of its own
+        await asyncio.sleep(0.01)
+
+
 # -- before, during, never
 
 
@@ -104,8 +113,7 @@ async def test_a_waiting_coroutine_is_woken_by_the_notification(
     monkeypatch.setattr(desk, "POLL_S", 60.0)
     (sent,) = send_new(other)
     waiting = asyncio.ensure_future(wait_for_async(async_broker, sent.id))
-    while not row(sql, READS)[0]:  # noqa: ASYNC110 - the database gives no signal of its own
-        await asyncio.sleep(0.01)
+    await until_read(sql)
     do(other, notify_done(run_all(other)))
     async with asyncio.timeout(10):
         assert await waiting == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
@@ -215,6 +223,55 @@ def test_everyone_looks_when_too_many_have_ended_to_name_them(
     assert isinstance(waiting.result(10.0), Ended)
 
 
+async def test_threads_and_coroutines_wait_for_the_same_task(
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
+    (sent,) = send_new(other)
+    waiting = [
+        *(asyncio.ensure_future(wait_for_async(async_broker, sent.id)) for _ in range(3)),
+        *(asyncio.ensure_future(asyncio.to_thread(wait_for, async_broker, sent.id)) for _ in range(3)),
+    ]
+    await until_read(sql)
+    do(other, notify_done(run_all(other)))
+    async with asyncio.timeout(10):
+        assert [type(found) for found in await asyncio.gather(*waiting)] == [Ended] * 6
+
+
+async def test_when_the_one_who_reads_is_cancelled_another_takes_over(
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
+    first, second = send_new(other, 2)
+    reading = asyncio.ensure_future(wait_for_async(async_broker, first.id))
+    waiting = asyncio.ensure_future(wait_for_async(async_broker, second.id))
+    await until_read(sql)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    do(other, notify_done(run_all(other)))
+    async with asyncio.timeout(10):
+        assert isinstance(await waiting, Ended)
+
+
+def test_a_task_whose_transaction_commits_later_is_waited_for(
+    database: str,
+    broker: PostgresBroker,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
+    task = new_task()
+    with psycopg.connect(database) as transaction:
+        transaction.execute("insert into horsies.tasks (id, task_name) values (%s, 'add')", [task.id])
+        waiting = begin_to_wait(threads, broker, task, sql)
+        assert run_all(other) == []
+    do(other, notify_done(run_all(other)))
+    assert isinstance(waiting.result(10.0), Ended)
+
+
 # -- trouble
 
 
@@ -234,6 +291,7 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
+        eventually(lambda: broker.listener().is_deaf)
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(10.0), Ended)
     said = [record.name for record in caplog.records if record.name.startswith("horsies")]
@@ -259,6 +317,25 @@ def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
         assert isinstance(waiting.result(10.0), Ended)
 
 
+def test_a_listen_connection_that_is_killed_costs_nobody_an_answer(
+    database: str,
+    other: PostgresBroker,
+    threads: ThreadPoolExecutor,
+    sql: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
+    monkeypatch.setattr(desk, "DEAF_POLL_S", 60.0)  # only a look at everything after the reconnect can find it
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
+        (sent,) = send_new(other)
+        waiting = begin_to_wait(threads, broker, sent, sql)
+        (killed,) = column(sql, LISTENERS)
+        sql.execute("select pg_terminate_backend(%s)", [killed])
+        eventually(lambda: killed not in column(sql, LISTENERS))
+        do(other, notify_done(run_all(other)))  # perhaps to nobody
+        assert isinstance(waiting.result(10.0), Ended)
+
+
 def test_a_waiter_outlives_an_outage_of_the_whole_database(
     proxy: Proxy, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
@@ -278,3 +355,55 @@ def test_an_answer_lost_while_reading_is_asked_for_again(broker: PostgresBroker,
     run_all(broker)
     faults("get_ended", "after", "drop")
     assert isinstance(wait_for(broker, sent.id), Ended)
+
+
+FORKING = """
+import os, threading
+from horsies import Horsies, TaskError, TaskResult
+
+app = Horsies()
+@app.task("add")
+def add() -> TaskResult[int, TaskError]: ...
+
+handle, found = add.send(), []
+waiting = threading.Thread(target=lambda: found.append(handle.get()))
+waiting.start()
+add.send().get(50)  # by then the other sits
+child = os.fork()
+if child == 0:
+    os._exit(0 if handle.get(10).unwrap_err().error_code == "WAIT_TIMEOUT" else 9)
+_, status = os.waitpid(child, 0)
+handle.cancel()
+waiting.join()
+print(os.waitstatus_to_exitcode(status), found[0].unwrap_err().error_code)
+"""
+
+
+def test_after_a_fork_the_child_waits_on_its_own_and_the_parent_goes_on(database: str) -> None:
+    env = {**os.environ, "HORSIES_DATABASE_URL": database, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING], env=env, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0 TASK_CANCELLED\n", "")
+
+
+LEAVING = """
+import os, threading
+from horsies import Horsies, TaskError, TaskResult
+
+app = Horsies()
+@app.task("add")
+def add() -> TaskResult[int, TaskError]: ...
+
+for _ in range(3):
+    threading.Thread(target=add.send().get, daemon=True).start()
+add.send().get(50)
+"""
+
+
+def test_a_process_leaves_without_a_word_while_its_daemon_threads_wait(database: str) -> None:
+    env = {**os.environ, "HORSIES_DATABASE_URL": database}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LEAVING], env=env, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from horsies.db import borrowed, connect, migrate
 from horsies.db.answer import Awaiting, Blocking
 from horsies.db.channels import Channel
-from horsies.db.desk import Desk, Subject, Ticket
+from horsies.db.desk import Desk
 from horsies.db.drive import drive, drive_async
 from horsies.db.link import Link
 from horsies.db.listen import Listener
@@ -25,6 +25,7 @@ from horsies.db.load import load
 from horsies.db.op import Op, one, rows
 from horsies.db.seat import AwaitingSeat, BlockingSeat
 from horsies.db.session import Preparing
+from horsies.db.ticket import Subject, Ticket
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import SchemaError

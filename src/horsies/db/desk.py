@@ -10,10 +10,10 @@ happened (LISTEN came into force or was lost, more ended than a payload can name
 has come (`look_again_s`). The clerk takes a batch of them, reads, and hands out what it found. What becomes wanted meanwhile,
 a key of that very batch included, is wanted again: whatever happened after a read began leads to another read.
 
-**Pace.** After a read the clerk pauses in proportion to the number of keys that wait, so that thousands of answers that
-come one by one are read a few hundred at a time; at most `MAX_PAUSE_S`, and nothing to speak of for a handful. A ticket that
-is worthless until all is answered may be *patient*: what is announced for it is read when that fills a batch, or is all it
-still waits for.
+**Pace.** Thousands of endings that are announced one by one must not lead to thousands of reads. Who has waited for long
+can wait a little longer: in a crowd what is announced may lie until a tenth of the time that its waiter has waited already
+has passed, or a batch is full. So the number of reads grows with the logarithm of the time. Among a handful of waiters that
+share is next to nothing, and a lone one is never kept waiting.
 
 **Nobody is forgotten.** The clerk may leave at any moment: answered, out of time, cancelled in the middle of a read. Then
 its batch is wanted again, and the first of those who sit and lack an answer is clerk and is rung. When a read fails, the
@@ -25,16 +25,13 @@ and a loop that is blocked, or never runs again, keeps no one waiting but its ow
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from horsies.db.bells import EVERYONE
-from horsies.db.channels import Channel
-from horsies.db.op import Op
+from horsies.db.ticket import Found, Read, Rest, Subject, Ticket, Waiting, nobody
 from horsies.model.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -43,70 +40,12 @@ if TYPE_CHECKING:
 POLL_S = 5.0  # the net under a lost notification
 DEAF_POLL_S = 0.25  # when notifications are known not to arrive
 LISTEN_IN_FORCE_S = 2.0
+LONGEST_REST_S = 3_600.0  # what no clock refuses
 BATCH = 1_000  # results may be large
-PAUSE_PER_KEY_S = 0.000_05
-MAX_PAUSE_S = 0.05
+SLACK = 0.1  # of the time waited so far, when there is a crowd
+CROWD = 1_000
 
 A = TypeVar("A")
-
-
-@dataclass(frozen=True, slots=True)
-class Found(Generic[A]):
-    """What a read says about one key."""
-
-    answer: A
-    is_final: bool = False
-    look_again_s: float | None = None
-    """The answer will be another by then, announced or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject(Generic[A]):
-    """What can be waited for: where it is announced, and how it is read."""
-
-    channel: Channel
-    read: Callable[[list[str]], Op[Mapping[str, Found[A]]]]
-    """Finds something for every key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    timeout_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Read(Generic[A]):
-    keys: list[str]
-    verb: Callable[[], Op[Mapping[str, Found[A]]]]
-
-
-Waiting: TypeAlias = Generator[Rest | Read[A], Any, None]
-"""Sleeps and reads, for a blocking or an asyncio seat to carry out."""
-
-
-class Ticket(Generic[A]):
-    """One waiter and what it waits for. The desk fills it in."""
-
-    def __init__(self, keys: Iterable[str], *, patience: int = 1) -> None:
-        self.answers: dict[str, A] = {}
-        self.open = set(keys)  # without a final answer
-        self.news: deque[str] = deque()  # keys in the order of their final answers; whoever waits may take them out
-        self.asked: set[str] = set()  # wanted, or being read
-        self.heard: set[str] = set()  # announced, and not asked for yet out of patience
-        self.patience = patience
-        self.error: BrokerError | None = None
-        self.is_over = False  # its time has run out; it waits for the last look
-        self.ring: Callable[[], None] = _nobody
-
-    def is_answered(self) -> bool:
-        return not self.open
-
-    def has_news(self) -> bool:
-        return bool(self.news) or not self.open
-
-
-def _nobody() -> None:
-    """The ring of a ticket whose holder does something else."""
 
 
 class Desk(Generic[A]):
@@ -124,8 +63,10 @@ class Desk(Generic[A]):
         self._look_again: dict[str, float] = {}
         self._sitting: dict[Ticket[A], None] = {}
         self._clerk: Ticket[A] | None = None
+        self._entered_at = 0.0  # when the newest ticket was
         self._looked_at = 0.0  # when everything was last wanted
-        self._not_before = 0.0
+        self._read_at = float("inf")  # when what is wanted is to be read
+        self._in_force_at = 0.0  # when LISTEN is, or is given up
 
     # -- for those who wait
 
@@ -152,9 +93,10 @@ class Desk(Generic[A]):
                 if ticket.error is not None:
                     raise ticket.error
                 if deadline is not None and time.monotonic() >= deadline:
-                    if ticket.is_over and not ticket.asked:
+                    if not ticket.is_over:
+                        self._look_once_more(ticket)
+                    elif not ticket.asked:
                         return
-                    self._look_once_more(ticket)
                 yield from self._serve(ticket, deadline)
         finally:
             self._rise(ticket)
@@ -178,11 +120,12 @@ class Desk(Generic[A]):
 
     def _enter(self, ticket: Ticket[A]) -> None:
         with self._lock:
+            now = self._entered_at = ticket.entered_at = time.monotonic()
             if not self._tickets:
-                self._looked_at = time.monotonic()
+                self._looked_at = now
             for key in ticket.open:
                 self._tickets.setdefault(key, []).append(ticket)
-            self._want(ticket.open)
+            self._want(ticket.open, now)
             self._ring_clerk()
 
     def _leave(self, ticket: Ticket[A]) -> None:
@@ -203,7 +146,7 @@ class Desk(Generic[A]):
 
     def _rise(self, ticket: Ticket[A]) -> None:
         with self._lock:
-            ticket.ring = _nobody
+            ticket.ring = nobody
             del self._sitting[ticket]
             if self._clerk is ticket:
                 self._clerk = next((other for other in self._sitting if other.open), None)
@@ -215,58 +158,67 @@ class Desk(Generic[A]):
 
     # -- what is wanted
 
-    def _want(self, keys: Iterable[str]) -> None:
+    def _want(self, keys: Iterable[str], read_at: float) -> None:
         for key in list(keys):
             self._wanted[key] = None
+            self._read_at = min(self._read_at, read_at)
             for ticket in list(self._tickets[key]):
                 ticket.asked.add(key)
-                ticket.heard.discard(key)
 
-    def _want_all(self, now: float) -> None:
+    def _want_all(self, now: float, read_at: float) -> None:
         self._looked_at = now
-        self._want(self._tickets)
+        self._want(self._tickets, read_at)
 
     def _look_once_more(self, ticket: Ticket[A]) -> None:
-        """It may have ended unheard. What is being asked for already need not be asked for again."""
+        """At the end of its time: it may have ended unheard. What is asked for already is only hurried."""
         with self._lock:
             ticket.is_over = True
+            self._read_at = time.monotonic()
             if not ticket.asked:
-                self._want(ticket.open)
-                self._ring_clerk()
+                self._want(ticket.open, self._read_at)
+            self._ring_clerk()
 
     def _heard(self, payload: str | None) -> None:
         """Called by the listener's thread."""
         with self._lock:
+            now = time.monotonic()
             if payload is None:
-                self._not_before = 0.0  # LISTEN is in force, or is known not to be
-            if payload is None or payload == EVERYONE:
-                self._want_all(time.monotonic())
+                self._in_force_at = now  # or it is known not to be
+                self._want_all(now, now)
+            elif payload == EVERYONE:
+                self._want_all(now, self._late(now, max(self._looked_at, self._entered_at)))
             else:
                 for key in payload.split(" "):
-                    for ticket in list(self._tickets.get(key, ())):
-                        ticket.heard.add(key)
-                        self._try_patience(ticket)
+                    if tickets := self._tickets.get(key):
+                        self._want([key], self._late(now, max(ticket.entered_at for ticket in tickets)))
             if self._wanted:
                 self._ring_clerk()
 
-    def _try_patience(self, ticket: Ticket[A]) -> None:
-        if ticket.heard and len(ticket.heard) >= min(ticket.patience, len(ticket.open)):
-            self._want(ticket.heard)
+    def _late(self, now: float, waiting_since: float) -> float:
+        """How late an answer may be read that somebody has waited for since then."""
+        crowd = min((len(self._tickets) - 1) / CROWD, 1.0)
+        return now + (now - waiting_since) * SLACK * crowd
 
     # -- the clerk
 
     def _next_step(self, ticket: Ticket[A], deadline: float | None) -> Rest | Read[A]:
         with self._lock:
             now = time.monotonic()
-            until = deadline if deadline is not None and not ticket.asked else None
-            if self._clerk is not ticket:
-                return Rest(None if until is None else min(max(until - now, 0.0), threading.TIMEOUT_MAX))
-            self._hear(now)
-            look_at = self._look_round(now)
-            if self._wanted and (now >= self._not_before or ticket.is_over):
-                return self._take_batch()
-            moments = [self._not_before if self._wanted else look_at, *([] if until is None else [until])]
-            return Rest(max(min(moments) - now, 0.0))
+            wake_at = float("inf") if deadline is None or ticket.is_over else deadline
+            if self._clerk is ticket:
+                self._hear(now)
+                wake_at = min(wake_at, self._look_round(now))
+                if self._wanted:
+                    ready_at = self._ready_at(ticket, now)
+                    if ready_at <= now:
+                        return self._take_batch()
+                    wake_at = min(wake_at, ready_at)
+            return Rest(min(max(wake_at - now, 0.0), LONGEST_REST_S))
+
+    def _ready_at(self, clerk: Ticket[A], now: float) -> float:
+        if clerk.is_over or len(self._wanted) >= BATCH:
+            return now
+        return max(self._read_at, self._in_force_at)
 
     def _hear(self, now: float) -> None:
         """Before the first read, or an ending could slip between; and again when the broker was closed and has another listener."""
@@ -276,24 +228,27 @@ class Desk(Generic[A]):
         if self._hearing is not None:
             self._hearing.unsubscribe(self._subject.channel, None, self._heard)
         self._hearing = listener
-        if not listener.subscribe(self._subject.channel, None, self._heard) and not listener.is_deaf:
-            self._not_before = now + LISTEN_IN_FORCE_S
+        is_in_force = listener.subscribe(self._subject.channel, None, self._heard)
+        self._in_force_at = now if is_in_force or listener.is_deaf else now + LISTEN_IN_FORCE_S
 
     def _look_round(self, now: float) -> float:
         """Want what is due to be looked at; when to look round again."""
         poll_s = DEAF_POLL_S if self._hearing is not None and self._hearing.is_deaf else POLL_S
+        poll_s *= 1 + len(self._tickets) // BATCH  # that many reads
         if now >= self._looked_at + poll_s:
-            self._want_all(now)
+            self._want_all(now, now)
         due = [key for key, moment in list(self._look_again.items()) if moment <= now]
         for key in due:
             del self._look_again[key]
-        self._want(due)
+        self._want(due, now)
         return min([self._looked_at + poll_s, *self._look_again.values()])
 
     def _take_batch(self) -> Read[A]:
         keys = list(islice(self._wanted, BATCH))
         for key in keys:
             del self._wanted[key]
+        if not self._wanted:
+            self._read_at = float("inf")
         return Read(keys, lambda: self._subject.read(keys))
 
     def _hand_out(self, keys: Collection[str], found: Mapping[str, Found[A]]) -> None:
@@ -309,20 +264,16 @@ class Desk(Generic[A]):
                 elif key in self._tickets and (look_again_s := found[key].look_again_s) is not None:
                     self._look_again[key] = now + max(look_again_s, 0.001)
             for ticket in concerned:
-                self._try_patience(ticket)
                 if ticket.news or ticket.is_over:
                     ticket.ring()
-            pause_s = min(MAX_PAUSE_S, PAUSE_PER_KEY_S * len(self._tickets))
-            self._not_before = now if len(self._wanted) >= BATCH else now + pause_s
 
     def _tell(self, ticket: Ticket[A], key: str, found: Found[A]) -> None:
         ticket.answers[key] = found.answer
         if key not in self._wanted or found.is_final:
             ticket.asked.discard(key)
         if found.is_final:
-            ticket.heard.discard(key)
             ticket.news.append(key)
-            ticket.open.discard(key)  # last: whoever looks without the lock goes when nothing is open
+            ticket.open.pop(key, None)  # last: whoever looks without the lock goes when nothing is open
 
     def _forget(self, key: str) -> None:
         self._tickets.pop(key, None)
@@ -332,12 +283,15 @@ class Desk(Generic[A]):
     def _put_back(self, keys: Iterable[str]) -> None:
         with self._lock:
             self._wanted = {key: None for key in keys if key in self._tickets} | self._wanted
+            self._read_at = time.monotonic()
 
     def _fail(self, error: BrokerError) -> None:
         with self._lock:
-            self._wanted.clear()
-            for ticket in {ticket: None for tickets in self._tickets.values() for ticket in tickets}:
+            for ticket in self._sitting:
                 if ticket.asked:
                     ticket.asked.clear()
                     ticket.error = error
                     ticket.ring()
+            # Whoever does something else meanwhile asks again when it sits down.
+            away = {ticket for tickets in self._tickets.values() for ticket in tickets} - self._sitting.keys()
+            self._wanted = dict.fromkeys(key for ticket in away for key in ticket.asked)

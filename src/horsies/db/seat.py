@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from horsies.db.desk import Read, Rest
+from horsies.db.ticket import Read, Rest
 
 
 class BlockingSeat:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from horsies.db.desk import BATCH, Ticket
+from horsies.db.ticket import Ticket
 from horsies.model.errors import WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
@@ -34,7 +34,7 @@ class Gathering(Generic[T]):
 
     def all(self) -> list[TaskResult[T, TaskError]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")
-        ticket = self._ticket(patience=BATCH)
+        ticket = self._ticket()
         if ticket.open:
             try:
                 wait_until_ended(self._broker(), ticket, self._deadline)
@@ -43,7 +43,7 @@ class Gathering(Generic[T]):
         return self._results(ticket)
 
     async def all_async(self) -> list[TaskResult[T, TaskError]]:
-        ticket = self._ticket(patience=BATCH)
+        ticket = self._ticket()
         if ticket.open:
             try:
                 await wait_until_ended_async(self._broker(), ticket, self._deadline)
@@ -53,7 +53,7 @@ class Gathering(Generic[T]):
 
     def completed(self) -> Generator[TaskHandle[T]]:
         """Each handle once, those first that are known to have ended."""
-        ticket = self._ticket(patience=1)
+        ticket = self._ticket()
         yield from self._known()
         if ticket.open:
             broker = self._broker()
@@ -64,7 +64,7 @@ class Gathering(Generic[T]):
                     yield from self._news(ticket)
 
     async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
-        ticket = self._ticket(patience=1)
+        ticket = self._ticket()
         for handle in self._known():
             yield handle
         if ticket.open:
@@ -76,8 +76,8 @@ class Gathering(Generic[T]):
                     for handle in self._news(ticket):
                         yield handle
 
-    def _ticket(self, *, patience: int) -> Ticket[Answer]:
-        return Ticket((handle.task_id for handle in self._handles if handle.ended is None), patience=patience)
+    def _ticket(self) -> Ticket[Answer]:
+        return Ticket(handle.task_id for handle in self._handles if handle.ended is None)
 
     def _known(self) -> list[TaskHandle[T]]:
         return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]

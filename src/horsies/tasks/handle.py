@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from horsies.db.desk import Ticket
+from horsies.db.ticket import Ticket
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed

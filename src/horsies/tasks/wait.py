@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from horsies.db.channels import Channel
-from horsies.db.desk import Found, Subject, Ticket
 from horsies.db.load import load
 from horsies.db.op import Op, Row, rows
+from horsies.db.ticket import Found, Subject, Ticket
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 

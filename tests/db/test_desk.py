@@ -1,0 +1,378 @@
+"""The waiting desk by hand: each waiter is a generator that is moved step by step, so that every race is at its one place."""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, cast
+
+import pytest
+
+from horsies.db import desk as waiting
+from horsies.db.bells import Bells
+from horsies.db.channels import Channel
+from horsies.db.desk import Desk
+from horsies.db.ticket import Found, Read, Rest, Subject, Ticket
+from horsies.model.errors import BrokerError
+
+LIVE: Found[str] = Found("live")
+ENDED: Found[str] = Found("ended", is_final=True)
+
+
+class Tower:
+    """Bells without a connection: it is the test that rings them."""
+
+    def __init__(self) -> None:
+        self.bells = Bells()
+        self.subscribers = 0
+        self.is_deaf = False
+        self.is_in_force = True
+
+    def subscribe(self, channel: Channel, key: str | None, bell: Any) -> bool:
+        self.bells.add(channel, key, bell)
+        self.subscribers += 1
+        return self.is_in_force
+
+    def unsubscribe(self, channel: Channel, key: str | None, bell: Any) -> None:
+        self.bells.remove(channel, key, bell)
+        self.subscribers -= 1
+
+    def announce(self, *keys: str) -> None:
+        self.bells.ring(Channel.DONE, " ".join(keys))
+
+
+class Waiter:
+    """One who waits, and what it does next."""
+
+    def __init__(
+        self,
+        desk: Desk[str],
+        keys: Iterable[str],
+        deadline: float | None = None,
+        is_enough: Callable[[Ticket[str]], bool] = Ticket[str].is_answered,
+    ) -> None:
+        self.ticket = Ticket[str](keys)
+        self._entry = desk.entered(self.ticket)
+        self._entry.__enter__()
+        self.rings = 0
+        self._op = desk.attend(self.ticket, self._ring, deadline, is_enough)
+        self.step: Rest | Read[str] | None = None
+        self._move(lambda: next(self._op))
+
+    def _ring(self) -> None:
+        self.rings += 1
+
+    def wake(self) -> None:
+        assert isinstance(self.step, Rest)
+        self._move(lambda: self._op.send(None))
+
+    def find(self, found: Found[str] = LIVE, **others: Found[str]) -> None:
+        """The read has come back."""
+        answer = {key: others.get(key, found) for key in self.reads}
+        self._move(lambda: self._op.send(answer))
+
+    def fail(self, error: BaseException) -> None:
+        self._move(lambda: self._op.throw(error))
+
+    @property
+    def reads(self) -> list[str]:
+        assert isinstance(self.step, Read), f"it does not read but {self.step}"
+        return self.step.keys
+
+    @property
+    def rests(self) -> bool:
+        return isinstance(self.step, Rest)
+
+    @property
+    def is_gone(self) -> bool:
+        return self.step is None
+
+    def _move(self, move: Callable[[], Any]) -> None:
+        try:
+            self.step = move()
+        except BaseException as end:
+            self.step = None
+            self._entry.__exit__(None, None, None)
+            if not isinstance(end, StopIteration):
+                raise
+
+
+@pytest.fixture
+def tower() -> Tower:
+    return Tower()
+
+
+@pytest.fixture
+def desk(tower: Tower) -> Generator[Desk[str]]:
+    yield desk_below(lambda: tower)
+    assert tower.subscribers == 0, "whoever has left hears nothing more"
+
+
+def desk_below(tower: Callable[[], Tower]) -> Desk[str]:
+    def read(keys: list[str]) -> Any:
+        raise NotImplementedError("the test answers for the database")
+
+    return Desk(Subject(Channel.DONE, read), cast("Any", tower))
+
+
+def test_a_lone_waiter_reads_and_goes(desk: Desk[str]) -> None:
+    one = Waiter(desk, ["a"])
+    assert one.reads == ["a"]
+    one.find(ENDED)
+    assert one.is_gone
+    assert one.ticket.answers == {"a": "ended"}
+
+
+def test_what_is_announced_after_the_first_read_leads_to_the_second(desk: Desk[str], tower: Tower) -> None:
+    one = Waiter(desk, ["a"])
+    one.find(LIVE)
+    assert one.rests
+    tower.announce("x", "a")
+    assert one.rings == 1
+    one.wake()
+    assert one.reads == ["a"]
+    one.find(ENDED)
+    assert one.is_gone
+
+
+def test_an_announcement_between_entering_and_the_first_read_is_part_of_that_read(
+    desk: Desk[str], tower: Tower
+) -> None:
+    tower.is_in_force = False
+    one = Waiter(desk, ["a"])
+    assert one.rests, "LISTEN is not in force yet, and a read now could be too early"
+    tower.announce("a")
+    tower.bells.ring_all(Channel.DONE)  # now it is
+    assert one.rings
+    one.wake()
+    assert one.reads == ["a"]
+    one.find(ENDED)
+
+
+def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(desk: Desk[str], tower: Tower) -> None:
+    tower.is_in_force = False
+    hurried = Waiter(desk, ["a"], deadline=0.0)
+    assert hurried.reads == ["a"], "its time is over, so it need not hear anything"
+    hurried.find(LIVE)
+    tower.is_in_force = True
+    one = Waiter(desk, ["a"])
+    assert one.reads == ["a"]
+    one.find(ENDED)
+
+
+def test_an_announcement_during_a_read_leads_to_another(desk: Desk[str], tower: Tower) -> None:
+    one = Waiter(desk, ["a"])
+    tower.announce("a")  # perhaps too late for the snapshot of that read
+    one.find(LIVE)
+    assert one.reads == ["a"]
+    one.find(ENDED)
+    assert one.is_gone
+
+
+def test_one_reads_for_all(desk: Desk[str], tower: Tower) -> None:
+    one, two, three = Waiter(desk, ["a"]), Waiter(desk, ["b", "c"]), Waiter(desk, ["b"])
+    assert two.rests
+    assert three.rests
+    one.find(LIVE)
+    assert one.reads == ["b", "c"]
+    one.find(LIVE)
+    tower.announce("a", "b", "c")
+    one.wake()
+    assert one.reads == ["a", "b", "c"]
+    one.find(ENDED, a=LIVE)
+    assert (two.rings, three.rings) == (1, 1)
+    two.wake()
+    three.wake()
+    assert two.is_gone
+    assert three.is_gone
+    assert one.rests
+    tower.announce("a")
+    one.wake()
+    one.find(ENDED)
+    assert one.is_gone
+
+
+def test_who_comes_later_is_read_for_by_the_one_who_sleeps(desk: Desk[str]) -> None:
+    one = Waiter(desk, ["a"])
+    one.find(LIVE)
+    assert one.rests
+    two = Waiter(desk, ["b"])
+    assert (two.rests, one.rings) == (True, 1)
+    one.wake()
+    assert one.reads == ["b"]
+    one.find(ENDED)
+    two.wake()
+    assert two.is_gone
+    with pytest.raises(asyncio.CancelledError):
+        one.fail(asyncio.CancelledError())
+
+
+def test_who_is_answered_hands_the_duty_on(desk: Desk[str], tower: Tower) -> None:
+    one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"])
+    one.find(ENDED)
+    assert one.is_gone
+    assert two.rings, "somebody must read b"
+    two.wake()
+    assert two.reads == ["b"]
+    two.find(ENDED)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
+def test_who_is_cancelled_in_the_middle_of_a_read_leaves_its_batch_to_the_next(
+    desk: Desk[str], tower: Tower, error: BaseException
+) -> None:
+    one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"])
+    one.find(LIVE)
+    one.find(LIVE)
+    tower.announce("a", "b")
+    one.wake()
+    assert one.reads == ["a", "b"]
+    with pytest.raises(type(error)):
+        one.fail(error)
+    assert two.rings
+    two.wake()
+    assert two.reads == ["b"], "nobody waits for a any more"
+    two.find(ENDED)
+
+
+def test_who_is_cancelled_while_others_read_for_it_is_not_missed(desk: Desk[str]) -> None:
+    one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"])
+    with pytest.raises(asyncio.CancelledError):
+        two.fail(asyncio.CancelledError())
+    one.find(LIVE)
+    assert one.rests
+    with pytest.raises(asyncio.CancelledError):
+        one.fail(asyncio.CancelledError())
+
+
+def test_a_read_that_fails_fails_for_all_who_were_asked_for(desk: Desk[str], tower: Tower) -> None:
+    one, two, three = Waiter(desk, ["a"]), Waiter(desk, ["b"]), Waiter(desk, ["c"])
+    one.find(LIVE)
+    one.find(LIVE)
+    tower.announce("b", "c")
+    one.wake()
+    assert one.reads == ["b", "c"]
+    away = BrokerError("away", retryable=True)
+    one.fail(away)
+    assert one.rests, "it was not concerned"
+    for other in (two, three):
+        assert other.rings
+        with pytest.raises(BrokerError, match="away"):
+            other.wake()
+    tower.announce("a")
+    one.wake()
+    one.find(ENDED)
+
+
+def test_at_the_end_of_its_time_a_waiter_looks_once_more(desk: Desk[str]) -> None:
+    one = Waiter(desk, ["a"], deadline=0.0)
+    assert one.reads == ["a"]
+    one.find(LIVE)
+    assert one.is_gone, "that look was late enough"
+    assert one.ticket.answers == {"a": "live"}
+
+
+def test_the_time_of_one_who_sleeps_may_end_first(desk: Desk[str]) -> None:
+    one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"], deadline=0.0)
+    assert two.rests
+    one.find(LIVE)
+    one.find(LIVE)
+    assert two.rings
+    two.wake()
+    assert two.is_gone
+    with pytest.raises(asyncio.CancelledError):
+        one.fail(asyncio.CancelledError())
+
+
+def test_what_expires_is_looked_at_in_time(desk: Desk[str]) -> None:
+    one = Waiter(desk, ["a"])
+    one.find(Found("live", look_again_s=0.5))
+    assert isinstance(one.step, Rest)
+    assert one.step.timeout_s <= 0.5
+    one.wake()  # too early
+    assert one.rests
+    with pytest.raises(asyncio.CancelledError):
+        one.fail(asyncio.CancelledError())
+
+
+@pytest.mark.parametrize("payload", [None, "*"])
+def test_a_doubt_is_a_look_at_everything(desk: Desk[str], tower: Tower, payload: str | None) -> None:
+    one, two = Waiter(desk, ["a"]), Waiter(desk, ["b"])
+    one.find(LIVE)
+    one.find(LIVE)
+    if payload is None:
+        tower.bells.ring_all()
+    else:
+        tower.announce(payload)
+    one.wake()
+    assert one.reads == ["a", "b"]
+    one.find(ENDED)
+    two.wake()
+    assert two.is_gone
+
+
+def test_what_is_too_much_for_one_read_is_read_in_several(desk: Desk[str]) -> None:
+    one = Waiter(desk, [str(number) for number in range(2 * waiting.BATCH + 1)])
+    sizes = list[int]()
+    while not one.is_gone:
+        sizes.append(len(one.reads))
+        one.find(ENDED)
+    assert sizes == [waiting.BATCH, waiting.BATCH, 1]
+
+
+def test_in_a_crowd_announcements_are_collected(desk: Desk[str], tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "SLACK", 1e9)  # for ever, so to say
+    keys = [str(number) for number in range(waiting.BATCH + 1)]
+    one = Waiter(desk, keys)
+    one.find(LIVE)
+    one.find(LIVE)
+    for key in keys[1:-1]:
+        tower.announce(key)
+        one.wake()
+        assert one.rests
+    tower.announce(keys[0])
+    one.wake()
+    assert sorted(one.reads) == sorted(keys[:-1]), "a full batch gains nothing by waiting"
+    one.find(ENDED)
+    tower.announce(keys[-1])
+    one.wake()
+    assert one.reads == [keys[-1]], "alone again, it is not kept waiting"
+    one.find(ENDED)
+
+
+def test_a_waiter_that_does_something_else_is_kept_informed(desk: Desk[str], tower: Tower) -> None:
+    ticket = Ticket[str](["a"])
+    with desk.entered(ticket):
+        one = Waiter(desk, ["b"])
+        assert one.reads == ["a", "b"]
+        one.find(ENDED, a=LIVE)
+        assert one.is_gone
+        tower.announce("a")
+        two = Waiter(desk, ["c"])
+        assert two.reads == ["a", "c"]
+        two.find(ENDED)
+        assert (ticket.answers, list(ticket.news)) == ({"a": "ended"}, ["a"])
+
+
+def test_an_error_is_not_kept_for_one_that_does_something_else(desk: Desk[str]) -> None:
+    ticket = Ticket[str](["a"])
+    with desk.entered(ticket):
+        one = Waiter(desk, ["b"])
+        assert one.reads == ["a", "b"]
+        with pytest.raises(BrokerError):
+            one.fail(BrokerError("away", retryable=True))
+        two = Waiter(desk, ["c"])
+        assert two.reads == ["a", "c"], "a is still to be read"
+        two.find(ENDED)
+
+
+def test_after_the_broker_was_closed_its_next_listener_is_heard() -> None:
+    towers = [Tower()]
+    desk = desk_below(lambda: towers[-1])
+    one = Waiter(desk, ["a"])
+    one.find(LIVE)
+    towers.append(Tower())
+    one.wake()  # by its poll, or any other ring
+    towers[-1].announce("a")
+    one.wake()
+    assert one.reads == ["a"]
+    one.find(ENDED)
+    assert [tower.subscribers for tower in towers] == [0, 0]
