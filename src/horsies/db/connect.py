@@ -24,8 +24,10 @@ def make_pool(config: PostgresConfig) -> ConnectionPool:
     )
 
 
-def make_async_pool(config: PostgresConfig) -> AsyncConnectionPool:
-    return AsyncConnectionPool(
+def make_async_pool(
+    config: PostgresConfig, kind: type[AsyncConnectionPool] = AsyncConnectionPool
+) -> AsyncConnectionPool:
+    return kind(
         config.conninfo,
         kwargs=_settings(config, "producer"),
         configure=_prepare_if_direct_async,

@@ -25,14 +25,13 @@ from horsies.db.link import Link
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.result import TaskError
-from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, TaskId
+from horsies.model.task import Claim, TaskId
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.dispatch import dispatch
 from horsies.worker.frames import SLOW_AFTER_S
 from horsies.worker.member import Member
-from horsies.worker.stops import Stops
+from horsies.worker.stops import Stops, ending_of
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 
 GATHER_S = 0.001
@@ -174,19 +173,7 @@ class Pump:
     def done(self, claim: Claim, done: Done) -> None:
         self._books.frames.observe(done.duration_us)
         self._books.progress.pop((claim.id, claim.claim_no), None)
-        status = TaskStatus(done.status)
-        ending = Ending(
-            claim.id,
-            claim.claim_no,
-            status,
-            done.result,
-            done.error_code,
-            done.error,
-            may_retry=claim.retries_left and status is TaskStatus.FAILED,
-            wants_retry=done.wants_retry,
-            retry_after_ms=done.retry_after_ms,
-        )
-        self._stops.end(claim, ending)
+        self._stops.end(claim, ending_of(claim, done))
 
     def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None:
         self._books.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
