@@ -17,9 +17,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Op, Query, Statement, ask, one, wait
+from horsies.db.op import Op, Query, Statement, ask, one, script
 from horsies.model.errors import SchemaError
-from horsies.tasks.enqueue import enqueue
+from horsies.model.task import TaskId
+from horsies.tasks.enqueue import enqueue_within
 from tests.fixtures.callers import (
     KINDS,
     Asyncpg,
@@ -39,8 +40,8 @@ def query(text: str, /, **params: object) -> Query:
     return Statement("of_a_test", text)(**params)
 
 
-def sending() -> Op[None]:
-    return enqueue([new_task()])
+def sending() -> Op[list[TaskId]]:
+    return enqueue_within([new_task()])
 
 
 def sent(sql: psycopg.Connection) -> int:
@@ -75,9 +76,9 @@ def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Cal
         )
 
 
-def test_a_verb_that_would_wait_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
-    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="may not wait inside a caller's"):
-        broker.run_on(connection, lambda: wait(timeout_s=1, deaf_timeout_s=1))
+def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
+    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="script 's' has no place"):
+        broker.run_on(connection, lambda: script(Statement("s", "commit")))
 
 
 # -- connections that commit each statement
@@ -112,7 +113,7 @@ def alone(request: pytest.FixtureRequest, database: str) -> Generator[Caller]:
 def test_outside_a_transaction_a_task_is_sent_at_once(
     alone: Caller, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    alone.send(broker, new_task())
+    alone.run(broker, sending)
     assert sent(sql) == 1
 
 
@@ -126,7 +127,7 @@ def test_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
     with pytest.raises(OF_DRIVERS, match="division by zero"):
         alone.run(broker, verb)
     assert sent(sql) == 0
-    alone.send(broker, new_task())  # and the connection is as good as before
+    alone.run(broker, sending)  # and the connection is as good as before
     assert sent(sql) == 1
 
 
@@ -150,7 +151,7 @@ def test_in_a_broken_transaction_the_library_says_so_in_its_own_way(
     with pytest.raises(OF_DRIVERS, match="transaction is aborted") as caught, calling(kind, database) as caller:  # noqa: PT012 - the last one fails
         with pytest.raises(OF_DRIVERS, match="division by zero"):
             caller.execute("select 1 / 0")
-        caller.send(broker, new_task())
+        caller.run(broker, sending)
     assert "roll it back, and send in a new one" in "".join(caught.value.__notes__)
 
 
@@ -160,13 +161,13 @@ def test_a_database_without_our_tables_is_named_as_the_reason(
 ) -> None:
     reason = "no tables of horsies in its schema 'horsies'"
     with pytest.raises(SchemaError, match=reason), calling(kind, empty_database) as caller:
-        caller.send(broker, new_task())
+        caller.run(broker, sending)
 
 
 def test_nothing_is_tried_again(caller: Caller, broker: PostgresBroker, faults: Plant, sql: psycopg.Connection) -> None:
     faults("enqueue_tasks", "after", "error")
     with pytest.raises(errors.InternalError_, match="planted fault"), caller.transaction():
-        caller.send(broker, new_task())
+        caller.run(broker, sending)
     assert sent(sql) == 0
 
 

@@ -15,19 +15,20 @@ import pytest
 from django.db.utils import ConnectionHandler
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.op import Op
 from horsies.model.errors import UnsupportedConnectionError
-from horsies.tasks.enqueue import enqueue
+from horsies.model.task import TaskId
+from horsies.tasks.enqueue import enqueue_within
 from tests.fixtures.callers import KINDS
 from tests.fixtures.journey import new_task, row
 
 
-def sending() -> Op[None]:
-    return enqueue([new_task()])
+def sending() -> Op[list[TaskId]]:
+    return enqueue_within([new_task()])
 
 
 def sent(sql: psycopg.Connection) -> int:
@@ -97,16 +98,17 @@ async def test_an_async_connection_from_a_pool_can_be_lent(
     assert sent(sql) == 2
 
 
-async def test_a_blocking_session_inside_an_async_one_can_be_lent(
+async def test_an_async_scoped_session_can_be_lent(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
-    """As `AsyncSession.run_sync` hands it out."""
     engine = create_async_engine(
         "postgresql+psycopg://", async_creator=partial(psycopg.AsyncConnection.connect, database)
     )
-    async with AsyncSession(engine) as session:
-        await session.run_sync(lambda inner: broker.run_on(inner, sending))
-        await session.commit()
+    session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+    await broker.run_on_async(session, sending)
+    assert sent(sql) == 0
+    await session.commit()
+    await session.close()
     await engine.dispose()
     assert sent(sql) == 1
 
@@ -169,12 +171,12 @@ import os, sys
 import psycopg
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
-from horsies.tasks.enqueue import enqueue
+from horsies.db.op import Statement, one
 
 url = os.environ["HORSIES_DATABASE_URL"]
 broker = PostgresBroker(PostgresConfig(database_url=url))
 with psycopg.connect(url) as connection:
-    broker.run_on(connection, lambda: enqueue([]))
+    broker.run_on(connection, lambda: one(Statement("s", "select 1")()))
 print(*sys.modules.keys() & {"sqlalchemy", "django", "asyncpg", "psycopg2"})
 """
 

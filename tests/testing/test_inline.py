@@ -77,6 +77,15 @@ def test_what_a_transaction_holds_back_runs_after_its_commit(sandbox: Sandbox) -
         assert shop.log == ["committed"]
 
 
+def test_a_wait_runs_what_is_due_even_what_waits_itself() -> None:
+    shop.wait_for_note.schedule(60, "inner")
+    handle = shop.wait_for_note.schedule(60, "other")
+    with run_inline() as ran:
+        clock.advance(61)
+        assert handle.get(timeout_ms=5_000).unwrap() == "other"
+    assert len(ran) == 4
+
+
 async def test_coroutines_send_and_run_on_their_own_loop() -> None:
     with run_inline() as ran:
         handle = await shop.order_async.send_async(1)

@@ -21,12 +21,13 @@ from horsies.db.load import load
 from horsies.db.op import Op, rows
 from horsies.model.codec import decode_error
 from horsies.model.config import PostgresConfig
-from horsies.model.errors import BlockingCallError, HorsiesError
+from horsies.model.errors import HorsiesError
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.claim import Wanted, from_start
+from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release, report_progress
 from horsies.testing.clockwork import keep_house
@@ -97,14 +98,6 @@ async def work_async(drain: "Drain", run: Callable[[Verb], Any]) -> list[Ran]:
             reply = await (do_async(step) if isinstance(step, Job) else run(step))
     except StopIteration as end:
         return end.value
-
-
-def refuse_in_event_loop(what: str, instead: str) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise BlockingCallError(f"{what} would block the running event loop; use `{instead}`")
 
 
 @dataclass(slots=True)

@@ -3,17 +3,21 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from horsies.db.desk import Desk, Ticket
 from horsies.db.fleeting import FleetingBroker
 from horsies.db.op import Op
-from horsies.testing.drains import Drain, EndlessDrainError, Ran, refuse_in_event_loop, work, work_async
+from horsies.tasks.handle import refuse_in_event_loop
+from horsies.testing.drains import Drain, EndlessDrainError, Ran, work, work_async
 from horsies.testing.sandbox import Sandbox
 
 DEEPEST = 20
 
 T = TypeVar("T")
+A = TypeVar("A")
 _depth: ContextVar[int] = ContextVar("horsies_inline_depth", default=0)
+_is_waiting: ContextVar[bool] = ContextVar("horsies_inline_is_waiting", default=False)
 
 
 class InlineBroker(FleetingBroker):
@@ -25,6 +29,8 @@ class InlineBroker(FleetingBroker):
         self._ran = ran
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
+        if _is_waiting.get():
+            return super().run(verb, again=again)
         refuse_in_event_loop("a blocking call within run_inline()", "await task.send_async(...)")
         self._drain()
         answer = super().run(verb, again=again)
@@ -32,10 +38,34 @@ class InlineBroker(FleetingBroker):
         return answer
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
+        if _is_waiting.get():
+            return await super().run_async(verb, again=again)
         await self._drain_async()
         answer = await super().run_async(verb, again=again)
         await self._drain_async()
         return answer
+
+    def wait(
+        self,
+        desk: Desk[A],
+        ticket: Ticket[A],
+        deadline: float | None,
+        is_enough: Callable[[Ticket[A]], bool] = Ticket[Any].is_answered,
+    ) -> None:
+        self._drain()
+        with _waiting():
+            super().wait(desk, ticket, deadline, is_enough)
+
+    async def wait_async(
+        self,
+        desk: Desk[A],
+        ticket: Ticket[A],
+        deadline: float | None,
+        is_enough: Callable[[Ticket[A]], bool] = Ticket[Any].is_answered,
+    ) -> None:
+        await self._drain_async()
+        with _waiting():
+            await super().wait_async(desk, ticket, deadline, is_enough)
 
     def _drain(self) -> None:
         with _deeper():
@@ -61,3 +91,13 @@ def _deeper() -> Generator[None]:
         yield
     finally:
         _depth.reset(token)
+
+
+@contextmanager
+def _waiting() -> Generator[None]:
+    """Who waits may be reading for others who wait: a task that ran within such a read, and waited itself, would wait for its reader."""
+    token = _is_waiting.set(True)
+    try:
+        yield
+    finally:
+        _is_waiting.reset(token)
