@@ -114,7 +114,7 @@ def test_the_processes_of_xdist_share_an_embedded_server_that_goes_when_they_go(
     assert not folder.exists()
 
 
-def test_blocking_and_async_tests_have_all_fixtures_and_leave_nothing_open(project: Project) -> None:
+def test_blocking_and_async_tests_have_all_fixtures(project: Project) -> None:
     text = """
         import gc
         import pytest

@@ -35,10 +35,12 @@ __all__ = [
 _ROOMS = ("clockwork", "drains", "inline", "looks", "sandbox")
 
 
-def __getattr__(name: str) -> object:
-    if name in __all__:
-        for room in _ROOMS:
-            found = vars(import_module(f"horsies.testing.{room}"))
-            if name in found:
-                return found[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or a misspelt name would be one that the type checker accepts
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for room in _ROOMS:
+                found = vars(import_module(f"horsies.testing.{room}"))
+                if name in found:
+                    return found[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
