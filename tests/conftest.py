@@ -7,6 +7,7 @@ settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
 pytest_plugins = [
+    "pytester",
     "tests.fixtures.server",
     "tests.fixtures.databases",
     "tests.fixtures.roles",

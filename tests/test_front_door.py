@@ -81,6 +81,8 @@ assert "psycopg" not in sys.modules
         "horsies.worker.run",
         "horsies.cli.main",
         "horsies.dev.embedded",
+        "horsies.testing.drains",
+        "horsies.testing.plugin",
     ],
 )
 def test_every_room_can_be_entered_first(module: str) -> None:

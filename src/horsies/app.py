@@ -2,7 +2,8 @@
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -205,6 +206,16 @@ class Horsies:
         else:
             broker = replace(broker, database_url=database_url, listen_url=None)  # which led to the other one
         self.config, self._broker = replace(self.config, broker=broker), None
+
+    @contextmanager
+    def using(self, broker: "PostgresBroker") -> Generator[None]:
+        """For a while, this broker and its database, whatever was configured. For tests (`horsies.testing`)."""
+        former = self.config, self._broker
+        self.config, self._broker = replace(self.config, broker=broker.config), broker
+        try:
+            yield
+        finally:
+            self.config, self._broker = former
 
     def _configured_database(self) -> PostgresConfig | None:
         url = os.environ.get("HORSIES_DATABASE_URL") or os.environ.get("DATABASE_URL")

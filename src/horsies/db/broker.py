@@ -237,9 +237,12 @@ class PostgresBroker:
         with self._lock:
             pool = self._async_pools.get(loop)
             if pool is None:
-                pool = self._async_pools[loop] = connect.make_async_pool(self.config, self._preparing)
+                pool = self._async_pools[loop] = self._new_async_pool()
         await pool.open()
         return pool
+
+    def _new_async_pool(self) -> AsyncConnectionPool:
+        return connect.make_async_pool(self.config, self._preparing)
 
     def listener(self) -> Listener:
         with self._lock:

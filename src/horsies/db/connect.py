@@ -25,8 +25,10 @@ def make_pool(config: PostgresConfig, preparing: Preparing) -> ConnectionPool:
     )
 
 
-def make_async_pool(config: PostgresConfig, preparing: Preparing) -> AsyncConnectionPool:
-    return AsyncConnectionPool(
+def make_async_pool(
+    config: PostgresConfig, preparing: Preparing, kind: type[AsyncConnectionPool] = AsyncConnectionPool
+) -> AsyncConnectionPool:
+    return kind(
         config.conninfo,
         kwargs=_settings(config, "producer"),
         configure=preparing.begin_async,

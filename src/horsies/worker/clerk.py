@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 from horsies.child.wire import Done
 from horsies.model.result import TaskError
-from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending
+from horsies.model.task import Claim
 from horsies.worker.books import Books
 from horsies.worker.member import Member
-from horsies.worker.stops import Stops
+from horsies.worker.stops import Stops, ending_of
 
 
 class Clerk:
@@ -32,19 +31,7 @@ class Clerk:
     def done(self, claim: Claim, done: Done) -> None:
         self._books.frames.observe(done.duration_us)
         self._books.progress.pop((claim.id, claim.claim_no), None)
-        status = TaskStatus(done.status)
-        ending = Ending(
-            claim.id,
-            claim.claim_no,
-            status,
-            done.result,
-            done.error_code,
-            done.error,
-            may_retry=claim.retries_left and status is TaskStatus.FAILED,
-            wants_retry=done.wants_retry,
-            retry_after_ms=done.retry_after_ms,
-        )
-        self._stops.end(claim, ending)
+        self._stops.end(claim, ending_of(claim, done))
 
     def returned(self, claims: list[Claim]) -> None:
         self._books.releases.extend(claims)

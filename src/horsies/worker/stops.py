@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection
 
-from horsies.child.wire import Reason
+from horsies.child.wire import Done, Reason
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
@@ -107,6 +107,22 @@ class Stops:
             self._books.interrupted.append(_failed(claim, error, may_retry=False))
         else:
             self._books.endings.append(_failed(claim, error, may_retry=claim.retries_left))
+
+
+def ending_of(claim: Claim, done: Done) -> Ending:
+    """What a child reported, for the database."""
+    status = TaskStatus(done.status)
+    return Ending(
+        claim.id,
+        claim.claim_no,
+        status,
+        done.result,
+        done.error_code,
+        done.error,
+        may_retry=claim.retries_left and status is TaskStatus.FAILED,
+        wants_retry=done.wants_retry,
+        retry_after_ms=done.retry_after_ms,
+    )
 
 
 def _failed(claim: Claim, error: TaskError, *, may_retry: bool) -> Ending:

@@ -1,0 +1,19 @@
+-- name: get_moves
+-- For each table, the statement that moves all of its moments back.
+select format(
+    'update %%I.%%I set %%s',
+    nspname,
+    relname,
+    string_agg(format('%%1$I = %%1$I - %%2$L::interval', attname, make_interval(secs => %(seconds)s::float8)), ', ')
+)
+from pg_class
+join pg_namespace on pg_namespace.oid = pg_class.relnamespace
+join pg_attribute on pg_attribute.attrelid = pg_class.oid
+where nspname = %(schema)s::text
+and relkind in ('r', 'p')
+and not relispartition
+and relname <> 'schema_versions'
+and atttypid = 'timestamptz'::regtype
+and not attisdropped
+group by nspname, relname
+order by relname;
