@@ -107,7 +107,7 @@ class _Session:
         self._pgconn.enter_pipeline_mode()
         self._schema = schema
         self._prepares = connection.prepare_threshold is not None
-        self._prepared: dict[bytes, bytes] = {}
+        self._prepared: dict[str, bytes] = {}
         self._names = count(1)
         self._loop = asyncio.get_running_loop()
         # A descriptor of our own: libpq closes its one when the connection breaks, and the next connection may get that number while
@@ -139,7 +139,7 @@ class _Session:
     # -- out
 
     async def _ask(self, queries: Sequence[Query]) -> list[Rows]:
-        new: dict[bytes, bytes] = {}
+        new: dict[str, bytes] = {}
         prepares = [self._send(query, new) for query in queries]
         results = iter(await self._exchanged())
         self._prepared |= new
@@ -150,18 +150,18 @@ class _Session:
             rows.append(self._rows(next(results)))
         return rows
 
-    def _send(self, query: Query, new: dict[bytes, bytes]) -> bool:
+    def _send(self, query: Query, new: dict[str, bytes]) -> bool:
         """True: its preparation comes first, and is answered as well."""
         text, names = numbered(query.statement.text, self._schema)
-        values = texts(query.params, names)
+        values = [None if value is None else value.encode() for value in texts(query.params, names)]
         if not self._prepares:
-            self._pgconn.send_query_params(text, values)
+            self._pgconn.send_query_params(text.encode(), values)
             return False
         name = self._prepared.get(text) or new.get(text)
         is_new = name is None
         if name is None:
             name = new[text] = b"horsies_%d" % next(self._names)
-            self._pgconn.send_prepare(name, text)
+            self._pgconn.send_prepare(name, text.encode())
         self._pgconn.send_query_prepared(name, values)
         return is_new
 

@@ -7,13 +7,11 @@ Neither is imported here: a connection of theirs can only exist if the caller ha
 Every parameter is cast in our statements, so that asyncpg, which wants numbers for names and a type for each, gets text.
 """
 
-import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -21,6 +19,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from horsies.db.op import Query, Rows
+from horsies.db.placeholders import numbered, texts
 from horsies.model.errors import UnsupportedConnectionError
 
 _PSYCOPG = ("psycopg:Connection",)
@@ -130,11 +129,12 @@ def _look_below(connection: Any) -> tuple[object, bool]:
 
 
 def _execute_sqlalchemy(connection: Any, query: Query, schema: str) -> Rows:
-    text, params = query.statement.for_schema(schema).decode(), query.params
+    if connection.dialect.driver == "asyncpg":
+        text, params = _as_text(query, schema)
+    else:
+        text, params = query.statement.for_schema(schema).decode(), dict(query.params)
     # Streaming, if the caller has chosen it for the connection, would declare a cursor for an INSERT.
-    options = {"stream_results": False}
-    named_or_numbered = _numbered(text, params) if connection.dialect.driver == "asyncpg" else (text, dict(params))
-    result = connection.exec_driver_sql(*named_or_numbered, execution_options=options)
+    result = connection.exec_driver_sql(text, params, execution_options={"stream_results": False})
     return [tuple(row) for row in result] if result.returns_rows else []
 
 
@@ -163,34 +163,14 @@ def _execute_django(connection: Any, query: Query, schema: str) -> Rows:
 
 
 async def _execute_asyncpg(connection: Any, query: Query, schema: str) -> Rows:
-    text, params = _numbered(query.statement.for_schema(schema).decode(), query.params)
+    text, params = _as_text(query, schema)
     return [tuple(row) for row in await connection.fetch(text, *params)]
 
 
-def _numbered(text: str, params: Mapping[str, object]) -> tuple[str, tuple[str | None, ...]]:
-    """The same query with `$1` for `%(id)s`, and everything as text."""
-    numbered, names = _number(text)
-    return numbered, tuple(_as_text(params[name]) for name in names)
-
-
-@lru_cache(maxsize=64)
-def _number(text: str) -> tuple[str, tuple[str, ...]]:
-    names = tuple(dict.fromkeys(re.findall(r"%\((\w+)\)s", text)))
-    for position, name in enumerate(names, 1):
-        text = text.replace(f"%({name})s", f"${position}::text")
-    return text.replace("%%", "%"), names
-
-
-def _as_text(value: object) -> str | None:
-    match value:
-        case None | str():
-            return value
-        case datetime():
-            return value.isoformat()
-        case int() | float():
-            return str(value)
-        case _:
-            raise TypeError(f"asyncpg gets its parameters as text, and a {type(value).__name__} has no known form")
+def _as_text(query: Query, schema: str) -> tuple[str, tuple[str | None, ...]]:
+    """The first cast of each parameter tells asyncpg what it gets, the second one the server what to make of it."""
+    text, names = numbered(query.statement.text, schema, "::text")
+    return text, tuple(texts(query.params, names))
 
 
 # -- which is which

@@ -1,10 +1,10 @@
-"""From `%(name)s` to `$1`, and from values to the texts that PostgreSQL reads: what libpq itself takes.
+"""From `%(name)s` to `$1`, and from values to text: for those who number their parameters, libpq itself and asyncpg.
 
 Text serves for everything, because every parameter in our statements is cast.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 
@@ -14,32 +14,30 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
 
 @lru_cache(maxsize=1024)
-def numbered(text: str, schema: str) -> tuple[bytes, tuple[str, ...]]:
-    """The statement with numbers for names, and the names in their order."""
+def numbered(text: str, schema: str, cast: str = "") -> tuple[str, tuple[str, ...]]:
+    """The statement with numbers for names, each followed by the cast, and the names in their order."""
     names: dict[str, int] = {}
 
     def number(found: re.Match[str]) -> str:
         name = found[1]
-        return f"${names.setdefault(name, len(names) + 1)}" if name else "%"
+        return f"${names.setdefault(name, len(names) + 1)}{cast}" if name else "%"
 
-    return render(_PLACEHOLDER.sub(number, text), schema).encode(), tuple(names)
-
-
-def texts(params: Mapping[str, object], names: Sequence[str]) -> list[bytes | None]:
-    return [_text(params[name]) for name in names]
+    return render(_PLACEHOLDER.sub(number, text), schema), tuple(names)
 
 
-def _text(value: object) -> bytes | None:
+def texts(params: Mapping[str, object], names: Sequence[str]) -> Iterator[str | None]:
+    return (_text(params[name]) for name in names)
+
+
+def _text(value: object) -> str | None:
     match value:
-        case None:
-            return None
-        case str():
-            return value.encode()
+        case None | str():
+            return value
         case bool():
-            return b"t" if value else b"f"
+            return "t" if value else "f"
         case int() | float():
-            return b"%a" % value
+            return str(value)
         case datetime():
-            return value.isoformat().encode()
+            return value.isoformat()
         case _:
             raise TypeError(f"PostgreSQL is never told a {type(value).__name__}")
