@@ -81,6 +81,20 @@ def test_each_event_loop_has_a_pool_of_its_own(database: str) -> None:
 # -- trouble
 
 
+def test_a_loop_that_ends_while_its_pool_connects_does_end(proxy: Proxy) -> None:
+    """Nobody closes the broker: a script of a few lines does not."""
+    proxy.freeze()
+    broker = PostgresBroker(PostgresConfig(database_url=proxy.url))
+
+    async def life_of_a_loop() -> None:
+        sends = asyncio.create_task(broker.run_async(lambda: rows(SQL["ping"]())))
+        await asyncio.to_thread(eventually, lambda: proxy.connections > 0, what="the pool connects")
+        assert not sends.done()
+
+    asyncio.run(life_of_a_loop())
+    proxy.thaw()
+
+
 def test_a_database_that_cannot_be_reached_is_an_error_that_says_why(proxy: Proxy) -> None:
     proxy.cut()
     config = PostgresConfig(database_url=proxy.url, connect_timeout_s=1)

@@ -61,6 +61,7 @@ class PostgresBroker:
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
         self._async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnectionPool] = WeakKeyDictionary()
+        self._caretakers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
         self._listener: Listener | None = None
         self._desks: dict[Subject[Any], Desk[Any]] = {}
         self._async_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Subject[Any], Desk[Any]]] = (
@@ -238,6 +239,7 @@ class PostgresBroker:
             pool = self._async_pools.get(loop)
             if pool is None:
                 pool = self._async_pools[loop] = self._new_async_pool()
+                self._caretakers[loop] = loop.create_task(_close_with_the_loop(pool))
         await pool.open()
         return pool
 
@@ -283,9 +285,11 @@ class PostgresBroker:
 
     async def close_async(self) -> None:
         """Close also the pool of the running event loop."""
-        pool = self._async_pools.pop(asyncio.get_running_loop(), None)
-        if pool:
+        loop = asyncio.get_running_loop()
+        pool, caretaker = self._async_pools.pop(loop, None), self._caretakers.pop(loop, None)
+        if pool and caretaker:
             await pool.close()
+            caretaker.cancel()
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -295,6 +299,16 @@ class PostgresBroker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _close_with_the_loop(pool: AsyncConnectionPool) -> None:
+    """`asyncio.run` ends by cancelling every task and waiting for it. A worker of the pool that is connecting takes that for a failed
+    connection, and goes on (psycopg_pool 3.3): somebody must tell it to stop, or the program never ends.
+    """
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await pool.close()
 
 
 def _pause_s(attempt: int) -> float:
