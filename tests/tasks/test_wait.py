@@ -14,6 +14,7 @@ import pytest
 from horsies.db import desk, listen
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.errors import BrokerError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
 from horsies.tasks.finish import finish, notify_done
@@ -348,6 +349,20 @@ def test_a_waiter_outlives_an_outage_of_the_whole_database(
         proxy.heal()
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(15.0), Ended)
+
+
+def test_when_the_database_stays_away_every_waiter_is_told(
+    proxy: Proxy, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
+) -> None:
+    config = PostgresConfig(database_url=proxy.url, connect_timeout_s=1)
+    with PostgresBroker(config, resilience=QUICK) as broker:
+        sent = send_new(other, 3)
+        waiting = [begin_to_wait(threads, broker, task, sql) for task in sent]
+        proxy.cut()
+        for each in waiting:
+            with pytest.raises(BrokerError, match="Connection refused") as caught:
+                each.result(15.0)
+            assert caught.value.retryable
 
 
 def test_an_answer_lost_while_reading_is_asked_for_again(broker: PostgresBroker, faults: Plant) -> None:

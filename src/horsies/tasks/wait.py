@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
-from uuid import UUID
 
 from horsies.db.channels import Channel
 from horsies.db.load import load
@@ -16,6 +15,8 @@ from horsies.model.task import Ended, TaskId
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
+
+CLOCKS_DIFFER = timedelta(hours=1)
 
 SQL = load(__file__)
 _LAST_MS = int(datetime(9000, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -59,8 +60,9 @@ async def wait_until_ended_async(broker: "PostgresBroker", ticket: Ticket[Answer
 
 def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, Found[Answer]]]:
     """How each of these ended, or why that cannot be told."""
-    # Clocks may differ by a day; beyond that the second look, which is not pruned, finds it.
-    since, until = _made_at(task_ids) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
+    # Every day that is looked into is planned for. Clocks may differ by an hour; beyond that the second look, which is not pruned,
+    # finds it.
+    since, until = _made_at(task_ids) - CLOCKS_DIFFER, datetime.now(UTC) + CLOCKS_DIFFER
     known = _by_id((yield from rows(SQL["get_ended"](ids=task_ids, since=since, until=until))))
     if missing := [task_id for task_id in task_ids if task_id not in known]:
         known |= _by_id((yield from rows(SQL["get_ended_unpruned"](ids=missing))))
@@ -87,5 +89,6 @@ def _judged(
 def _made_at(task_ids: list[TaskId]) -> datetime:
     """The time in the oldest version 7 id; without one, now: the look-up without pruning finds the others then."""
     oldest = min((task_id for task_id in task_ids if task_id[_VERSION_AT] == "7"), default=None)
-    milliseconds = _LAST_MS + 1 if oldest is None else UUID(oldest).int >> 80
-    return datetime.now(UTC) if milliseconds > _LAST_MS else datetime.fromtimestamp(milliseconds / 1000, UTC)
+    if oldest is None or (milliseconds := int(oldest[:8] + oldest[9:13], 16)) > _LAST_MS:
+        return datetime.now(UTC)
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
