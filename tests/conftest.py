@@ -10,5 +10,6 @@ pytest_plugins = [
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
     "tests.fixtures.planting",
+    "tests.fixtures.callers",
     "tests.fixtures.leaks",
 ]

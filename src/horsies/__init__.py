@@ -26,6 +26,7 @@ from horsies.model.errors import (
     TaskDefinitionError,
     TaskTimeoutError,
     UnsupportedConnectionError,
+    WaitTimeoutError,
 )
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
@@ -34,7 +35,7 @@ from horsies.model.worker import WorkerConfig
 from horsies.tasks.cancel import CancelOutcome
 from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.inspect import TaskInfo, WorkerState
+from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 
@@ -49,6 +50,7 @@ __all__ = [
     "ContractCode",
     "CurrentTask",
     "CustomQueueConfig",
+    "FailedAttempt",
     "Horsies",
     "HorsiesError",
     "KeyConflictError",
@@ -77,6 +79,7 @@ __all__ = [
     "TaskTimeoutError",
     "UnsupportedConnectionError",
     "UnwrapError",
+    "WaitTimeoutError",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",

@@ -2,12 +2,13 @@
 
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from uuid import UUID
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
@@ -16,6 +17,9 @@ from horsies.model.problems import instance_problems, number_problems
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.worker import WorkerConfig
+from horsies.tasks.gather import Gathering
+from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
+from horsies.tasks.ids import as_task_id
 from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import AsyncTask, Sendable, Task
@@ -185,6 +189,42 @@ class Horsies:
     def _configured_database(self) -> PostgresConfig | None:
         url = os.environ.get("HORSIES_DATABASE_URL") or os.environ.get("DATABASE_URL")
         return self.config.broker or (PostgresConfig(database_url=url) if url else None)
+
+    # -- waiting
+
+    @overload
+    def handle(self, task_id: str | UUID) -> TaskHandle[Any]: ...
+    @overload
+    def handle(self, task_id: str | UUID, task: Sendable[..., T]) -> TaskHandle[T]: ...
+    def handle(self, task_id: str | UUID, task: Sendable[..., Any] | None = None) -> TaskHandle[Any]:
+        """A handle from a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
+        if not isinstance(task, Sendable | None):  # pyright: ignore[reportUnnecessaryIsInstance] - its name is no task
+            raise TypeError(
+                f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
+            )
+        codec = ResultCodec.for_type(Any) if task is None else task.result
+        return TaskHandle(as_task_id(task_id), codec, lambda: self.broker)
+
+    def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
+        """Wait for all of them; the results in the order of the handles. What has not ended in time is `err(WAIT_TIMEOUT)`."""
+        return Gathering(handles, lambda: self.broker, timeout_ms).all()
+
+    async def gather_async(
+        self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
+    ) -> list[TaskResult[T, TaskError]]:
+        return await Gathering(handles, lambda: self.broker, timeout_ms).all_async()
+
+    def as_completed(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> Iterator[TaskHandle[T]]:
+        """The handles, each as soon as its task has ended: `get()` then returns at once. Raises `WaitTimeoutError` when the time runs
+        out before all have.
+        """
+        refuse_in_event_loop("as_completed()", "async for handle in app.as_completed_async(handles)")
+        return Gathering(handles, lambda: self.broker, timeout_ms).completed()
+
+    def as_completed_async(
+        self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
+    ) -> AsyncIterator[TaskHandle[T]]:
+        return Gathering(handles, lambda: self.broker, timeout_ms).completed_async()
 
     # -- operation
 

@@ -2,7 +2,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,9 +13,9 @@ from horsies.db.op import Op, Statement, one, rows
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError
 from horsies.tasks.enqueue import enqueue, enqueue_again
-from horsies.tasks.wait import NotEnded, wait_until_ended
+from horsies.tasks.wait import NotEnded
 from tests.fixtures.eventually import eventually, wait_until_blocked
-from tests.fixtures.journey import new_task, row, send_new
+from tests.fixtures.journey import new_task, row, send_new, wait_for, wait_for_async
 from tests.fixtures.planting import Plant
 from tests.fixtures.proxies import Proxy
 
@@ -242,8 +241,8 @@ def test_closing_in_the_middle_of_a_wait_lets_the_waiter_go_on(database: str, sq
     broker = PostgresBroker(PostgresConfig(database_url=database))
     (sent,) = send_new(broker)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(broker.run, lambda: wait_until_ended(sent.id, time.monotonic() + 1.0))
-        eventually(lambda: "select status" in str(row(sql, QUERIES)[0]), what="the first read")
+        waiting = thread.submit(wait_for, broker, sent.id, 1.0)
+        eventually(lambda: "select ended.id" in str(row(sql, QUERIES)[0]), what="the first read")
         broker.close()
         assert waiting.result() is NotEnded.LIVE
     broker.close()
@@ -253,11 +252,9 @@ async def test_a_cancelled_statement_and_a_cancelled_wait_give_everything_back(
     database: str, sql: psycopg.Connection
 ) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database, pool_max_size=1))
-    for verb, seen in (
-        (lambda: rows(Statement("s", "select pg_sleep(30)")()), "pg_sleep"),
-        (lambda: wait_until_ended(new_task().id, None), "select status"),
-    ):
-        running = asyncio.ensure_future(broker.run_async(verb))
+    slow = broker.run_async(lambda: rows(Statement("s", "select pg_sleep(30)")()))
+    for work, seen in ((slow, "pg_sleep"), (wait_for_async(broker, new_task().id), "select ended.id")):
+        running = asyncio.ensure_future(work)
         while seen not in str(row(sql, QUERIES)[0]):  # noqa: ASYNC110 - the database gives no signal of its own
             await asyncio.sleep(0.01)
         running.cancel()

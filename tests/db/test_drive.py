@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import errors
 
 from horsies.db.drive import answer_on, answer_on_async, drive, drive_async
-from horsies.db.op import Ask, Op, Query, Script, Statement, ask, one, rows, script
+from horsies.db.op import Op, Query, Statement, ask, one, rows, script
 from tests.fixtures.planting import Plant
 
 SCHEMA = "horsies"
@@ -25,7 +25,7 @@ def driven(request: pytest.FixtureRequest, database: str) -> Drive:
 def _blocking(database: str) -> Drive:
     def run(verb: Callable[[], Op[Any]]) -> Any:
         with psycopg.connect(database, autocommit=True) as connection:
-            return drive(verb(), lambda request: answer_on(connection, cast("Ask | Script", request), SCHEMA))
+            return drive(verb(), lambda request: answer_on(connection, request, SCHEMA))
 
     return run
 
@@ -33,9 +33,7 @@ def _blocking(database: str) -> Drive:
 def _asyncio(database: str) -> Drive:
     async def run(verb: Callable[[], Op[Any]]) -> Any:
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-            return await drive_async(
-                verb(), lambda request: answer_on_async(connection, cast("Ask | Script", request), SCHEMA)
-            )
+            return await drive_async(verb(), lambda request: answer_on_async(connection, request, SCHEMA))
 
     return lambda verb: asyncio.run(run(verb))
 

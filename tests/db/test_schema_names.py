@@ -7,8 +7,7 @@ from horsies.db.migrate import migrations
 from horsies.model.config import PostgresConfig
 from horsies.model.task import Ended
 from horsies.tasks.finish import finish, notify_done
-from horsies.tasks.wait import wait_until_ended
-from tests.fixtures.journey import ME, claim, completed, do, row, send_new
+from tests.fixtures.journey import ME, claim, completed, do, row, send_new, wait_for
 
 ODD = ["Two Words", "100% %s %(x)s", "it's", "{schema} {new_channel}", "käfer; drop schema horsies"]
 
@@ -22,7 +21,7 @@ def test_any_schema_name_works_beside_the_default_one(schema: str, database: str
         (sent,) = send_new(broker)
         (held,) = claim(broker)
         do(broker, finish(ME, [completed(held)]), notify_done([held.id]))
-        assert isinstance(broker.run(lambda: wait_until_ended(sent.id, None)), Ended)
+        assert isinstance(wait_for(broker, sent.id), Ended)
     quoted = '"' + schema.replace("%", "%%") + '"'
     assert row(sql, f"select count(*) from {quoted}.all_tasks") == (1,)
     assert row(sql, "select count(*) from horsies.all_tasks") == (0,)

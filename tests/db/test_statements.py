@@ -129,10 +129,9 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "release_one": release.release(ME, claims[:1]),
         "release_hundred": release.release(ME, claims),
         "get_held": get_held(ME),
-        "get_ended": wait.SQL["get_ended"](
-            id=ids[0], since=claims[0].enqueued_at, until=claims[0].enqueued_at + timedelta(days=1)
-        ),
-        "get_ended_unpruned": wait.SQL["get_ended_unpruned"](id=ids[0]),
+        "get_one_ended": get_ended(claims[:1]),
+        "get_hundred_ended": get_ended(claims),
+        "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),
         "withdraw_probe": enqueue.SQL["withdraw_probe"](id=ids[0]),
         "take_key": keys.SQL["take_key"](**KEYED),
         "replace_pending": keys.SQL["replace_pending"](
@@ -141,10 +140,15 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     }
 
 
+def get_ended(claims: list[Claim]) -> Query:
+    since = claims[0].enqueued_at
+    return wait.SQL["get_ended"](ids=[claim.id for claim in claims], since=since, until=since + timedelta(days=1))
+
+
 HOT = [
     "claim_from_queues", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
     "finish_one", "finish_hundred", "release_one", "release_hundred",
-    "get_held", "get_ended", "get_ended_unpruned", "withdraw_probe", "take_key", "replace_pending",
+    "get_held", "get_one_ended", "get_hundred_ended", "get_ended_unpruned", "withdraw_probe", "take_key", "replace_pending",
 ]  # fmt: skip
 
 
@@ -163,5 +167,5 @@ def test_a_claim_reads_in_the_order_of_service_and_sorts_nothing(name: str, fill
 
 
 def test_waiting_looks_only_into_days_since_the_task_was_made(filled: psycopg.Connection) -> None:
-    assert "finished_20200101" not in plan(filled, hot(filled)["get_ended"])
+    assert "finished_20200101" not in plan(filled, hot(filled)["get_hundred_ended"])
     assert "finished_20200101" in plan(filled, hot(filled)["get_ended_unpruned"])

@@ -1,6 +1,6 @@
 """Retries through a real worker: when, how often, for what; and what is remembered of them."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -35,9 +35,9 @@ def info_of(handle: Any) -> TaskInfo:
 def pauses(info: TaskInfo) -> list[timedelta]:
     """From the end of each failed attempt to the start of the next, by the database's clock."""
     assert info.started_at is not None
-    ends = [datetime.fromisoformat(attempt["ended_at"]) for attempt in info.failed_attempts]
-    starts = [datetime.fromisoformat(attempt["started_at"]) for attempt in info.failed_attempts]
-    return [start - end for end, start in zip(ends, [*starts[1:], info.started_at], strict=True)]
+    ends = [attempt.ended_at for attempt in info.failed_attempts]
+    starts = [*(attempt.started_at for attempt in info.failed_attempts[1:]), info.started_at]
+    return [start - end for end, start in zip(ends, starts, strict=True) if start is not None]
 
 
 def assert_on_time(info: TaskInfo, *delays_s: float) -> None:
@@ -57,12 +57,14 @@ def test_listed_codes_exceptions_and_crashes_are_retried_on_time(stubborn: Any, 
     assert info.attempts == 3
     assert_on_time(info, 0.3, 0.1)
     codes = {"BUSY": "BUSY", "refused": "UNHANDLED_ERROR", "die": "WORKER_CRASHED"}
-    assert [(past["attempt"], past["error_code"]) for past in info.failed_attempts] == [
+    assert [(past.attempt, past.error_code) for past in info.failed_attempts] == [
         (1, codes[how]),
         (2, codes[how]),
     ]
-    assert all(past["worker"] == info.worker for past in info.failed_attempts)
-    assert info.failed_attempts[0]["error"]["error_code"] == codes[how]
+    assert all(past.worker == info.worker for past in info.failed_attempts)
+    error = info.failed_attempts[0].error
+    assert error is not None
+    assert error.error_code == codes[how]
 
 
 @pytest.mark.promise("T1")
@@ -79,7 +81,7 @@ def test_jitter_moves_pauses_apart(stubborn: Any, worker: StartWorker) -> None:
     handles = [stubborn.jittered.send("BUSY", 1) for _ in range(8)]
     assert [handle.get(PATIENCE_MS).ok_value for handle in handles] == [2] * 8
     infos = [info_of(handle) for handle in handles]
-    due = [info.enqueued_at - datetime.fromisoformat(info.failed_attempts[0]["ended_at"]) for info in infos]
+    due = [info.enqueued_at - info.failed_attempts[0].ended_at for info in infos]
     assert all(timedelta(seconds=0.1) <= pause <= timedelta(seconds=0.3) for pause in due)
     assert len(set(due)) > 1
 
@@ -133,7 +135,7 @@ def test_only_the_last_twenty_failures_are_kept(stubborn: Any, worker: StartWork
     worker(STUBBORN, options=FORKED)
     handle = stubborn.many.send("BUSY", 25)
     assert handle.get(PATIENCE_MS).ok_value == 26
-    assert [past["attempt"] for past in info_of(handle).failed_attempts] == list(range(6, 26))
+    assert [past.attempt for past in info_of(handle).failed_attempts] == list(range(6, 26))
 
 
 @pytest.mark.promise("T1")
@@ -162,7 +164,7 @@ def test_a_retry_that_waits_is_pending_and_shows_what_happened(
     eventually(lambda: info_of(handle).attempts == 1)
     info = info_of(handle)
     assert (info.status, info.worker, info.started_at) == ("PENDING", None, None)
-    assert info.failed_attempts[0]["error_code"] == "BUSY"
+    assert info.failed_attempts[0].error_code == "BUSY"
 
 
 @pytest.mark.promise("T1")

@@ -58,7 +58,7 @@ def test_a_timeout_that_the_policy_lists_is_retried(stubborn: Any, worker: Start
     handle = stubborn.hurry_up.send(deaf=deaf)
     assert handle.get(PATIENCE_MS).ok_value == 2
     (past,) = handle.info().failed_attempts
-    assert past["error_code"] == "TASK_TIMEOUT"
+    assert past.error_code == "TASK_TIMEOUT"
 
 
 @pytest.mark.promise("X3", "X4")

@@ -242,7 +242,7 @@ def test_a_moment_in_the_past_is_now(shop: Shop, sql: psycopg.Connection) -> Non
 def test_a_task_that_was_good_until_yesterday_is_accepted_and_has_expired(shop: Shop) -> None:
     handle = shop.pack.with_options(good_until=BEFORE_LONG).send(1)
     assert handle.get(timeout_ms=1_000).unwrap_err().error_code == OutcomeCode.TASK_EXPIRED
-    assert handle.status() is TaskStatus.PENDING  # until a keeper writes it down
+    assert handle.status() is TaskStatus.EXPIRED  # whether or not a keeper has written it down
 
 
 def test_all_that_is_wrong_with_options_is_said_at_once(shop: Shop) -> None:

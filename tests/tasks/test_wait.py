@@ -4,29 +4,40 @@ import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import psycopg
 import pytest
 
-from horsies.db import listen
+from horsies.db import desk, listen
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
-from horsies.tasks import wait
 from horsies.tasks.finish import finish, notify_done
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.wait import NotEnded, wait_until_ended
+from horsies.tasks.wait import NotEnded
 from tests.fixtures.eventually import eventually
-from tests.fixtures.journey import ME, claim, column, completed, do, failed, new_task, row, send, send_new
+from tests.fixtures.journey import (
+    ME,
+    claim,
+    column,
+    completed,
+    do,
+    failed,
+    new_task,
+    row,
+    send,
+    send_new,
+    wait_for,
+    wait_for_async,
+)
 from tests.fixtures.planting import Plant
 from tests.fixtures.proxies import Proxy
 
 QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)
 READS = (
     "select count(*) from pg_stat_activity where datname = current_database() "
-    "and application_name = 'horsies producer' and query like 'select status%%'"
+    "and application_name = 'horsies producer' and query like 'select ended.id%%'"
 )
 LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
@@ -44,12 +55,6 @@ def other(database: str) -> Generator[PostgresBroker]:
     """Another process, as far as the database can tell: it works and notifies, and waits for nothing."""
     with PostgresBroker(PostgresConfig(database_url=database)) as made:
         yield made
-
-
-def wait_for(broker: PostgresBroker, task_id: str, timeout_s: float | None = None) -> Ended | NotEnded:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    verb = partial(wait_until_ended, task_id, deadline)
-    return broker.run(verb, again=verb)
 
 
 def run_all(broker: PostgresBroker) -> list[str]:
@@ -86,7 +91,7 @@ def test_a_waiter_is_woken_by_the_notification(
     sql: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 60.0)  # only a notification can wake it
+    monkeypatch.setattr(desk, "POLL_S", 60.0)  # only a notification can wake it
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
     do(other, notify_done(run_all(other)))
@@ -96,9 +101,9 @@ def test_a_waiter_is_woken_by_the_notification(
 async def test_a_waiting_coroutine_is_woken_by_the_notification(
     async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
     (sent,) = send_new(other)
-    waiting = asyncio.ensure_future(async_broker.run_async(partial(wait_until_ended, sent.id, None)))
+    waiting = asyncio.ensure_future(wait_for_async(async_broker, sent.id))
     while not row(sql, READS)[0]:  # noqa: ASYNC110 - the database gives no signal of its own
         await asyncio.sleep(0.01)
     do(other, notify_done(run_all(other)))
@@ -114,7 +119,7 @@ def test_a_lost_notification_costs_one_poll(
     sql: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 0.3)
+    monkeypatch.setattr(desk, "POLL_S", 0.3)
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
     run_all(other)  # and nobody is told
@@ -175,7 +180,7 @@ def test_an_id_that_was_not_made_by_us_is_found_too(
 def test_200_waiting_threads_use_one_listen_connection(
     broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
     sent = send_new(other, 200)
     outcomes: list[Ended | NotEnded] = []
 
@@ -203,7 +208,7 @@ def test_everyone_looks_when_too_many_have_ended_to_name_them(
     sql: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
     first, *_ = send_new(other, 201)
     waiting = begin_to_wait(threads, broker, first, sql)
     do(other, notify_done(run_all(other)))
@@ -222,7 +227,7 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
     monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.2)
     # NOTIFY does not cross databases, so this listener hears nothing, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
@@ -243,7 +248,7 @@ def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
     sql: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wait, "POLL_S", 60.0)
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
     with PostgresBroker(config, resilience=QUICK) as broker:
         (sent,) = send_new(other)

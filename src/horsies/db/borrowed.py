@@ -75,7 +75,7 @@ async def _answer_async(loan: Loan[Awaitable[Rows]], schema: str, request: Reque
 def _queries(request: Request) -> Sequence[Query]:
     if isinstance(request, Ask):
         return request.queries
-    raise TypeError(f"a verb may not {type(request).__name__.lower()} inside a caller's transaction")
+    raise TypeError(f"{request.statement.name!r} is no query, and has no place in a caller's transaction")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
@@ -17,17 +17,20 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from horsies.db import borrowed, connect, migrate
 from horsies.db.answer import Awaiting, Blocking
 from horsies.db.channels import Channel
+from horsies.db.desk import Desk, Subject, Ticket
 from horsies.db.drive import drive, drive_async
 from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
 from horsies.db.op import Op, rows
+from horsies.db.seat import AwaitingSeat, BlockingSeat
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 
 ATTEMPTS = 5
 
 SQL = load(__file__)
+A = TypeVar("A")
 T = TypeVar("T")
 
 _brokers: "WeakSet[PostgresBroker]" = WeakSet()
@@ -55,6 +58,10 @@ class PostgresBroker:
         self._pool: ConnectionPool | None = None
         self._async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnectionPool] = WeakKeyDictionary()
         self._listener: Listener | None = None
+        self._desks: dict[Subject[Any], Desk[Any]] = {}
+        self._async_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Subject[Any], Desk[Any]]] = (
+            WeakKeyDictionary()
+        )
 
     def forget_inherited(self) -> None:
         """After a fork: these sockets are our parent's, and it alone uses and closes them."""
@@ -78,12 +85,12 @@ class PostgresBroker:
         """Run a verb, blocking. `again` is the verb for a second try when the outcome of the first is unknown."""
         attempt = 0
         while True:
-            answer = Blocking(self.pool, self.listener, self.config.schema)
+            answer = Blocking(self.pool, self.config.schema)
             try:
                 with answer:
                     return drive(verb(), answer)
             except psycopg.Error as error:
-                attempt = 1 if answer.has_waited else attempt + 1
+                attempt += 1
                 verb = self._next_try(error, verb, again, attempt)
                 if trouble_of(error) is Trouble.LOST:
                     self.pool().check()  # its other connections are most likely gone too
@@ -93,12 +100,12 @@ class PostgresBroker:
         """The same for asyncio."""
         attempt = 0
         while True:
-            answer = Awaiting(self.async_pool, self.listener, self.config.schema)
+            answer = Awaiting(self.async_pool, self.config.schema)
             try:
                 async with answer:
                     return await drive_async(verb(), answer)
             except psycopg.Error as error:
-                attempt = 1 if answer.has_waited else attempt + 1
+                attempt += 1
                 verb = self._next_try(error, verb, again, attempt)
                 if trouble_of(error) is Trouble.LOST:
                     await (await self.async_pool()).check()
@@ -133,6 +140,42 @@ class PostgresBroker:
             except psycopg.Error as reason:
                 return reason
         return error
+
+    # -- waiting
+
+    def desk(self, subject: Subject[A]) -> Desk[A]:
+        """Where the callers of this kind wait for this: threads at one desk, each event loop at its own."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        with self._lock:
+            desks = self._desks if loop is None else self._async_desks.setdefault(loop, {})
+            if subject not in desks:
+                desks[subject] = Desk(subject, self.listener)
+            return desks[subject]
+
+    def wait(
+        self,
+        desk: Desk[A],
+        ticket: Ticket[A],
+        deadline: float | None,
+        is_enough: Callable[[Ticket[A]], bool] = Ticket[Any].is_answered,
+    ) -> None:
+        """Block until a ticket that was entered at this desk has enough, or the deadline (on the monotonic clock) has passed."""
+        seat = BlockingSeat(lambda step: self.run(step.verb, again=step.verb))
+        drive(desk.attend(ticket, seat.ring, deadline, is_enough), seat)
+
+    async def wait_async(
+        self,
+        desk: Desk[A],
+        ticket: Ticket[A],
+        deadline: float | None,
+        is_enough: Callable[[Ticket[A]], bool] = Ticket[Any].is_answered,
+    ) -> None:
+        """The same for asyncio."""
+        seat = AwaitingSeat(lambda step: self.run_async(step.verb, again=step.verb))
+        await drive_async(desk.attend(ticket, seat.ring, deadline, is_enough), seat)
 
     # -- schema
 

@@ -1,17 +1,18 @@
 """The two drivers that answer a verb's requests: one blocking, one asyncio. Every statement passes through here."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 import psycopg
 
 from horsies.db import faults
-from horsies.db.op import Ask, Copy, Op, Request, Rows, Script, render
+from horsies.db.op import Ask, Copy, Rows, Script, render
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
-def drive(op: Op[T], answer: Callable[[Request], Any]) -> T:
+def drive(op: Generator[R, Any, T], answer: Callable[[R], Any]) -> T:
     """Run a verb to its end, blocking."""
     try:
         request = next(op)
@@ -26,7 +27,7 @@ def drive(op: Op[T], answer: Callable[[Request], Any]) -> T:
         return end.value
 
 
-async def drive_async(op: Op[T], answer: Callable[[Request], Awaitable[Any]]) -> T:
+async def drive_async(op: Generator[R, Any, T], answer: Callable[[R], Awaitable[Any]]) -> T:
     """Run a verb to its end, awaiting."""
     try:
         request = next(op)

@@ -9,9 +9,8 @@ Requests:
 - `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them.
 - `Copy`: rows in bulk by COPY, made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
-- `Listen`: from now on, be woken for this key of this channel. Answered when LISTEN is in force, so that what happens
-  after a later read cannot slip by unheard.
-- `Wait`: sleep until woken or until the time is over. The connection goes back to the pool meanwhile.
+
+Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
 """
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -78,19 +77,7 @@ class Script:
     statement: Statement
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    channel: Channel
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    timeout_s: float
-    deaf_timeout_s: float  # used instead when notifications are known not to arrive
-
-
-Request: TypeAlias = Ask | Copy | Script | Listen | Wait
+Request: TypeAlias = Ask | Copy | Script
 T = TypeVar("T")
 Op: TypeAlias = Generator[Request, Any, T]
 
@@ -119,11 +106,3 @@ def copy(statement: Statement, rows: Iterable[Row]) -> Op[None]:
 
 def script(statement: Statement) -> Op[None]:
     yield Script(statement)
-
-
-def listen(channel: Channel, key: str) -> Op[None]:
-    yield Listen(channel, key)
-
-
-def wait(*, timeout_s: float, deaf_timeout_s: float) -> Op[None]:
-    yield Wait(timeout_s, deaf_timeout_s)

@@ -83,3 +83,7 @@ class TaskTimeoutError(HorsiesError, TimeoutError):
 
 class TaskCancelledError(HorsiesError):
     """Raised inside a task that somebody has cancelled: clean up, and let it pass."""
+
+
+class WaitTimeoutError(HorsiesError, TimeoutError):
+    """The time of `as_completed` ran out while tasks were still live; they go on."""

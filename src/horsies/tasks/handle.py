@@ -1,12 +1,11 @@
 """`TaskHandle`: a ticket for one task that was sent."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from horsies.db.op import Op
+from horsies.db.desk import Ticket
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed
@@ -14,8 +13,8 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 from horsies.tasks.cancel import CancelOutcome, cancel
-from horsies.tasks.inspect import TaskInfo, get_info
-from horsies.tasks.wait import NotEnded, wait_until_ended
+from horsies.tasks.inspect import TaskInfo, get_info, get_status
+from horsies.tasks.wait import Answer, NotEnded, deadline_of, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
@@ -30,60 +29,76 @@ class TaskHandle(Generic[T_co]):
         self.task_id = task_id
         self._codec = codec
         self._broker = broker
+        self._ended: Ended | None = None
         self._result: TaskResult[T_co, TaskError] | None = None
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on."""
-        if self._result is not None:
-            return self._result
-        _refuse_in_event_loop()
-        verb = self._wait(timeout_ms)
-        return self._receive(self._broker().run(verb, again=verb), timeout_ms)
+        if self._ended is None:
+            broker, deadline, ticket = self.broker, deadline_of(timeout_ms), self._ticket()
+            refuse_in_event_loop("get()", "await handle.get_async()")
+            wait_until_ended(broker, ticket, deadline)
+            return self.receive(ticket.answers[self.task_id], timeout_ms)
+        return self.receive(self._ended, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """The same for asyncio code."""
-        if self._result is not None:
-            return self._result
-        verb = self._wait(timeout_ms)
-        return self._receive(await self._broker().run_async(verb, again=verb), timeout_ms)
+        if self._ended is None:
+            broker, deadline, ticket = self.broker, deadline_of(timeout_ms), self._ticket()
+            await wait_until_ended_async(broker, ticket, deadline)
+            return self.receive(ticket.answers[self.task_id], timeout_ms)
+        return self.receive(self._ended, timeout_ms)
 
     def status(self) -> TaskStatus | None:
         """Where the task is now; None when no such task is known."""
-        info = self.info()
-        return info.status if info else None
+        verb = partial(get_status, self.task_id)
+        return self.broker.run(verb, again=verb)
 
     async def status_async(self) -> TaskStatus | None:
-        info = await self.info_async()
-        return info.status if info else None
+        verb = partial(get_status, self.task_id)
+        return await self.broker.run_async(verb, again=verb)
 
     def info(self) -> TaskInfo | None:
         """Attempts, times, worker and progress; None when no such task is known."""
         verb = partial(get_info, self.task_id)
-        return self._broker().run(verb, again=verb)
+        return self.broker.run(verb, again=verb)
 
     async def info_async(self) -> TaskInfo | None:
         verb = partial(get_info, self.task_id)
-        return await self._broker().run_async(verb, again=verb)
+        return await self.broker.run_async(verb, again=verb)
 
     def cancel(self) -> CancelOutcome:
         """What has not begun ends at once; what runs is asked to stop and, past a grace period, its child is killed."""
         verb = partial(cancel, self.task_id)
-        return self._broker().run(verb, again=verb)
+        return self.broker.run(verb, again=verb)
 
     async def cancel_async(self) -> CancelOutcome:
         verb = partial(cancel, self.task_id)
-        return await self._broker().run_async(verb, again=verb)
+        return await self.broker.run_async(verb, again=verb)
 
-    def _wait(self, timeout_ms: int | None) -> Callable[[], Op[Ended | NotEnded]]:
-        if timeout_ms is not None and not timeout_ms >= 0:
-            raise ValueError(f"timeout_ms is {timeout_ms!r}; give milliseconds from 0 on, or None to wait for ever")
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        return partial(wait_until_ended, self.task_id, deadline)
+    # -- for those who wait for several
 
-    def _receive(self, found: Ended | NotEnded, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
+    @property
+    def broker(self) -> "PostgresBroker":
+        """Where the task is."""
+        return self._broker()
+
+    @property
+    def ended(self) -> Ended | None:
+        """How the task ended, if that is known here: `get()` returns at once then, and asks nobody."""
+        return self._ended
+
+    def keep(self, ended: Ended) -> None:
+        """How the task ended, found by somebody who waited for it on behalf of this handle."""
+        self._ended = ended
+
+    def receive(self, found: Answer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
+        """The result that such an answer means to a wait of this length."""
         match found:
             case Ended():
-                self._result = self._decode(found)
+                self._ended = found
+                if self._result is None:
+                    self._result = self._decode(found)
                 return self._result
             case NotEnded.LIVE:
                 return TaskResult(
@@ -99,6 +114,9 @@ class TaskHandle(Generic[T_co]):
                         message=f"no task {self.task_id} is known: never sent, not committed yet, or past its retention",
                     )
                 )
+
+    def _ticket(self) -> Ticket[Answer]:
+        return Ticket([self.task_id])
 
     def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:
@@ -120,14 +138,18 @@ _CODES = {
 class InertHandle(TaskHandle[T_co]):
     """What a suppressed send returns: there is no task behind it."""
 
-    def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:  # noqa: ARG002 - as the real one
+    @property
+    def broker(self) -> "PostgresBroker":
         raise SendSuppressed(
             "this send happened while a worker was importing modules, so nothing was enqueued; "
             "move the send out of the module's top level"
         )
 
-    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
-        return self.get(timeout_ms)
+    def status(self) -> TaskStatus | None:
+        return None
+
+    async def status_async(self) -> TaskStatus | None:
+        return None
 
     def info(self) -> TaskInfo | None:
         return None
@@ -142,9 +164,9 @@ class InertHandle(TaskHandle[T_co]):
         return CancelOutcome.NOT_FOUND
 
 
-def _refuse_in_event_loop() -> None:
+def refuse_in_event_loop(call: str, instead: str) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise BlockingCallError("get() would block the running event loop; use `await handle.get_async()`")
+    raise BlockingCallError(f"{call} would block the running event loop; use `{instead}`")

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from uuid import UUID
 
 from horsies.model.task import TaskId
 
@@ -26,6 +27,14 @@ def new_task_ids(count: int) -> list[TaskId]:
         values = [value := value + 1 + step for step in steps]
         _last = value
     return [_format(value) for value in values]
+
+
+def as_task_id(given: str | UUID) -> TaskId:
+    """An id from elsewhere, as all ids are written; what is none is refused."""
+    try:
+        return str(UUID(str(given)))
+    except ValueError:
+        raise ValueError(f"{given!r} is no task id; pass what `handle.task_id` was, a UUID as text") from None
 
 
 def _format(value: int) -> TaskId:

@@ -8,6 +8,8 @@ from typing import Any
 
 from horsies.db.load import load
 from horsies.db.op import Op, one, rows
+from horsies.model.codec import decode_error
+from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 
@@ -15,8 +17,20 @@ SQL = load(__file__)
 
 
 @dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """An attempt that failed and was followed by another."""
+
+    attempt: int
+    error_code: str
+    error: TaskError | None
+    worker: str | None
+    started_at: datetime | None
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """All there is to know about one task now."""
+    """All there is to know about one task now. A moment is None when it has not come; `worker` is who has, or had, the task."""
 
     id: TaskId
     task_name: str
@@ -27,13 +41,16 @@ class TaskInfo:
     sent_at: datetime
     enqueued_at: datetime
     good_until: datetime | None
+    timeout_ms: int | None
     claimed_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
     worker: str | None
     error_code: str | None
+    error: TaskError | None
     progress: dict[str, Any] | None
-    failed_attempts: Sequence[dict[str, Any]]
+    failed_attempts: Sequence[FailedAttempt]
+    """Those before the last one, the newest 20 of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +73,39 @@ class WorkerState:
     worker_started_at: datetime
 
 
+def get_status(task_id: TaskId) -> Op[TaskStatus | None]:
+    row = yield from one(SQL["get_status"](id=task_id))
+    return None if row is None else TaskStatus(row[0])
+
+
 def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
     row = yield from one(SQL["get_info"](id=task_id))
     if row is None:
         return None
     known: list[Any] = list(row)
-    status, progress, failed = row[4], row[-2], row[-1]
+    status, (error, progress, failed) = row[4], row[-3:]
     known[4] = TaskStatus(status)
-    known[-2:] = json.loads(progress) if progress else None, [json.loads(text) for text in failed or ()]
+    known[-3] = _error(error)
+    known[-2:] = (
+        json.loads(progress) if progress else None,
+        [_failed_attempt(json.loads(text)) for text in failed or ()],
+    )
     return TaskInfo(*known)
+
+
+def _failed_attempt(stored: dict[str, Any]) -> FailedAttempt:
+    return FailedAttempt(
+        stored["attempt"],
+        stored["error_code"],
+        _error(json.dumps(stored["error"])),
+        stored["worker"],
+        datetime.fromisoformat(stored["started_at"]) if stored["started_at"] else None,
+        datetime.fromisoformat(stored["ended_at"]),
+    )
+
+
+def _error(text: str | None) -> TaskError | None:
+    return None if text is None or text == "null" else decode_error(text)
 
 
 def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[list[WorkerState]]:

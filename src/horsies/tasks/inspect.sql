@@ -1,7 +1,15 @@
+-- name: get_status
+-- What has not begun when its time is over has expired, whether or not anybody has written that down yet; so a waiter is told.
+select case when status in ('PENDING', 'CLAIMED') and good_until <= statement_timestamp() then 'EXPIRED' else status end
+from {schema}.all_tasks
+where id = %(id)s::uuid;
+
 -- name: get_info
 select
-    id::text, task_name, queue_name, priority, status, attempts, sent_at, enqueued_at, good_until, claimed_at, started_at,
-    finished_at, claimed_by::text, error_code, progress::text, failed_attempts::text[]
+    id::text, task_name, queue_name, priority,
+    case when status in ('PENDING', 'CLAIMED') and good_until <= statement_timestamp() then 'EXPIRED' else status end,
+    attempts, sent_at, enqueued_at, good_until, timeout_ms, claimed_at, started_at, finished_at, claimed_by::text,
+    error_code, error::text, progress::text, failed_attempts::text[]
 from {schema}.all_tasks
 where id = %(id)s::uuid;
 

@@ -124,8 +124,8 @@ class Sender(Generic[P, T]):
     def _send(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
         if not tasks or sends_are_suppressed():
             return self._inert(tasks)
-        _warn_in_event_loop()
         if self._connection is None:
+            _warn_in_event_loop()  # a lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`
             ids = self._outlet.broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
         else:
             ids = self._outlet.broker.run_on(self._connection, self._verb(enqueue_within, tasks))

@@ -1,21 +1,25 @@
-"""Wait: sleep until a task has ended, and read how."""
+"""Wait: sleep until tasks have ended, and read how. Who sleeps and who reads is the desk's business (`db/desk.py`)."""
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from horsies.db.channels import Channel
+from horsies.db.desk import Found, Subject, Ticket
 from horsies.db.load import load
-from horsies.db.op import Op, Row, listen, one, wait
+from horsies.db.op import Op, Row, rows
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 
-POLL_S = 5.0  # the net under a lost notification
-DEAF_POLL_S = 0.25  # when notifications are known not to arrive
+if TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
 
 SQL = load(__file__)
 _LAST_MS = int(datetime(9000, 1, 1, tzinfo=UTC).timestamp() * 1000)
+_VERSION_AT = 14  # in an id as text; version 7 carries a time, and sorts by it
 
 
 class NotEnded(Enum):
@@ -25,46 +29,63 @@ class NotEnded(Enum):
     UNKNOWN = auto()
 
 
-def wait_until_ended(task_id: TaskId, deadline: float | None) -> Op[Ended | NotEnded]:
-    """The ending, or why there is none at the deadline (on the monotonic clock; None waits for ever).
+Answer: TypeAlias = Ended | NotEnded
+
+
+def deadline_of(timeout_ms: float | None) -> float | None:
+    """On the monotonic clock; None waits for ever."""
+    if timeout_ms is None:
+        return None
+    if not timeout_ms >= 0:
+        raise ValueError(f"timeout_ms is {timeout_ms!r}; give milliseconds from 0 on, or None to wait for ever")
+    return time.monotonic() + timeout_ms / 1000
+
+
+def wait_until_ended(broker: "PostgresBroker", ticket: Ticket[Answer], deadline: float | None) -> None:
+    """Returns when all of the ticket's tasks have ended, or at the deadline.
 
     An unknown id is waited for like any other: its send may commit later.
     """
-    yield from listen(Channel.DONE, task_id)  # before the first read, or the ending could slip between
-    while True:
-        row = yield from _read(task_id)
-        found = _judged(task_id, row)
-        left = POLL_S if deadline is None else deadline - time.monotonic()
-        if isinstance(found, Ended) or left <= 0:
-            return found
-        expires_s = row[3] if row and row[3] is not None else POLL_S
-        pause = min(left, POLL_S, max(expires_s, 0.001))
-        yield from wait(timeout_s=pause, deaf_timeout_s=min(pause, DEAF_POLL_S))
+    desk = broker.desk(ENDINGS)
+    with desk.entered(ticket):
+        broker.wait(desk, ticket, deadline)
 
 
-def get_ended(task_id: TaskId) -> Op[Ended | NotEnded]:
-    row = yield from _read(task_id)
-    return _judged(task_id, row)
+async def wait_until_ended_async(broker: "PostgresBroker", ticket: Ticket[Answer], deadline: float | None) -> None:
+    desk = broker.desk(ENDINGS)
+    with desk.entered(ticket):
+        await broker.wait_async(desk, ticket, deadline)
 
 
-def _read(task_id: TaskId) -> Op[Row | None]:
+def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, Found[Answer]]]:
+    """How each of these ended, or why that cannot be told."""
     # Clocks may differ by a day; beyond that the second look, which is not pruned, finds it.
-    since, until = _made_at(task_id) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
-    row = yield from one(SQL["get_ended"](id=task_id, since=since, until=until))
-    return row or (yield from one(SQL["get_ended_unpruned"](id=task_id)))
+    since, until = _made_at(task_ids) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
+    known = _by_id((yield from rows(SQL["get_ended"](ids=task_ids, since=since, until=until))))
+    if missing := [task_id for task_id in task_ids if task_id not in known]:
+        known |= _by_id((yield from rows(SQL["get_ended_unpruned"](ids=missing))))
+    unknown: Found[Answer] = Found(NotEnded.UNKNOWN)
+    return {task_id: known.get(task_id, unknown) for task_id in task_ids}
 
 
-def _judged(task_id: TaskId, row: Row | None) -> Ended | NotEnded:
-    if row is None:
-        return NotEnded.UNKNOWN
-    status = TaskStatus(row[0])
-    return Ended(task_id, status, row[1], row[2]) if status.is_final else NotEnded.LIVE
+ENDINGS: Subject[Answer] = Subject(Channel.DONE, read_endings)
 
 
-def _made_at(task_id: TaskId) -> datetime:
-    """The time in a version 7 id; for another kind of id, now: the look-up without pruning finds it then."""
-    value = UUID(task_id)
-    milliseconds = value.int >> 80
-    if value.version != 7 or milliseconds > _LAST_MS:  # noqa: PLR2004 - the version that carries a time
-        return datetime.now(UTC)
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+def _by_id(found: list[Row]) -> dict[TaskId, Found[Answer]]:
+    return {row[0]: _judged(*row) for row in reversed(found)}  # what is in both tables has ended: a copy is about to go
+
+
+def _judged(
+    task_id: TaskId, status: str, result: str | None, error: str | None, expires_s: float | None
+) -> Found[Answer]:
+    known = TaskStatus(status)
+    if known.is_final:
+        return Found(Ended(task_id, known, result, error), is_final=True)
+    return Found(NotEnded.LIVE, look_again_s=expires_s)
+
+
+def _made_at(task_ids: list[TaskId]) -> datetime:
+    """The time in the oldest version 7 id; without one, now: the look-up without pruning finds the others then."""
+    oldest = min((task_id for task_id in task_ids if task_id[_VERSION_AT] == "7"), default=None)
+    milliseconds = _LAST_MS + 1 if oldest is None else UUID(oldest).int >> 80
+    return datetime.now(UTC) if milliseconds > _LAST_MS else datetime.fromtimestamp(milliseconds / 1000, UTC)

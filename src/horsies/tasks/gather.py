@@ -1,0 +1,123 @@
+"""Gather, and as completed: wait for many tasks at once."""
+
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from horsies.db.desk import BATCH, Ticket
+from horsies.model.errors import WaitTimeoutError
+from horsies.model.result import TaskError, TaskResult
+from horsies.model.task import Ended, TaskId
+from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
+from horsies.tasks.wait import ENDINGS, Answer, deadline_of, wait_until_ended, wait_until_ended_async
+
+if TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker
+
+T = TypeVar("T")
+
+NAMED_AT_MOST = 3
+
+
+class Gathering(Generic[T]):
+    """Handles that are waited for together: at the desk of one broker, on one ticket."""
+
+    def __init__(
+        self, handles: Iterable[TaskHandle[T]], broker: "Callable[[], PostgresBroker]", timeout_ms: int | None
+    ) -> None:
+        self._handles = [_checked(handle, broker) for handle in handles]
+        self._broker = broker
+        self._timeout_ms = timeout_ms
+        self._deadline = deadline_of(timeout_ms)
+        self._by_id: dict[TaskId, dict[TaskHandle[T], None]] = {}  # the same one may be given twice
+        for handle in self._handles:
+            self._by_id.setdefault(handle.task_id, {})[handle] = None
+
+    def all(self) -> list[TaskResult[T, TaskError]]:
+        refuse_in_event_loop("gather()", "await app.gather_async(handles)")
+        ticket = self._ticket(patience=BATCH)
+        if ticket.open:
+            try:
+                wait_until_ended(self._broker(), ticket, self._deadline)
+            finally:
+                self._keep_all(ticket)
+        return self._results(ticket)
+
+    async def all_async(self) -> list[TaskResult[T, TaskError]]:
+        ticket = self._ticket(patience=BATCH)
+        if ticket.open:
+            try:
+                await wait_until_ended_async(self._broker(), ticket, self._deadline)
+            finally:
+                self._keep_all(ticket)
+        return self._results(ticket)
+
+    def completed(self) -> Generator[TaskHandle[T]]:
+        """Each handle once, those first that are known to have ended."""
+        ticket = self._ticket(patience=1)
+        yield from self._known()
+        if ticket.open:
+            broker = self._broker()
+            desk = broker.desk(ENDINGS)
+            with desk.entered(ticket):
+                while ticket.open or ticket.news:
+                    broker.wait(desk, ticket, self._deadline, Ticket[Answer].has_news)
+                    yield from self._news(ticket)
+
+    async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
+        ticket = self._ticket(patience=1)
+        for handle in self._known():
+            yield handle
+        if ticket.open:
+            broker = self._broker()
+            desk = broker.desk(ENDINGS)
+            with desk.entered(ticket):
+                while ticket.open or ticket.news:
+                    await broker.wait_async(desk, ticket, self._deadline, Ticket[Answer].has_news)
+                    for handle in self._news(ticket):
+                        yield handle
+
+    def _ticket(self, *, patience: int) -> Ticket[Answer]:
+        return Ticket((handle.task_id for handle in self._handles if handle.ended is None), patience=patience)
+
+    def _known(self) -> list[TaskHandle[T]]:
+        return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
+
+    def _news(self, ticket: Ticket[Answer]) -> Generator[TaskHandle[T]]:
+        if not ticket.news:
+            raise self._too_late(ticket)
+        while ticket.news:
+            task_id = ticket.news.popleft()
+            self._keep(task_id, ticket.answers[task_id])
+            yield from self._by_id[task_id]
+
+    def _keep(self, task_id: TaskId, answer: Answer) -> None:
+        if isinstance(answer, Ended):
+            for handle in self._by_id[task_id]:
+                handle.keep(answer)
+
+    def _keep_all(self, ticket: Ticket[Answer]) -> None:
+        """Also when the waiting failed: what is known need not be asked for again."""
+        for task_id, answer in ticket.answers.items():
+            self._keep(task_id, answer)
+
+    def _results(self, ticket: Ticket[Answer]) -> list[TaskResult[T, TaskError]]:
+        return [
+            handle.receive(handle.ended or ticket.answers[handle.task_id], self._timeout_ms) for handle in self._handles
+        ]
+
+    def _too_late(self, ticket: Ticket[Answer]) -> WaitTimeoutError:
+        left = [task_id for task_id in self._by_id if task_id in ticket.open]
+        named = ", ".join(left[:NAMED_AT_MOST]) + (", ..." if len(left) > NAMED_AT_MOST else "")
+        return WaitTimeoutError(
+            f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they go on"
+        )
+
+
+def _checked(handle: TaskHandle[T], broker: "Callable[[], PostgresBroker]") -> TaskHandle[T]:
+    if not isinstance(handle, TaskHandle):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
+        raise TypeError(
+            f"only handles can be waited for, not {handle!r}; pass what send() returned, or app.handle(task_id)"
+        )
+    if handle.broker is not broker():
+        raise ValueError(f"{handle!r} was made by another app; wait for it there")
+    return handle

@@ -1,0 +1,178 @@
+"""A verb on the caller's own connection: what it gets, where it is committed, and what is said when it cannot be."""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (Django and asyncpg come without types)
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from django.db.utils import Error as DjangoError
+from psycopg import errors
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.op import Op, Query, Statement, ask, one, script
+from horsies.model.errors import SchemaError
+from horsies.model.task import TaskId
+from horsies.tasks.enqueue import enqueue_within
+from tests.fixtures.callers import (
+    KINDS,
+    Asyncpg,
+    Autocommitting,
+    Caller,
+    Django,
+    SqlAlchemy,
+    SqlAlchemyAsyncSession,
+)
+from tests.fixtures.journey import new_task, row
+from tests.fixtures.planting import Plant
+
+OF_DRIVERS = (psycopg.Error, asyncpg.PostgresError, DBAPIError, DjangoError)
+
+
+def query(text: str, /, **params: object) -> Query:
+    return Statement("of_a_test", text)(**params)
+
+
+def sending() -> Op[list[TaskId]]:
+    return enqueue_within([new_task()])
+
+
+def sent(sql: psycopg.Connection) -> int:
+    return int(row(sql, "select count(*) from horsies.tasks")[0])
+
+
+# -- statements
+
+
+def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Caller, broker: PostgresBroker) -> None:
+    moment = datetime(2001, 2, 3, 4, 5, 6, 7, UTC)
+
+    def verb() -> Op[Any]:
+        first = yield from one(
+            query(
+                "select %(text)s::text, %(number)s::integer + 1, %(none)s::text is null, %(flag)s::boolean, "
+                "%(moment)s::timestamptz = '2001-02-03 04:05:06.000007+00', %(text)s::text like '100 %%'",
+                text='100 % "é" {schema} $1',
+                number=41,
+                none=None,
+                flag=True,
+                moment=moment,
+            )
+        )
+        both = yield from ask(query("select 1 where false"), query("select * from unnest(%(n)s::real[])", n=[1, 2.5]))
+        return first, both
+
+    with caller.transaction():
+        assert caller.run(broker, verb) == (
+            ('100 % "é" {schema} $1', 42, True, True, True, True),
+            [[], [(1.0,), (2.5,)]],
+        )
+
+
+def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
+    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="'s' is no query"):
+        broker.run_on(connection, lambda: script(Statement("s", "commit")))
+
+
+# -- connections that commit each statement
+
+
+class SqlAlchemyAutocommit(SqlAlchemy):
+    def lend(self) -> Any:
+        return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+
+
+class SqlAlchemyAsyncAutocommit(SqlAlchemyAsyncSession):
+    async def lend(self) -> Any:
+        return AsyncSession(self.engine.execution_options(isolation_level="AUTOCOMMIT"))
+
+
+ALONE: dict[str, type[Caller]] = {
+    "psycopg": Autocommitting,
+    "sqlalchemy": SqlAlchemyAutocommit,
+    "sqlalchemy-async": SqlAlchemyAsyncAutocommit,
+    "django": Django,
+    "asyncpg": Asyncpg,
+}
+
+
+@pytest.fixture(params=ALONE)
+def alone(request: pytest.FixtureRequest, database: str) -> Generator[Caller]:
+    made = ALONE[request.param](database)
+    yield made
+    made.close()
+
+
+def test_outside_a_transaction_a_task_is_sent_at_once(
+    alone: Caller, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    alone.run(broker, sending)
+    assert sent(sql) == 1
+
+
+def test_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
+    alone: Caller, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    def verb() -> Op[None]:
+        yield from sending()
+        yield from ask(query("select 1 / %(zero)s::integer", zero=0))
+
+    with pytest.raises(OF_DRIVERS, match="division by zero"):
+        alone.run(broker, verb)
+    assert sent(sql) == 0
+    alone.run(broker, sending)  # and the connection is as good as before
+    assert sent(sql) == 1
+
+
+# -- errors
+
+
+@contextmanager
+def calling(kind: str, url: str) -> Generator[Caller]:
+    caller = KINDS[kind](url)
+    try:
+        with caller.transaction():
+            yield caller
+    finally:
+        caller.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "psycopg-pipeline"])
+def test_in_a_broken_transaction_the_library_says_so_in_its_own_way(
+    kind: str, database: str, broker: PostgresBroker
+) -> None:
+    with pytest.raises(OF_DRIVERS, match="transaction is aborted") as caught, calling(kind, database) as caller:  # noqa: PT012 - the last one fails
+        with pytest.raises(OF_DRIVERS, match="division by zero"):
+            caller.execute("select 1 / 0")
+        caller.run(broker, sending)
+    assert "roll it back, and send in a new one" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "sqlalchemy-session", "sqlalchemy-asyncpg-session", "django", "asyncpg"])
+def test_a_database_without_our_tables_is_named_as_the_reason(
+    kind: str, empty_database: str, broker: PostgresBroker
+) -> None:
+    reason = "no tables of horsies in its schema 'horsies'"
+    with pytest.raises(SchemaError, match=reason), calling(kind, empty_database) as caller:
+        caller.run(broker, sending)
+
+
+def test_nothing_is_tried_again(caller: Caller, broker: PostgresBroker, faults: Plant, sql: psycopg.Connection) -> None:
+    faults("enqueue_tasks", "after", "error")
+    with pytest.raises(errors.InternalError_, match="planted fault"), caller.transaction():
+        caller.run(broker, sending)
+    assert sent(sql) == 0
+
+
+def test_a_closed_connection_is_refused_as_its_library_does(broker: PostgresBroker, database: str) -> None:
+    connection = psycopg.connect(database)
+    connection.close()
+    with pytest.raises(psycopg.OperationalError, match="the connection is closed"):
+        broker.run_on(connection, sending)
