@@ -1,13 +1,13 @@
 """Several producers, each a process of its own, committing single sends at once: ours beside the bare statement.
 
 NOTIFY takes a lock of the whole cluster at COMMIT, so commits that notify go one after the other. What it costs is the difference between the two
-bare rates.
+bare rates. The three ways take turns, a few sends each, so that whatever else the machine does falls on all of them.
 """
 
 import multiprocessing
 import time
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.synchronize import Barrier
 from typing import Final
 
@@ -19,60 +19,81 @@ from benchmarks.raw.inserts import SQL, row_of, silence
 from benchmarks.tasks import make_app
 
 PRODUCERS: Final = 8
-WARM_UP: Final = 20
+TURN: Final = 20
+PATIENCE_S: Final = 120
 
-
-class Way(Enum):
-    """How a producer sends."""
-
-    SEND = "task.send"
-    NOTIFYING = "insert and pg_notify in one statement"
-    SILENT = "insert alone"
+Act = Callable[[], object]
 
 
 def send_at_once(place: Place, count: int) -> dict[Measure, float]:
-    """So many by each producer."""
+    """So many by each producer, in each way."""
     place.clear("horsies")
     place.clear("raw")
-    ours = _rate(place.url, count, Way.SEND)
+    turns = max(1, count // TURN)
     with silence(place):
-        notifying, silent = _rate(place.url, count, Way.NOTIFYING), _rate(place.url, count, Way.SILENT)
-    return {Measure.PRODUCERS: ours, Measure.RAW_PRODUCERS_NOTIFY: notifying, Measure.RAW_PRODUCERS: silent}
+        seconds = _seconds(place.url, turns)
+    return {measure: PRODUCERS * TURN * turns / seconds[measure] for measure in WAYS}
 
 
-def _rate(url: str, count: int, way: Way) -> float:
-    """From the moment all are ready to the moment the last one is done."""
+def _seconds(url: str, turns: int) -> dict[Measure, float]:
+    """For each way, from the moment all are ready to the moment the last one is done, over all turns."""
     context = multiprocessing.get_context("spawn")  # connections and pools do not survive a fork
-    ready = context.Barrier(PRODUCERS + 1)
-    producers = [context.Process(target=_produce, args=(url, count, way, ready)) for _ in range(PRODUCERS)]
+    together = context.Barrier(PRODUCERS + 1)
+    producers = [context.Process(target=_produce, args=(url, turns, together), daemon=True) for _ in range(PRODUCERS)]
     for producer in producers:
         producer.start()
-    ready.wait()
-    began = time.perf_counter()
+    seconds = dict.fromkeys(WAYS, 0.0)
+    for turn in range(turns + 1):
+        for measure in WAYS:
+            together.wait(PATIENCE_S)
+            began = time.perf_counter()
+            together.wait(PATIENCE_S)
+            if turn:  # the first one warms up
+                seconds[measure] += time.perf_counter() - began
     for producer in producers:
         producer.join()
-    seconds = time.perf_counter() - began
-    if any(producer.exitcode for producer in producers):
-        raise RuntimeError(f"a producer failed ({way.value})")
-    return PRODUCERS * count / seconds
+    return seconds
 
 
-def _produce(url: str, count: int, way: Way, ready: Barrier) -> None:
-    if way is Way.SEND:
-        app, note_start = make_app(url, 0)
-        _repeat(note_start.send, count, ready)
-        app.close()
-    else:
-        text = SQL["insert_and_notify" if way is Way.NOTIFYING else "insert_one"]
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.prepare_threshold = 2
-            tasks = new_tasks(range(WARM_UP + count))
-            _repeat(lambda number: connection.execute(text, row_of(tasks[number])), count, ready)
+def _produce(url: str, turns: int, together: Barrier) -> None:
+    with ExitStack() as stack:
+        acts = [stack.enter_context(way(url)) for way in WAYS.values()]
+        for _ in range(turns + 1):
+            for act in acts:
+                together.wait(PATIENCE_S)
+                for _ in range(TURN):
+                    act()
+                together.wait(PATIENCE_S)
 
 
-def _repeat(act: Callable[[int], object], count: int, ready: Barrier) -> None:
-    for number in range(WARM_UP):
-        act(number)
-    ready.wait()
-    for number in range(WARM_UP, WARM_UP + count):
-        act(number)
+@contextmanager
+def _ours(url: str) -> Generator[Act]:
+    app, note_start = make_app(url, 0)
+    yield lambda: note_start.send(1)
+    app.close()
+
+
+@contextmanager
+def _notifying(url: str) -> Generator[Act]:
+    with _bare(url, SQL["insert_and_notify"]) as act:
+        yield act
+
+
+@contextmanager
+def _silent(url: str) -> Generator[Act]:
+    with _bare(url, SQL["insert_one"]) as act:
+        yield act
+
+
+@contextmanager
+def _bare(url: str, text: bytes) -> Generator[Act]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.prepare_threshold = 2
+        yield lambda: connection.execute(text, row_of(new_tasks(range(1))[0]))
+
+
+WAYS: Final = {
+    Measure.PRODUCERS: _ours,
+    Measure.RAW_PRODUCERS_NOTIFY: _notifying,
+    Measure.RAW_PRODUCERS: _silent,
+}

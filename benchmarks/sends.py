@@ -4,29 +4,45 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 from benchmarks.measures import Measure, percentile
 from benchmarks.place import Place
+from benchmarks.raw.inserts import one_inserted
 from benchmarks.tasks import make_app
 from benchmarks.worker import running_worker
 
 WARM_UP = 20
+TURN = 20
 TIMEOUT_MS = 30_000
 
 
 def send_one_by_one(place: Place, count: int) -> dict[Measure, float]:
+    """In turns with the bare insert, so that whatever else the machine does falls on both."""
     place.clear("horsies")
     app, note_start = make_app(place.url, 0)
     for number in range(WARM_UP):
         note_start.send(number)
-    moments = [time.perf_counter()]
-    for number in range(count):
-        note_start.send(number)
-        moments.append(time.perf_counter())
+    ours: list[float] = []
+    raw: list[float] = []
+    with one_inserted(place) as insert_one:
+        for first in range(0, count, TURN):
+            ours += _timed(note_start.send, range(first, first + TURN))
+            raw += _timed(insert_one, range(first, first + TURN))
     app.close()
-    each = [after - before for before, after in pairwise(moments)]
-    return {Measure.SEND: count / (moments[-1] - moments[0]), Measure.SEND_P50: percentile(each, 50) * 1000}
+    return {
+        Measure.SEND: len(ours) / sum(ours),
+        Measure.SEND_P50: percentile(ours, 50) * 1000,
+        Measure.RAW_INSERT_NOTIFY: len(raw) / sum(raw),
+    }
+
+
+def _timed(act: Callable[[int], object], numbers: range) -> list[float]:
+    seconds: list[float] = []
+    for number in numbers:
+        began = time.perf_counter()
+        act(number)
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 def send_in_bulk(place: Place, count: int) -> dict[Measure, float]:

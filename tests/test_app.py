@@ -318,6 +318,17 @@ async def test_the_warning_comes_once_from_one_place(basic: Any) -> None:
     assert len(caught) == 1
 
 
+def test_many_and_delayed_tasks_are_run(basic: Any, worker: StartWorker) -> None:
+    worker()
+    later = basic.add.schedule(0.2, 1, 1)
+    again = basic.add.with_options(key="k", on_conflict="replace").schedule(3600, 2, 2)
+    many = basic.add.send_many(basic.add.call(number, 0) for number in range(1_100))
+    basic.add.with_options(key="k", on_conflict="replace").send(3, 3)
+    assert later.get(PATIENCE_MS).ok_value == 2
+    assert again.get(PATIENCE_MS).ok_value == 6  # replaced, brought forward, and told of
+    assert [handle.get(PATIENCE_MS).ok_value for handle in many[:50]] == list(range(50))
+
+
 def test_a_wait_that_runs_out_leaves_the_task_going(basic: Any, worker: StartWorker, tmp_path: Any) -> None:
     worker()
     handle = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))

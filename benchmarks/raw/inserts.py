@@ -17,11 +17,10 @@ WARM_UP = 20
 
 
 def insert_one_by_one(place: Place, count: int) -> dict[Measure, float]:
-    notifying = _time_each(place, count)
+    """Without the notify trigger; with it, see `send_one_by_one`."""
     with silence(place):
         silent = _time_each(place, count)
     return {
-        Measure.RAW_INSERT_NOTIFY: count / sum(notifying),
         Measure.RAW_INSERT: count / sum(silent),
         Measure.RAW_INSERT_P50: percentile(silent, 50) * 1000,
     }
@@ -52,15 +51,30 @@ def silence(place: Place) -> Generator[None]:
         place.admin.execute(SQL["unsilence"])
 
 
-def _time_each(place: Place, count: int) -> list[float]:
+@contextmanager
+def one_inserted(place: Place) -> Generator[Callable[[int], object]]:
+    """An insert that can be done again and again, committed each time."""
     place.clear("raw")
-    seconds: list[float] = []
     with psycopg.connect(place.url, autocommit=True) as connection:
-        for task in new_tasks(range(WARM_UP + count)):
-            began = time.perf_counter()
+        connection.prepare_threshold = 2
+
+        def insert_one(number: int) -> None:
+            (task,) = new_tasks(range(number, number + 1))
             connection.execute(SQL["insert_one"], row_of(task))
+
+        for number in range(WARM_UP):
+            insert_one(number)
+        yield insert_one
+
+
+def _time_each(place: Place, count: int) -> list[float]:
+    seconds: list[float] = []
+    with one_inserted(place) as insert_one:
+        for number in range(count):
+            began = time.perf_counter()
+            insert_one(number)
             seconds.append(time.perf_counter() - began)
-    return seconds[WARM_UP:]
+    return seconds
 
 
 def _rate(place: Place, count: int, insert: Callable[[psycopg.Connection, list[NewTask]], None]) -> float:

@@ -40,5 +40,5 @@ def as_task_id(given: str | UUID) -> TaskId:
 def _format(value: int) -> TaskId:
     """Put version (7) and variant (2) between the 122 bits that are ours."""
     milliseconds, high, low = value >> 74, value >> 62 & 0xFFF, value & (1 << 62) - 1
-    text = f"{milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low:032x}"
+    text = (milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low).to_bytes(16).hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -147,7 +147,8 @@ class Sender(Generic[P, T]):
         return partial(verb, tasks, self._key)
 
     def _handles(self, ids: Sequence[TaskId]) -> list[TaskHandle[T]]:
-        return [TaskHandle(task_id, self._result, self._broker) for task_id in ids]
+        result, broker = self._result, self._broker  # one bound method for all: there may be very many
+        return [TaskHandle(task_id, result, broker) for task_id in ids]
 
     def _inert(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
         return [InertHandle(task.id, self._result, self._broker) for task in tasks]
