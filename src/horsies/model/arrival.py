@@ -20,7 +20,7 @@ Parts: TypeAlias = Iterator[tuple[Step, object, object]]
 
 def change(sent: object, arrived: object) -> Change | None:
     """The first place where they certainly differ, with what is there on either side."""
-    return next(_changes((), sent, arrived), None)
+    return None if _equal(sent, arrived) else next(_changes((), sent, arrived), None)
 
 
 def _changes(loc: tuple[Step, ...], sent: object, arrived: object) -> Iterator[Change]:

@@ -35,6 +35,9 @@ class ArgumentsCodec:
     name: str
     signature: inspect.Signature
     adapter: TypeAdapter[dict[str, Any]]
+    by_place: tuple[str, ...]  # in a signature of names only: those that a call may pass by position, too ...
+    by_name: frozenset[str]  # ... all of them ...
+    required: frozenset[str]  # ... and those without a default
     positional: tuple[inspect.Parameter, ...]  # those that a call must pass by position
     var_positional: str | None
     var_keyword: str | None
@@ -51,10 +54,14 @@ class ArgumentsCodec:
         if rest:  # a name before *args cannot be given by keyword once there are more positions
             positional = [*positional, *by_kind.get(inspect.Parameter.POSITIONAL_OR_KEYWORD, [])]
         others = by_kind.get(inspect.Parameter.VAR_KEYWORD)
+        simple = () if positional or rest or others else tuple(signature.parameters.values())
         return cls(
             name=name_of(fn),
             signature=signature,
             adapter=arguments_adapter(fn, signature),
+            by_place=tuple(each.name for each in simple if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            by_name=frozenset(each.name for each in simple),
+            required=frozenset(each.name for each in simple if each.default is inspect.Parameter.empty),
             positional=tuple(positional),
             var_positional=rest[0].name if rest else None,
             var_keyword=others[0].name if others else None,
@@ -62,13 +69,22 @@ class ArgumentsCodec:
         )
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        given = self._bound(args, kwargs)
+        return _write(self.adapter, given, f"{self.name}() cannot be sent", "argument", PayloadError, self.watch)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What stands for which parameter. `signature.bind` takes longer than all the rest of a send's encoding, so it is asked only
+        where names and positions do not say it all, or do not fit.
+        """
+        given = {**dict(zip(self.by_place, args, strict=False)), **kwargs}
+        if len(given) == len(args) + len(kwargs) and self.required <= given.keys() <= self.by_name:
+            return given
         try:
-            given = self.signature.bind(*args, **kwargs).arguments
+            return self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise PayloadError(
                 f"{self.name}() cannot be called like this: {error}; call it as {self._shown_signature()}"
             ) from None
-        return _write(self.adapter, given, f"{self.name}() cannot be sent", "argument", PayloadError, self.watch)
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = _read(self.adapter, text, f"{self.name}() cannot be called with this payload", "argument")
@@ -176,7 +192,7 @@ def _write(
 
 def _checked(adapter: TypeAdapter[Any], value: object, what: str, noun: str, mismatch: type[PayloadError]) -> Any:
     try:
-        return adapter.validate_python(value, strict=True, by_alias=False, by_name=True)
+        return adapter.validator.validate_python(value, strict=True, by_alias=False, by_name=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         kind = PayloadError if all(problem["type"] in UNWRITABLE for problem in problems) else mismatch
@@ -187,7 +203,7 @@ def _checked(adapter: TypeAdapter[Any], value: object, what: str, noun: str, mis
 
 def _dumped(adapter: TypeAdapter[Any], checked: object, what: str) -> bytes:
     try:
-        return adapter.dump_json(checked, warnings="error", round_trip=True, by_alias=False)
+        return adapter.serializer.to_json(checked, warnings="error", round_trip=True, by_alias=False)
     except PydanticSerializationError as error:
         raise PayloadError(f"{what}: {advised(error)}") from None
     except Exception as error:  # a serializer of the user's own
@@ -196,7 +212,7 @@ def _dumped(adapter: TypeAdapter[Any], checked: object, what: str) -> bytes:
 
 def _read(adapter: TypeAdapter[Any], text: str | bytes, what: str, noun: str) -> Any:
     try:
-        return adapter.validate_json(text, by_alias=False, by_name=True)
+        return adapter.validator.validate_json(text, by_alias=False, by_name=True)
     except ValidationError as error:
         raise PayloadError(report(what, noun, error.errors(include_url=False))) from None
     except Exception as error:  # a validator of the user's own

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
@@ -28,9 +28,8 @@ class Terms:
     good_until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
-    """A task as it is sent; `args` is the JSON object of its arguments by name."""
+class NewTask(NamedTuple):
+    """A task as it is sent; `args` is the JSON object of its arguments by name. A tuple, because there may be very many."""
 
     id: TaskId
     args: str

@@ -3,11 +3,15 @@
 import os
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from uuid import UUID
 
 from horsies.model.task import TaskId
 
 _RANDOM_BITS = 74
+_LOWER_BITS = 62
+_LOWER = (1 << _LOWER_BITS) - 1
 _lock = threading.Lock()
 _last = 0
 
@@ -26,7 +30,7 @@ def new_task_ids(count: int) -> list[TaskId]:
         value = value if value >> _RANDOM_BITS > _last >> _RANDOM_BITS else _last
         values = [value := value + 1 + step for step in steps]
         _last = value
-    return [_format(value) for value in values]
+    return list(_formatted(values))
 
 
 def as_task_id(given: str | UUID) -> TaskId:
@@ -37,8 +41,11 @@ def as_task_id(given: str | UUID) -> TaskId:
         raise ValueError(f"{given!r} is no task id; pass what `handle.task_id` was, a UUID as text") from None
 
 
-def _format(value: int) -> TaskId:
-    """Put version (7) and variant (2) between the 122 bits that are ours."""
-    milliseconds, high, low = value >> 74, value >> 62 & 0xFFF, value & (1 << 62) - 1
-    text = (milliseconds << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low).to_bytes(16).hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+def _formatted(values: Iterable[int]) -> Iterator[TaskId]:
+    """Put version (7) and variant (2) between the 122 bits that are ours. Neighbours mostly begin alike."""
+    for upper, alike in groupby(values, lambda value: value >> _LOWER_BITS):
+        head = f"{upper >> 12:012x}7{upper & 0xFFF:03x}"
+        start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
+        for value in alike:
+            tail = f"{value & _LOWER | 1 << 63:016x}"
+            yield f"{start}{tail[:4]}-{tail[4:]}"
