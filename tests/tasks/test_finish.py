@@ -1,5 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pytest
@@ -7,8 +8,14 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.op import Query
+from horsies.model.codec import encode_error
+from horsies.model.result import TaskError
+from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
-from horsies.tasks.finish import finish, notify_done
+from horsies.model.task import NewTask, Terms
+from horsies.tasks.finish import end_or_retry, finish, notify_done
+from horsies.tasks.ids import new_task_id
+from horsies.tasks.inspect import FailedAttempt, get_info
 from horsies.tasks.release import release
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, row, send, send_new
@@ -52,6 +59,42 @@ def test_a_failed_task_keeps_its_code_and_its_error(broker: PostgresBroker, sql:
         "CARD_DECLINED",
         '{"error_code": "CARD_DECLINED"}',
     )
+
+
+LONG = '{"error_code":"BUSY","message":"so it began\\u0000","data":"' + 50_000 * "ä" + ' and so it ended"}'
+
+
+def retried(broker: PostgresBroker, error: str) -> FailedAttempt:
+    """What is remembered of an attempt that failed so."""
+    terms = Terms("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["BUSY"]))
+    task = NewTask(new_task_id(), "{}", terms)
+    send(broker, task)
+    do(broker, end_or_retry(ME, [failed(held, "BUSY", error) for held in claim(broker)]))
+    info = broker.run(partial(get_info, task.id))
+    assert info is not None
+    (past,) = info.failed_attempts
+    return past
+
+
+@pytest.mark.promise("T1")
+def test_of_a_long_error_a_failed_attempt_keeps_the_beginning_and_the_end(broker: PostgresBroker) -> None:
+    """The row is written anew at each attempt, with all that it remembers."""
+    error = retried(broker, LONG).error
+    assert error is not None
+    assert (error.error_code, error.message) == (
+        "BUSY",
+        f"its error took {len(LONG.encode())} bytes; the beginning and the end are kept",
+    )
+    kept = error.data["truncated"]
+    assert "so it began" in kept
+    assert "so it ended" in kept
+    assert len(kept) < 10_000
+
+
+@pytest.mark.promise("T1")
+def test_an_error_of_usual_length_is_kept_whole(broker: PostgresBroker) -> None:
+    error = TaskError(error_code="BUSY", message="\0", data={"traceback": 10_000 * "x"})
+    assert retried(broker, encode_error(error)).error == error
 
 
 def test_a_batch_is_one_statement(broker: PostgresBroker, sql: psycopg.Connection) -> None:

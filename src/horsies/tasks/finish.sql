@@ -94,11 +94,22 @@ retried as (
         lease_until = null,
         started_at = null,
         progress = null,
-        -- The last 20 are kept.
+        -- The last 20 are kept, and of a long error its two ends: the row is written anew at each attempt. The cut is one of text,
+        -- because JSON that holds \u0000 cannot be taken apart here.
         failed_attempts = (held.failed_attempts || json_build_object(
             'attempt', held.attempts + 1,
             'error_code', held.error_code,
-            'error', held.error,
+            'error', case
+                when octet_length(held.error::text) > 16384
+                then json_build_object(
+                    'error_code', held.error_code,
+                    'message', 'its error took ' || octet_length(held.error::text) || ' bytes; the beginning and the end are kept',
+                    'data', json_build_object(
+                        'truncated', left(held.error::text, 4000) || ' ... ' || right(held.error::text, 4000)
+                    )
+                )
+                else held.error
+            end,
             'worker', held.claimed_by,
             'started_at', held.started_at,
             'ended_at', statement_timestamp()
