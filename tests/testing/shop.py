@@ -83,6 +83,18 @@ def wait_for_note(text: str) -> TaskResult[str, TaskError]:
     return note.send(text).get(timeout_ms=5_000)
 
 
+@app.task("gather_notes", queue_name="normal")
+async def gather_notes(texts: list[str]) -> TaskResult[int, TaskError]:
+    handles = await note.send_many_async(note.call(text) for text in texts)
+    return TaskResult(ok=len(await app.gather_async(handles, timeout_ms=5_000)))
+
+
+@app.task("look", queue_name="normal")
+def look(task_id: str) -> TaskResult[str, TaskError]:
+    """Why there is no result yet."""
+    return TaskResult(ok=app.handle(task_id, note).get(timeout_ms=0).unwrap_err().error_code)
+
+
 @app.task("again", queue_name="normal")
 def again() -> TaskResult[None, TaskError]:
     again.send()

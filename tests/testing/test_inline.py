@@ -51,10 +51,26 @@ def test_what_is_scheduled_waits_for_its_time() -> None:
         assert handle.get(timeout_ms=1_000).unwrap() == "later"
 
 
-def test_tasks_may_wait_for_tasks() -> None:
-    with run_inline() as ran:
+def test_tasks_may_wait_for_tasks_and_are_warned_of_the_slot_that_they_hold() -> None:
+    holds = pytest.warns(UserWarning, match="task 'wait_for_note' waits for another task, and holds a slot")
+    with run_inline() as ran, holds as warned:
         assert shop.wait_for_note.send("inner").get(timeout_ms=1_000).unwrap() == "inner"
     assert [one.task_name for one in ran] == ["note", "wait_for_note"]
+    assert [warning.filename for warning in warned] == [shop.__file__], "it names the line that waits"
+
+
+async def test_tasks_that_wait_for_many_are_warned_too() -> None:
+    with run_inline(), pytest.warns(UserWarning, match="task 'gather_notes' waits") as warned:
+        await shop.gather_notes.send_async(["a", "b"])
+    assert sorted(shop.log) == ["a", "b"]
+    assert [warning.filename for warning in warned] == [shop.__file__]
+
+
+def test_a_task_may_look_for_a_result_without_a_warning() -> None:
+    note = shop.note.schedule(60, "later")
+    handle = shop.look.send(note.task_id)
+    drain()
+    assert handle.get(timeout_ms=0).unwrap() == "WAIT_TIMEOUT"
 
 
 def test_tasks_that_send_each_other_for_ever_are_found_out() -> None:
@@ -77,6 +93,7 @@ def test_what_a_transaction_holds_back_runs_after_its_commit(sandbox: Sandbox) -
         assert shop.log == ["committed"]
 
 
+@pytest.mark.filterwarnings("ignore:task 'wait_for_note' waits")
 def test_a_wait_runs_what_is_due_even_what_waits_itself() -> None:
     shop.wait_for_note.schedule(60, "inner")
     handle = shop.wait_for_note.schedule(60, "other")

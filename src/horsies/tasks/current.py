@@ -5,6 +5,7 @@ along with `contextvars.copy_context().run`.
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -67,6 +68,17 @@ def current_task() -> CurrentTask:
 def set_current_task(current: CurrentTask) -> None:
     """For whoever runs tasks, in the context made for this one."""
     _current.set(current)
+
+
+def warn_inside_task(stacklevel: int) -> None:
+    """About a wait for other tasks: those that wait in all slots, for tasks that need a slot, wait for ever."""
+    current = _current.get(None)
+    if current is not None:
+        warnings.warn(
+            f"task {current.task_name!r} waits for another task, and holds a slot of its worker meanwhile; when all slots are "
+            "held so, nothing goes on: better send what comes next at the end of the other task",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def _checked_fraction(fraction: object) -> float | None:

@@ -7,6 +7,7 @@ from horsies.db.ticket import Ticket
 from horsies.model.errors import WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
+from horsies.tasks.current import warn_inside_task
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
 from horsies.tasks.wait import ENDINGS, Answer, deadline_of, wait_until_ended, wait_until_ended_async
 
@@ -31,6 +32,8 @@ class Gathering(Generic[T]):
         self._by_id: dict[TaskId, dict[TaskHandle[T], None]] = {}  # the same one may be given twice
         for handle in self._handles:
             self._by_id.setdefault(handle.task_id, {})[handle] = None
+        if timeout_ms != 0 and any(handle.ended is None for handle in self._handles):
+            warn_inside_task(stacklevel=3)  # the call of the app's method
 
     def all(self) -> list[TaskResult[T, TaskError]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")

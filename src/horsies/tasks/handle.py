@@ -13,6 +13,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 from horsies.tasks.cancel import CancelOutcome, cancel
+from horsies.tasks.current import warn_inside_task
 from horsies.tasks.inspect import TaskInfo, get_info, get_status
 from horsies.tasks.wait import Answer, NotEnded, deadline_of, wait_until_ended, wait_until_ended_async
 
@@ -33,10 +34,12 @@ class TaskHandle(Generic[T_co]):
         self._result: TaskResult[T_co, TaskError] | None = None
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
-        """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on."""
+        """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on; 0 only looks."""
         if self._ended is None:
             broker, deadline, ticket = self.broker, deadline_of(timeout_ms), self._ticket()
             refuse_in_event_loop("get()", "await handle.get_async()")
+            if timeout_ms != 0:
+                warn_inside_task(stacklevel=2)
             wait_until_ended(broker, ticket, deadline)
             return self.receive(ticket.answers[self.task_id], timeout_ms)
         return self.receive(self._ended, timeout_ms)
@@ -45,6 +48,8 @@ class TaskHandle(Generic[T_co]):
         """The same for asyncio code."""
         if self._ended is None:
             broker, deadline, ticket = self.broker, deadline_of(timeout_ms), self._ticket()
+            if timeout_ms != 0:
+                warn_inside_task(stacklevel=2)
             await wait_until_ended_async(broker, ticket, deadline)
             return self.receive(ticket.answers[self.task_id], timeout_ms)
         return self.receive(self._ended, timeout_ms)
