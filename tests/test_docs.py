@@ -1,12 +1,16 @@
 """The pages for users know everything that users can meet."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import horsies
+from horsies.cli import main as command
 from horsies.model import codes
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -46,7 +50,132 @@ def test_every_family_of_codes_has_its_table() -> None:
     assert all(f"### `{family}`" in text for family in families)
 
 
-@pytest.mark.parametrize("page", [*DOCS.glob("*.md"), DOCS.parent / "README.md"], ids=lambda page: page.name)
-def test_every_link_to_a_page_leads_to_one(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+PAGES = [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+LINK = re.compile(r"\]\((?P<page>[^)#:]*)(?:#(?P<heading>[^)]*))?\)")
+
+
+def headings(page: Path) -> set[str]:
+    """As a link names them: lower case, without punctuation, with dashes for spaces."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_page_or_a_part_of_it_leads_there(page: Path) -> None:
+    astray = [
+        link[0]
+        for link in LINK.finditer(page.read_text())
+        if not (to := page.parent / link["page"] if link["page"] else page).exists()
+        or (link["heading"] and link["heading"] not in headings(to))
+    ]
+    assert astray == []
+
+
+# -- configuration
+
+CONFIGS = [
+    horsies.AppConfig,
+    horsies.PostgresConfig,
+    horsies.CustomQueueConfig,
+    horsies.WorkerResilienceConfig,
+    horsies.RecoveryConfig,
+    horsies.WorkerConfig,
+]
+NEEDED: dict[Any, dict[str, str]] = {
+    horsies.PostgresConfig: {"database_url": "postgresql://"},
+    horsies.CustomQueueConfig: {"name": "email"},
+}
+
+
+def part(page: str, heading: str) -> str:
+    """From this heading to the next of its rank, or a higher one."""
+    _, mark, rest = (DOCS / page).read_text().partition(f"{heading}\n")
+    assert mark, f"{page} has no {heading!r}"
+    rank = heading.index(" ")
+    return re.split(rf"^#{{2,{rank}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def told(default: object) -> str:
+    """As the page writes a default."""
+    match default:
+        case StrEnum():
+            return str(default.value)
+        case str():
+            return f'"{default}"'
+        case int():
+            return f"{default:_}"
+        case Mapping():
+            return "{}"
+        case _ if is_dataclass(default):
+            return f"{type(default).__name__}()"
+        case _:
+            return str(default)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
+def test_every_setting_is_explained_with_its_default(config: Any) -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \|(.*?)\| .+ \|$", part("configuration.md", f"## `{config.__name__}`"), re.MULTILINE
+    )
+    needed = NEEDED.get(config, {})
+    made = config(**needed)
+    defaults = {each.name: f"`{told(getattr(made, each.name))}`" for each in fields(config)}
+    defaults |= dict.fromkeys(needed, "") | ({"processes": "the CPUs"} if config is horsies.WorkerConfig else {})
+    assert {name: default.strip() for name, default in rows} == defaults
+
+
+# -- sizing
+
+
+@pytest.mark.promise("T6")
+def test_the_worked_example_of_the_sizing_formula_is_right() -> None:
+    text = " ".join(part("concurrency.md", "### Choosing M").split())
+    text = text.replace("\N{MULTIPLICATION SIGN}", "*").replace("\N{MINUS SIGN}", "-")
+    assert "(M + peak of a task) * (processes + 1) + parent + margin < quota" in text
+    given = re.search(
+        r"(\d+) GB quota, (\d+) processes, tasks that peak at (\d+) MB, (\d+) MB for the parent, (\d+) MB of margin",
+        text,
+    )
+    assert given is not None
+    quota_gb, processes, peak, parent, margin = map(int, given.groups())
+    quota = 1024 * quota_gb
+
+    def most(count: int) -> float:
+        return (quota - parent - margin) / (count + 1) - peak
+
+    assert f"({quota} - {parent} - {margin}) / {processes + 1} - {peak} ≈ {round(most(processes), -1):.0f}" in text
+    advised = re.search(r"--max-memory-per-child-mb=(\d+)", text)
+    assert advised is not None
+    assert most(processes) - 20 <= int(advised[1]) < most(processes)
+    fewer = re.search(r"With (\d+) processes the same quota leaves (\d+) MB", text)
+    assert fewer is not None
+    assert int(fewer[2]) == round(most(int(fewer[1])), -1)
+
+
+@pytest.mark.promise("T6")
+@pytest.mark.parametrize(
+    ("heading", "words"),
+    [
+        ("### Choosing N", ["one start of your app", "highest N"]),
+        (
+            "### Which of the two",
+            ["Memory", "Count", "Both together", "--max-tasks-per-child=0 --max-memory-per-child-mb="],
+        ),
+        ("## Examples", ["CustomQueueConfig(", "cluster_wide_cap=", "--concurrency=", "--queues="]),
+        ("## Troubleshooting", ["Tasks are not claimed", "others idle", "database is overloaded"]),
+    ],
+)
+def test_operators_find_how_to_size_choose_configure_and_look_for_trouble(heading: str, words: list[str]) -> None:
+    text = part("concurrency.md", heading)
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.promise("T6")
+def test_the_example_configurations_are_accepted() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", part("concurrency.md", "## Examples"), re.DOTALL)
+    code = code.replace("database_url=…", 'database_url="postgresql://"').replace("broker=…", "broker=None")
+    exec(code, {name: getattr(horsies, name) for name in horsies.__all__})  # noqa: S102 - our own page
+    flags = re.findall(r"^# horsies worker \S+ (.+)$", code, re.MULTILINE)
+    assert flags
+    for line in flags:
+        command.worker.make_context("worker", ["shop:app", *line.split()])
