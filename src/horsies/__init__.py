@@ -1,5 +1,7 @@
 """horsies: a PostgreSQL-backed distributed task queue and workflow engine."""
 
+import typing
+
 from horsies.app import Horsies
 from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.model.config import (
@@ -39,6 +41,9 @@ from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 
+if typing.TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker
+
 __all__ = [
     "AppConfig",
     "AsyncTask",
@@ -59,6 +64,7 @@ __all__ = [
     "OutcomeCode",
     "OutsideTaskError",
     "PayloadError",
+    "PostgresBroker",
     "PostgresConfig",
     "QueueError",
     "QueueMode",
@@ -85,3 +91,13 @@ __all__ = [
     "WorkerState",
     "current_task",
 ]
+
+if not typing.TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included
+
+    def __getattr__(name: str) -> object:
+        """The broker brings psycopg, which a process that only defines or runs tasks can do without."""
+        if name == "PostgresBroker":
+            from horsies.db.broker import PostgresBroker  # noqa: PLC0415 - see above
+
+            return PostgresBroker
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
