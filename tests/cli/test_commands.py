@@ -116,7 +116,7 @@ def test_the_installed_command_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("worker",), "Missing argument 'APP'"),
+        (("worker",), "name the APP, such as shop.tasks:app or shop.py:app, or set $HORSIES_APP"),
         (("worker", "shop:app", "--processes", "0"), "--processes"),
         (("worker", "shop:app", "--processes", "-1"), "--processes"),
         (("worker", "shop:app", "--processes", "two"), "--processes"),

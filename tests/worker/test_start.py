@@ -32,7 +32,9 @@ def written(folder: Path, name: str, text: str) -> Path:
 @pytest.mark.promise("W1", "C21")
 def test_a_worker_says_how_it_runs_and_registers_itself(worker: StartWorker, sql: psycopg.Connection) -> None:
     running = worker(processes=3)
-    running.wait_for_log("Concurrency config: processes=3")
+    running.wait_for_log(
+        "Concurrency config: processes=3, cluster_wide_cap=None, max_claim_per_worker=3, max_claim_batch=0, concurrency=1"
+    )
     pids = running.wait_for_log(r"children are ready: pids ([\d, ]+)")[1]
     assert {int(pid) for pid in pids.split(", ")} == {child.pid for child in running.children()}
     incarnation = running.wait_for_log(rf"worker (\S+) {READY} default \(pid {running.pid}\)")[1]

@@ -18,7 +18,14 @@ from horsies.worker.run import run_worker
 
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
-app_argument = click.argument("app", envvar="HORSIES_APP", metavar="APP")
+
+def _named(_context: click.Context, _parameter: click.Parameter, app: str | None) -> str:
+    if app is None:
+        raise click.UsageError("name the APP, such as shop.tasks:app or shop.py:app, or set $HORSIES_APP")
+    return app
+
+
+app_argument = click.argument("app", envvar="HORSIES_APP", metavar="APP", required=False, callback=_named)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

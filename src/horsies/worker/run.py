@@ -39,7 +39,6 @@ class ExitCode(IntEnum):
     CLEAN = 0
     FAILED = 1
     """It could not start, or not go on."""
-    WRONG_USAGE = 2
     KILLED_TASKS = 3
     """It stopped as asked, but had to interrupt tasks that did not end in time."""
     GAVE_UP = 4
@@ -115,12 +114,12 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
         marks=marks_of(app.config, config),
     )
     log.info(
-        "Concurrency config: processes=%d, concurrency=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d",
+        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",
         config.process_count,
-        config.concurrency,
         app.config.cluster_wide_cap,
         config.max_claim_per_worker or books.frames.ceiling,
         config.max_claim_batch,
+        config.concurrency,
     )
     in_doubt = asyncio.Event()
     async with asyncio.TaskGroup() as group:
