@@ -28,7 +28,7 @@ def borrowed(pool: ConnectionPool) -> list[psycopg.Connection]:
 def test_producers_prepare_what_they_say_often(broker: PostgresBroker) -> None:
     for _ in range(4):
         send_new(broker)
-    with broker.pool().connection() as connection:
+    with broker.pools.blocking().connection() as connection:
         assert row(connection, PREPARED) > (0,)
 
 
@@ -39,13 +39,13 @@ def test_a_producer_whose_sessions_were_all_cleaned_behind_it_goes_on(
         for _ in range(5):
             for done in [threads.submit(broker.run, lambda: one(SLOW())) for _ in range(10)]:
                 done.result()
-    connections = borrowed(broker.pool())
+    connections = borrowed(broker.pools.blocking())
     assert len(connections) > 5
     for connection in connections:
         for _ in range(3):
             connection.execute(COUNT.for_schema("horsies"))
         connection.execute(FORGET.text.encode())
-        broker.pool().putconn(connection)
+        broker.pools.blocking().putconn(connection)
     for _ in range(20):
         assert broker.run(lambda: one(COUNT())) == (0,)
     send_new(broker)
@@ -56,7 +56,7 @@ async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> 
     count = partial(async_broker.run_async, lambda: one(COUNT()))
     for _ in range(5):
         await asyncio.gather(*(count() for _ in range(10)))
-    pool = await async_broker.async_pool()
+    pool = await async_broker.pools.awaiting()
     connections = [await pool.getconn() for _ in range(pool.get_stats()["pool_size"])]
     for connection in connections:
         for _ in range(3):
@@ -69,7 +69,7 @@ async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> 
 
 def test_a_statement_that_a_stranger_has_prepared_is_no_trouble(broker: PostgresBroker) -> None:
     """Two clients of a hidden pooler meet in one session, and both call their first statement the same."""
-    with broker.pool().connection() as connection:
+    with broker.pools.blocking().connection() as connection:
         for number in range(3):
             connection.execute(f"do $$ begin execute 'prepare _pg3_{number} as select 1'; end $$".encode())
     for _ in range(10):

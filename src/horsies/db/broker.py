@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+from psycopg_pool import PoolTimeout
 
 from horsies.db import borrowed, connect, migrate
 from horsies.db.answer import Awaiting, Blocking
@@ -23,6 +23,7 @@ from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
 from horsies.db.op import Op, one, rows
+from horsies.db.pools import Pools
 from horsies.db.seat import AwaitingSeat, BlockingSeat
 from horsies.db.session import Preparing
 from horsies.db.ticket import Subject, Ticket
@@ -59,18 +60,19 @@ class PostgresBroker:
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
-        self._pool: ConnectionPool | None = None
-        self._async_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnectionPool] = WeakKeyDictionary()
-        self._caretakers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
+        self.pools = self._new_pools()
         self._listener: Listener | None = None
         self._desks: dict[Subject[Any], Desk[Any]] = {}
         self._async_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Subject[Any], Desk[Any]]] = (
             WeakKeyDictionary()
         )
 
+    def _new_pools(self) -> Pools:
+        return Pools(self.config, self._preparing)
+
     def forget_inherited(self) -> None:
         """After a fork: these sockets are our parent's, and it alone uses and closes them."""
-        _inherited.append((self._pool, self._async_pools, self._listener))
+        _inherited.append((self.pools, self._listener))
         self._start_afresh()
 
     @classmethod
@@ -90,7 +92,7 @@ class PostgresBroker:
         """Run a verb, blocking. `again` is the verb for a second try when the outcome of the first is unknown."""
         attempt = 0
         while True:
-            answer = Blocking(self.pool, self.config.schema)
+            answer = Blocking(self.pools.blocking, self.config.schema)
             try:
                 with answer:
                     return drive(verb(), answer)
@@ -98,14 +100,14 @@ class PostgresBroker:
                 attempt += 1
                 verb = self._next_try(error, verb, again, attempt)
                 if trouble_of(error) is Trouble.LOST:
-                    self.pool().check()  # its other connections are most likely gone too
+                    self.pools.blocking().check()  # its other connections are most likely gone too
                 time.sleep(_pause_s(attempt))
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         """The same for asyncio."""
         attempt = 0
         while True:
-            answer = Awaiting(self.async_pool, self.config.schema)
+            answer = Awaiting(self.pools.awaiting, self.config.schema)
             try:
                 async with answer:
                     return await drive_async(verb(), answer)
@@ -113,7 +115,7 @@ class PostgresBroker:
                 attempt += 1
                 verb = self._next_try(error, verb, again, attempt)
                 if trouble_of(error) is Trouble.LOST:
-                    await (await self.async_pool()).check()
+                    await (await self.pools.awaiting()).check()
                 await asyncio.sleep(_pause_s(attempt))
 
     def run_on(self, connection: object, verb: Callable[[], Op[T]]) -> T:
@@ -216,37 +218,21 @@ class PostgresBroker:
             link.close()
 
     async def migrate_async(self) -> list[str]:
+        """The same for asyncio."""
         return await asyncio.to_thread(self.migrate)
 
     def ensure_schema_initialized(self) -> None:
+        """The tables are there and up to date afterwards, whoever made them."""
         self.migrate()
 
     async def ensure_schema_initialized_async(self) -> None:
+        """The same for asyncio."""
         await self.migrate_async()
 
-    # -- what the verbs run on
-
-    def pool(self) -> ConnectionPool:
-        with self._lock:
-            if self._pool is None:
-                self._pool = connect.make_pool(self.config, self._preparing)
-            return self._pool
-
-    async def async_pool(self) -> AsyncConnectionPool:
-        """A pool belongs to the event loop it was made in."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            pool = self._async_pools.get(loop)
-            if pool is None:
-                pool = self._async_pools[loop] = self._new_async_pool()
-                self._caretakers[loop] = loop.create_task(_close_with_the_loop(pool))
-        await pool.open()
-        return pool
-
-    def _new_async_pool(self) -> AsyncConnectionPool:
-        return connect.make_async_pool(self.config, self._preparing)
+    # -- notifications
 
     def listener(self) -> Listener:
+        """The one that listens for everybody in this process."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
@@ -261,7 +247,7 @@ class PostgresBroker:
         """The server's process that has sent it."""
         text = SQL["notify"].for_schema(self.config.schema)
         try:
-            with self.pool().connection() as connection:
+            with self.pools.blocking().connection() as connection:
                 sent = connection.execute(
                     text, {"channel": channel.name_in(self.config.schema), "payload": payload}
                 ).fetchone()
@@ -278,18 +264,11 @@ class PostgresBroker:
             listener, self._listener = self._listener, None
         if listener:
             listener.close()  # before the pool: a self-test under way would open another one
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool:
-            pool.close()
+        self.pools.close()
 
     async def close_async(self) -> None:
         """Close also the pool of the running event loop."""
-        loop = asyncio.get_running_loop()
-        pool, caretaker = self._async_pools.pop(loop, None), self._caretakers.pop(loop, None)
-        if pool and caretaker:
-            await pool.close()
-            caretaker.cancel()
+        await self.pools.close_async()
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -299,16 +278,6 @@ class PostgresBroker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _close_with_the_loop(pool: AsyncConnectionPool) -> None:
-    """`asyncio.run` ends by cancelling every task and waiting for it. A worker of the pool that is connecting takes that for a failed
-    connection, and goes on (psycopg_pool 3.3): somebody must tell it to stop, or the program never ends.
-    """
-    try:
-        await asyncio.get_running_loop().create_future()
-    finally:
-        await pool.close()
 
 
 def _pause_s(attempt: int) -> float:

@@ -26,7 +26,7 @@ def make_pool(config: PostgresConfig, preparing: Preparing) -> ConnectionPool:
 
 
 def make_async_pool(
-    config: PostgresConfig, preparing: Preparing, kind: type[AsyncConnectionPool] = AsyncConnectionPool
+    config: PostgresConfig, preparing: Preparing, kind: type[AsyncConnectionPool]
 ) -> AsyncConnectionPool:
     return kind(
         config.conninfo,

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from psycopg_pool import AsyncConnectionPool, AsyncNullConnectionPool
+from psycopg_pool import AsyncNullConnectionPool
 
-from horsies.db import connect
 from horsies.db.broker import PostgresBroker
+from horsies.db.pools import Pools
 
 
 class FleetingBroker(PostgresBroker):
@@ -13,6 +13,5 @@ class FleetingBroker(PostgresBroker):
     keep it from ending.
     """
 
-    def _new_async_pool(self) -> AsyncConnectionPool:
-        fleeting = replace(self.config, pool_min_size=0)
-        return connect.make_async_pool(fleeting, self._preparing, AsyncNullConnectionPool)
+    def _new_pools(self) -> Pools:
+        return Pools(replace(self.config, pool_min_size=0), self._preparing, AsyncNullConnectionPool)
