@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.resources import files
 
 import pytest
@@ -41,6 +42,20 @@ def test_every_exception_that_may_reach_a_user_is_public() -> None:
 def test_every_public_class_says_what_it_is() -> None:
     silent = [name for name in horsies.__all__ if not (getattr(horsies, name).__doc__ or "").strip()]
     assert silent == []
+
+
+def verbs(kind: type) -> Iterator[tuple[str, str | None]]:
+    """Its public methods and properties that we have written, and what they say of themselves."""
+    for owner in kind.__mro__:
+        for name, value in vars(owner).items() if owner.__module__.startswith("horsies.") else ():
+            written = getattr(value, "__func__", value)
+            if not name.startswith("_") and (inspect.isfunction(written) or isinstance(written, property)):
+                yield f"{owner.__name__}.{name}", written.__doc__
+
+
+def test_every_public_verb_says_what_it_does() -> None:
+    kinds = [value for name in horsies.__all__ if inspect.isclass(value := getattr(horsies, name))]
+    assert {name for kind in kinds for name, said in verbs(kind) if not said} == set()
 
 
 def test_the_whole_api_of_a_task_can_be_imported_from_the_front() -> None:

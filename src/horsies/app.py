@@ -157,6 +157,7 @@ class Horsies:
 
     @property
     def task_modules(self) -> tuple[str, ...]:
+        """What `discover_tasks` was told, in that order."""
         return tuple(self._task_modules)
 
     # -- hooks
@@ -176,10 +177,12 @@ class Horsies:
 
     @property
     def child_start_hooks(self) -> tuple[Hook, ...]:
+        """In the order they run."""
         return tuple(self._child_start_hooks)
 
     @property
     def child_stop_hooks(self) -> tuple[Hook, ...]:
+        """In the order they run: the last one defined first."""
         return tuple(reversed(self._child_stop_hooks))
 
     # -- the database
@@ -243,6 +246,7 @@ class Horsies:
     async def gather_async(
         self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
     ) -> list[TaskResult[T, TaskError]]:
+        """The same for asyncio code."""
         return await Gathering(handles, lambda: self.broker, timeout_ms).all_async()
 
     def as_completed(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> Iterator[TaskHandle[T]]:
@@ -255,6 +259,7 @@ class Horsies:
     def as_completed_async(
         self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
     ) -> AsyncIterator[TaskHandle[T]]:
+        """The same for asyncio code."""
         return Gathering(handles, lambda: self.broker, timeout_ms).completed_async()
 
     # -- operation
@@ -269,12 +274,15 @@ class Horsies:
         self.broker.run(partial(pause_queue, self.config.queue_named(name).name))
 
     async def pause_queue_async(self, name: str) -> None:
+        """The same for asyncio code."""
         await self.broker.run_async(partial(pause_queue, self.config.queue_named(name).name))
 
     def resume_queue(self, name: str) -> None:
+        """Workers claim from this queue again, and those that wait hear of it."""
         self.broker.run(partial(resume_queue, self.config.queue_named(name).name))
 
     async def resume_queue_async(self, name: str) -> None:
+        """The same for asyncio code."""
         await self.broker.run_async(partial(resume_queue, self.config.queue_named(name).name))
 
     def worker_states(self, worker_id: str | None = None) -> list[WorkerState]:
@@ -282,6 +290,7 @@ class Horsies:
         return self.broker.run(partial(get_worker_states, worker_id))
 
     async def worker_states_async(self, worker_id: str | None = None) -> list[WorkerState]:
+        """The same for asyncio code."""
         return await self.broker.run_async(partial(get_worker_states, worker_id))
 
     @property

@@ -222,6 +222,7 @@ class AppConfig:
 
     @classmethod
     def for_database_url(cls, url: str) -> Self:
+        """The defaults, on this database."""
         return cls(broker=PostgresConfig(database_url=url))
 
     @property
@@ -240,9 +241,11 @@ class AppConfig:
 
     @property
     def payload_limits(self) -> PayloadLimits:
+        """Both sizes as one."""
         return PayloadLimits(self.payload_warning_bytes, self.max_payload_bytes)
 
     def queue_named(self, name: str) -> CustomQueueConfig:
+        """The queue of this name; QueueError, with those there are, if there is none."""
         for queue in self.queues:
             if queue.name == name:
                 return queue

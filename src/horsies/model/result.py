@@ -77,33 +77,41 @@ class TaskResult(Generic[T_co, E_co]):
         object.__setattr__(self, "_err", None if err is _MISSING else err)
 
     def is_ok(self) -> bool:
+        """It has a good value, which may be None."""
         return self._err is None
 
     def is_err(self) -> bool:
+        """It has an error."""
         return self._err is not None
 
     @property
     def ok(self) -> T_co | None:
+        """The good value; None when there is an error."""
         return self._ok
 
     @property
     def err(self) -> E_co | None:
+        """The error; None when there is none."""
         return self._err
 
     @property
     def ok_value(self) -> T_co:
+        """The same as `unwrap()`."""
         return self.unwrap()
 
     @property
     def err_value(self) -> E_co:
+        """The same as `unwrap_err()`."""
         return self.unwrap_err()
 
     def unwrap(self) -> T_co:
+        """The good value; raises UnwrapError, in the error's words, when there is none."""
         if self._err is not None:
             raise UnwrapError(f"the task ended in error {self._err.error_code}: {self._err.message}")
         return cast("T_co", self._ok)
 
     def unwrap_err(self) -> E_co:
+        """The error; raises UnwrapError when there is none."""
         if self._err is None:
             raise UnwrapError(f"the task succeeded with {self._ok!r}; there is no error")
         return self._err

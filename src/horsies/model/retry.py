@@ -27,6 +27,7 @@ class RetryPolicy:
 
     @property
     def max_retries(self) -> int:
+        """How often it is tried again: once after each pause."""
         return len(self.delays_ms)
 
     @classmethod

@@ -18,6 +18,7 @@ class TaskStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
+        """It has ended, and nothing will change that."""
         return not LEGAL_MOVES[self]
 
 

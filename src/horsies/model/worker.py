@@ -49,6 +49,7 @@ class WorkerConfig:
 
     @property
     def process_count(self) -> int:
+        """`processes`, which are known once it is made."""
         return self.processes or 1
 
     def _problems(self) -> Iterator[str]:

@@ -60,6 +60,7 @@ class TaskHandle(Generic[T_co]):
         return self.broker.run(verb, again=verb)
 
     async def status_async(self) -> TaskStatus | None:
+        """The same for asyncio code."""
         verb = partial(get_status, self.task_id)
         return await self.broker.run_async(verb, again=verb)
 
@@ -69,6 +70,7 @@ class TaskHandle(Generic[T_co]):
         return self.broker.run(verb, again=verb)
 
     async def info_async(self) -> TaskInfo | None:
+        """The same for asyncio code."""
         verb = partial(get_info, self.task_id)
         return await self.broker.run_async(verb, again=verb)
 
@@ -78,6 +80,7 @@ class TaskHandle(Generic[T_co]):
         return self.broker.run(verb, again=verb)
 
     async def cancel_async(self) -> CancelOutcome:
+        """The same for asyncio code."""
         verb = partial(cancel, self.task_id)
         return await self.broker.run_async(verb, again=verb)
 

@@ -51,6 +51,7 @@ class Sendable(Sender[P, T]):
 
     @property
     def is_async(self) -> bool:
+        """It is an `async def`."""
         return isinstance(self, AsyncTask)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P, T]:
