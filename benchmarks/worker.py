@@ -44,11 +44,14 @@ def running_worker(place: Place, prefetch: Prefetch, *options: str, url: str | N
     log = place.new_folder() / "worker.log"
     starts = place.new_folder()
     env = {DATABASE_URL: url or place.url, PREFETCH: str(prefetch), STARTS_FOLDER: str(starts)}
+    # Byte code is kept, as it is where packages are installed: a worker that recycles starts an interpreter per hundred tasks.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(place.folder / "bytecode")
     command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.app:app", "--processes", str(PROCESSES)]
     command += options
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | env, stdout=output, stderr=output, start_new_session=True
+            command, cwd=ROOT, env=inherited | env, stdout=output, stderr=output, start_new_session=True
         )
     try:
         yield Worker(process, starts, log)

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,25 @@ def test_a_loop_that_ends_while_its_pool_connects_does_end(proxy: Proxy) -> None
 
     asyncio.run(life_of_a_loop())
     proxy.thaw()
+
+
+def test_who_is_interrupted_while_the_server_works_gets_away_at_once(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    count = Statement("count", "select count(*) from {schema}.tasks")
+
+    def interrupt() -> None:
+        wait_until_blocked(sql)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as thread:
+        with psycopg.connect(database) as holder:
+            holder.execute("lock table horsies.tasks")
+            interrupting = thread.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                broker.run(lambda: one(count()))
+        interrupting.result()
+    assert broker.run(lambda: one(count())) == (0,)
 
 
 def test_a_database_that_cannot_be_reached_is_an_error_that_says_why(proxy: Proxy) -> None:

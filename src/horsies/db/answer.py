@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from horsies.db.drive import answer_on, answer_on_async
@@ -34,8 +35,9 @@ class Blocking:
     ) -> None:
         if self._borrowed is not None:
             pool, connection = self._borrowed
-            with suppress(psycopg.Error):
-                connection.rollback()  # does nothing unless a verb failed inside its transaction
+            if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # a verb failed inside its transaction
+                with suppress(psycopg.Error):
+                    connection.rollback()
             pool.putconn(connection)  # where it came from, which may have been closed meanwhile
 
 

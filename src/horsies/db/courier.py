@@ -1,36 +1,28 @@
 """A worker's connection on its event loop: a whole batch goes out in one piece, and the loop is called when the answer is there.
 
-It speaks to libpq directly. A turn of two tasks is six statements; the driver's cursors cost more time than the server takes for them, its
-asyncio connection more still, and a thread beside the loop adds two hand-overs per turn. Here a statement is its text and
-its parameters as text (every parameter is cast in the SQL), a batch is one write, and the results are read when all are in.
-
-Statements are prepared when first used, if the session is ours (see `session`). A name counts as prepared only after a batch that
-went well; names are never used twice, so one that was prepared in vain does no harm.
+A thread beside the loop would add two hand-overs to every turn, and the driver's own asyncio connection costs more than its blocking
+one. What is said, and how, is in `dialogue`.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import psycopg
 from psycopg import pq
-from psycopg.adapt import Transformer
-from psycopg.errors import error_from_result
 
 from horsies.db import faults
 from horsies.db.connect import connect
+from horsies.db.dialogue import Dialogue
 from horsies.db.drive import drive_async
-from horsies.db.op import Ask, Op, Query, Request, Rows
-from horsies.db.placeholders import numbered, texts
+from horsies.db.op import Ask, Op, Query, Request, Rows, Statement
 from horsies.db.session import Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
 
-_FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
+ROLLBACK = Statement("rollback", "rollback")
 
 
 class Courier:
@@ -91,30 +83,19 @@ def _close_unwanted(opening: "asyncio.Future[psycopg.Connection]") -> None:
         opening.result().close()
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """A batch on its way."""
-
-    answered: asyncio.Future[list[pq.abc.PGresult]]
-    results: list[pq.abc.PGresult] = field(default_factory=list["pq.abc.PGresult"])
-
-
 class _Session:
     def __init__(self, connection: psycopg.Connection, schema: str) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
-        self._pgconn.nonblocking = 1
         self._pgconn.enter_pipeline_mode()
+        self._dialogue = Dialogue(connection)
         self._schema = schema
-        self._prepares = connection.prepare_threshold is not None
-        self._prepared: dict[str, bytes] = {}
-        self._names = count(1)
         self._loop = asyncio.get_running_loop()
         # A descriptor of our own: libpq closes its one when the connection breaks, and the next connection may get that number while
         # the loop still watches it for us.
         self._socket = os.dup(self._pgconn.socket)
         self._loop.add_reader(self._socket, self._readable)
-        self._exchange: _Exchange | None = None
+        self._answered: asyncio.Future[list[Rows]] | None = None
 
     async def answer(self, request: Request) -> list[Rows]:
         queries = cast("Ask", request).queries
@@ -126,97 +107,47 @@ class _Session:
 
     async def roll_back(self) -> None:
         if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            self._pgconn.send_query_params(b"rollback", None)
-            await self._exchanged()
+            await self._ask([ROLLBACK()])
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         os.close(self._socket)
         self._connection.close()
-        self._fail(psycopg.OperationalError("the connection was closed"))
-
-    # -- out
+        self._settle(psycopg.OperationalError("the connection was closed"))
 
     async def _ask(self, queries: Sequence[Query]) -> list[Rows]:
-        new: dict[str, bytes] = {}
-        prepares = [self._send(query, new) for query in queries]
-        results = iter(await self._exchanged())
-        self._prepared |= new
-        rows: list[Rows] = []
-        for is_prepared_now in prepares:
-            if is_prepared_now:
-                next(results)
-            rows.append(self._rows(next(results)))
-        return rows
-
-    def _send(self, query: Query, new: dict[str, bytes]) -> bool:
-        """True: its preparation comes first, and is answered as well."""
-        text, names = numbered(query.statement.text, self._schema)
-        values = [None if value is None else value.encode() for value in texts(query.params, names)]
-        if not self._prepares:
-            self._pgconn.send_query_params(text.encode(), values)
-            return False
-        name = self._prepared.get(text) or new.get(text)
-        is_new = name is None
-        if name is None:
-            name = new[text] = b"horsies_%d" % next(self._names)
-            self._pgconn.send_prepare(name, text.encode())
-        self._pgconn.send_query_prepared(name, values)
-        return is_new
-
-    async def _exchanged(self) -> list[pq.abc.PGresult]:
-        """The results of all that was sent; the error of the first that failed."""
-        self._exchange = _Exchange(self._loop.create_future())
-        self._pgconn.pipeline_sync()
+        self._dialogue.say(queries, self._schema)
+        self._answered = self._loop.create_future()
         self._flush()
-        return await self._exchange.answered
+        return await self._answered
 
     def _flush(self) -> None:
         try:
             is_full = self._pgconn.flush()
         except psycopg.Error as error:
-            self._fail(error)
+            self._settle(error)
             return
         if is_full:
             self._loop.add_writer(self._socket, self._flush)
         else:
             self._loop.remove_writer(self._socket)
 
-    # -- in
-
     def _readable(self) -> None:
         try:
-            self._pgconn.consume_input()
-            while self._exchange and not self._pgconn.is_busy():
-                self._take_in(self._exchange, self._pgconn.get_result())
+            if (answer := self._dialogue.hear()) is not None:
+                self._settle(answer)
         except psycopg.Error as error:
-            self._loop.remove_reader(self._socket)
-            self._fail(error)
+            if self._pgconn.status != pq.ConnStatus.OK:
+                self._loop.remove_reader(self._socket)
+            self._settle(error)
 
-    def _take_in(self, exchange: _Exchange, result: "pq.abc.PGresult | None") -> None:
-        if result is None:  # between two statements
+    def _settle(self, outcome: list[Rows] | psycopg.Error) -> None:
+        """Nobody waits for the answer to one who was cancelled, or who has heard of an error before."""
+        answered, self._answered = self._answered, None
+        if answered is None or answered.done():
             return
-        if result.status != pq.ExecStatus.PIPELINE_SYNC:
-            exchange.results.append(result)
-            return
-        failed = next((each for each in exchange.results if each.status in _FAILED), None)
-        self._exchange = None
-        if exchange.answered.done():
-            return
-        if failed is None:
-            exchange.answered.set_result(exchange.results)
+        if isinstance(outcome, psycopg.Error):
+            answered.set_exception(outcome)
         else:
-            exchange.answered.set_exception(error_from_result(failed))
-
-    def _fail(self, error: psycopg.Error) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange and not exchange.answered.done():
-            exchange.answered.set_exception(error)
-
-    def _rows(self, result: "pq.abc.PGresult") -> Rows:
-        if not result.nfields:
-            return []
-        transformer = Transformer(self._connection)
-        transformer.set_pgresult(result)
-        return cast("Rows", transformer.load_rows(0, result.ntuples, cast("Callable[..., object]", tuple)))
+            answered.set_result(outcome)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from horsies.db import faults
+from horsies.db.dialogue import converse
 from horsies.db.op import Ask, Copy, Rows, Script, render
 
 R = TypeVar("R")
@@ -51,13 +52,7 @@ def answer_on(connection: psycopg.Connection, request: Ask | Copy | Script, sche
         return _copy_on(connection, request, schema)
     names = [query.statement.name for query in request.queries]
     faults.strike(connection, names, "before")
-    if len(request.queries) == 1:
-        (query,) = request.queries
-        cursors = [connection.execute(query.statement.for_schema(schema), query.params)]
-    else:
-        with connection.pipeline():
-            cursors = [connection.execute(q.statement.for_schema(schema), q.params) for q in request.queries]
-    answer = [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+    answer = converse(connection, request.queries, schema)
     faults.strike(connection, names, "after")
     return answer
 

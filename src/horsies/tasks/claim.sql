@@ -52,7 +52,7 @@ set
     claimed_by = %(worker)s::uuid,
     claimed_at = (select moment.now from moment),
     lease_until = case
-        when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
+        when %(status)s::text = 'CLAIMED' then (select moment.now from moment) + %(lease_ms)s::integer * interval '1 ms'
     end,
     started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
 -- An array, not a join: the primary key is then the only way in, whatever the statistics say.
@@ -117,7 +117,7 @@ set
     claimed_by = %(worker)s::uuid,
     claimed_at = (select moment.now from moment),
     lease_until = case
-        when %(status)s::text = 'CLAIMED' then statement_timestamp() + %(lease_ms)s::integer * interval '1 ms'
+        when %(status)s::text = 'CLAIMED' then (select moment.now from moment) + %(lease_ms)s::integer * interval '1 ms'
     end,
     started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
 where id = any(array(select next.id from next))
