@@ -4,14 +4,7 @@ import typing
 
 from horsies.app import Horsies
 from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
-from horsies.model.config import (
-    AppConfig,
-    CustomQueueConfig,
-    PostgresConfig,
-    QueueMode,
-    RecoveryConfig,
-    WorkerResilienceConfig,
-)
+from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
 from horsies.model.errors import (
     BlockingCallError,
     BrokerError,
@@ -30,6 +23,7 @@ from horsies.model.errors import (
     UnsupportedConnectionError,
     WaitTimeoutError,
 )
+from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus

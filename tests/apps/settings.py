@@ -5,7 +5,8 @@ import os
 from typing import Any
 
 from horsies import AppConfig, CustomQueueConfig, QueueMode, WorkerResilienceConfig
-from horsies.model.config import PostgresConfig, RecoveryConfig
+from horsies.model.config import PostgresConfig
+from horsies.model.recovery import RecoveryConfig
 
 VARIABLE = "HORSIES_TEST_SETTINGS"
 QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_ms": 500, "snapshot_ms": 1_000}

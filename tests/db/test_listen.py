@@ -9,7 +9,8 @@ import pytest
 from horsies.db import listen
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy

@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.config import (
-    AppConfig,
-    CustomQueueConfig,
-    PostgresConfig,
-    QueueMode,
-    RecoveryConfig,
-    WorkerResilienceConfig,
-)
+from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
 from horsies.model.errors import ConfigError, QueueError
+from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.sizes import PayloadLimits
 
 URL = "postgresql://ann:S3cr3t@db.example/app"

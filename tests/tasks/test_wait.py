@@ -13,8 +13,9 @@ import pytest
 
 from horsies.db import desk, listen
 from horsies.db.broker import PostgresBroker
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError
+from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
 from horsies.tasks.finish import finish, notify_done

@@ -28,8 +28,9 @@ from horsies.db.seat import AwaitingSeat, BlockingSeat
 from horsies.db.session import Preparing
 from horsies.db.ticket import Subject, Ticket
 from horsies.db.trouble import Trouble, broker_error, trouble_of
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.config import PostgresConfig
 from horsies.model.errors import SchemaError
+from horsies.model.recovery import WorkerResilienceConfig
 
 ATTEMPTS = 5
 

@@ -31,7 +31,8 @@ from horsies.db.channels import Channel
 from horsies.db.connect import connect
 from horsies.db.session import backend_pid, is_direct
 from horsies.db.trouble import broker_error
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
 
 TEST_EVERY_S = 30.0
 TEST_ANSWER_S = 3.0

@@ -4,8 +4,8 @@ import logging
 import random
 import time
 
-from horsies.model.config import WorkerResilienceConfig
 from horsies.model.errors import BrokerError, HorsiesError
+from horsies.model.recovery import WorkerResilienceConfig
 
 CONTENTION_PAUSE_S = 0.02
 

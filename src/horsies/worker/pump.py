@@ -20,7 +20,8 @@ from typing import Self
 
 from horsies.db.courier import Courier
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
