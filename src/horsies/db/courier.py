@@ -21,15 +21,16 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 
 from horsies.db import faults
-from horsies.db.connect import connect
+from horsies.db.connect import connect_async
 from horsies.db.drive import drive_async
-from horsies.db.op import Ask, Op, Query, Request, Rows
+from horsies.db.op import Ask, Op, Query, Request, Rows, Statement, rows
 from horsies.db.placeholders import numbered, texts
-from horsies.db.session import Preparing
+from horsies.db.session import BACKEND_PID, Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
 
+_WHO_SERVES = Statement("who_serves", BACKEND_PID)
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 
 
@@ -45,9 +46,8 @@ class Courier:
     async def run(self, op: Op[T]) -> T:
         """The verb's own errors leave the connection in order; a broken one, or one that was given up midway, is closed."""
         try:
-            if self._session is None:
-                self._session = _Session(await self._open(), self._config.schema)
-            return await drive_async(op, self._session.answer)
+            session = self._session or await self._open()
+            return await drive_async(op, session.answer)
         except psycopg.Error as error:
             if self._preparing.has_failed(error):
                 self.close()
@@ -57,19 +57,17 @@ class Courier:
             self.close()
             raise
 
-    async def _open(self) -> psycopg.Connection:
-        """In a thread: names are looked up and passwords checked on the way."""
-        opening = asyncio.get_running_loop().run_in_executor(None, self._connect)
+    async def _open(self) -> "_Session":
+        """On the loop, every step of it: a thread that waits for a silent server would keep a worker from leaving."""
+        connection = await connect_async(self._config, self._purpose)
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)
-            raise
-
-    def _connect(self) -> psycopg.Connection:
-        connection = connect(self._config, self._purpose)
-        self._preparing.begin(connection)
-        return connection
+            session = self._session = _Session(connection, self._config.schema)
+        except OSError as error:  # no descriptor is left
+            connection.pgconn.finish()
+            raise psycopg.OperationalError(str(error)) from error
+        ((process,),) = await drive_async(rows(_WHO_SERVES()), session.answer)
+        session.prepares = self._preparing.is_worthwhile(connection, process)
+        return session
 
     async def _clean(self) -> None:
         """After an error the connection is idle again, or gone."""
@@ -78,17 +76,15 @@ class Courier:
                 await self._session.roll_back()
             except psycopg.Error:
                 self.close()
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Whoever waits for an answer gets an error now."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def _close_unwanted(opening: "asyncio.Future[psycopg.Connection]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 @dataclass(slots=True)
@@ -100,13 +96,13 @@ class _Exchange:
 
 
 class _Session:
-    def __init__(self, connection: psycopg.Connection, schema: str) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
+        self.prepares = False  # unless it is known that the session is ours
         self._connection = connection
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
         self._pgconn.enter_pipeline_mode()
         self._schema = schema
-        self._prepares = connection.prepare_threshold is not None
         self._prepared: dict[str, bytes] = {}
         self._names = count(1)
         self._loop = asyncio.get_running_loop()
@@ -133,7 +129,7 @@ class _Session:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         os.close(self._socket)
-        self._connection.close()
+        self._pgconn.finish()
         self._fail(psycopg.OperationalError("the connection was closed"))
 
     # -- out
@@ -154,7 +150,7 @@ class _Session:
         """True: its preparation comes first, and is answered as well."""
         text, names = numbered(query.statement.text, self._schema)
         values = [None if value is None else value.encode() for value in texts(query.params, names)]
-        if not self._prepares:
+        if not self.prepares:
             self._pgconn.send_query_params(text.encode(), values)
             return False
         name = self._prepared.get(text) or new.get(text)
@@ -167,10 +163,10 @@ class _Session:
 
     async def _exchanged(self) -> list[pq.abc.PGresult]:
         """The results of all that was sent; the error of the first that failed."""
-        self._exchange = _Exchange(self._loop.create_future())
         self._pgconn.pipeline_sync()
+        exchange = self._exchange = _Exchange(self._loop.create_future())
         self._flush()
-        return await self._exchange.answered
+        return await exchange.answered
 
     def _flush(self) -> None:
         try:

@@ -14,13 +14,12 @@ import random
 import socket
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from types import TracebackType
 from typing import Self, TypeVar
 
-from horsies.db.link import Link
+from horsies.db.link import Aside
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Rows, ask, rows
 from horsies.db.trouble import DatabaseError, broker_error
@@ -74,8 +73,7 @@ class Heartbeat:
         self._strangers: frozenset[Claim] = frozenset()
         self._health = Health()
         self._liveness = Liveness(recovery.frozen_after_ms)
-        self._link = Link(database, "heartbeat")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="horsies-heartbeat")
+        self._link = Aside(database, "heartbeat")
 
     async def __aenter__(self) -> Self:
         await self._register()
@@ -87,13 +85,7 @@ class Heartbeat:
     ) -> None:
         self._beating.cancel()
         # After an error tasks may still be ours by the database's account: the row stays, for whoever recovers them.
-        if kind is None:
-            with suppress(DatabaseError):
-                await self._run(rows(SQL["retire_worker"](id=self._books.worker)))
-        else:
-            self._link.cut()
-        await asyncio.to_thread(self._thread.shutdown)
-        self._link.close()
+        await self._link.close(rows(SQL["retire_worker"](id=self._books.worker)) if kind is None else None)
 
     async def _beat_for_ever(self) -> None:
         while True:
@@ -103,7 +95,7 @@ class Heartbeat:
             self._in_doubt.clear()
             self._liveness.look(list(self._books.roster))
             try:
-                held = await self._run(self._beat())
+                held = await self._link.run(self._beat())
             except DatabaseError as error:
                 log.debug("a heartbeat failed: %s", broker_error(error))
                 await asyncio.sleep(self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter
@@ -151,7 +143,7 @@ class Heartbeat:
         backoff = Backoff(self._resilience)
         while True:
             try:
-                await self._run(rows(self._registration()))
+                await self._link.run(rows(self._registration()))
             except DatabaseError as error:
                 reason = broker_error(error)
                 if not reason.retryable:
@@ -171,6 +163,3 @@ class Heartbeat:
             queues=list(self._books.marks.queues),
             library_version=version("horsies"),
         )
-
-    async def _run(self, op: Op[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)
