@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
 import psycopg
@@ -215,7 +215,7 @@ async def test_a_process_without_descriptors_says_so_and_goes_on_when_there_are_
     async with courier_to(database) as courier:
         taken: list[int] = []
         try:
-            with pytest.raises(OSError, match="Too many open files"):
+            with suppress(OSError):
                 while True:
                     taken.append(os.dup(0))
             os.close(taken.pop())  # one is enough to connect with, but not to serve

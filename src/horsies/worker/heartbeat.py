@@ -28,7 +28,7 @@ from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import as_claims
 from horsies.tasks.release import get_held
-from horsies.worker.backoff import Backoff
+from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.health import Health
 from horsies.worker.liveness import Liveness
@@ -71,12 +71,17 @@ class Heartbeat:
         self._snapshot_at = 0.0
         self._in_doubt = in_doubt
         self._strangers: frozenset[Claim] = frozenset()
+        self._patience: asyncio.Timeout | None = None
         self._health = Health()
         self._liveness = Liveness(recovery.frozen_after_ms)
         self._link = Aside(database, "heartbeat")
 
     async def __aenter__(self) -> Self:
-        await self._register()
+        try:
+            await self._register_patiently()
+        except BaseException:
+            await self._link.close(None)
+            raise
         self._beating = self._group.create_task(self._beat_for_ever())
         return self
 
@@ -137,6 +142,20 @@ class Heartbeat:
             children_cpu_percent=children.cpu_percent,
         )
         return [snapshot]
+
+    def stop_registering(self) -> None:
+        """Told to stop: a database that cannot be reached is not waited for, because there is nothing of ours in it yet."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    async def _register_patiently(self) -> None:
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                await self._register()
+        except TimeoutError:
+            raise GaveUp("told to stop before the database could be reached; nothing was begun") from None
+        finally:
+            self._patience = None
 
     async def _register(self) -> None:
         """An outage between the first connection and this one is ridden out like any other."""
