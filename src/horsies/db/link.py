@@ -1,9 +1,7 @@
 """One connection of a worker: opened at the first need, thrown away when it breaks. One thread at a time uses it."""
 
-import asyncio
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar, cast
 
@@ -14,8 +12,6 @@ from horsies.db.drive import answer_on, drive
 from horsies.db.op import Ask, Op, Request, Rows
 from horsies.db.session import Preparing
 from horsies.model.config import PostgresConfig
-
-FAREWELL_S = 3.0
 
 T = TypeVar("T")
 
@@ -72,24 +68,3 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-class Aside:
-    """A link with a thread of its own, for a service on an event loop that nobody else may hold up."""
-
-    def __init__(self, config: PostgresConfig, purpose: str) -> None:
-        self._link = Link(config, purpose)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"horsies-{purpose}")
-
-    async def run(self, op: Op[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)
-
-    async def close(self, farewell: Op[object] | None) -> None:
-        """Say this, if the server still listens. One that is silent is not waited for: a worker that was told to leave leaves."""
-        if farewell is not None:
-            with suppress(psycopg.Error, TimeoutError):
-                async with asyncio.timeout(FAREWELL_S):
-                    await self.run(farewell)
-        self._link.cut()
-        await asyncio.to_thread(self._thread.shutdown)
-        self._link.close()

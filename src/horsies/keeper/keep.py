@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from horsies.db.link import Aside
+from horsies.db.aside import Aside
 from horsies.db.op import Op
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.keeper import reap

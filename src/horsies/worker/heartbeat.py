@@ -19,7 +19,7 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import Self, TypeVar
 
-from horsies.db.link import Aside
+from horsies.db.aside import Aside
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Rows, ask, rows
 from horsies.db.trouble import DatabaseError, broker_error
