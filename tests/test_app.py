@@ -319,7 +319,7 @@ async def test_the_warning_comes_once_from_one_place(basic: Any) -> None:
 
 
 def test_many_and_delayed_tasks_are_run(basic: Any, worker: StartWorker) -> None:
-    worker()
+    worker(options=("--max-tasks-per-child=0",))  # or a dozen interpreters would be started on the way
     later = basic.add.schedule(0.2, 1, 1)
     again = basic.add.with_options(key="k", on_conflict="replace").schedule(3600, 2, 2)
     many = basic.add.send_many(basic.add.call(number, 0) for number in range(1_100))

@@ -266,6 +266,8 @@ class Horsies:
 
     def run_worker(self, config: WorkerConfig | None = None) -> int:
         """Run a worker in this process until SIGTERM or SIGINT; its exit code. Must be called on the main thread."""
+        if config is not None:
+            refuse("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         # By name: a worker stands above the app, and an app that only sends never loads it.
         return import_module("horsies.worker.embed").run_in_process(self, config or WorkerConfig())
 

@@ -123,6 +123,32 @@ def test_a_database_that_cannot_be_reached_is_an_error_that_says_why(proxy: Prox
     assert caught.value.retryable
 
 
+def test_a_pool_that_is_busy_for_too_long_says_what_to_change(database: str) -> None:
+    config = PostgresConfig(database_url=database, connect_timeout_s=1, pool_max_size=1)
+    with PostgresBroker(config) as broker, broker.pools.blocking().connection():
+        with pytest.raises(
+            BrokerError, match=r"no connection was free within 1 s.*raise pool_max_size \(1\)"
+        ) as caught:
+            ping(broker)
+        assert caught.value.retryable
+
+
+async def test_an_event_loop_goes_on_while_it_is_found_out_why_there_is_no_connection(proxy: Proxy) -> None:
+    proxy.freeze()
+    broker = PostgresBroker(PostgresConfig(database_url=proxy.url, connect_timeout_s=1))
+
+    async def thaw() -> None:
+        """At the second connection, the one that is to find out: a loop that it blocked would come too late."""
+        await asyncio.to_thread(eventually, lambda: proxy.connections > 1)
+        proxy.thaw()
+
+    thawing = asyncio.create_task(thaw())
+    with pytest.raises(BrokerError, match="PostgreSQL can be reached now"):
+        await broker.run_async(lambda: rows(SQL["ping"]()))
+    await thawing
+    await broker.close_async()
+
+
 def test_a_broker_that_cannot_connect_at_once_leaves_nothing_running(proxy: Proxy) -> None:
     proxy.cut()
     with pytest.raises(BrokerError, match="Connection refused"):

@@ -198,7 +198,7 @@ def test_changing_the_list_afterwards_changes_nothing():
         ({"queue_mode": QueueMode.CUSTOM, "custom_queues": [LOW, HIGH, LOW]}, "2 queues named 'low'"),
         (
             {"queue_mode": QueueMode.CUSTOM, "custom_queues": [LOW, "high"]},
-            "custom_queues[1] must be a CustomQueueConfig",
+            "custom_queues[1] must be of type CustomQueueConfig",
         ),
         ({"custom_queues": None}, "must be a list of CustomQueueConfig"),
         ({"custom_queues": "low"}, "must be a list of CustomQueueConfig"),

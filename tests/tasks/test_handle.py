@@ -139,7 +139,7 @@ def test_calling_a_task_runs_it_here(basic: Any) -> None:
     assert asyncio.run(basic.nap(0.0)) == TaskResult(ok=0.0)
 
 
-@pytest.mark.parametrize("timeout_ms", [-1, float("nan")])
+@pytest.mark.parametrize("timeout_ms", [-1, float("nan"), "5"])
 def test_a_wait_of_no_length_at_all_is_refused(basic: Any, timeout_ms: Any) -> None:
     handle = basic.add.send(1, 2)
     with pytest.raises(ValueError, match="timeout_ms is"):

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
-from horsies import BlockingCallError, Horsies, HorsiesError, LocateError
+from horsies import BlockingCallError, ConfigError, Horsies, HorsiesError, LocateError
 from horsies.worker.embed import locate
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
@@ -22,6 +23,7 @@ GONE = "postgresql://somebody@127.0.0.1:1/nothing"  # nobody listens on port 1
 TASKS = """
 import os, time
 from pathlib import Path
+from typing import Any
 from horsies import *
 
 def define(app, **options):
@@ -191,6 +193,12 @@ def test_an_app_of_another_module_is_found_there_and_the_script_is_not_imported_
 def test_an_app_that_no_module_holds_cannot_be_found() -> None:
     with pytest.raises(LocateError, match=r"WorkerConfig\(app_locator="):
         locate(Horsies())
+
+
+def test_what_is_no_worker_config_is_refused_before_anything_starts() -> None:
+    anything: Any = 4
+    with pytest.raises(ConfigError, match="config must be of type WorkerConfig, not int"):
+        Horsies().run_worker(anything)
 
 
 def test_the_module_of_an_app_is_preferred_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:

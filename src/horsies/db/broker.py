@@ -29,7 +29,7 @@ from horsies.db.session import Preparing
 from horsies.db.ticket import Subject, Ticket
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig
-from horsies.model.errors import SchemaError
+from horsies.model.errors import BrokerError, SchemaError
 from horsies.model.recovery import WorkerResilienceConfig
 
 ATTEMPTS = 5
@@ -99,7 +99,10 @@ class PostgresBroker:
                     return drive(verb(), answer)
             except psycopg.Error as error:
                 attempt += 1
-                verb = self._next_try(error, verb, again, attempt)
+                follow_up = self._next_try(error, verb, again, attempt)
+                if follow_up is None:
+                    raise self._told(error) from error
+                verb = follow_up
                 if trouble_of(error) is Trouble.LOST:
                     self.pools.blocking().check()  # its other connections are most likely gone too
                 time.sleep(_pause_s(attempt))
@@ -114,7 +117,10 @@ class PostgresBroker:
                     return await drive_async(verb(), answer)
             except psycopg.Error as error:
                 attempt += 1
-                verb = self._next_try(error, verb, again, attempt)
+                follow_up = self._next_try(error, verb, again, attempt)
+                if follow_up is None:
+                    raise (await asyncio.to_thread(self._told, error)) from error  # it may connect
+                verb = follow_up
                 if trouble_of(error) is Trouble.LOST:
                     await (await self.pools.awaiting()).check()
                 await asyncio.sleep(_pause_s(attempt))
@@ -133,23 +139,27 @@ class PostgresBroker:
         verb: Callable[[], Op[T]],
         again: Callable[[], Op[T]] | None,
         attempt: int,
-    ) -> Callable[[], Op[T]]:
+    ) -> Callable[[], Op[T]] | None:
+        """None: it is time to tell the caller."""
         trouble = trouble_of(error)
         follow_up = verb if trouble is Trouble.EXPECTED else again if trouble is Trouble.LOST else None
         if self._preparing.has_failed(error):
             follow_up = again or verb
-        if follow_up is None or attempt == ATTEMPTS or isinstance(error, PoolTimeout):
-            raise broker_error(self._explain(error)) from error
-        return follow_up
+        return None if attempt == ATTEMPTS or isinstance(error, PoolTimeout) else follow_up
 
-    def _explain(self, error: psycopg.Error) -> psycopg.Error:
-        """A pool that ran out of time does not say why; one direct attempt does."""
-        if isinstance(error, PoolTimeout):
-            try:
-                connect.connect(self.config, "producer").close()
-            except psycopg.Error as reason:
-                return reason
-        return error
+    def _told(self, error: psycopg.Error) -> BrokerError:
+        """The error for the caller. A pool that ran out of time does not say why; one direct attempt does."""
+        if not isinstance(error, PoolTimeout):
+            return broker_error(error)
+        try:
+            connect.connect(self.config, "producer").close()
+        except psycopg.Error as reason:
+            return broker_error(reason)
+        return BrokerError(
+            f"no connection was free within {self.config.connect_timeout_s} s, though PostgreSQL can be reached now; if this happens "
+            f"again, raise pool_max_size ({self.config.pool_max_size}), or do less at once",
+            retryable=True,
+        )
 
     # -- waiting
 

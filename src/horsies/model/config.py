@@ -217,7 +217,7 @@ def _as_tuple(queues: object) -> object:
 
 def _queue_problems(mode: QueueMode, queues: object) -> Iterator[str]:
     if not isinstance(queues, tuple):
-        yield f"custom_queues must be a list of CustomQueueConfig, not a {type(queues).__name__}"
+        yield f"custom_queues must be a list of CustomQueueConfig, not {type(queues).__name__}"
         return
     names: list[str] = []
     for position, queue in enumerate(cast("tuple[object, ...]", queues)):

@@ -78,7 +78,7 @@ def every_member(error: BaseException, holds: Callable[[BaseException], bool]) -
 
 def mapper_problems(name: str, mapper: object) -> Iterator[str]:
     if not isinstance(mapper, Mapping):
-        yield f'{name} must be a dict like {{ConnectionError: "UPSTREAM_DOWN"}}, not a {type(mapper).__name__}'
+        yield f'{name} must be a dict like {{ConnectionError: "UPSTREAM_DOWN"}}, not {type(mapper).__name__}'
         return
     for kind, code in cast("Mapping[object, object]", mapper).items():
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):

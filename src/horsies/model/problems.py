@@ -21,4 +21,4 @@ def number_problems(name: str, value: object, low: int, high: int) -> Iterator[s
 def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
     # The value itself is not shown: a database URL given in place of a PostgresConfig carries a password.
     if not isinstance(value, wanted):
-        yield f"{name} must be a {wanted.__name__}, not a {type(value).__name__}; write {name}={example}"
+        yield f"{name} must be of type {wanted.__name__}, not {type(value).__name__}; write {name}={example}"

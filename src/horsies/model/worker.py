@@ -86,7 +86,7 @@ class WorkerConfig:
 
 def _locator_problems(locator: object) -> Iterator[str]:
     if locator is not None and not isinstance(locator, str):
-        yield f"app_locator must be text like 'package.module:attribute', not a {type(locator).__name__}"
+        yield f"app_locator must be text like 'package.module:attribute', not {type(locator).__name__}"
 
 
 def _names_problems(name: str, value: object) -> Iterator[str]:

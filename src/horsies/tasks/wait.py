@@ -37,7 +37,7 @@ def deadline_of(timeout_ms: float | None) -> float | None:
     """On the monotonic clock; None waits for ever."""
     if timeout_ms is None:
         return None
-    if not timeout_ms >= 0:
+    if not isinstance(timeout_ms, int | float) or not timeout_ms >= 0:  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
         raise ValueError(f"timeout_ms is {timeout_ms!r}; give milliseconds from 0 on, or None to wait for ever")
     return time.monotonic() + timeout_ms / 1000
 
