@@ -46,6 +46,8 @@ class Courier:
     async def run(self, op: Op[T]) -> T:
         """The verb's own errors leave the connection in order; a broken one, or one that was given up midway, is closed."""
         try:
+            if self._session is not None and self._session.is_broken:
+                self.close()  # found out while nobody used it: nothing is lost, so nobody need be told
             session = self._session or await self._open()
             return await drive_async(op, session.answer)
         except psycopg.Error as error:
@@ -111,6 +113,10 @@ class _Session:
         self._socket = os.dup(self._pgconn.socket)
         self._loop.add_reader(self._socket, self._readable)
         self._exchange: _Exchange | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        return self._pgconn.status == pq.ConnStatus.BAD
 
     async def answer(self, request: Request) -> list[Rows]:
         queries = cast("Ask", request).queries
