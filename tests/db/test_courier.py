@@ -36,11 +36,6 @@ async def courier_to(url: str) -> AsyncGenerator[Courier]:
         courier.close()
 
 
-def sessions(sql: psycopg.Connection) -> list[int]:
-    found = sql.execute("select pid from pg_stat_activity where application_name = 'horsies test' order by pid")
-    return [pid for (pid,) in found.fetchall()]
-
-
 async def test_every_kind_of_value_arrives_as_it_was(database: str) -> None:
     moment = datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=UTC)
     text = """
