@@ -10,7 +10,7 @@ from horsies.db import desk as waiting
 from horsies.db.bells import Bells
 from horsies.db.channels import Channel
 from horsies.db.desk import Desk
-from horsies.db.ticket import Found, Read, Rest, Subject, Ticket
+from horsies.db.ticket import Found, Read, Rest, Subject, Ticket, nobody
 from horsies.model.errors import BrokerError
 
 LIVE: Found[str] = Found("live")
@@ -362,6 +362,18 @@ def test_an_error_is_not_kept_for_one_that_does_something_else(desk: Desk[str]) 
         two = Waiter(desk, ["c"])
         assert two.reads == ["a", "c"], "a is still to be read"
         two.find(ENDED)
+
+
+def test_after_an_error_who_sits_down_again_reads_at_once(desk: Desk[str]) -> None:
+    ticket = Ticket[str](["a"])
+    with desk.entered(ticket):
+        with pytest.raises(BrokerError):
+            Waiter(desk, ["b"]).fail(BrokerError("away", retryable=True))
+        sitting = desk.attend(ticket, nobody, None, Ticket[str].is_answered)
+        step = next(sitting)
+        assert isinstance(step, Read)
+        assert step.keys == ["a"]
+        sitting.close()
 
 
 def test_after_the_broker_was_closed_its_next_listener_is_heard() -> None:

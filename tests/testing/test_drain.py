@@ -123,6 +123,13 @@ def test_retries_can_be_had_at_once_and_run_out_by_their_policy() -> None:
     assert info.attempts == 3
 
 
+def test_a_retry_that_an_earlier_drain_left_waiting_can_be_had_at_once_but_not_what_was_scheduled() -> None:
+    shop.flaky.send(1)
+    shop.note.schedule(60, "later")
+    assert statuses() == [("flaky", 1, TaskStatus.PENDING)]
+    assert [(ran.task_name, ran.attempt) for ran in drain(retries="now")] == [("flaky", 2)]
+
+
 def test_the_exception_of_a_task_can_be_looked_at() -> None:
     shop.flaky.send(1)
     (ran,) = drain()

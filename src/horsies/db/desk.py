@@ -287,11 +287,12 @@ class Desk(Generic[A]):
 
     def _fail(self, error: BrokerError) -> None:
         with self._lock:
-            for ticket in self._sitting:
+            for ticket in list(self._sitting):
                 if ticket.asked:
                     ticket.asked.clear()
                     ticket.error = error
                     ticket.ring()
             # Whoever does something else meanwhile asks again when it sits down.
-            away = {ticket for tickets in self._tickets.values() for ticket in tickets} - self._sitting.keys()
+            away = {ticket for tickets in list(self._tickets.values()) for ticket in tickets} - self._sitting.keys()
             self._wanted = dict.fromkeys(key for ticket in away for key in ticket.asked)
+            self._read_at = time.monotonic()

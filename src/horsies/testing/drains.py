@@ -128,6 +128,8 @@ class Drain:
         raise EndlessDrainError(self._busy())
 
     def _claim(self) -> Op[Claim | None]:
+        if self.retries == "now":
+            yield from rows(SQL["hasten_retries"]())
         lanes = from_start([queue.name for queue in queues_of(self.app.config, _AS_A_WORKER)])
         wanted = Wanted(self.worker, TaskStatus.RUNNING, 1, self._limits.lease_ms, caps=self._limits.caps)
         outcome = yield from take_turn(
@@ -166,10 +168,7 @@ class Drain:
         if claim.id in outcome.ended and not ending.may_retry:
             return ending.status
         info = yield from get_info(claim.id)
-        status = info.status if info else ending.status
-        if status is TaskStatus.PENDING and self.retries == "now":
-            yield from rows(SQL["hasten_retry"](id=claim.id))
-        return status
+        return info.status if info else ending.status
 
     def _ending_turn(self, ending: Ending) -> Turn:
         caps = self._limits.caps

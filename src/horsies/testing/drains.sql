@@ -1,6 +1,7 @@
--- name: hasten_retry
--- A failed attempt is followed by the next one at once.
+-- name: hasten_retries
+-- Every failed attempt is followed by the next one at once, also one of an earlier drain.
 update {schema}.tasks
 set enqueued_at = statement_timestamp(), ready = true
-where id = %(id)s::uuid
-and status = 'PENDING';
+where status = 'PENDING'
+and not ready
+and attempts > 0;
