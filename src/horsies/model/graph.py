@@ -230,7 +230,8 @@ class Graph:
     """A whole workflow.
 
     Its value is that of its `output` node; without one it is null. It succeeds if all nodes of one of the `success_cases` do, or,
-    when there are none, if no node fails. The failure of an `optional` node neither pauses it nor is its error while another's is there.
+    when there are none, if no node but `optional` ones fails. The failure of an optional node does not pause it, and is not its
+    error while there is another's.
     """
 
     name: str
