@@ -1,0 +1,1 @@
+"""The journey of a graph: start, advance, control, wait, inspect."""
