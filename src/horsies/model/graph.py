@@ -160,9 +160,6 @@ class Wanted(StrEnum):
     META = "workflow_meta"
 
 
-WANTED = frozenset(wanted.value for wanted in Wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Ref:
     """At `path` inside the arguments, as in `("pages", 0)`, stands what comes from another node.
