@@ -38,6 +38,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import TypeAliasType, TypedDict
 
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.graph import Wanted
 from horsies.model.result import TaskError, TaskResult
 
 NOT_JSON: Final = "not_json"
@@ -64,6 +65,26 @@ def signature_of(fn: Callable[..., object]) -> inspect.Signature:
     ]
     returned = _resolved(fn, "the return annotation", signature.return_annotation, namespace)
     return signature.replace(parameters=parameters, return_annotation=returned)
+
+
+def without_wanted(
+    fn: Callable[..., object], signature: inspect.Signature
+) -> tuple[inspect.Signature, dict[Wanted, inspect.Parameter]]:
+    """What callers see of a signature, and the parameters that a workflow fills in, which go by keyword."""
+    by_keyword = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        by_keyword = {inspect.Parameter.KEYWORD_ONLY}  # what stands before *args is taken by position
+    wanted = {Wanted(name): signature.parameters[name] for name in Wanted if name in signature.parameters}
+    if not wanted:
+        return signature, {}
+    for name, parameter in wanted.items():
+        if parameter.kind not in by_keyword:
+            raise TaskDefinitionError(
+                f"{name_of(fn)}: parameter '{name}' is filled in by keyword, which its place does not allow; "
+                f"write it after a bare * or after *args"
+            )
+    others = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
+    return signature.replace(parameters=others), wanted
 
 
 def ok_type(fn: Callable[..., object]) -> Any:

@@ -16,9 +16,17 @@ from typing import Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from horsies.model.annotations import arguments_adapter, name_of, ok_type, result_adapter, signature_of
+from horsies.model.annotations import (
+    arguments_adapter,
+    name_of,
+    ok_type,
+    result_adapter,
+    signature_of,
+    without_wanted,
+)
 from horsies.model.arrival import change
 from horsies.model.errors import PayloadError, ResultTypeError
+from horsies.model.graph import Wanted
 from horsies.model.refusal import UNWRITABLE, advised, changed, one_line, report
 from horsies.model.result import TaskError
 from horsies.model.sizes import DEFAULT_MAX_BYTES, SizeWatch
@@ -39,10 +47,14 @@ class ArgumentsCodec:
     var_positional: str | None
     var_keyword: str | None
     watch: SizeWatch
+    wants: frozenset[Wanted] = frozenset()  # filled in when it runs: nobody passes these
+    needs: frozenset[Wanted] = (
+        frozenset()
+    )  # those without a default, so that it cannot run where they are not to be had
 
     @classmethod
     def for_function(cls, fn: Callable[..., object], watch: SizeWatch | None = None) -> "ArgumentsCodec":
-        signature = signature_of(fn)
+        signature, wanted = without_wanted(fn, signature_of(fn))
         by_kind: dict[Any, list[inspect.Parameter]] = {}
         for parameter in signature.parameters.values():
             by_kind.setdefault(parameter.kind, []).append(parameter)
@@ -59,9 +71,17 @@ class ArgumentsCodec:
             var_positional=rest[0].name if rest else None,
             var_keyword=others[0].name if others else None,
             watch=watch or SizeWatch(f"the arguments of {name_of(fn)}()"),
+            wants=frozenset(wanted),
+            needs=frozenset(name for name, parameter in wanted.items() if parameter.default is parameter.empty),
         )
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if self.needs:
+            names = " and ".join(sorted(self.needs))
+            raise PayloadError(
+                f"{self.name}() takes {names}, which only a workflow can give; run it as a node of one, "
+                f"or give the parameter a default, as in workflow_ctx: WorkflowContext | None = None"
+            )
         try:
             given = self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:

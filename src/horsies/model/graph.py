@@ -160,9 +160,6 @@ class Wanted(StrEnum):
     META = "workflow_meta"
 
 
-WANTED = frozenset(wanted.value for wanted in Wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Ref:
     """At `path` inside the arguments, as in `("pages", 0)`, stands what comes from another node.
@@ -174,6 +171,14 @@ class Ref:
     node: int
     mode: RefMode
     up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What kind of value a node makes: that of a task, or a list of them. A sub-workflow without an output makes none."""
+
+    task_name: str | None
+    is_list: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,13 @@ class Node:
 
     def is_hopeless(self, succeeded: int, unresolved: int) -> bool:
         return not self.allow_failed_deps and succeeded + unresolved < self.needed
+
+    @property
+    def made(self) -> Made:
+        """Whose value it has: this says how its result is read, also by somebody who has never seen the specification."""
+        if self.child is not None:
+            return Made(None) if self.child.output is None else self.child.nodes[self.child.output].made
+        return Made(self.terms.task_name if self.terms else None, is_list=self.kind is NodeKind.MAP)
 
     @property
     def each(self) -> Ref | None:
