@@ -20,6 +20,7 @@ from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import TaskStatus
 from horsies.tasks.task import Sendable
+from horsies.workflows.inputs import read
 
 MAX_WORDS = 64 * 1024
 
@@ -42,8 +43,13 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
             message=f"this worker has no task named {assignment.task_name!r}; "
             "is its module in app.discover_tasks([...]), and is this worker up to date?",
         )
+    text = assignment.args
+    if assignment.inputs is not None:
+        text = read(assignment.inputs).put_into(text)
+        if isinstance(text, TaskError):
+            return text
     try:
-        args, kwargs = task.arguments.decode(assignment.args)
+        args, kwargs = task.arguments.decode(text)
     except PayloadError as error:
         return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=str(error))
     except Exception as error:  # noqa: BLE001 - a validator of the user's

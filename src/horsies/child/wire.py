@@ -32,6 +32,7 @@ class Assignment(NamedTuple):
     attempt: int
     timeout_ms: int | None
     args: str
+    inputs: str | None = None
 
 
 # -- to the child
@@ -54,7 +55,7 @@ class Boot(NamedTuple):
 class Run(NamedTuple):
     """Run these, in this order."""
 
-    assignments: list[tuple[int, str, str, str, int, int | None, str]]  # the fields of `Assignment`
+    assignments: list[tuple[int, str, str, str, int, int | None, str, str | None]]  # the fields of `Assignment`
 
 
 class Recall(NamedTuple):

@@ -57,36 +57,33 @@ def lock_roots(roots: Iterable[str]) -> Query:
     return SQL["lock_roots"](roots=sorted(roots))
 
 
-def tell(roots: Sequence[str], task_ids: Sequence[TaskId] = ()) -> list[Query]:
+def quick_step(roots: Sequence[str], task_ids: Sequence[TaskId]) -> list[Query]:
     """A step after these tasks have ended in the same transaction, without what only sub-workflows and maps need. The last of its answers
     says what is left (`unsettled_in`).
     """
-    return [
-        SQL["advance_nodes"](roots=list(roots), task_ids=list(task_ids)),
-        SQL["open_tasks"](roots=list(roots)),
-        _end_runs(roots),
-    ]
+    return [_advance_nodes(roots, task_ids), *open_flat(roots)]
 
 
 def full_step(roots: Sequence[str], task_ids: Sequence[TaskId] = ()) -> list[Query]:
-    return [
-        SQL["advance_nodes"](roots=list(roots), task_ids=list(task_ids)),
-        *open_all(roots),
-    ]
+    return [_advance_nodes(roots, task_ids), *open_all(roots)]
 
 
 def open_all(roots: Sequence[str]) -> list[Query]:
-    """What follows in a full step, for whoever has nothing to tell."""
+    """The rest of a full step, for whoever has nothing to tell."""
     return [
         SQL["open_maps"](roots=list(roots), no_list=NO_LIST),
         SQL["open_runs"](roots=list(roots)),
-        SQL["open_tasks"](roots=list(roots)),
-        _end_runs(roots),
+        *open_flat(roots),
     ]
 
 
-def _end_runs(roots: Sequence[str]) -> Query:
-    return SQL["end_runs"](roots=list(roots), no_success=NO_SUCCESS)
+def open_flat(roots: Sequence[str]) -> list[Query]:
+    """The rest of a quick one."""
+    return [SQL["open_tasks"](roots=list(roots)), SQL["end_runs"](roots=list(roots), no_success=NO_SUCCESS)]
+
+
+def _advance_nodes(roots: Sequence[str], task_ids: Sequence[TaskId]) -> Query:
+    return SQL["advance_nodes"](roots=list(roots), task_ids=list(task_ids))
 
 
 def unsettled_in(answer: Rows) -> list[str]:

@@ -304,17 +304,23 @@ select
         'workflow_name', workflows.name,
         'node_id', nodes.node_id,
         'refs', nodes.refs,
-        'item', nodes.item,
+        -- As text: what is only passed on is never decoded on its way.
+        'item', nodes.item::text,
         'inputs', (
             select json_agg(
                 json_build_object(
-                    'node_id', input.node_id, 'status', input.status, 'result', input.result, 'error', input.error
+                    'node_id', input.node_id,
+                    'status', input.status,
+                    'task_name', input.task_name,
+                    'kind', input.kind,
+                    'result', input.result::text,
+                    'error', input.error::text
                 )
                 order by wanted.place
             )
             from unnest(nodes.inputs) with ordinality as wanted (id, place)
             cross join lateral (
-                select node_id, status, result, error
+                select node_id, status, task_name, kind, result, error
                 from {schema}.nodes as other
                 where other.id = wanted.id
                 offset 0
