@@ -63,10 +63,10 @@ def status(sql: psycopg.Connection, workflow_id: str) -> WorkflowStatus:
     return WorkflowStatus(row(sql, "select status from horsies.workflows where id = %s", workflow_id)[0])
 
 
-def way_to(sql: psycopg.Connection, claim: Claim) -> tuple[int, ...]:
+def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
     """The node of a task, by the way to it from the top."""
     indexes: list[int] = []
-    at: Any = row(sql, "select node_id from horsies.tasks where id = %s", claim.id)[0]
+    at: Any = row(sql, "select node_id from horsies.tasks where id = %s", task_id)[0]
     while at is not None:
         index, at = row(
             sql,
@@ -80,4 +80,4 @@ def way_to(sql: psycopg.Connection, claim: Claim) -> tuple[int, ...]:
 def run_out(broker: PostgresBroker, sql: psycopg.Connection, failing: Mapping[tuple[int, ...], bool] | set[tuple[int, ...]]) -> None:
     """Run whatever there is to run, one task at a time."""
     while claims := [claim for group in take(broker).claimed for claim in group]:
-        take(broker, 0, endings=[ended(claim, fails=way_to(sql, claim) in failing) for claim in claims])
+        take(broker, 0, endings=[ended(claim, fails=way_to(sql, claim.id) in failing) for claim in claims])

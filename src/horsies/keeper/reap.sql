@@ -86,6 +86,13 @@ gone as (
     and status <> 'RUNNING'
     returning *
 ),
+resolved as (
+    update {schema}.nodes
+    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
+    where id = any(array(select gone.node_id from gone))
+    and task_id = any(array(select gone.id from gone))
+    and status = 'ENQUEUED'
+),
 moved as (
     insert into {schema}.finished (
         id, task_name, queue_name, priority, status, args,
@@ -122,6 +129,13 @@ gone as (
     where id = any(array(select asked.id from asked))
     and status = 'PENDING'
     returning *
+),
+resolved as (
+    update {schema}.nodes
+    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
+    where id = any(array(select gone.node_id from gone))
+    and task_id = any(array(select gone.id from gone))
+    and status = 'ENQUEUED'
 ),
 moved as (
     insert into {schema}.finished (

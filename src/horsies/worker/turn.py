@@ -148,6 +148,6 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
         started=frozenset(row[0] for row in rows("start")),
         claimed=[as_claims(answer) for answer in answers.get("claim", ())],
         promoted=[lane for _, lane in rows("promote")],
-        unsettled=unsettled_in(answers["advance"][-1]) if "advance" in answers else (),
+        unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
     )

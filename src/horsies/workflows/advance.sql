@@ -91,7 +91,47 @@ from (
     group by workflow_id
 ) as told
 where workflows.id = any(array(select news.workflow_id from news))
-and workflows.id = told.workflow_id;
+and workflows.id = told.workflow_id
+-- Whether it was just paused, perhaps: what waits in queues is then taken back by the next step.
+returning workflows.root_id::text, workflows.status = 'PAUSED' and not told.failed <@ workflows.optional;
+
+-- name: withdraw_tasks
+-- What is held back and has not begun waits here, not in its queue. An attempt that failed has begun.
+with held as materialized (
+    select nodes.task_id
+    from {schema}.workflows
+    join {schema}.nodes on nodes.workflow_id = workflows.id
+    where workflows.root_id = any(%(roots)s::uuid[])
+    and workflows.status in ('RUNNING', 'PAUSED')
+    and nodes.status = 'ENQUEUED'
+    and (
+        workflows.status = 'PAUSED'
+        or exists (
+            select from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            and above.status = 'PAUSED'
+        )
+    )
+),
+gone as (
+    delete from {schema}.tasks
+    where id = any(array(select held.task_id from held))
+    and status = 'PENDING'
+    and attempts = 0
+    returning id, node_id
+),
+back as (
+    update {schema}.nodes
+    set status = 'READY', task_id = null
+    where id = any(array(select gone.node_id from gone))
+    returning workflow_id
+)
+update {schema}.workflows
+set in_flight = in_flight - withdrawn.count
+from (select workflow_id, count(*) as count from back group by workflow_id) as withdrawn
+where workflows.id = any(array(select back.workflow_id from back))
+and workflows.id = withdrawn.workflow_id
+and max_parallel is not null;
 
 -- name: open_maps
 -- The items of a map become nodes of a run of its own. What is no list cannot be gone over.

@@ -69,7 +69,7 @@ def start(beginning: Beginning) -> Op[str]:
         advance.SQL["begin_step"](), *_statements(beginning), advance.SQL["commit_step"](), _get_name(beginning)
     )
     _refuse_another(beginning, names[0][0])
-    yield from advance.settle(advance.unsettled_in(answers[-1]))
+    yield from advance.settle(advance.unsettled_in((), answers[-1]))
     return beginning.root
 
 
@@ -77,7 +77,7 @@ def start_within(beginning: Beginning) -> Op[str]:
     """The same inside a transaction that somebody else begins and ends."""
     *answers, names = yield from ask(*_statements(beginning), _get_name(beginning))
     _refuse_another(beginning, names[0][0])
-    yield from advance.settle_within(advance.unsettled_in(answers[-1]))
+    yield from advance.settle_within(advance.unsettled_in((), answers[-1]))
     return beginning.root
 
 

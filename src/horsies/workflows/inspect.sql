@@ -1,0 +1,57 @@
+-- name: get_stuck
+-- What must not be for longer than it takes somebody to notice: trees that nothing but a further step, or a miracle, would move.
+with live as materialized (
+    select
+        workflows.*,
+        workflows.status = 'PAUSED' or exists (
+            select from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            and above.status = 'PAUSED'
+        ) as is_held
+    from {schema}.workflows
+    where status in ('RUNNING', 'PAUSED')
+)
+select root_id::text, 'a node has ended, and those that wait for it were not told'
+from {schema}.nodes
+where not told
+and status in ('COMPLETED', 'FAILED', 'SKIPPED')
+union
+select root_id::text, 'nothing is left to do in a run, and it has not ended'
+from live
+where status = 'RUNNING'
+and unresolved <= 0
+union
+select root_id::text, 'the count of what is left to do in a run is wrong'
+from live
+where unresolved <> (select count(*) from {schema}.nodes where nodes.workflow_id = live.id and not nodes.told)
+union
+select live.root_id::text, 'a node is ready, nothing holds it back, and it does not begin'
+from live
+join {schema}.nodes on nodes.workflow_id = live.id
+where not live.is_held
+and nodes.status = 'READY'
+and (live.max_parallel is null or live.in_flight < live.max_parallel)
+union
+select live.root_id::text, 'a node waits, though all that it waits for has ended'
+from live
+join {schema}.nodes on nodes.workflow_id = live.id
+where nodes.status = 'PENDING'
+and not exists (
+    select from {schema}.nodes as other
+    where other.workflow_id = nodes.workflow_id
+    and other.index = any(nodes.waits_for)
+    and not other.told
+)
+union
+select live.root_id::text, 'a node waits for a task that is nowhere'
+from live
+join {schema}.nodes on nodes.workflow_id = live.id
+where nodes.status = 'ENQUEUED'
+and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
+union
+select live.root_id::text, 'a node waits for a run that has ended, or has not begun'
+from live
+join {schema}.nodes on nodes.workflow_id = live.id
+where nodes.status = 'RUNNING'
+and not exists (select from live as below where below.id = nodes.child_id)
+order by 1, 2;
