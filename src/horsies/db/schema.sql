@@ -225,6 +225,8 @@ CREATE TABLE horsies.nodes (
     item json,
     max_parallel integer,
     child_id uuid,
+    made_by text,
+    makes_list boolean DEFAULT false NOT NULL,
     task_id uuid,
     result json,
     error json,
@@ -266,12 +268,12 @@ CREATE VIEW horsies.node_inputs AS
         CASE
             WHEN workflows.is_map THEN workflows.ancestors[cardinality(workflows.ancestors)]
             ELSE workflows.id
-        END, 'root_id', workflows.root_id, 'workflow_name', workflows.name, 'node_id', nodes.node_id, 'refs', nodes.refs, 'item', (nodes.item)::text, 'inputs', ( SELECT json_agg(json_build_object('node_id', input.node_id, 'status', input.status, 'task_name', input.task_name, 'kind', input.kind, 'result', (input.result)::text, 'error', (input.error)::text) ORDER BY wanted.place) AS json_agg
+        END, 'root_id', workflows.root_id, 'workflow_name', workflows.name, 'node_id', nodes.node_id, 'refs', nodes.refs, 'item', (nodes.item)::text, 'inputs', ( SELECT json_agg(json_build_object('node_id', input.node_id, 'status', input.status, 'made_by', input.made_by, 'makes_list', input.makes_list, 'result', (input.result)::text, 'error', (input.error)::text) ORDER BY wanted.place) AS json_agg
            FROM (unnest(nodes.inputs) WITH ORDINALITY wanted(id, place)
              CROSS JOIN LATERAL ( SELECT other.node_id,
                     other.status,
-                    other.task_name,
-                    other.kind,
+                    other.made_by,
+                    other.makes_list,
                     other.result,
                     other.error
                    FROM horsies.nodes other

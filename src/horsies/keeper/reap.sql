@@ -36,7 +36,7 @@ commit;
 
 -- name: get_orphans
 -- Rows in flight whose worker is not registered (any more): of the dead, and of a zombie that claimed after its burial.
-select tasks.id::text, tasks.claim_no, tasks.status, tasks.claimed_by::text
+select tasks.id::text, tasks.claim_no, tasks.status, tasks.claimed_by::text, tasks.root_id::text
 from {schema}.tasks
 where tasks.status <> 'PENDING'
 and not exists (select from {schema}.workers where workers.id = tasks.claimed_by)

@@ -92,8 +92,11 @@ from (
 ) as told
 where workflows.id = any(array(select news.workflow_id from news))
 and workflows.id = told.workflow_id
--- Whether it was just paused, perhaps: what waits in queues is then taken back by the next step.
-returning workflows.root_id::text, workflows.status = 'PAUSED' and not told.failed <@ workflows.optional;
+-- Of what was paused by this, perhaps: the next step takes back what waits in queues, and whoever waits for the run is told.
+returning
+    workflows.root_id::text,
+    workflows.status = 'PAUSED' and not told.failed <@ workflows.optional,
+    case when workflows.status = 'PAUSED' then pg_notify('{done_channel}', workflows.id::text)::text end;
 
 -- name: withdraw_tasks
 -- What is held back and has not begun waits here, not in its queue. An attempt that failed has begun.
@@ -163,12 +166,12 @@ runs as (
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, item
+    args, refs, inputs, item, made_by
 )
 select
     gen_random_uuid(), root_id, child_id, item.number - 1, node_id || '[' || item.number - 1 || ']', 'task', '{}', '{}', 0, false,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, item.value
+    args, refs, inputs, item.value, task_name
 from opening
 cross join lateral json_array_elements(case when opening.is_list then opening.list else '[]' end) with ordinality as item (value, number);
 

@@ -10,7 +10,7 @@ update {schema}.workflows
 set status = 'PAUSED'
 where id = %(id)s::uuid
 and status = 'RUNNING'
-returning id;
+returning pg_notify('{done_channel}', id::text)::text;
 
 -- name: resume_runs
 -- The run and those below it, which may have been paused by an error of their own.

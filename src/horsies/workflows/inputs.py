@@ -11,7 +11,7 @@ from typing import Any
 
 from horsies.model.codec import encode_error
 from horsies.model.codes import OutcomeCode, RetrievalCode
-from horsies.model.graph import NodeKind, NodeStatus, RefMode, Step
+from horsies.model.graph import Made, NodeStatus, RefMode, Step
 from horsies.model.result import TaskError
 from horsies.model.splice import result_text, spliced
 
@@ -22,8 +22,7 @@ class Input:
 
     node_id: str
     status: NodeStatus
-    kind: NodeKind
-    task_name: str | None
+    made: Made
     result: str | None
     error: str | None
 
@@ -78,8 +77,8 @@ def read(text: str) -> Inputs:
     )
 
 
-def _input(status: str, kind: str, **known: Any) -> Input:
-    return Input(status=NodeStatus(status), kind=NodeKind(kind), **known)
+def _input(status: str, made_by: str | None, *, makes_list: bool, **known: Any) -> Input:
+    return Input(status=NodeStatus(status), made=Made(made_by, is_list=makes_list), **known)
 
 
 def failure_of(node_id: str, status: NodeStatus, error: str | None) -> str | None:

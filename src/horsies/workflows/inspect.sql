@@ -55,3 +55,32 @@ join {schema}.nodes on nodes.workflow_id = live.id
 where nodes.status = 'RUNNING'
 and not exists (select from live as below where below.id = nodes.child_id)
 order by 1, 2;
+
+-- name: get_status
+select status
+from {schema}.workflows
+where id = %(id)s::uuid;
+
+-- name: get_nodes
+-- The beginning of a task is not recorded on its node: its own row tells.
+select
+    node_id,
+    index,
+    kind,
+    case
+        when status = 'ENQUEUED'
+        and exists (select from {schema}.tasks where tasks.id = nodes.task_id and tasks.status = 'RUNNING') then 'RUNNING'
+        else status
+    end,
+    task_name,
+    task_id::text,
+    child_id::text,
+    finished_at,
+    made_by,
+    makes_list,
+    case when %(with_results)s::boolean then result::text end,
+    error::text
+from {schema}.nodes
+where workflow_id = %(id)s::uuid
+and (%(node_id)s::text is null or node_id = %(node_id)s::text)
+order by index;

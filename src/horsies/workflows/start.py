@@ -150,6 +150,8 @@ def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
             "source": run.named_by(node.each) if node.each else None,
             "max_parallel": node.max_parallel,
             "child_id": None if node.kind is NodeKind.TASK else run.child_ids[node.index],
+            "made_by": node.made.task_name,
+            "makes_list": node.made.is_list,
             **_inputs(run, node),
             **(_terms(node.terms) if node.terms else {}),
         }

@@ -268,6 +268,9 @@ create table {schema}.nodes (
     max_parallel integer,
     -- The run that it stands for, if it is a sub-workflow or a map.
     child_id uuid,
+    -- How its result is read: as that of this task, or a list of them.
+    made_by text,
+    makes_list boolean not null default false,
     task_id uuid,
     result json,
     error json,
@@ -311,8 +314,8 @@ select
                 json_build_object(
                     'node_id', input.node_id,
                     'status', input.status,
-                    'task_name', input.task_name,
-                    'kind', input.kind,
+                    'made_by', input.made_by,
+                    'makes_list', input.makes_list,
                     'result', input.result::text,
                     'error', input.error::text
                 )
@@ -320,7 +323,7 @@ select
             )
             from unnest(nodes.inputs) with ordinality as wanted (id, place)
             cross join lateral (
-                select node_id, status, task_name, kind, result, error
+                select node_id, status, made_by, makes_list, result, error
                 from {schema}.nodes as other
                 where other.id = wanted.id
                 offset 0
