@@ -11,6 +11,52 @@ CREATE FUNCTION horsies.new_id() RETURNS uuid
     from lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as milliseconds
 $$;
 
+CREATE FUNCTION horsies.node_inputs(node uuid) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (
+        select json_build_object(
+            -- An item belongs to the run of its map's node, for all that its task knows.
+            'workflow_id',
+            case
+                when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
+                else workflows.id
+            end,
+            'root_id', workflows.root_id,
+            'workflow_name', workflows.name,
+            'node_id', nodes.node_id,
+            'refs', nodes.refs,
+            -- As text: what is only passed on is never decoded on its way.
+            'item', nodes.item::text,
+            'inputs', (
+                select json_agg(
+                    json_build_object(
+                        'node_id', input.node_id,
+                        'status', input.status,
+                        'made_by', input.made_by,
+                        'makes_list', input.makes_list,
+                        'result', input.result::text,
+                        'error', input.error::text
+                    )
+                    order by wanted.place
+                )
+                from unnest(nodes.inputs) with ordinality as wanted (id, place)
+                cross join lateral (
+                    select other.node_id, other.status, other.made_by, other.makes_list, other.result, other.error
+                    from "horsies".nodes as other
+                    where other.id = wanted.id
+                    offset 0
+                ) as input
+            )
+        )
+        from "horsies".nodes
+        join "horsies".workflows on workflows.id = nodes.workflow_id
+        where nodes.id = node
+    );
+end
+$$;
+
 CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -235,53 +281,6 @@ CREATE TABLE horsies.nodes (
 )
 WITH (fillfactor='70');
 
-CREATE TABLE horsies.workflows (
-    id uuid NOT NULL,
-    root_id uuid NOT NULL,
-    ancestors uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    parent_node uuid,
-    start_id uuid,
-    name text NOT NULL,
-    definition_key text,
-    status text DEFAULT 'PENDING'::text NOT NULL,
-    on_error text DEFAULT 'fail'::text NOT NULL,
-    output integer,
-    success_cases json,
-    optional integer[] DEFAULT '{}'::integer[] NOT NULL,
-    is_map boolean DEFAULT false NOT NULL,
-    max_parallel integer,
-    in_flight integer DEFAULT 0 NOT NULL,
-    unresolved integer NOT NULL,
-    error json,
-    time_limit_ms bigint,
-    deadline timestamp with time zone,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone,
-    CONSTRAINT workflows_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text])))
-)
-WITH (fillfactor='70');
-
-CREATE VIEW horsies.node_inputs AS
- SELECT nodes.id,
-    (json_build_object('workflow_id',
-        CASE
-            WHEN workflows.is_map THEN workflows.ancestors[cardinality(workflows.ancestors)]
-            ELSE workflows.id
-        END, 'root_id', workflows.root_id, 'workflow_name', workflows.name, 'node_id', nodes.node_id, 'refs', nodes.refs, 'item', (nodes.item)::text, 'inputs', ( SELECT json_agg(json_build_object('node_id', input.node_id, 'status', input.status, 'made_by', input.made_by, 'makes_list', input.makes_list, 'result', (input.result)::text, 'error', (input.error)::text) ORDER BY wanted.place) AS json_agg
-           FROM (unnest(nodes.inputs) WITH ORDINALITY wanted(id, place)
-             CROSS JOIN LATERAL ( SELECT other.node_id,
-                    other.status,
-                    other.made_by,
-                    other.makes_list,
-                    other.result,
-                    other.error
-                   FROM horsies.nodes other
-                  WHERE (other.id = wanted.id)
-                 OFFSET 0) input))))::text AS text
-   FROM (horsies.nodes
-     JOIN horsies.workflows ON ((workflows.id = nodes.workflow_id)));
-
 CREATE TABLE horsies.queues (
     name text NOT NULL,
     paused_at timestamp with time zone
@@ -332,6 +331,33 @@ CREATE TABLE horsies.workers (
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     heartbeat_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+CREATE TABLE horsies.workflows (
+    id uuid NOT NULL,
+    root_id uuid NOT NULL,
+    ancestors uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    parent_node uuid,
+    start_id uuid,
+    name text NOT NULL,
+    definition_key text,
+    status text DEFAULT 'PENDING'::text NOT NULL,
+    on_error text DEFAULT 'fail'::text NOT NULL,
+    output integer,
+    success_cases json,
+    optional integer[] DEFAULT '{}'::integer[] NOT NULL,
+    is_map boolean DEFAULT false NOT NULL,
+    max_parallel integer,
+    in_flight integer DEFAULT 0 NOT NULL,
+    unresolved integer NOT NULL,
+    error json,
+    time_limit_ms bigint,
+    deadline timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    CONSTRAINT workflows_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text])))
+)
+WITH (fillfactor='70');
 
 ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFAULT;
 

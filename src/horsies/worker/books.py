@@ -80,6 +80,8 @@ class Books:
         if self.suspects:
             return self._depart(self._alone(self.suspects.popleft()))
         self._let_go(now)
+        # What ends a node may make the next one ready, in the very turn that could claim it.
+        self.more = self.more or any(ending.root_id is not None for ending in self.endings)
         starts = self._starts()
         wanted = self._wanted(starts)
         told = self.endings or self.interrupted or self.releases or self.progress or self.unsettled

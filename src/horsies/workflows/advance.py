@@ -92,7 +92,7 @@ def _advance_nodes(roots: Sequence[str], task_ids: Sequence[TaskId]) -> Query:
 def unsettled_in(told: Iterable[Row], ended: Iterable[Row]) -> list[str]:
     """Of the roots of a step, those that need another, by its first and its last answer."""
     paused = {root for root, is_paused, _ in told if is_paused}
-    return sorted(paused | {root for root, is_unsettled, _ in ended if is_unsettled})
+    return sorted(paused | {root for root, is_unsettled, *_ in ended if is_unsettled})
 
 
 def settle(roots: Sequence[str]) -> Op[None]:

@@ -292,46 +292,51 @@ create index nodes_ready_idx on {schema}.nodes (workflow_id, index)
 create index nodes_opening_idx on {schema}.nodes (root_id)
     where status = 'READY' and kind <> 'task';
 
--- What the task of a node is handed beside its arguments: references are stored, and the results that they name are read when it is claimed.
-create view {schema}.node_inputs as
-select
-    nodes.id,
-    json_build_object(
-        -- An item belongs to the run of its map's node, for all that its task knows.
-        'workflow_id',
-        case
-            when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
-            else workflows.id
-        end,
-        'root_id', workflows.root_id,
-        'workflow_name', workflows.name,
-        'node_id', nodes.node_id,
-        'refs', nodes.refs,
-        -- As text: what is only passed on is never decoded on its way.
-        'item', nodes.item::text,
-        'inputs', (
-            select json_agg(
-                json_build_object(
-                    'node_id', input.node_id,
-                    'status', input.status,
-                    'made_by', input.made_by,
-                    'makes_list', input.makes_list,
-                    'result', input.result::text,
-                    'error', input.error::text
+-- What the task of a node is handed beside its arguments: references are stored, and the results that they name are read when it is
+-- claimed. A function, so that it is planned once, and not with every claim.
+create function {schema}.node_inputs(node uuid) returns text language plpgsql stable as $$
+begin
+    return (
+        select json_build_object(
+            -- An item belongs to the run of its map's node, for all that its task knows.
+            'workflow_id',
+            case
+                when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
+                else workflows.id
+            end,
+            'root_id', workflows.root_id,
+            'workflow_name', workflows.name,
+            'node_id', nodes.node_id,
+            'refs', nodes.refs,
+            -- As text: what is only passed on is never decoded on its way.
+            'item', nodes.item::text,
+            'inputs', (
+                select json_agg(
+                    json_build_object(
+                        'node_id', input.node_id,
+                        'status', input.status,
+                        'made_by', input.made_by,
+                        'makes_list', input.makes_list,
+                        'result', input.result::text,
+                        'error', input.error::text
+                    )
+                    order by wanted.place
                 )
-                order by wanted.place
+                from unnest(nodes.inputs) with ordinality as wanted (id, place)
+                cross join lateral (
+                    select other.node_id, other.status, other.made_by, other.makes_list, other.result, other.error
+                    from {schema}.nodes as other
+                    where other.id = wanted.id
+                    offset 0
+                ) as input
             )
-            from unnest(nodes.inputs) with ordinality as wanted (id, place)
-            cross join lateral (
-                select node_id, status, made_by, makes_list, result, error
-                from {schema}.nodes as other
-                where other.id = wanted.id
-                offset 0
-            ) as input
         )
-    )::text as text
-from {schema}.nodes
-join {schema}.workflows on workflows.id = nodes.workflow_id;
+        from {schema}.nodes
+        join {schema}.workflows on workflows.id = nodes.workflow_id
+        where nodes.id = node
+    );
+end
+$$;
 
 -- Who is the keeper, by a lease: session locks would leak behind a pooler.
 create table {schema}.keeper (
