@@ -17,6 +17,7 @@ from horsies.model.errors import (
     HorsiesError,
     KeyConflictError,
     LocateError,
+    NodeNotFoundError,
     OutsideTaskError,
     PayloadError,
     QueueError,
@@ -27,7 +28,9 @@ from horsies.model.errors import (
     TaskTimeoutError,
     UnsupportedConnectionError,
     WaitTimeoutError,
+    WorkflowDefinitionError,
 )
+from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
@@ -36,8 +39,12 @@ from horsies.tasks.cancel import CancelOutcome
 from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
+from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
+from horsies.workflows.context import WorkflowContext, WorkflowMeta
+from horsies.workflows.draft import SuccessCase, SuccessPolicy
+from horsies.workflows.spec import WorkflowSpec
 
 __all__ = [
     "AppConfig",
@@ -53,8 +60,13 @@ __all__ = [
     "FailedAttempt",
     "Horsies",
     "HorsiesError",
+    "Join",
     "KeyConflictError",
     "LocateError",
+    "NodeKey",
+    "NodeNotFoundError",
+    "NodeStatus",
+    "OnError",
     "OperationalErrorCode",
     "OutcomeCode",
     "OutsideTaskError",
@@ -68,12 +80,15 @@ __all__ = [
     "SchemaError",
     "SendSuppressed",
     "Sender",
+    "SuccessCase",
+    "SuccessPolicy",
     "Task",
     "TaskCancelledError",
     "TaskDefinitionError",
     "TaskError",
     "TaskHandle",
     "TaskInfo",
+    "TaskNode",
     "TaskResult",
     "TaskStatus",
     "TaskTimeoutError",
@@ -83,5 +98,14 @@ __all__ = [
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
+    "WorkflowContext",
+    "WorkflowDefinitionError",
+    "WorkflowMeta",
+    "WorkflowNode",
+    "WorkflowSpec",
+    "WorkflowStatus",
     "current_task",
+    "each",
+    "from_node",
+    "result_from",
 ]

@@ -5,15 +5,17 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.graph import OnError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.result import TaskError, TaskResult
@@ -24,8 +26,11 @@ from horsies.tasks.gather import Gathering
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
 from horsies.tasks.ids import as_task_id
 from horsies.tasks.inspect import WorkerState, get_worker_states
+from horsies.tasks.node import AnyNode, WorkflowNode, listed
 from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import AsyncTask, Sendable, Task
+from horsies.workflows.draft import Draft, SuccessPolicy
+from horsies.workflows.spec import WorkflowSpec, specify
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -35,6 +40,7 @@ MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
 
 P = ParamSpec("P")
 T = TypeVar("T")
+OnErrorWord: TypeAlias = Literal["fail", "pause"]
 Hook: TypeAlias = Callable[[], object]
 AnyHook = TypeVar("AnyHook", bound=Hook)
 
@@ -143,6 +149,56 @@ class Horsies:
             wrong = "names no queue" if queue_name is None else f"names an unknown queue {queue_name!r}"
             raise TaskDefinitionError(f"task {task_name!r} {wrong}; set queue_name to one of {', '.join(names)}")
         return queue_name
+
+    @overload
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: AnyNode[T],
+        on_error: OnError | OnErrorWord = ...,
+        success_policy: SuccessPolicy | None = ...,
+        time_limit: float | timedelta | None = ...,
+        definition_key: str | None = ...,
+    ) -> WorkflowSpec[T]: ...
+    @overload
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: None = ...,
+        on_error: OnError | OnErrorWord = ...,
+        success_policy: SuccessPolicy | None = ...,
+        time_limit: float | timedelta | None = ...,
+        definition_key: str | None = ...,
+    ) -> WorkflowSpec[None]: ...
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: AnyNode[Any] | None = None,
+        on_error: OnError | OnErrorWord = OnError.FAIL,
+        success_policy: SuccessPolicy | None = None,
+        time_limit: float | timedelta | None = None,
+        definition_key: str | None = None,
+    ) -> WorkflowSpec[Any]:
+        """A workflow of these nodes. Everything that is wrong with it is reported here, together; nothing is started.
+
+        Its value is that of `output`. `time_limit` is in seconds or a timedelta, from its start.
+        """
+        draft = Draft(
+            name=name,
+            nodes=listed(tasks),
+            output=output,
+            on_error=on_error,
+            success_policy=success_policy,
+            time_limit=time_limit,
+            definition_key=definition_key,
+        )
+        return specify(self, draft)
 
     @property
     def tasks(self) -> Mapping[str, Sendable[..., Any]]:

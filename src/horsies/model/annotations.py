@@ -100,25 +100,25 @@ def ok_type(fn: Callable[..., object]) -> Any:
     )
 
 
-def arguments_adapter(fn: Callable[..., object], signature: inspect.Signature) -> TypeAdapter[dict[str, Any]]:
+def arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> TypeAdapter[dict[str, Any]]:
     """One adapter for all arguments together: a dict by parameter name."""
     try:
-        return _dict_adapter(signature.parameters)
+        return _dict_adapter(parameters)
     except Exception:  # pydantic runs the schema hooks of the user's own types
-        for name, parameter in signature.parameters.items():  # now one by one, to find out which it is
+        for name, parameter in parameters.items():  # now one by one, to find out which it is
             try:
                 _dict_adapter({name: parameter})
             except Exception as error:
                 shown = shown_type(parameter.annotation)
-                raise _cannot_be_encoded(f"{name_of(fn)}: parameter '{name}' is annotated {shown}", error) from error
+                raise _cannot_be_encoded(f"{function_name}: parameter '{name}' is annotated {shown}", error) from error
         raise
 
 
-def result_adapter(tp: Any) -> TypeAdapter[Any]:
+def value_adapter(tp: Any, what: str) -> TypeAdapter[Any]:
     try:
         return _adapter(json_where_any(tp))
     except Exception as error:  # pydantic runs the schema hooks of the user's own types
-        raise _cannot_be_encoded(f"the result is annotated {shown_type(tp)}", error) from error
+        raise _cannot_be_encoded(f"{what} is annotated {shown_type(tp)}", error) from error
 
 
 def json_where_any(tp: Any) -> Any:

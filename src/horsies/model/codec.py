@@ -4,13 +4,14 @@ Writing is strict (`"1"` is no int) and reading is lax, as JSON needs it. What h
 it leaves: a value that only the other side would choke on (a tuple as a dict key), or that would arrive as another one (NaN in
 a model that writes null for it), is refused where it was made. By name in both directions: aliases are for other JSON than ours.
 
-A codec is built once per task, at decoration; nothing here is cached besides.
+A codec is built once per task, at decoration. The nodes of workflows pass some arguments and get the others from each other:
+what that takes is built when the first such node is, and kept.
 """
 
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,8 +21,8 @@ from horsies.model.annotations import (
     arguments_adapter,
     name_of,
     ok_type,
-    result_adapter,
     signature_of,
+    value_adapter,
     without_wanted,
 )
 from horsies.model.arrival import change
@@ -51,6 +52,9 @@ class ArgumentsCodec:
     needs: frozenset[Wanted] = (
         frozenset()
     )  # those without a default, so that it cannot run where they are not to be had
+    _parts: dict[object, TypeAdapter[Any]] = field(
+        default_factory=dict[object, TypeAdapter[Any]], compare=False, repr=False
+    )
 
     @classmethod
     def for_function(cls, fn: Callable[..., object], watch: SizeWatch | None = None) -> "ArgumentsCodec":
@@ -66,7 +70,7 @@ class ArgumentsCodec:
         return cls(
             name=name_of(fn),
             signature=signature,
-            adapter=arguments_adapter(fn, signature),
+            adapter=arguments_adapter(name_of(fn), signature.parameters),
             positional=tuple(positional),
             var_positional=rest[0].name if rest else None,
             var_keyword=others[0].name if others else None,
@@ -89,6 +93,26 @@ class ArgumentsCodec:
                 f"{self.name}() cannot be called like this: {error}; call it as {self._shown_signature()}"
             ) from None
         return _write(self.adapter, given, f"{self.name}() cannot be sent", "argument", PayloadError, self.watch)
+
+    def encode_some(self, given: Mapping[str, Any]) -> str:
+        """Some of the arguments by name, for a call whose others are not there yet."""
+        parameters = {name: parameter for name, parameter in self.signature.parameters.items() if name in given}
+        adapter = self._part(frozenset(given), lambda: arguments_adapter(self.name, parameters))
+        return _write(adapter, given, f"{self.name}()", "argument", PayloadError, self.watch)
+
+    def encode_piece(self, tp: Any, value: object, place: str) -> str:
+        """A piece of an argument, such as one item of a list whose others are not there yet."""
+        adapter = self._part(("piece", tp), lambda: value_adapter(tp, f"{self.name}(): '{place}'"))
+        return _write(adapter, value, f"argument '{place}'", f"argument '{place}' at", PayloadError, self.watch)
+
+    def _part(self, key: object, make: Callable[[], TypeAdapter[Any]]) -> TypeAdapter[Any]:
+        try:
+            known = self._parts.get(key)
+        except TypeError:  # an annotation need not be hashable
+            return make()
+        if known is None:
+            known = self._parts[key] = make()
+        return known
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = _read(self.adapter, text, f"{self.name}() cannot be called with this payload", "argument")
@@ -116,7 +140,7 @@ class ResultCodec(Generic[T]):
 
     @classmethod
     def for_type(cls, tp: Any, watch: SizeWatch | None = None) -> "ResultCodec[Any]":
-        return ResultCodec(result_adapter(tp), watch or SizeWatch("the result"))
+        return ResultCodec(value_adapter(tp, "the result"), watch or SizeWatch("the result"))
 
     @property
     def max_bytes(self) -> int:

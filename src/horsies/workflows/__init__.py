@@ -1,1 +1,1 @@
-"""The journey of a graph: start, advance, control, wait, inspect."""
+"""Graphs of tasks: written, checked, drawn; started, advanced, waited for."""
