@@ -28,6 +28,7 @@ from horsies.model.errors import (
     TaskTimeoutError,
     UnsupportedConnectionError,
     WaitTimeoutError,
+    WorkflowConflictError,
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
@@ -44,6 +45,7 @@ from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 from horsies.workflows.context import WorkflowContext, WorkflowMeta
 from horsies.workflows.draft import SuccessCase, SuccessPolicy
+from horsies.workflows.handle import NodeInfo, WorkflowHandle
 from horsies.workflows.spec import WorkflowSpec
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Join",
     "KeyConflictError",
     "LocateError",
+    "NodeInfo",
     "NodeKey",
     "NodeNotFoundError",
     "NodeStatus",
@@ -98,8 +101,10 @@ __all__ = [
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
+    "WorkflowConflictError",
     "WorkflowContext",
     "WorkflowDefinitionError",
+    "WorkflowHandle",
     "WorkflowMeta",
     "WorkflowNode",
     "WorkflowSpec",

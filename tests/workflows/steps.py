@@ -77,7 +77,9 @@ def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
     return tuple(indexes)
 
 
-def run_out(broker: PostgresBroker, sql: psycopg.Connection, failing: Mapping[tuple[int, ...], bool] | set[tuple[int, ...]]) -> None:
+def run_out(
+    broker: PostgresBroker, sql: psycopg.Connection, failing: Mapping[tuple[int, ...], bool] | set[tuple[int, ...]]
+) -> None:
     """Run whatever there is to run, one task at a time."""
     while claims := [claim for group in take(broker).claimed for claim in group]:
         take(broker, 0, endings=[ended(claim, fails=way_to(sql, claim.id) in failing) for claim in claims])

@@ -53,7 +53,9 @@ def test_a_sub_workflow_runs_and_hands_up_its_value(broker: PostgresBroker, sql:
 
 def test_a_map_goes_over_a_list_and_joins(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     each = (Ref(("item",), 0, RefMode.EACH),)
-    graph = Graph("map", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each, args='{"item":null}', max_parallel=2), node(2, 1)))
+    graph = Graph(
+        "map", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each, args='{"item":null}', max_parallel=2), node(2, 1))
+    )
     run = begin(broker, graph)
     ((source,),) = take(broker).claimed
     take(broker, 0, endings=[ended(source, result="[10, 20, 30, 40, 50]")])
@@ -64,7 +66,9 @@ def test_a_map_goes_over_a_list_and_joins(broker: PostgresBroker, sql: psycopg.C
         items = [json.loads(claim.inputs or "")["item"] for claim in claims]
         take(broker, 0, endings=[ended(claim, result=item) for claim, item in zip(claims, items, strict=True)])
         seen += len(claims)
-    assert row(sql, "select result::text from horsies.nodes where workflow_id = %s and index = 1", run) == ("[10, 20, 30, 40, 50]",)
+    assert row(sql, "select result::text from horsies.nodes where workflow_id = %s and index = 1", run) == (
+        "[10, 20, 30, 40, 50]",
+    )
     run_out(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
 

@@ -52,10 +52,14 @@ class Boot(NamedTuple):
     path: tuple[str, ...] = ()
 
 
+Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None]
+"""Of an `Assignment`: a plain tuple is what marshal writes."""
+
+
 class Run(NamedTuple):
     """Run these, in this order."""
 
-    assignments: list[tuple[int, str, str, str, int, int | None, str, str | None]]  # the fields of `Assignment`
+    assignments: list[Fields]
 
 
 class Recall(NamedTuple):

@@ -52,7 +52,9 @@ NO_SUCCESS = encode_error(
     TaskError(error_code=OutcomeCode.WORKFLOW_FAILED, message="no case of its success policy is satisfied")
 )
 NO_LIST = encode_error(
-    TaskError(error_code=OutcomeCode.UPSTREAM_SKIPPED, message="the node that this map goes over has not returned a list")
+    TaskError(
+        error_code=OutcomeCode.UPSTREAM_SKIPPED, message="the node that this map goes over has not returned a list"
+    )
 )
 
 

@@ -50,9 +50,7 @@ def retry(workflow_id: str) -> Op[bool]:
     root = yield from _lock(workflow_id)
     found = yield from rows(SQL["reopen_runs"](id=workflow_id))
     if runs := [run for (run,) in found]:
-        yield from ask(
-            SQL["reset_nodes"](runs=runs), SQL["recount_nodes"](runs=runs), SQL["recount_runs"](runs=runs)
-        )
+        yield from ask(SQL["reset_nodes"](runs=runs), SQL["recount_nodes"](runs=runs), SQL["recount_runs"](runs=runs))
     yield from _settle_and_commit(root)
     return bool(runs)
 

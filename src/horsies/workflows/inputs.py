@@ -14,6 +14,8 @@ from horsies.model.codes import OutcomeCode, RetrievalCode
 from horsies.model.graph import Made, NodeStatus, RefMode, Step
 from horsies.model.result import TaskError
 from horsies.model.splice import result_text, spliced
+from horsies.tasks.task import Sendable
+from horsies.workflows.context import Known, WorkflowContext, WorkflowMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,13 @@ class Input:
     error: str | None
 
     @property
+    def as_known(self) -> Known:
+        return Known(self.made, self.result, failure_of(self.node_id, self.status, self.error))
+
+    @property
     def as_result(self) -> str:
         """A TaskResult as JSON, whatever became of the node."""
-        return result_text(self.result, failure_of(self.node_id, self.status, self.error))
+        return result_text(self.result, self.as_known.failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,11 @@ class Inputs:
     context: Sequence[int]
     item: str | None
 
-    @property
-    def in_context(self) -> Mapping[str, Input]:
-        return {self.inputs[place].node_id: self.inputs[place] for place in self.context}
+    def context_for(self, tasks: Mapping[str, Sendable[..., Any]]) -> WorkflowContext:
+        """What the task learns of its workflow, if it asks."""
+        meta = WorkflowMeta(self.workflow_id, self.workflow_name, self.node_id, self.root_id)
+        known = {found.node_id: found.as_known for found in (self.inputs[place] for place in self.context)}
+        return WorkflowContext(meta, known, tasks)
 
     def put_into(self, args: str) -> str | TaskError:
         """The arguments with what they refer to, or why it is not there."""

@@ -84,3 +84,30 @@ from {schema}.nodes
 where workflow_id = %(id)s::uuid
 and (%(node_id)s::text is null or node_id = %(node_id)s::text)
 order by index;
+
+-- name: get_tree
+-- The nodes of a run and of all below it, but those of maps, with what a picture shows of them.
+select
+    workflows.id::text,
+    workflows.name,
+    workflows.parent_node::text,
+    nodes.id::text,
+    nodes.index,
+    nodes.node_id,
+    nodes.kind,
+    case
+        when nodes.status = 'ENQUEUED'
+        and exists (select from {schema}.tasks where tasks.id = nodes.task_id and tasks.status = 'RUNNING') then 'RUNNING'
+        else nodes.status
+    end,
+    nodes.task_name,
+    nodes.queue_name,
+    nodes.waits_for,
+    nodes.needed,
+    nodes.allow_failed_deps
+from {schema}.workflows
+join {schema}.nodes on nodes.workflow_id = workflows.id
+where workflows.root_id = (select run.root_id from {schema}.workflows as run where run.id = %(id)s::uuid)
+and (workflows.id = %(id)s::uuid or %(id)s::uuid = any(workflows.ancestors))
+and not workflows.is_map
+order by cardinality(workflows.ancestors) desc, nodes.index;
