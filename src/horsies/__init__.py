@@ -43,8 +43,10 @@ from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node,
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 from horsies.workflows.context import WorkflowContext, WorkflowMeta
+from horsies.workflows.define import WorkflowDefinition
 from horsies.workflows.draft import SuccessCase, SuccessPolicy
 from horsies.workflows.spec import WorkflowSpec
+from horsies.workflows.subworkflow import SubWorkflowNode
 
 __all__ = [
     "AppConfig",
@@ -80,6 +82,7 @@ __all__ = [
     "SchemaError",
     "SendSuppressed",
     "Sender",
+    "SubWorkflowNode",
     "SuccessCase",
     "SuccessPolicy",
     "Task",
@@ -99,6 +102,7 @@ __all__ = [
     "WorkerResilienceConfig",
     "WorkerState",
     "WorkflowContext",
+    "WorkflowDefinition",
     "WorkflowDefinitionError",
     "WorkflowMeta",
     "WorkflowNode",
