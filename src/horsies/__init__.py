@@ -44,9 +44,11 @@ from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node,
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 from horsies.workflows.context import WorkflowContext, WorkflowMeta
+from horsies.workflows.define import WorkflowDefinition
 from horsies.workflows.draft import SuccessCase, SuccessPolicy
 from horsies.workflows.handle import NodeInfo, WorkflowHandle
 from horsies.workflows.spec import WorkflowSpec
+from horsies.workflows.subworkflow import SubWorkflowNode
 
 __all__ = [
     "AppConfig",
@@ -83,6 +85,7 @@ __all__ = [
     "SchemaError",
     "SendSuppressed",
     "Sender",
+    "SubWorkflowNode",
     "SuccessCase",
     "SuccessPolicy",
     "Task",
@@ -103,6 +106,7 @@ __all__ = [
     "WorkerState",
     "WorkflowConflictError",
     "WorkflowContext",
+    "WorkflowDefinition",
     "WorkflowDefinitionError",
     "WorkflowHandle",
     "WorkflowMeta",

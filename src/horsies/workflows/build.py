@@ -72,12 +72,15 @@ def _written_flows(node: TaskNode[Any] | PartNode[Any]) -> Iterator[Flow]:
 
 def _flows_from(node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:
     """What `args_from` says, as if it had been written into the arguments."""
-    modes = dict.fromkeys(node.args_from, RefMode.VALUE)
-    if isinstance(node, TaskNode) and isinstance(node.fn, Sendable):
-        for name in modes:
-            if takes_result(argument_type(node.fn.arguments, name)):
-                modes[name] = RefMode.RESULT
-    return {name: Flow(source, modes[name]) for name, source in node.args_from.items()}
+    if isinstance(node, PartNode):
+        return node.flows()
+    whole: set[str] = set()
+    if isinstance(node.fn, Sendable):
+        whole = {name for name in node.args_from if takes_result(argument_type(node.fn.arguments, name))}
+    return {
+        name: Flow(source, RefMode.RESULT if name in whole else RefMode.VALUE)
+        for name, source in node.args_from.items()
+    }
 
 
 # -- the node itself

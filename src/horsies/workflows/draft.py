@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from horsies.model.graph import Join, OnError
-from horsies.tasks.node import AnyNode, JoinWord, WorkflowNode, by_name, listed
+from horsies.tasks.node import AnyNode, Flow, JoinWord, WorkflowNode, by_name, listed
 from horsies.tasks.send import Outlet
 from horsies.tasks.task import Sendable
 
@@ -82,6 +82,10 @@ class PartNode(WorkflowNode[T_co]):
     @abstractmethod
     def title(self) -> str:
         """What it is called if nobody gives it an id."""
+
+    @abstractmethod
+    def flows(self) -> dict[str, Flow]:
+        """What `args_from` says, as if it had been written into `kwargs`."""
 
     @abstractmethod
     def draft(self, registry: Registry) -> Draft:

@@ -92,7 +92,7 @@ def _branches(graph: Graph, above: Way, states: States, prefix: str) -> Iterator
         inner = line_prefix + ("   " if is_last else "│  ")
         inner = inner if len(inner) <= 3 * DEEPEST else line_prefix
         if node.child is not None:
-            yield from _branches(node.child, way, states, inner + ("╎  " if below[index] else "   "))
+            yield from _branches(node.child, way, states, f"{inner}╎  ")
         stack += _pushed(below[index], inner)
 
 
