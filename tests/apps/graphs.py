@@ -10,6 +10,7 @@ from horsies import (
     PostgresConfig,
     RecoveryConfig,
     RetryPolicy,
+    SubWorkflowNode,
     TaskError,
     TaskNode,
     TaskResult,
@@ -115,3 +116,14 @@ mapped = app.workflow("mapped", [numbers, more, sum_of_more], output=sum_of_more
 first_of_all = give.node(node_id="first")(42)
 looker = TaskNode(look_round, waits_for=[first_of_all], node_id="looker")
 looking = app.workflow("looking", [first_of_all, looker], output=looker)
+
+careful_bad = refuse.node(node_id="bad")()
+careful_parts = [
+    give.node(node_id=f"part {number}", waits_for=[careful_bad] if number else [])(number) for number in range(3)
+]
+careful = app.workflow("careful", [careful_bad, *careful_parts], on_error="pause")
+
+outer_first = give.node(node_id="first")(3)
+inside = SubWorkflowNode(chain, node_id="inside", waits_for=[outer_first])
+outer_last = add.node(node_id="last")(from_node(inside), from_node(outer_first))
+nested = app.workflow("nested", [outer_first, inside, outer_last], output=outer_last)
