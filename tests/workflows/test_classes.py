@@ -177,6 +177,28 @@ def test_a_class_that_promises_a_value_names_its_output() -> None:
         Crawl.build(app)
 
 
+def test_a_node_knows_its_name_where_nobody_has_built_its_workflow() -> None:
+    class Crawl(WorkflowDefinition[None]):
+        page = fetch.node()("a")
+        alias = page
+        other = fetch.node(node_id="b")("b")
+
+    assert (Crawl.page.key(), Crawl.alias.key(), Crawl.other.key()) == (NodeKey("page"), NodeKey("page"), NodeKey("b"))
+
+
+def test_a_class_that_is_made_from_another_is_as_good() -> None:
+    class Crawl(WorkflowDefinition[Page]):
+        name = "crawl"
+        page = fetch.node()("a")
+
+        class Meta:
+            output = page  # noqa: F821 - as above
+
+    make: Any = type(Crawl)
+    copied = make("Copied", (Crawl,), {"more": fetch.node()("b")})
+    assert [node.node_id for node in copied.build(app).graph.nodes] == ["page", "more"]
+
+
 # -- parameters, and one inside another
 
 
