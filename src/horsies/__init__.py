@@ -28,6 +28,7 @@ from horsies.model.errors import (
     TaskTimeoutError,
     UnsupportedConnectionError,
     WaitTimeoutError,
+    WorkflowConflictError,
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
@@ -45,6 +46,7 @@ from horsies.tasks.task import AsyncTask, Task
 from horsies.workflows.context import WorkflowContext, WorkflowMeta
 from horsies.workflows.define import WorkflowDefinition
 from horsies.workflows.draft import SuccessCase, SuccessPolicy
+from horsies.workflows.handle import NodeInfo, WorkflowHandle
 from horsies.workflows.spec import WorkflowSpec
 from horsies.workflows.subworkflow import SubWorkflowNode
 
@@ -65,6 +67,7 @@ __all__ = [
     "Join",
     "KeyConflictError",
     "LocateError",
+    "NodeInfo",
     "NodeKey",
     "NodeNotFoundError",
     "NodeStatus",
@@ -101,9 +104,11 @@ __all__ = [
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
+    "WorkflowConflictError",
     "WorkflowContext",
     "WorkflowDefinition",
     "WorkflowDefinitionError",
+    "WorkflowHandle",
     "WorkflowMeta",
     "WorkflowNode",
     "WorkflowSpec",

@@ -24,12 +24,13 @@ from horsies.model.sizes import SizeWatch
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.gather import Gathering
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
-from horsies.tasks.ids import as_task_id
+from horsies.tasks.ids import as_task_id, as_workflow_id
 from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.node import AnyNode, WorkflowNode, listed
 from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import AsyncTask, Sendable, Task
 from horsies.workflows.draft import Draft, SuccessPolicy
+from horsies.workflows.handle import WorkflowHandle
 from horsies.workflows.spec import WorkflowSpec, specify
 
 if TYPE_CHECKING:
@@ -291,6 +292,16 @@ class Horsies:
             )
         codec = ResultCodec.for_type(Any) if task is None else task.result
         return TaskHandle(as_task_id(task_id), codec, lambda: self.broker)
+
+    @overload
+    def workflow_handle(self, workflow_id: str | UUID) -> WorkflowHandle[Any]: ...
+    @overload
+    def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[T]) -> WorkflowHandle[T]: ...
+    def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[Any] | None = None) -> WorkflowHandle[Any]:
+        """A handle of a run from a stored id; nothing is looked up. With its specification it has the type of the workflow's value."""
+        if spec is not None:
+            return spec.handle(workflow_id)
+        return WorkflowHandle(as_workflow_id(workflow_id), self)
 
     def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
         """Wait for all of them; the results in the order of the handles. What has not ended in time is `err(WAIT_TIMEOUT)`."""

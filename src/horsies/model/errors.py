@@ -48,6 +48,10 @@ class KeyConflictError(HorsiesError):
         self.task_id = task_id
 
 
+class WorkflowConflictError(HorsiesError):
+    """The workflow_id belongs to a run of another workflow."""
+
+
 class PayloadError(HorsiesError, ValueError):
     """Arguments or a result that do not fit their annotations, or cannot be encoded."""
 

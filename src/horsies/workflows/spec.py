@@ -2,16 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
+from horsies.tasks.ids import as_workflow_id
 from horsies.tasks.node import AnyNode, NodeKey, WorkflowNode
+from horsies.tasks.send import warn_in_event_loop
+from horsies.tasks.suppress import sends_are_suppressed
 from horsies.workflows.build import build
 from horsies.workflows.draft import Draft, Registry
 from horsies.workflows.drafts import Drafts
+from horsies.workflows.handle import InertWorkflowHandle, WorkflowHandle
 from horsies.workflows.picture import mermaid, text_tree
 from horsies.workflows.scope import Scope
+from horsies.workflows.start import Beginning, plan, start, start_within
 
 Out_co = TypeVar("Out_co", covariant=True)
 
@@ -55,6 +62,45 @@ class WorkflowSpec(Generic[Out_co]):
                 self.name, ["values flow into it from the workflow that it is a part of; start that one"]
             )
         return self.graph
+
+    def start(
+        self, workflow_id: str | UUID | None = None, *, connection: object | None = None
+    ) -> WorkflowHandle[Out_co]:
+        """Start a run. Returns when it is committed, with the tasks of its first nodes.
+
+        Starting the same `workflow_id` again is a no-op that returns the same run. With `connection` it is part of the caller's own transaction.
+        """
+        beginning = self._beginning(workflow_id)
+        if sends_are_suppressed():
+            return InertWorkflowHandle(beginning.root, self.registry)
+        broker = self.registry.broker
+        if connection is None:
+            warn_in_event_loop("await spec.start_async()")
+            broker.run(partial(start, beginning), again=partial(start, beginning))
+        else:
+            broker.run_on(connection, partial(start_within, beginning))
+        return self.handle(beginning.root)
+
+    async def start_async(
+        self, workflow_id: str | UUID | None = None, *, connection: object | None = None
+    ) -> WorkflowHandle[Out_co]:
+        """The same for asyncio code."""
+        beginning = self._beginning(workflow_id)
+        if sends_are_suppressed():
+            return InertWorkflowHandle(beginning.root, self.registry)
+        broker = self.registry.broker
+        if connection is None:
+            await broker.run_async(partial(start, beginning), again=partial(start, beginning))
+        else:
+            await broker.run_on_async(connection, partial(start_within, beginning))
+        return self.handle(beginning.root)
+
+    def _beginning(self, workflow_id: str | UUID | None) -> Beginning:
+        return plan(self.startable(), None if workflow_id is None else as_workflow_id(workflow_id))
+
+    def handle(self, workflow_id: str | UUID) -> WorkflowHandle[Out_co]:
+        """A handle from a stored id; nothing is looked up."""
+        return WorkflowHandle(as_workflow_id(workflow_id), self.registry, lambda node: self.node(node).node_id)
 
     def to_mermaid(self) -> str:
         """A picture for Mermaid, as Markdown pages show it."""
