@@ -16,7 +16,7 @@ from horsies.tasks.send import Sender
 from horsies.tasks.task import Sendable
 from horsies.workflows.arguments import argument_type, fitted, flows_in
 from horsies.workflows.draft import Draft, NodeName, PartNode
-from horsies.workflows.limits import MAX_DEPTH, join_problems, term_problems, word
+from horsies.workflows.limits import MAX_DEPTH, TOO_DEEP, join_problems, term_problems, word
 from horsies.workflows.order import cycle, inverse, topological
 from horsies.workflows.scope import Scope
 from horsies.workflows.whole import whole
@@ -170,7 +170,7 @@ def _part(scope: Scope, position: int, node: PartNode[Any], common: Node) -> Nod
         scope.report(position, *draft.problems)
         return common
     if scope.depth >= MAX_DEPTH:
-        scope.report(position, f"sub-workflows are nested more than {MAX_DEPTH} deep; does one contain itself?")
+        scope.report(position, TOO_DEEP)
         return common
     inner = Scope(scope.drafts, draft, outer=scope)
     child = build(inner)

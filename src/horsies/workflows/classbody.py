@@ -56,3 +56,9 @@ def nodes_of(definition: type) -> dict[str, WorkflowNode[Any]]:
             if isinstance(value, WorkflowNode) or name in found:
                 found[name] = value
     return {name: node for name, node in found.items() if isinstance(node, WorkflowNode)}
+
+
+def once(nodes: dict[str, WorkflowNode[Any]]) -> dict[str, WorkflowNode[Any]]:
+    """Each node by its first name."""
+    first = {id(node): name for name, node in reversed(nodes.items())}
+    return {name: node for name, node in nodes.items() if first[id(node)] == name}

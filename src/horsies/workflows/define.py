@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, cast, get_args, get_o
 
 from horsies.model.errors import WorkflowDefinitionError
 from horsies.tasks.node import WorkflowNode
-from horsies.workflows.classbody import ClassBody, nodes_of
+from horsies.workflows.classbody import ClassBody, nodes_of, once
 from horsies.workflows.draft import Draft, NodeName, Registry, SuccessCase, SuccessPolicy
 from horsies.workflows.spec import WorkflowSpec, specify
 
@@ -29,8 +29,14 @@ class DefinitionType(type):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **options: Any
     ) -> "DefinitionType":
-        meant_outside = cast("ClassBody", namespace).take_back()
-        return super().__new__(cls, name, bases, {**namespace, _MEANT_OUTSIDE: meant_outside}, **options)
+        if isinstance(namespace, ClassBody):  # not so when a class is made from another, as dataclasses do
+            namespace = {**namespace, _MEANT_OUTSIDE: namespace.take_back()}
+        made = super().__new__(cls, name, bases, namespace, **options)
+        for attribute, node in once(nodes_of(made)).items():
+            node.built_as(
+                node.node_id or attribute
+            )  # also where nobody builds the workflow: a worker that only runs its tasks
+        return made
 
 
 class WorkflowDefinition(Generic[Out_co], metaclass=DefinitionType):
@@ -58,7 +64,7 @@ class WorkflowDefinition(Generic[Out_co], metaclass=DefinitionType):
 
 
 def _draft(definition: type[WorkflowDefinition[Any]]) -> Draft:
-    nodes = _once(nodes_of(definition))
+    nodes = once(nodes_of(definition))
     meta = getattr(definition, "Meta", None)
     given = {option: getattr(meta, option) for option in OPTIONS if hasattr(meta, option)}
     if "output" in given:
@@ -74,13 +80,6 @@ def _draft(definition: type[WorkflowDefinition[Any]]) -> Draft:
         problems=tuple(_problems(definition, meta)),
         **given,
     )
-
-
-def _once(nodes: dict[str, WorkflowNode[Any]]) -> dict[str, WorkflowNode[Any]]:
-    """Each node by its first name."""
-    return {
-        name: node for name, node in nodes.items() if name == next(other for other in nodes if nodes[other] is node)
-    }
 
 
 def _problems(definition: type, meta: Any) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """What is inside sub-workflows, and which types the values of nodes have."""
 
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from horsies.model.errors import WorkflowDefinitionError
 from horsies.model.graph import NodeKind
@@ -8,23 +8,18 @@ from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode
 from horsies.tasks.task import Sendable
 from horsies.workflows.draft import Draft, NodeName, PartNode, Registry
 
-Drafted: TypeAlias = Draft | WorkflowDefinitionError
-
 
 class Drafts:
-    """The drafts of sub-workflows. Each is asked for once, because the user's own code makes it."""
+    """Looks into sub-workflows."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._known: dict[int, Drafted] = {}
 
-    def of(self, node: PartNode[Any]) -> Drafted:
-        if id(node) not in self._known:
-            try:
-                self._known[id(node)] = node.draft(self.registry)
-            except WorkflowDefinitionError as error:
-                self._known[id(node)] = error
-        return self._known[id(node)]
+    def of(self, node: PartNode[Any]) -> Draft | WorkflowDefinitionError:
+        try:
+            return node.draft(self.registry)
+        except WorkflowDefinitionError as error:
+            return error
 
     def type_of(self, node: object) -> Any:
         """The type of a node's value; Any if it cannot be told."""

@@ -16,6 +16,7 @@ from horsies.workflows.draft import PartNode
 MAX_NAME: Final = 200
 MAX_PARALLEL: Final = 10_000
 MAX_DEPTH: Final = 32
+TOO_DEEP: Final = f"sub-workflows are nested more than {MAX_DEPTH} deep; does one contain itself?"
 MAX_QUORUM: Final = 1_000_000
 SHORTEST: Final = timedelta(milliseconds=1)
 

@@ -65,11 +65,14 @@ class Scope:
 
     def _node_ids(self) -> list[str]:
         given: list[str | None] = []
+        seen: set[str] = set()
         for node in self.nodes:
             found = [] if node.node_id is None else list(name_problems("a node_id", node.node_id))
             self.problems.extend(found)
-            if node.node_id is not None and not found and node.node_id in given:
-                self.problems.append(f"two nodes have the id {node.node_id!r}; rename one of them")
+            if node.node_id is not None and not found:
+                if node.node_id in seen:
+                    self.problems.append(f"two nodes have the id {node.node_id!r}; rename one of them")
+                seen.add(node.node_id)
             given.append(None if found else node.node_id)
         names = self.draft.names or [None] * len(self.nodes)
         return unique_names(given, [own or _title(node) for own, node in zip(names, self.nodes, strict=False)])

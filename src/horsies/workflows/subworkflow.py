@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -13,9 +14,12 @@ from horsies.tasks.node import Flow
 from horsies.workflows.arguments import flows_in
 from horsies.workflows.define import WorkflowDefinition
 from horsies.workflows.draft import Draft, PartNode, Registry
+from horsies.workflows.limits import MAX_DEPTH, TOO_DEEP
 from horsies.workflows.spec import WorkflowSpec
 
 Out_co = TypeVar("Out_co", covariant=True)
+
+_depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,19 @@ class SubWorkflowNode(PartNode[Out_co]):
         }
 
     def draft(self, registry: Registry) -> Draft:
+        """Made once: the workflow inside is looked at by itself and as a part of every one around it, and the user's code makes it."""
+        made = self.__dict__.setdefault("_drafts", {})
+        if id(registry) not in made:
+            if (depth := _depth.get()) >= MAX_DEPTH:
+                self._refuse(TOO_DEEP)
+            token = _depth.set(depth + 1)
+            try:
+                made[id(registry)] = self._drafted(registry)
+            finally:
+                _depth.reset(token)
+        return made[id(registry)]
+
+    def _drafted(self, registry: Registry) -> Draft:
         params = {name: _outside(value) for name, value in {**self.kwargs, **self.flows()}.items()}
         if isinstance(self.workflow_def, WorkflowSpec):
             if params:
