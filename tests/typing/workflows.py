@@ -7,6 +7,7 @@ from typing import Any, TypedDict, assert_type
 from horsies import (
     Horsies,
     Join,
+    NodeInfo,
     NodeKey,
     OnError,
     SubWorkflowNode,
@@ -17,9 +18,11 @@ from horsies import (
     TaskResult,
     WorkflowContext,
     WorkflowDefinition,
+    WorkflowHandle,
     WorkflowMeta,
     WorkflowNode,
     WorkflowSpec,
+    WorkflowStatus,
     each,
     from_node,
     result_from,
@@ -151,6 +154,30 @@ def workflows(some: Sequence[WorkflowNode[Any]]) -> None:
     app.workflow("crawl", [fetch])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     app.workflow("crawl", some, output="page")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     app.workflow("crawl", some, on_error="skip")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    assert narrow is wide
+
+
+# -- a run has the type of its workflow
+
+
+async def runs(spec: WorkflowSpec[list[Page]], workflow_id: str) -> None:
+    handle = spec.start()
+    assert_type(handle, WorkflowHandle[list[Page]])
+    assert_type(await spec.start_async(workflow_id), WorkflowHandle[list[Page]])
+    assert_type(app.workflow_handle(workflow_id), WorkflowHandle[Any])
+    assert_type(app.workflow_handle(workflow_id, spec), WorkflowHandle[list[Page]])
+    assert_type(handle.get(timeout_ms=5_000), TaskResult[list[Page], TaskError])
+    assert_type(await handle.get_async(), TaskResult[list[Page], TaskError])
+    assert_type(handle.status(), WorkflowStatus | None)
+    assert_type(handle.result_for(links_node), TaskResult[list[str], TaskError])
+    assert_type(await handle.result_for_async(NodeKey[int]("x")), TaskResult[int, TaskError])
+    assert_type(handle.tasks(), list[NodeInfo])
+    assert_type(handle.to_text(), str)
+
+    wide: WorkflowHandle[object] = handle
+    narrow: WorkflowHandle[int] = handle  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    handle.result_for("page")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    handle.get("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert narrow is wide
 
 

@@ -126,7 +126,7 @@ def test_a_node_that_is_not_in_the_workflow_is_named() -> None:
     ]
     assert problems(fetch.node(waits_for=[7])("a")) == ["node 'fetch': it names 7, which is no node"]  # pyright: ignore[reportArgumentType]
     assert problems(page, fetch.node(waits_for=page)("a")) == [  # pyright: ignore[reportArgumentType]
-        "node 'fetch': waits_for must be a list of nodes, not <node page 'fetch'>"
+        "node 'fetch': waits_for must be a list, not <node page 'fetch'>"
     ]
 
 
@@ -300,6 +300,30 @@ def test_a_policy_names_nodes_of_its_workflow() -> None:
         "success_policy.optional: it names node 'pgae', which does not exist; did you mean 'page'?",
     ]
     assert problems(page, success_policy=[page])[0].startswith("success_policy must be a SuccessPolicy")
+
+
+def test_what_should_be_a_list_and_is_none_is_named() -> None:
+    single: Any = page
+    with pytest.raises(WorkflowDefinitionError) as refused:
+        app.workflow("w", single)
+    assert refused.value.problems == ("tasks must be a list, not <node page 'fetch'>",)
+    case: Any = SuccessCase(required=single)
+    policies: list[Any] = [SuccessPolicy(cases=case), SuccessPolicy(cases=[case], optional=single)]
+
+    class Listless(WorkflowDefinition[None]):
+        name = "listless"
+        page = fetch.node()("a")
+
+        class Meta:
+            success_policy = policies[1]
+
+    assert problems(page, success_policy=policies[0]) == [f"success_policy.cases must be a list, not {case!r:.80}"]
+    with pytest.raises(WorkflowDefinitionError) as refused:
+        Listless.build(app)
+    assert refused.value.problems == (
+        "success_policy.cases[0] must be a list, not <node page 'fetch'>",
+        "success_policy.optional must be a list, not <node page 'fetch'>",
+    )
 
 
 # -- sub-workflows

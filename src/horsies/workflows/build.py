@@ -56,10 +56,7 @@ def _named_by(scope: Scope, position: int) -> Iterator[NodeName]:
     if isinstance(node, TaskNode):
         lists["workflow_ctx_from"] = node.workflow_ctx_from or ()
     for option, names in lists.items():
-        if isinstance(names, tuple):
-            yield from cast("tuple[NodeName, ...]", names)
-        else:
-            scope.report(position, f"{option} must be a list of nodes, not {names!r}")
+        yield from cast("tuple[NodeName, ...]", scope.listed(f"node {scope.ids[position]!r}: {option}", names))
     yield from node.args_from.values()
     yield from (flow.source for flow in _written_flows(node) if not flow.from_outside)
 

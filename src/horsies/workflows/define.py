@@ -100,14 +100,16 @@ def _meant(definition: type, nodes: dict[str, WorkflowNode[Any]], value: Any) ->
 
 
 def _policy_meant(definition: type, nodes: dict[str, WorkflowNode[Any]], policy: SuccessPolicy) -> SuccessPolicy:
+    def meant(names: object) -> Any:
+        return [_meant(definition, nodes, name) for name in cast("Any", names)] if isinstance(names, tuple) else names
+
+    def case_meant(case: object) -> Any:
+        return SuccessCase(meant(case.required)) if isinstance(case, SuccessCase) else case
+
+    cases = policy.cases
     return SuccessPolicy(
-        cases=[
-            SuccessCase([_meant(definition, nodes, name) for name in case.required])
-            if isinstance(case, SuccessCase)  # pyright: ignore[reportUnnecessaryIsInstance] - what is none is reported later
-            else case
-            for case in policy.cases
-        ],
-        optional=[_meant(definition, nodes, name) for name in policy.optional],
+        cases=[case_meant(case) for case in cases] if isinstance(cases, tuple) else cases,
+        optional=meant(policy.optional),
     )
 
 

@@ -49,7 +49,7 @@ class Scope:
     def _listed_nodes(self) -> list[WorkflowNode[Any]]:
         nodes: list[WorkflowNode[Any]] = []
         seen: set[int] = set()
-        for position, item in enumerate(cast("Iterable[object]", self.draft.nodes)):
+        for position, item in enumerate(self.listed("tasks", self.draft.nodes)):
             if not isinstance(item, WorkflowNode):
                 self.problems.append(f"tasks[{position}] is {no_node(item)}")
             elif id(cast("object", item)) in seen:
@@ -76,6 +76,12 @@ class Scope:
             given.append(None if found else node.node_id)
         names = self.draft.names or [None] * len(self.nodes)
         return unique_names(given, [own or _title(node) for own, node in zip(names, self.nodes, strict=False)])
+
+    def listed(self, what: str, given: object) -> tuple[object, ...]:
+        if not isinstance(given, tuple):  # whoever has made the draft has made a tuple of every list
+            self.problems.append(f"{what} must be a list, not {given!r:.80}")
+            return ()
+        return cast("tuple[object, ...]", given)
 
     def position(self, name: NodeName) -> int | None:
         match name:

@@ -1,6 +1,5 @@
 """What a workflow has as a whole: its name, its limits, its output, and what counts as success."""
 
-from collections.abc import Iterable, Sequence
 from typing import TypeAlias, cast
 
 from horsies.model.fits import fits, shown
@@ -65,16 +64,22 @@ def _policy(scope: Scope, policy: object) -> Policy:
     if not isinstance(policy, SuccessPolicy):
         scope.problems.append(f"success_policy must be a SuccessPolicy, not {policy!r}")
         return (), frozenset()
-    cases: list[tuple[int, ...]] = []
-    for number, case in enumerate(cast("Iterable[object]", policy.cases)):
-        required = case.required if isinstance(case, SuccessCase) else ()
-        if not required:
-            scope.problems.append(f"success_policy.cases[{number}] requires nothing; write SuccessCase(required=[...])")
-        cases.append(_members(scope, f"success_policy.cases[{number}]", required))
+    cases = [
+        _case(scope, f"success_policy.cases[{number}]", case)
+        for number, case in enumerate(scope.listed("success_policy.cases", policy.cases))
+    ]
     return tuple(cases), frozenset(_members(scope, "success_policy.optional", policy.optional))
 
 
-def _members(scope: Scope, what: str, names: Sequence[NodeName]) -> tuple[int, ...]:
+def _case(scope: Scope, what: str, case: object) -> tuple[int, ...]:
+    if not isinstance(case, SuccessCase) or case.required == ():
+        scope.problems.append(f"{what} requires nothing; write SuccessCase(required=[...])")
+        return ()
+    return _members(scope, what, case.required)
+
+
+def _members(scope: Scope, what: str, given: object) -> tuple[int, ...]:
+    names = cast("tuple[NodeName, ...]", scope.listed(what, given))
     positions = [(name, scope.position(name)) for name in names]
     scope.problems.extend(f"{what}: {scope.not_here(name)}" for name, at in positions if at is None)
     return scope.indexes(at for _, at in positions if at is not None)
