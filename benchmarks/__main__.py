@@ -9,7 +9,7 @@ from types import FrameType
 from typing import NoReturn
 
 from benchmarks.bars import bars
-from benchmarks.cost import cost_of_group, cost_of_one
+from benchmarks.cost import cost_of_group, cost_of_one, cost_of_two_nodes
 from benchmarks.measures import Numbers
 from benchmarks.place import open_place
 from benchmarks.report import LATEST, print_report, write_report
@@ -54,8 +54,9 @@ def _run(sizes: Sizes) -> int:
         _say("counting round trips and commits")
         one = cost_of_one(place, sizes.costs)
         group = cost_of_group(place)
+        two_nodes = cost_of_two_nodes(place, sizes.costs)
         _say("done, stopping")
-    judged = list(bars(numbers, one))
+    judged = list(bars(numbers, one, two_nodes))
     print_report(numbers, one, group, judged, problems)
     write_report(numbers, one, group, judged, problems, sizes=sizes, settings=settings)
     _say(f"written to {LATEST}")

@@ -11,6 +11,9 @@ MAX_ROUND_TRIPS = 6
 MAX_COMMITS = 3
 LATENCY_COMMITS, LATENCY_EXTRA_MS = 3, 3.0
 DEFAULT_SHARE, AUTO_SHARE = 0.5, 0.35
+CHAIN_STEPS, CHAIN_SLACK = 10, 1.2
+FAN_SHARE = 0.5
+MAX_CHAIN_TRIPS, MAX_START_MS, MAX_MAP_MB = 12, 500, 20
 SEND_SHARE, PRODUCERS_SHARE, BULK_SHARE = 0.7, 0.9, 0.4
 
 
@@ -34,7 +37,7 @@ class Bar:
         return ("PASS" if self.passed else "FAIL") if self.judged else ("(pass)" if self.passed else "(fail)")
 
 
-def bars(numbers: Numbers, one: Cost) -> Iterator[Bar]:
+def bars(numbers: Numbers, one: Cost, two_nodes: Cost) -> Iterator[Bar]:
     yield Bar("one task, send to get: client round trips", one.round_trips, MAX_ROUND_TRIPS, "<=", "")
     yield Bar("one task, send to get: durable commits", one.durable_commits, MAX_COMMITS, "<=", "")
     commit_ms = numbers.median(Measure.RAW_INSERT_P50)
@@ -52,6 +55,18 @@ def bars(numbers: Numbers, one: Cost) -> Iterator[Bar]:
     yield _share(numbers, Measure.PRODUCERS, PRODUCERS_SHARE, Measure.RAW_PRODUCERS_NOTIFY)
     yield _share(numbers, Measure.BULK, BULK_SHARE, Measure.RAW_COPY)
     yield _share(numbers, Measure.BULK_WITH_CALLS, BULK_SHARE, Measure.RAW_COPY, judged=False)
+    yield from _workflows(numbers, two_nodes)
+
+
+def _workflows(numbers: Numbers, two_nodes: Cost) -> Iterator[Bar]:
+    yield Bar("workflow of 2 nodes, start to get: round trips", two_nodes.round_trips, MAX_CHAIN_TRIPS, "<=", "")
+    limit_ms = CHAIN_STEPS * CHAIN_SLACK * numbers.median(Measure.CHAIN_SINGLE)
+    label = f"{Measure.CHAIN.label}, {CHAIN_STEPS} x a single task + 20 %"
+    yield Bar(label, numbers.median(Measure.CHAIN), limit_ms, "<=", "ms")
+    yield _share(numbers, Measure.FAN, FAN_SHARE, Measure.FAN_PLAIN)
+    yield _share(numbers, Measure.FAN_AUTO, FAN_SHARE, Measure.FAN_PLAIN_AUTO)
+    yield Bar(Measure.START_LARGE.label, numbers.median(Measure.START_LARGE), MAX_START_MS, "<=", "ms")
+    yield Bar(Measure.MAP_MEMORY.label, numbers.median(Measure.MAP_MEMORY), MAX_MAP_MB, "<=", "MB")
 
 
 def _drain(numbers: Numbers, ours: Measure, share: float, fused: Measure, apart: Measure) -> Iterator[Bar]:

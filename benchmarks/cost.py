@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 
+from benchmarks.graphs import chain
 from benchmarks.names import name_of
 from benchmarks.place import Place, new_tasks
 from benchmarks.tasks import make_app
 from benchmarks.wire import Event, Kind, Tap, tapped
 from benchmarks.worker import Worker, running_worker
+from horsies import Horsies, Task
 from horsies.tasks.enqueue import enqueue
 
 QUIET_S = 0.15
@@ -54,13 +56,24 @@ class Cost:
 
 
 def cost_of_one(place: Place, repeats: int) -> Cost:
+    return _median_cost(place, repeats, lambda _, note_start: note_start.send(1).get(TIMEOUT_MS))
+
+
+def cost_of_two_nodes(place: Place, repeats: int) -> Cost:
+    """A workflow in which one node waits for another."""
+    return _median_cost(
+        place, repeats, lambda app, note_start: chain(app, note_start, 2).start().get(TIMEOUT_MS).unwrap()
+    )
+
+
+def _median_cost(place: Place, repeats: int, act: Callable[[Horsies, Task[[int], int]], object]) -> Cost:
     """The median of a few: the worker's regular look around may fall into one of them."""
     place.clear("horsies")
     with tapped(place.url) as tap, running_worker(place, 0, url=tap.url) as worker:
         app, note_start = make_app(tap.url, 0)
 
         def send_and_get() -> None:
-            note_start.send(1).get(TIMEOUT_MS)
+            act(app, note_start)
 
         send_and_get()
         _wait_for_self_tests(tap, worker)

@@ -40,7 +40,7 @@ class Place:
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def clear(self, schema: Schema) -> None:
-        self.admin.execute(f"truncate {schema}.tasks, {schema}.finished".encode())
+        self.admin.execute(f"truncate {schema}.tasks, {schema}.finished, {schema}.workflows, {schema}.nodes".encode())
 
     def fill(self, schema: Schema, count: int) -> None:
         """PENDING tasks with the numbers from 0 on."""

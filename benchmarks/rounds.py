@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.drain import drain
+from benchmarks.graphs import RUNS, WIDTH, run_chains, run_fans, run_map, start_large
 from benchmarks.measures import Measure, Numbers
 from benchmarks.place import Place
 from benchmarks.producers import send_at_once
@@ -39,4 +40,17 @@ def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str],
     latency, wrong = wait_one_by_one(place, sizes.latency)
     numbers.add(latency)
     numbers.add(socketpair_round_trips(sizes.frames))
-    return [*default.problems, *steady.problems, *auto.problems, *wrong]
+    return [*default.problems, *steady.problems, *auto.problems, *wrong, *_run_workflows(place, sizes, numbers, say)]
+
+
+def _run_workflows(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str], None]) -> list[str]:
+    say("workflows")
+    count = RUNS * (WIDTH + 1)
+    plain = drain(place, 0, count, *NO_RECYCLING)
+    numbers.add({Measure.FAN: run_fans(place, 0), Measure.FAN_PLAIN: plain.done_per_s})
+    auto = drain(place, "auto", count, *NO_RECYCLING)
+    numbers.add({Measure.FAN_AUTO: run_fans(place, "auto"), Measure.FAN_PLAIN_AUTO: auto.done_per_s})
+    numbers.add(run_chains(place, sizes.chains))
+    numbers.add(start_large(place, sizes.large_starts))
+    numbers.add(run_map(place, sizes.map_items))
+    return [*plain.problems, *auto.problems]

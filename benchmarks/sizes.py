@@ -16,6 +16,9 @@ class Sizes:
     latency: int
     frames: int
     costs: int
+    chains: int
+    large_starts: int
+    map_items: int
 
 
 FULL = Sizes(
@@ -28,6 +31,9 @@ FULL = Sizes(
     latency=500,
     frames=10_000,
     costs=7,
+    chains=50,
+    large_starts=5,
+    map_items=10_000,
 )
 QUICK = Sizes(
     rounds=1,
@@ -39,6 +45,9 @@ QUICK = Sizes(
     latency=150,
     frames=3_000,
     costs=3,
+    chains=15,
+    large_starts=3,
+    map_items=10_000,
 )
 
 BULK_CHUNK = 1_000

@@ -22,6 +22,10 @@ def make_app(database_url: str, prefetch: Prefetch) -> tuple[Horsies, Task[[int]
         os.write(_starts_file(), f"{n} {time.monotonic()}\n".encode())
         return TaskResult(ok=n)
 
+    @app.task("count_to")
+    def count_to(n: int) -> TaskResult[list[int], TaskError]:
+        return TaskResult(ok=list(range(n)))
+
     return app, note_start
 
 

@@ -48,6 +48,20 @@ def test_the_script(worker: StartWorker, database: str) -> None:
     ]
 
 
+def test_the_workflow(worker: StartWorker, database: str) -> None:
+    worker("examples.workflow:app")
+    assert run("-m", "examples.workflow", database_url=database).splitlines() == [
+        "18 letters; NO_DICTIONARY",
+        "[2, 7, 3, 1, 5]",
+        "letters",
+        "├─ words  COMPLETED",
+        "│  └─ lengths (for each item)  COMPLETED",
+        "│     └─ letters  COMPLETED",
+        "├─ translation  FAILED",
+        "└─ report ← after letters, translation  COMPLETED",
+    ]
+
+
 async def test_the_fastapi_endpoint(worker: StartWorker, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", database)
     example = load_fresh("fastapi_endpoint", ROOT / "examples")

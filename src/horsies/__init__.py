@@ -12,6 +12,7 @@ from horsies.model.errors import (
     HorsiesError,
     KeyConflictError,
     LocateError,
+    NodeNotFoundError,
     OutsideTaskError,
     PayloadError,
     QueueError,
@@ -22,7 +23,10 @@ from horsies.model.errors import (
     TaskTimeoutError,
     UnsupportedConnectionError,
     WaitTimeoutError,
+    WorkflowConflictError,
+    WorkflowDefinitionError,
 )
+from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
@@ -32,8 +36,15 @@ from horsies.tasks.cancel import CancelOutcome
 from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
+from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
+from horsies.workflows.context import WorkflowContext, WorkflowMeta
+from horsies.workflows.define import WorkflowDefinition
+from horsies.workflows.draft import SuccessCase, SuccessPolicy
+from horsies.workflows.handle import NodeInfo, WorkflowHandle
+from horsies.workflows.spec import WorkflowSpec
+from horsies.workflows.subworkflow import SubWorkflowNode
 
 if typing.TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -52,8 +63,14 @@ __all__ = [
     "FailedAttempt",
     "Horsies",
     "HorsiesError",
+    "Join",
     "KeyConflictError",
     "LocateError",
+    "NodeInfo",
+    "NodeKey",
+    "NodeNotFoundError",
+    "NodeStatus",
+    "OnError",
     "OperationalErrorCode",
     "OutcomeCode",
     "OutsideTaskError",
@@ -68,12 +85,16 @@ __all__ = [
     "SchemaError",
     "SendSuppressed",
     "Sender",
+    "SubWorkflowNode",
+    "SuccessCase",
+    "SuccessPolicy",
     "Task",
     "TaskCancelledError",
     "TaskDefinitionError",
     "TaskError",
     "TaskHandle",
     "TaskInfo",
+    "TaskNode",
     "TaskResult",
     "TaskStatus",
     "TaskTimeoutError",
@@ -83,7 +104,19 @@ __all__ = [
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
+    "WorkflowConflictError",
+    "WorkflowContext",
+    "WorkflowDefinition",
+    "WorkflowDefinitionError",
+    "WorkflowHandle",
+    "WorkflowMeta",
+    "WorkflowNode",
+    "WorkflowSpec",
+    "WorkflowStatus",
     "current_task",
+    "each",
+    "from_node",
+    "result_from",
 ]
 
 if not typing.TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included

@@ -5,15 +5,17 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, PostgresConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.graph import OnError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.result import TaskError, TaskResult
@@ -22,10 +24,14 @@ from horsies.model.sizes import SizeWatch
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.gather import Gathering
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
-from horsies.tasks.ids import as_task_id
+from horsies.tasks.ids import as_task_id, as_workflow_id
 from horsies.tasks.inspect import WorkerState, get_worker_states
+from horsies.tasks.node import AnyNode, WorkflowNode, listed
 from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import AsyncTask, Sendable, Task
+from horsies.workflows.draft import Draft, SuccessPolicy
+from horsies.workflows.handle import WorkflowHandle
+from horsies.workflows.spec import WorkflowSpec, specify
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -35,6 +41,7 @@ MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
 
 P = ParamSpec("P")
 T = TypeVar("T")
+OnErrorWord: TypeAlias = Literal["fail", "pause"]
 Hook: TypeAlias = Callable[[], object]
 AnyHook = TypeVar("AnyHook", bound=Hook)
 
@@ -144,6 +151,56 @@ class Horsies:
             raise TaskDefinitionError(f"task {task_name!r} {wrong}; set queue_name to one of {', '.join(names)}")
         return queue_name
 
+    @overload
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: AnyNode[T],
+        on_error: OnError | OnErrorWord = ...,
+        success_policy: SuccessPolicy | None = ...,
+        time_limit: float | timedelta | None = ...,
+        definition_key: str | None = ...,
+    ) -> WorkflowSpec[T]: ...
+    @overload
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: None = ...,
+        on_error: OnError | OnErrorWord = ...,
+        success_policy: SuccessPolicy | None = ...,
+        time_limit: float | timedelta | None = ...,
+        definition_key: str | None = ...,
+    ) -> WorkflowSpec[None]: ...
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: AnyNode[Any] | None = None,
+        on_error: OnError | OnErrorWord = OnError.FAIL,
+        success_policy: SuccessPolicy | None = None,
+        time_limit: float | timedelta | None = None,
+        definition_key: str | None = None,
+    ) -> WorkflowSpec[Any]:
+        """A workflow of these nodes. Everything that is wrong with it is reported here, together; nothing is started.
+
+        Its value is that of `output`. `time_limit` is in seconds or a timedelta, from its start.
+        """
+        draft = Draft(
+            name=name,
+            nodes=listed(tasks),
+            output=output,
+            on_error=on_error,
+            success_policy=success_policy,
+            time_limit=time_limit,
+            definition_key=definition_key,
+        )
+        return specify(self, draft)
+
     @property
     def tasks(self) -> Mapping[str, Sendable[..., Any]]:
         """The registered tasks by name."""
@@ -238,6 +295,16 @@ class Horsies:
             )
         codec = ResultCodec.for_type(Any) if task is None else task.result
         return TaskHandle(as_task_id(task_id), codec, lambda: self.broker)
+
+    @overload
+    def workflow_handle(self, workflow_id: str | UUID) -> WorkflowHandle[Any]: ...
+    @overload
+    def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[T]) -> WorkflowHandle[T]: ...
+    def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[Any] | None = None) -> WorkflowHandle[Any]:
+        """A handle of a run from a stored id; nothing is looked up. With its specification it has the type of the workflow's value."""
+        if spec is not None:
+            return spec.handle(workflow_id)
+        return WorkflowHandle(as_workflow_id(workflow_id), self)
 
     def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
         """Wait for all of them; the results in the order of the handles. What has not ended in time is `err(WAIT_TIMEOUT)`."""

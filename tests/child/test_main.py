@@ -16,6 +16,7 @@ from horsies.child.wire import (
     Boot,
     Booting,
     Done,
+    Fields,
     Interrupt,
     Message,
     Ready,
@@ -95,16 +96,13 @@ def ready(child: Child) -> Child:
     return child
 
 
-Fields = tuple[int, str, str, str, int, int | None, str]
-
-
 def add(ticket: int, left: int, right: int) -> Fields:
-    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}')
+    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}', None)
 
 
 def gate(ticket: int, folder: Path) -> Fields:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
-    return (ticket, "an id", "gate", "default", 1, None, args)
+    return (ticket, "an id", "gate", "default", 1, None, args, None)
 
 
 @pytest.mark.promise("W6")

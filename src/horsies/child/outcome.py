@@ -20,6 +20,8 @@ from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import TaskStatus
 from horsies.tasks.task import Sendable
+from horsies.workflows.context import filled_in
+from horsies.workflows.inputs import read
 
 MAX_WORDS = 64 * 1024
 
@@ -42,12 +44,18 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
             message=f"this worker has no task named {assignment.task_name!r}; "
             "is its module in app.discover_tasks([...]), and is this worker up to date?",
         )
+    inputs = None if assignment.inputs is None else read(assignment.inputs)
+    text = assignment.args if inputs is None else inputs.put_into(assignment.args)
+    if isinstance(text, TaskError):
+        return text
     try:
-        args, kwargs = task.arguments.decode(assignment.args)
+        args, kwargs = task.arguments.decode(text)
     except PayloadError as error:
         return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=str(error))
     except Exception as error:  # noqa: BLE001 - a validator of the user's
         return _codec_broke(task, "reading the arguments", error)
+    if inputs is not None:
+        kwargs |= filled_in(task.arguments.wants, inputs.context_for(tasks))
     return Call(task, partial(task.function, *args, **kwargs))
 
 

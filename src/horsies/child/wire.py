@@ -32,6 +32,7 @@ class Assignment(NamedTuple):
     attempt: int
     timeout_ms: int | None
     args: str
+    inputs: str | None = None
 
 
 # -- to the child
@@ -51,10 +52,14 @@ class Boot(NamedTuple):
     path: tuple[str, ...] = ()
 
 
+Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None]
+"""Of an `Assignment`: a plain tuple is what marshal writes."""
+
+
 class Run(NamedTuple):
     """Run these, in this order."""
 
-    assignments: list[tuple[int, str, str, str, int, int | None, str]]  # the fields of `Assignment`
+    assignments: list[Fields]
 
 
 class Recall(NamedTuple):

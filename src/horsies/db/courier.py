@@ -100,10 +100,6 @@ class _Session:
     def is_broken(self) -> bool:
         return self._pgconn.status == pq.ConnStatus.BAD
 
-    @property
-    def is_broken(self) -> bool:
-        return self._pgconn.status == pq.ConnStatus.BAD
-
     async def answer(self, request: Request) -> list[Rows]:
         queries = cast("Ask", request).queries
         names = [query.statement.name for query in queries]

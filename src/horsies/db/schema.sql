@@ -2,6 +2,61 @@
 
 CREATE SCHEMA horsies;
 
+CREATE FUNCTION horsies.new_id() RETURNS uuid
+    LANGUAGE sql PARALLEL SAFE
+    AS $$
+    select (
+        substr(milliseconds, 1, 8) || '-' || substr(milliseconds, 9, 4) || '-7' || substr(gen_random_uuid()::text, 16)
+    )::uuid
+    from lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as milliseconds
+$$;
+
+CREATE FUNCTION horsies.node_inputs(node uuid) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (
+        select json_build_object(
+            -- An item belongs to the run of its map's node, for all that its task knows.
+            'workflow_id',
+            case
+                when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
+                else workflows.id
+            end,
+            'root_id', workflows.root_id,
+            'workflow_name', workflows.name,
+            'node_id', nodes.node_id,
+            'refs', nodes.refs,
+            -- As text: what is only passed on is never decoded on its way.
+            'item', nodes.item::text,
+            'inputs', (
+                select json_agg(
+                    json_build_object(
+                        'node_id', input.node_id,
+                        'status', input.status,
+                        'made_by', input.made_by,
+                        'makes_list', input.makes_list,
+                        'result', input.result::text,
+                        'error', input.error::text
+                    )
+                    order by wanted.place
+                )
+                from unnest(nodes.inputs) with ordinality as wanted (id, place)
+                cross join lateral (
+                    select other.node_id, other.status, other.made_by, other.makes_list, other.result, other.error
+                    from "horsies".nodes as other
+                    where other.id = wanted.id
+                    offset 0
+                ) as input
+            )
+        )
+        from "horsies".nodes
+        join "horsies".workflows on workflows.id = nodes.workflow_id
+        where nodes.id = node
+    );
+end
+$$;
+
 CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -45,12 +100,14 @@ CREATE TABLE horsies.finished (
     claimed_at timestamp with time zone,
     started_at timestamp with time zone,
     finished_at timestamp with time zone NOT NULL,
+    root_id uuid,
+    node_id uuid,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 )
 PARTITION BY RANGE (finished_at);
 
 CREATE TABLE horsies.tasks (
-    id uuid DEFAULT (((((substr(lpad(to_hex((floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint), 12, '0'::text), 1, 8) || '-'::text) || substr(lpad(to_hex((floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint), 12, '0'::text), 9, 4)) || '-7'::text) || substr((gen_random_uuid())::text, 16)))::uuid NOT NULL,
+    id uuid DEFAULT horsies.new_id() NOT NULL,
     task_name text NOT NULL,
     queue_name text DEFAULT 'default'::text NOT NULL,
     priority integer DEFAULT 100 NOT NULL,
@@ -73,6 +130,8 @@ CREATE TABLE horsies.tasks (
     claimed_at timestamp with time zone,
     lease_until timestamp with time zone,
     started_at timestamp with time zone,
+    root_id uuid,
+    node_id uuid,
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
     CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
@@ -103,7 +162,9 @@ CREATE VIEW horsies.all_tasks AS
     tasks.claimed_by,
     tasks.claimed_at,
     tasks.started_at,
-    NULL::timestamp with time zone AS finished_at
+    NULL::timestamp with time zone AS finished_at,
+    tasks.root_id,
+    tasks.node_id
    FROM horsies.tasks
 UNION ALL
  SELECT finished.id,
@@ -129,7 +190,9 @@ UNION ALL
     finished.claimed_by,
     finished.claimed_at,
     finished.started_at,
-    finished.finished_at
+    finished.finished_at,
+    finished.root_id,
+    finished.node_id
    FROM horsies.finished;
 
 CREATE TABLE horsies.finished_default (
@@ -157,6 +220,8 @@ CREATE TABLE horsies.finished_default (
     claimed_at timestamp with time zone,
     started_at timestamp with time zone,
     finished_at timestamp with time zone CONSTRAINT finished_finished_at_not_null NOT NULL,
+    root_id uuid,
+    node_id uuid,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 );
 
@@ -175,6 +240,46 @@ CREATE TABLE horsies.keys (
     args_hash text NOT NULL,
     key_window interval NOT NULL
 );
+
+CREATE TABLE horsies.nodes (
+    id uuid NOT NULL,
+    root_id uuid NOT NULL,
+    workflow_id uuid NOT NULL,
+    index integer NOT NULL,
+    node_id text NOT NULL,
+    kind text NOT NULL,
+    status text DEFAULT 'PENDING'::text NOT NULL,
+    told boolean DEFAULT false NOT NULL,
+    waits_for integer[] NOT NULL,
+    dependents uuid[] NOT NULL,
+    needed integer NOT NULL,
+    allow_failed_deps boolean NOT NULL,
+    resolved integer DEFAULT 0 NOT NULL,
+    succeeded integer DEFAULT 0 NOT NULL,
+    task_name text,
+    queue_name text,
+    priority integer,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real,
+    retry_for text[],
+    good_until timestamp with time zone,
+    args json,
+    refs json,
+    inputs uuid[],
+    source uuid,
+    item json,
+    max_parallel integer,
+    child_id uuid,
+    made_by text,
+    makes_list boolean DEFAULT false NOT NULL,
+    task_id uuid,
+    result json,
+    error json,
+    finished_at timestamp with time zone,
+    CONSTRAINT nodes_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'READY'::text, 'ENQUEUED'::text, 'RUNNING'::text, 'COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])))
+)
+WITH (fillfactor='70');
 
 CREATE TABLE horsies.queues (
     name text NOT NULL,
@@ -227,6 +332,33 @@ CREATE TABLE horsies.workers (
     heartbeat_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE horsies.workflows (
+    id uuid NOT NULL,
+    root_id uuid NOT NULL,
+    ancestors uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    parent_node uuid,
+    start_id uuid,
+    name text NOT NULL,
+    definition_key text,
+    status text DEFAULT 'PENDING'::text NOT NULL,
+    on_error text DEFAULT 'fail'::text NOT NULL,
+    output integer,
+    success_cases json,
+    optional integer[] DEFAULT '{}'::integer[] NOT NULL,
+    is_map boolean DEFAULT false NOT NULL,
+    max_parallel integer,
+    in_flight integer DEFAULT 0 NOT NULL,
+    unresolved integer NOT NULL,
+    error json,
+    time_limit_ms bigint,
+    deadline timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    CONSTRAINT workflows_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text])))
+)
+WITH (fillfactor='70');
+
 ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFAULT;
 
 ALTER TABLE ONLY horsies.keeper
@@ -234,6 +366,9 @@ ALTER TABLE ONLY horsies.keeper
 
 ALTER TABLE ONLY horsies.keys
     ADD CONSTRAINT keys_pkey PRIMARY KEY (task_name, key);
+
+ALTER TABLE ONLY horsies.nodes
+    ADD CONSTRAINT nodes_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY horsies.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (name);
@@ -250,9 +385,20 @@ ALTER TABLE ONLY horsies.worker_states
 ALTER TABLE ONLY horsies.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY horsies.workflows
+    ADD CONSTRAINT workflows_pkey PRIMARY KEY (id);
+
 CREATE INDEX finished_id_idx ON ONLY horsies.finished USING btree (id);
 
 CREATE INDEX finished_default_id_idx ON horsies.finished_default USING btree (id);
+
+CREATE INDEX nodes_opening_idx ON horsies.nodes USING btree (root_id) WHERE ((status = 'READY'::text) AND (kind <> 'task'::text));
+
+CREATE INDEX nodes_ready_idx ON horsies.nodes USING btree (workflow_id, index) WHERE ((status = 'READY'::text) AND (kind = 'task'::text));
+
+CREATE INDEX nodes_untold_idx ON horsies.nodes USING btree (root_id) WHERE ((NOT told) AND (status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])));
+
+CREATE UNIQUE INDEX nodes_workflow_idx ON horsies.nodes USING btree (workflow_id, index);
 
 CREATE INDEX tasks_cancel_idx ON horsies.tasks USING btree (id) WHERE (cancel_requested_at IS NOT NULL);
 
@@ -265,6 +411,12 @@ CREATE INDEX tasks_expiry_idx ON horsies.tasks USING btree (good_until) WHERE ((
 CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (queue_name, status, claimed_by) WHERE (status <> 'PENDING'::text);
 
 CREATE INDEX worker_states_latest_idx ON horsies.worker_states USING btree (worker_id, snapshot_at DESC);
+
+CREATE INDEX workflows_deadline_idx ON horsies.workflows USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text])));
+
+CREATE INDEX workflows_live_idx ON horsies.workflows USING btree (root_id) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]));
+
+CREATE INDEX workflows_root_idx ON horsies.workflows USING btree (root_id);
 
 ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
 

@@ -17,6 +17,7 @@ from horsies.model.config import PostgresConfig, RecoveryConfig
 
 LEASE_BEATS = 3
 FORGET_EVERY = 600  # looks
+SEEK_EVERY = 30
 
 log = logging.getLogger("horsies.keeper")
 T = TypeVar("T")
@@ -77,6 +78,10 @@ class Keeper:
         await self._do(reap.release_overdue)
         await self._do(reap.cancel_returned)
         await self._do(reap.expire)
+        await self._do(reap.end_overdue_workflows)
+        if self._looks % SEEK_EVERY == 0:
+            await self._do(reap.find_lost_nodes)
+        await self._do(reap.settle_workflows)
         self._looks += 1
         if self._looks % FORGET_EVERY == 1:
             await self._do(reap.forget_states)

@@ -18,6 +18,8 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks.finish import end_or_retry, notify_done
 from horsies.tasks.release import notify_everyone, release
+from horsies.workflows import control
+from horsies.workflows.advance import lock_roots, quick_step, settle_everything
 
 BATCH = 500
 
@@ -72,15 +74,20 @@ def _reap(worker: str, orphans: Sequence[Row]) -> Op[list[float]]:
     )
     text = encode_error(error)
     endings: dict[str, list[Ending]] = {TaskStatus.RUNNING: [], TaskStatus.CLAIMED: []}
-    for task_id, claim_no, status, _ in orphans:
-        endings[status].append(Ending(task_id, claim_no, TaskStatus.FAILED, error_code=error.error_code, error=text))
+    for task_id, claim_no, status, _, root_id in orphans:
+        endings[status].append(
+            Ending(task_id, claim_no, TaskStatus.FAILED, error_code=error.error_code, error=text, root_id=root_id)
+        )
     running, claimed = endings[TaskStatus.RUNNING], endings[TaskStatus.CLAIMED]
-    # Both statements also when one has nothing to do: the answers then stand in known places.
-    _, _, ended, _, _, *_ = yield from ask(
+    roots = sorted({ending.root_id for ending in running if ending.root_id is not None})
+    # All statements also when one has nothing to do: the answers then stand in known places.
+    _, _, _, ended, *_ = yield from ask(
         SQL["begin_reap"](),
         SQL["set_reap_limits"](),
+        lock_roots(roots),
         end_or_retry(worker, running),
         release(worker, claimed),
+        *(quick_step(roots, [ending.id for ending in running]) if roots else ()),
         SQL["commit_reap"](),
         notify_done([ending.id for ending in running]),
         notify_everyone(),
@@ -104,6 +111,20 @@ def expire() -> Op[int]:
 def cancel_returned() -> Op[None]:
     error = encode_error(TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began"))
     yield from rows(SQL["cancel_returned"](limit=BATCH, error=error))
+
+
+def end_overdue_workflows() -> Op[None]:
+    for workflow_id in (yield from control.get_overdue(BATCH)):
+        yield from control.time_out(workflow_id)
+
+
+def find_lost_nodes() -> Op[None]:
+    """Of workflows whose task is gone, which only a hand from outside can bring about."""
+    yield from control.resolve_lost(BATCH)
+
+
+def settle_workflows() -> Op[None]:
+    yield from settle_everything()
 
 
 def forget_states() -> Op[None]:

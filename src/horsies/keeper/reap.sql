@@ -36,7 +36,7 @@ commit;
 
 -- name: get_orphans
 -- Rows in flight whose worker is not registered (any more): of the dead, and of a zombie that claimed after its burial.
-select tasks.id::text, tasks.claim_no, tasks.status, tasks.claimed_by::text
+select tasks.id::text, tasks.claim_no, tasks.status, tasks.claimed_by::text, tasks.root_id::text
 from {schema}.tasks
 where tasks.status <> 'PENDING'
 and not exists (select from {schema}.workers where workers.id = tasks.claimed_by)
@@ -86,20 +86,27 @@ gone as (
     and status <> 'RUNNING'
     returning *
 ),
+resolved as (
+    update {schema}.nodes
+    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
+    where id = any(array(select gone.node_id from gone))
+    and task_id = any(array(select gone.id from gone))
+    and status = 'ENQUEUED'
+),
 moved as (
     insert into {schema}.finished (
         id, task_name, queue_name, priority, status, args,
         error_code, error,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at
+        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id
     )
     select
         id, task_name, queue_name, priority, 'EXPIRED', args,
         'TASK_EXPIRED', %(error)s::json,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, null, null, null, statement_timestamp()
+        attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id
     from gone
     returning id
 )
@@ -123,20 +130,27 @@ gone as (
     and status = 'PENDING'
     returning *
 ),
+resolved as (
+    update {schema}.nodes
+    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
+    where id = any(array(select gone.node_id from gone))
+    and task_id = any(array(select gone.id from gone))
+    and status = 'ENQUEUED'
+),
 moved as (
     insert into {schema}.finished (
         id, task_name, queue_name, priority, status, args,
         error_code, error,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at
+        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id
     )
     select
         id, task_name, queue_name, priority, 'CANCELLED', args,
         'TASK_CANCELLED', %(error)s::json,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, null, null, null, statement_timestamp()
+        attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id
     from gone
     returning id
 )

@@ -38,6 +38,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import TypeAliasType, TypedDict
 
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.graph import Wanted
 from horsies.model.result import TaskError, TaskResult
 
 NOT_JSON: Final = "not_json"
@@ -66,6 +67,26 @@ def signature_of(fn: Callable[..., object]) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=returned)
 
 
+def without_wanted(
+    fn: Callable[..., object], signature: inspect.Signature
+) -> tuple[inspect.Signature, dict[Wanted, inspect.Parameter]]:
+    """What callers see of a signature, and the parameters that a workflow fills in, which go by keyword."""
+    by_keyword = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        by_keyword = {inspect.Parameter.KEYWORD_ONLY}  # what stands before *args is taken by position
+    wanted = {Wanted(name): signature.parameters[name] for name in Wanted if name in signature.parameters}
+    if not wanted:
+        return signature, {}
+    for name, parameter in wanted.items():
+        if parameter.kind not in by_keyword:
+            raise TaskDefinitionError(
+                f"{name_of(fn)}: parameter '{name}' is filled in by keyword, which its place does not allow; "
+                f"write it after a bare * or after *args"
+            )
+    others = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
+    return signature.replace(parameters=others), wanted
+
+
 def ok_type(fn: Callable[..., object]) -> Any:
     """The T of a function that returns `TaskResult[T, TaskError]`; any other function cannot be a task."""
     returned: Any = signature_of(fn).return_annotation
@@ -79,25 +100,25 @@ def ok_type(fn: Callable[..., object]) -> Any:
     )
 
 
-def arguments_adapter(fn: Callable[..., object], signature: inspect.Signature) -> TypeAdapter[dict[str, Any]]:
+def arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> TypeAdapter[dict[str, Any]]:
     """One adapter for all arguments together: a dict by parameter name."""
     try:
-        return _dict_adapter(signature.parameters)
+        return _dict_adapter(parameters)
     except Exception:  # pydantic runs the schema hooks of the user's own types
-        for name, parameter in signature.parameters.items():  # now one by one, to find out which it is
+        for name, parameter in parameters.items():  # now one by one, to find out which it is
             try:
                 _dict_adapter({name: parameter})
             except Exception as error:
                 shown = shown_type(parameter.annotation)
-                raise _cannot_be_encoded(f"{name_of(fn)}: parameter '{name}' is annotated {shown}", error) from error
+                raise _cannot_be_encoded(f"{function_name}: parameter '{name}' is annotated {shown}", error) from error
         raise
 
 
-def result_adapter(tp: Any) -> TypeAdapter[Any]:
+def value_adapter(tp: Any, what: str) -> TypeAdapter[Any]:
     try:
         return _adapter(json_where_any(tp))
     except Exception as error:  # pydantic runs the schema hooks of the user's own types
-        raise _cannot_be_encoded(f"the result is annotated {shown_type(tp)}", error) from error
+        raise _cannot_be_encoded(f"{what} is annotated {shown_type(tp)}", error) from error
 
 
 def json_where_any(tp: Any) -> Any:

@@ -4,21 +4,30 @@ Writing is strict (`"1"` is no int) and reading is lax, as JSON needs it. What h
 it leaves: a value that only the other side would choke on (a tuple as a dict key), or that would arrive as another one (NaN in
 a model that writes null for it), is refused where it was made. By name in both directions: aliases are for other JSON than ours.
 
-A codec is built once per task, at decoration; nothing here is cached besides.
+A codec is built once per task, at decoration. The nodes of workflows pass some arguments and get the others from each other:
+what that takes is built when the first such node is, and kept.
 """
 
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from horsies.model.annotations import arguments_adapter, name_of, ok_type, result_adapter, signature_of
+from horsies.model.annotations import (
+    arguments_adapter,
+    name_of,
+    ok_type,
+    signature_of,
+    value_adapter,
+    without_wanted,
+)
 from horsies.model.arrival import change
 from horsies.model.errors import PayloadError, ResultTypeError
+from horsies.model.graph import Wanted
 from horsies.model.refusal import UNWRITABLE, advised, changed, one_line, report
 from horsies.model.result import TaskError
 from horsies.model.sizes import DEFAULT_MAX_BYTES, SizeWatch
@@ -42,10 +51,17 @@ class ArgumentsCodec:
     var_positional: str | None
     var_keyword: str | None
     watch: SizeWatch
+    wants: frozenset[Wanted] = frozenset()  # filled in when it runs: nobody passes these
+    needs: frozenset[Wanted] = (
+        frozenset()
+    )  # those of them without a default: it cannot run where they are not to be had
+    _parts: dict[object, TypeAdapter[Any]] = field(
+        default_factory=dict[object, TypeAdapter[Any]], compare=False, repr=False
+    )
 
     @classmethod
     def for_function(cls, fn: Callable[..., object], watch: SizeWatch | None = None) -> "ArgumentsCodec":
-        signature = signature_of(fn)
+        signature, wanted = without_wanted(fn, signature_of(fn))
         by_kind: dict[Any, list[inspect.Parameter]] = {}
         for parameter in signature.parameters.values():
             by_kind.setdefault(parameter.kind, []).append(parameter)
@@ -58,7 +74,7 @@ class ArgumentsCodec:
         return cls(
             name=name_of(fn),
             signature=signature,
-            adapter=arguments_adapter(fn, signature),
+            adapter=arguments_adapter(name_of(fn), signature.parameters),
             by_place=tuple(each.name for each in simple if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD),
             by_name=frozenset(each.name for each in simple),
             required=frozenset(each.name for each in simple if each.default is inspect.Parameter.empty),
@@ -66,9 +82,17 @@ class ArgumentsCodec:
             var_positional=rest[0].name if rest else None,
             var_keyword=others[0].name if others else None,
             watch=watch or SizeWatch(f"the arguments of {name_of(fn)}()"),
+            wants=frozenset(wanted),
+            needs=frozenset(name for name, parameter in wanted.items() if parameter.default is parameter.empty),
         )
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        if self.needs:
+            names = " and ".join(sorted(self.needs))
+            raise PayloadError(
+                f"{self.name}() takes {names}, which only a workflow can give; run it as a node of one, "
+                f"or give the parameter a default, as in workflow_ctx: WorkflowContext | None = None"
+            )
         given = self._bound(args, kwargs)
         return _write(self.adapter, given, f"{self.name}() cannot be sent", "argument", PayloadError, self.watch)
 
@@ -85,6 +109,26 @@ class ArgumentsCodec:
             raise PayloadError(
                 f"{self.name}() cannot be called like this: {error}; call it as {self._shown_signature()}"
             ) from None
+
+    def encode_some(self, given: Mapping[str, Any]) -> str:
+        """Some of the arguments by name, for a call whose others are not there yet."""
+        parameters = {name: parameter for name, parameter in self.signature.parameters.items() if name in given}
+        adapter = self._part(frozenset(given), lambda: arguments_adapter(self.name, parameters))
+        return _write(adapter, given, f"{self.name}()", "argument", PayloadError, self.watch)
+
+    def encode_piece(self, tp: Any, value: object, place: str) -> str:
+        """A piece of an argument, such as one item of a list whose others are not there yet."""
+        adapter = self._part(("piece", tp), lambda: value_adapter(tp, f"{self.name}(): '{place}'"))
+        return _write(adapter, value, f"argument '{place}'", f"argument '{place}' at", PayloadError, self.watch)
+
+    def _part(self, key: object, make: Callable[[], TypeAdapter[Any]]) -> TypeAdapter[Any]:
+        try:
+            known = self._parts.get(key)
+        except TypeError:  # an annotation need not be hashable
+            return make()
+        if known is None:
+            known = self._parts[key] = make()
+        return known
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = _read(self.adapter, text, f"{self.name}() cannot be called with this payload", "argument")
@@ -112,7 +156,7 @@ class ResultCodec(Generic[T]):
 
     @classmethod
     def for_type(cls, tp: Any, watch: SizeWatch | None = None) -> "ResultCodec[Any]":
-        return ResultCodec(result_adapter(tp), watch or SizeWatch("the result"))
+        return ResultCodec(value_adapter(tp, "the result"), watch or SizeWatch("the result"))
 
     @property
     def max_bytes(self) -> int:

@@ -12,13 +12,23 @@ class ConfigError(HorsiesError, ValueError):
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"{count} in {what}:{lines}")
+        super().__init__(f"{_counted(self.problems)} in {what}:{_lines(self.problems)}")
 
 
 class TaskDefinitionError(HorsiesError, TypeError):
     """A function that cannot be a task: its name, signature or return annotation is at fault."""
+
+
+class WorkflowDefinitionError(HorsiesError, ValueError):
+    """A workflow that cannot work; carries every problem found in its graph, not only the first."""
+
+    def __init__(self, name: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"{_counted(self.problems)} in workflow {name!r}:{_lines(self.problems)}")
+
+
+class NodeNotFoundError(HorsiesError, LookupError):
+    """A node that the workflow does not have, or whose result it cannot give."""
 
 
 class LocateError(HorsiesError):
@@ -36,6 +46,10 @@ class KeyConflictError(HorsiesError):
         super().__init__(message)
         self.key = key
         self.task_id = task_id
+
+
+class WorkflowConflictError(HorsiesError):
+    """The workflow_id belongs to a run of another workflow."""
 
 
 class PayloadError(HorsiesError, ValueError):
@@ -87,3 +101,11 @@ class TaskCancelledError(HorsiesError):
 
 class WaitTimeoutError(HorsiesError, TimeoutError):
     """The time of `as_completed` ran out while tasks were still live; they go on."""
+
+
+def _counted(problems: Sequence[str]) -> str:
+    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+
+
+def _lines(problems: Sequence[str]) -> str:
+    return "".join(f"\n  - {problem}" for problem in problems)

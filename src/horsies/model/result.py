@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast, overload
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from horsies.model.errors import HorsiesError
+from horsies.model.result_schema import Halves, halves_schema
 
 MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
 ERROR_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -122,6 +126,11 @@ class TaskResult(Generic[T_co, E_co]):
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError("a TaskResult cannot be changed")
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        good, bad = get_args(source) or (Any, TaskError)
+        return halves_schema(good, bad, handler, halved=_halved, joined=lambda halves: cls(**halves))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self._ok, self._err)  # the usual way of copy and pickle sets attributes
 
@@ -140,3 +149,10 @@ class TaskResult(Generic[T_co, E_co]):
 
 def _remade(ok: object, err: TaskError | None) -> TaskResult[object, TaskError]:
     return TaskResult(ok=ok) if err is None else TaskResult(err=err)
+
+
+def _halved(result: object) -> Halves | None:
+    if not isinstance(result, TaskResult):
+        return None
+    known = cast("TaskResult[Any, TaskError]", result)
+    return {"ok": known.ok} if known.is_ok() else {"err": known.err}

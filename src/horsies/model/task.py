@@ -50,6 +50,10 @@ class Claim:
     args: str
     timeout_ms: int | None = None
     retries_left: bool = False
+    root_id: str | None = None
+    """Of a task that a workflow runs: the run at the top of its tree."""
+    inputs: str | None = None
+    """What its node is handed beside the arguments, as JSON that nobody between database and child reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Ending:
     wants_retry: bool = False
     """The policy lists the exception that was raised, which only the child can know."""
     retry_after_ms: int | None = None
+    root_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

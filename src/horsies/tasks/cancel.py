@@ -1,13 +1,15 @@
 """Cancel: what has not begun ends at once, what runs is asked to stop."""
 
+from collections.abc import Sequence
 from enum import Enum
 
 from horsies.db.load import load
-from horsies.db.op import Op, ask
+from horsies.db.op import Op, Query, ask
 from horsies.model.codec import encode_error
 from horsies.model.codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.task import TaskId
+from horsies.tasks.finish import notify_done
 
 SQL = load(__file__)
 
@@ -22,14 +24,11 @@ class CancelOutcome(Enum):
 
 
 def cancel(task_id: TaskId) -> Op[CancelOutcome]:
-    error = encode_error(TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began"))
     _, live, gone, asked, _, _, finished = yield from ask(
         SQL["begin_cancel"](),
-        SQL["lock_task"](id=task_id),
-        SQL["cancel_unstarted"](id=task_id, error=error),
-        SQL["ask_to_cancel"](id=task_id),
+        *cancel_all([task_id]),
         SQL["commit_cancel"](),
-        SQL["notify_cancelled"](id=task_id),
+        notify_done([task_id]),
         SQL["is_finished"](id=task_id),
     )
     if gone:
@@ -37,3 +36,14 @@ def cancel(task_id: TaskId) -> Op[CancelOutcome]:
     if live and asked:
         return CancelOutcome.REQUESTED
     return CancelOutcome.ALREADY_ENDED if finished[0][0] else CancelOutcome.NOT_FOUND
+
+
+def cancel_all(task_ids: Sequence[TaskId]) -> list[Query]:
+    """Three statements, inside a transaction: lock them, end what has not begun, ask what runs."""
+    ids = sorted(task_ids)
+    error = encode_error(TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began"))
+    return [
+        SQL["lock_tasks"](ids=ids),
+        SQL["cancel_unstarted"](ids=ids, error=error),
+        SQL["ask_to_cancel"](ids=ids),
+    ]

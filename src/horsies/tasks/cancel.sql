@@ -1,34 +1,43 @@
 -- name: begin_cancel
 begin isolation level read committed;
 
--- name: lock_task
--- Held until the end, so that the task cannot move between the statements below.
+-- name: lock_tasks
+-- Held until the end, so that no task can move between the statements below.
 select status
 from {schema}.tasks
-where id = %(id)s::uuid
+where id = any(%(ids)s::uuid[])
+order by id
 for update;
 
 -- name: cancel_unstarted
 -- What has not begun ends at once; a worker that holds it as CLAIMED finds it gone when it wants to start it.
 with gone as (
     delete from {schema}.tasks
-    where id = %(id)s::uuid
+    where id = any(%(ids)s::uuid[])
     and status <> 'RUNNING'
     returning *
+),
+resolved as (
+    -- Nodes of workflows end with their task; what follows from it is the keeper's to find.
+    update {schema}.nodes
+    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
+    where id = any(array(select gone.node_id from gone))
+    and task_id = any(%(ids)s::uuid[])
+    and status = 'ENQUEUED'
 )
 insert into {schema}.finished (
     id, task_name, queue_name, priority, status, args,
     error_code, error,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at
+    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id
 )
 select
     id, task_name, queue_name, priority, 'CANCELLED', args,
     'TASK_CANCELLED', %(error)s::json,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, null, null, null, statement_timestamp()
+    attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id
 from gone
 returning id;
 
@@ -37,7 +46,7 @@ returning id;
 with asked as (
     update {schema}.tasks
     set cancel_requested_at = coalesce(cancel_requested_at, statement_timestamp())
-    where id = %(id)s::uuid
+    where id = any(%(ids)s::uuid[])
     and status = 'RUNNING'
     returning id, claimed_by
 )
@@ -46,9 +55,6 @@ from asked;
 
 -- name: commit_cancel
 commit;
-
--- name: notify_cancelled
-select pg_notify('{done_channel}', %(id)s::text);
 
 -- name: is_finished
 select exists (select from {schema}.finished where id = %(id)s::uuid);

@@ -44,10 +44,18 @@ def new_task_ids(count: int) -> list[TaskId]:
 
 def as_task_id(given: str | UUID) -> TaskId:
     """An id from elsewhere, as all ids are written; what is none is refused."""
+    return as_id(given, "task id", "pass what `handle.task_id` was, a UUID as text")
+
+
+def as_workflow_id(given: str | UUID) -> str:
+    return as_id(given, "workflow id", "pass what `handle.workflow_id` was, or a UUID of your own")
+
+
+def as_id(given: str | UUID, what: str, advice: str) -> str:
     try:
         return str(UUID(str(given)))
     except ValueError:
-        raise ValueError(f"{given!r} is no task id; pass what `handle.task_id` was, a UUID as text") from None
+        raise ValueError(f"{given!r} is no {what}; {advice}") from None
 
 
 def _formatted(values: Iterable[int]) -> Iterator[TaskId]:

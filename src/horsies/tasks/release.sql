@@ -56,7 +56,7 @@ and tasks.claimed_by = %(worker)s::uuid;
 -- name: get_held
 -- Every row that this worker owns, by the database's account.
 select
-    id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, '', timeout_ms, false,
+    id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, '', timeout_ms, false, root_id::text,
     cancel_requested_at is not null
 from {schema}.tasks
 where claimed_by = %(worker)s::uuid

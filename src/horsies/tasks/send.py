@@ -125,7 +125,9 @@ class Sender(Generic[P, T]):
         if not tasks or sends_are_suppressed():
             return self._inert(tasks)
         if self._connection is None:
-            _warn_in_event_loop()  # a lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`
+            warn_in_event_loop(
+                _INSTEAD
+            )  # a lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`
             ids = self._outlet.broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
         else:
             ids = self._outlet.broker.run_on(self._connection, self._verb(enqueue_within, tasks))
@@ -160,13 +162,16 @@ class Sender(Generic[P, T]):
         return f"<sender of task {self._terms.task_name!r} to queue {self._terms.queue_name!r}>"
 
 
-def _warn_in_event_loop() -> None:
+_INSTEAD = "await task.send_async(...)`, `schedule_async` or `send_many_async"
+
+
+def warn_in_event_loop(instead: str) -> None:
+    """For a verb that a public one has called, or that one's own helper."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     warnings.warn(
-        "this blocks the running event loop for a round trip to PostgreSQL; use `await task.send_async(...)`, "
-        "`schedule_async` or `send_many_async`",
+        f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`",
         stacklevel=4,
     )

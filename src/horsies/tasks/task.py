@@ -1,17 +1,20 @@
 """`Task`: a function that can be sent. Made by `@app.task`, which has checked it."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 
-from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.errors import ConfigError, QueueError
+from horsies.model.graph import Join, NodeKind
 from horsies.model.mapper import ErrorCodes
 from horsies.model.options import OnConflict, SendOptions
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.task import Terms
+from horsies.tasks.node import AnyNode, JoinWord, NodeMaker, TaskNode
 from horsies.tasks.send import Call, Outlet, Sender
 
 P = ParamSpec("P")
@@ -54,6 +57,15 @@ class Sendable(Sender[P, T]):
         """It is an `async def`."""
         return isinstance(self, AsyncTask)
 
+    @property
+    def terms(self) -> Terms:
+        return self._terms
+
+    @cached_property
+    def value_type(self) -> Any:
+        """The type of its good value, as annotated."""
+        return ok_type(self.function)
+
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P, T]:
         """The arguments of one task for `send_many`; bad ones are refused here."""
         return Call(self.name, self.arguments.encode(args, kwargs))
@@ -91,6 +103,40 @@ class Sendable(Sender[P, T]):
             key=options.as_key() if key is not None else None,
             connection=connection,
         )
+
+    def node(  # noqa: PLR0913 - the options of a node
+        self,
+        *,
+        node_id: str | None = None,
+        waits_for: Sequence[AnyNode[Any] | str] = (),
+        join: Join | JoinWord = Join.ALL,
+        min_success: int | None = None,
+        allow_failed_deps: bool = False,
+        workflow_ctx_from: Sequence[AnyNode[Any] | str] | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        good_until: datetime | None = None,
+    ) -> NodeMaker[P, T]:
+        """This task as a node of a workflow: the options here, the task's own arguments in the call that follows."""
+        options = {name: value for name, value in locals().items() if name != "self"}
+        return NodeMaker(partial(TaskNode, self, **options))
+
+    def map_node(
+        self,
+        *,
+        node_id: str | None = None,
+        max_parallel: int | None = None,
+        waits_for: Sequence[AnyNode[Any] | str] = (),
+        queue: str | None = None,
+        priority: int | None = None,
+        good_until: datetime | None = None,
+    ) -> NodeMaker[P, list[T]]:
+        """This task once for each item of a list that another node returns, as one node whose value is the list of results.
+
+        One argument must be `each(node)`. At most `max_parallel` of them run at once.
+        """
+        options = {name: value for name, value in locals().items() if name != "self"}
+        return NodeMaker(partial(TaskNode, self, kind=NodeKind.MAP, **options))
 
     def _refuse(self, options: SendOptions) -> None:
         problems, unknown = list(options.problems()), None

@@ -11,7 +11,13 @@ from functools import partial
 from horsies.app import Horsies
 from horsies.db.load import load
 from horsies.db.op import Op, Statement, rows, script
-from horsies.keeper.reap import cancel_returned, expire, release_overdue
+from horsies.keeper.reap import (
+    cancel_returned,
+    end_overdue_workflows,
+    expire,
+    release_overdue,
+    settle_workflows,
+)
 from horsies.model.options import as_span, span_problems
 from horsies.model.problems import refuse
 from horsies.tasks.promote import promote
@@ -52,5 +58,7 @@ def keep_house() -> Op[None]:
     yield from cancel_returned()
     while (yield from expire()):
         pass
+    yield from end_overdue_workflows()
+    yield from settle_workflows()
     while (yield from rows(promote())):
         pass

@@ -37,6 +37,7 @@ from horsies.worker.books import Limits
 from horsies.worker.settings import limits_of, queues_of
 from horsies.worker.stops import ending_of
 from horsies.worker.turn import Turn, take_turn
+from horsies.workflows.advance import settle
 
 ENDLESS = 1_000
 
@@ -165,6 +166,7 @@ class Drain:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, reports[-1])]))
         ending = ending_of(claim, done)
         outcome = yield from take_turn(self._ending_turn(ending))
+        yield from settle(outcome.unsettled)
         if claim.id in outcome.ended and not ending.may_retry:
             return ending.status
         info = yield from get_info(claim.id)
@@ -194,7 +196,9 @@ def _ends_more_than_the_task(raised: BaseException) -> bool:
 
 
 def _assignment(claim: Claim) -> Assignment:
-    return Assignment(1, claim.id, claim.task_name, claim.queue_name, claim.attempt, claim.timeout_ms, claim.args)
+    return Assignment(
+        1, claim.id, claim.task_name, claim.queue_name, claim.attempt, claim.timeout_ms, claim.args, claim.inputs
+    )
 
 
 def _noted(reports: list[str]) -> Callable[[int, float | None, str | None], None]:

@@ -56,6 +56,8 @@ class Books:
     releases: list[Claim] = field(default_factory=list[Claim])
     buffer: deque[Buffered] = field(default_factory=deque[Buffered])
     progress: dict[tuple[TaskId, int], str] = field(default_factory=dict[tuple[TaskId, int], str])
+    unsettled: set[str] = field(default_factory=set[str])
+    """Roots of workflows in which a turn has left something to do."""
     in_flight: list[Turn] = field(default_factory=list[Turn])
     more: bool = True
     """There may be something to claim."""
@@ -78,9 +80,11 @@ class Books:
         if self.suspects:
             return self._depart(self._alone(self.suspects.popleft()))
         self._let_go(now)
+        # What ends a node may make the next one ready, in the very turn that could claim it.
+        self.more = self.more or any(ending.root_id is not None for ending in self.endings)
         starts = self._starts()
         wanted = self._wanted(starts)
-        told = self.endings or self.interrupted or self.releases or self.progress
+        told = self.endings or self.interrupted or self.releases or self.progress or self.unsettled
         if not (told or starts or wanted or self._may_promote):
             return None
         endings = self._endings()
@@ -184,6 +188,7 @@ class Books:
         progress, self.progress = self.progress, {}
         interrupted, self.interrupted = self.interrupted, []
         promotes, self.promotes = self._may_promote, False
+        unsettled, self.unsettled = self.unsettled, set()
         return Turn(
             worker=self.worker,
             database=self.database,
@@ -198,6 +203,7 @@ class Books:
             claim_from=claim_from,
             lanes=lanes,
             frees_capped=self.limits.caps.is_any and bool(endings or releases or interrupted),
+            unsettled=sorted(unsettled),
         )
 
     def _place(self, now: float) -> tuple[ClaimFrom, list[Lane]]:
@@ -224,6 +230,7 @@ class Books:
         for task_id, claim_no, text in turn.progress:
             self.progress.setdefault((task_id, claim_no), text)  # unless there is news of it
         self.promotes = self.promotes or turn.promotes
+        self.unsettled.update(turn.unsettled)
 
     def isolate(self, turn: Turn, words: str) -> None:
         """Of a turn that was put back: one of its endings holds what the database cannot store. Alone, it is replaced by an error."""
@@ -239,12 +246,14 @@ class Books:
                 TaskStatus.FAILED,
                 error_code=error.error_code,
                 error=encode_error(error),
+                root_id=endings[0].root_id,
             )
         )
 
     def settle(self, turn: Turn, outcome: Outcome, until: float) -> list[Claim]:
         """It was committed. Returns what is now RUNNING and waits for a child."""
         self._land(turn)
+        self.unsettled.update(outcome.unsettled)
         runnable = [claim for claim in turn.starts if claim.id in outcome.started]
         # Lost, or their queue is full: what is still ours goes back.
         self.releases.extend(claim for claim in turn.starts if claim.id not in outcome.started)
@@ -265,7 +274,13 @@ class Books:
         """Nothing is held, and nothing is left to be told."""
         idle = not any(member.load for member in self.roster)
         return idle and not (
-            self.endings or self.suspects or self.interrupted or self.releases or self.buffer or self.in_flight
+            self.endings
+            or self.suspects
+            or self.interrupted
+            or self.releases
+            or self.buffer
+            or self.unsettled
+            or self.in_flight
         )
 
     @property

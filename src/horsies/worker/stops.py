@@ -122,6 +122,7 @@ def ending_of(claim: Claim, done: Done) -> Ending:
         may_retry=claim.retries_left and status is TaskStatus.FAILED,
         wants_retry=done.wants_retry,
         retry_after_ms=done.retry_after_ms,
+        root_id=claim.root_id,
     )
 
 
@@ -134,4 +135,5 @@ def _failed(claim: Claim, error: TaskError, *, may_retry: bool) -> Ending:
         error_code=error.error_code,
         error=encode_error(error),
         may_retry=may_retry and not cancelled,
+        root_id=claim.root_id,
     )

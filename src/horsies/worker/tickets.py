@@ -65,6 +65,7 @@ class Tickets:
                     claim.attempt,
                     claim.timeout_ms,
                     claim.args,
+                    claim.inputs,
                 )
             )
         return run

@@ -23,6 +23,7 @@ from horsies.tasks.release import (
     release_interrupted,
     report_progress,
 )
+from horsies.workflows.advance import full_step, lock_roots, quick_step, unsettled_in
 
 SQL = load(__file__)
 
@@ -55,6 +56,12 @@ class Turn:
     lanes: Sequence[Lane] = ()
     frees_capped: bool = False
     """Something is capped, so others may be waiting for what these endings free."""
+    unsettled: Sequence[str] = ()
+    """Roots of workflows in which a step has left something to do."""
+
+    @property
+    def of_workflows(self) -> Sequence[Ending]:
+        return [ending for ending in (*self.endings, *self.interrupted) if ending.root_id is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,8 @@ class Outcome:
     promoted: Sequence[str] = ()
     due_s: float | None = None
     """In how many seconds the next task that was put off is due, as far as this turn has seen."""
+    unsettled: Sequence[str] = ()
+    """Roots of workflows in which this turn has left something to do."""
 
 
 def take_turn(turn: Turn) -> Op[Outcome]:
@@ -74,12 +83,15 @@ def take_turn(turn: Turn) -> Op[Outcome]:
     retriable = [ending for ending in turn.endings if ending.may_retry]
     counted = {lane.queue_name for lane in turn.lanes} if turn.wanted else set[str]()
     keys = turn.caps.keys(counted | {claim.queue_name for claim in turn.starts})
+    lock, advance = _workflows(turn)
     steps: list[tuple[str, Query]] = [
         ("begin", SQL["begin_turn"]()),
         ("limits", SQL["set_limits"](statement_timeout_ms=turn.database.statement_timeout_ms)),
+        *(("lock roots", query) for query in lock),
         *([("interrupt", release_interrupted(turn.worker, turn.interrupted))] if turn.interrupted else []),
         *([("finish", finish(turn.worker, finals))] if finals else []),
         *([("retry", end_or_retry(turn.worker, retriable))] if retriable else []),
+        *(("advance", query) for query in advance),
         *([("release", release(turn.worker, turn.releases))] if turn.releases else []),
         *([("progress", report_progress(turn.worker, turn.progress))] if turn.progress else []),
         *([("promote", promote()), ("next due", get_next_due())] if turn.promotes else []),
@@ -94,6 +106,18 @@ def take_turn(turn: Turn) -> Op[Outcome]:
     for (step, _), answer in zip(steps, answers, strict=True):
         by_step.setdefault(step, []).append(answer)
     return _outcome(by_step)
+
+
+def _workflows(turn: Turn) -> tuple[list[Query], list[Query]]:
+    """What advances the workflows of what ends in this turn: the locks, first of all, and the step, once it has ended."""
+    ended = turn.of_workflows
+    roots = sorted({ending.root_id for ending in ended if ending.root_id} | set(turn.unsettled))
+    if not roots:
+        return [], []
+    task_ids = [ending.id for ending in ended]
+    # In a turn of its own a step may take its time; in one that ends tasks, others wait for it.
+    step = full_step(roots, task_ids) if turn.unsettled else quick_step(roots, task_ids)
+    return [lock_roots(roots)], step
 
 
 def _claim(turn: Turn, wanted: Wanted) -> Query:
@@ -124,5 +148,6 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
         started=frozenset(row[0] for row in rows("start")),
         claimed=[as_claims(answer) for answer in answers.get("claim", ())],
         promoted=[lane for _, lane in rows("promote")],
+        unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
     )

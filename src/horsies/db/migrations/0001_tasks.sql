@@ -1,12 +1,15 @@
+-- A time-ordered (version 7) id for rows that the database makes itself, or that are inserted by hand.
+create function {schema}.new_id() returns uuid language sql volatile parallel safe as $$
+    select (
+        substr(milliseconds, 1, 8) || '-' || substr(milliseconds, 9, 4) || '-7' || substr(gen_random_uuid()::text, 16)
+    )::uuid
+    from lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as milliseconds
+$$;
+
 -- Live tasks: only what is PENDING, CLAIMED or RUNNING. What has ended is moved to `finished`, so this table and its
 -- indexes stay small for ever. Every index is paid for at every change of state; each one says what it is for.
 create table {schema}.tasks (
-    -- A time-ordered (version 7) id also for rows inserted by hand.
-    id uuid not null default (
-        substr(lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0'), 1, 8) || '-'
-        || substr(lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0'), 9, 4) || '-7'
-        || substr(gen_random_uuid()::text, 16)
-    )::uuid,
+    id uuid not null default {schema}.new_id(),
     task_name text not null,
     queue_name text not null default 'default',
     priority integer not null default 100,
@@ -35,6 +38,9 @@ create table {schema}.tasks (
     claimed_at timestamptz,
     lease_until timestamptz,
     started_at timestamptz,
+    -- Of a task that a workflow runs: its node, and the run at the top of the tree, whose row is the lock for all of it.
+    root_id uuid,
+    node_id uuid,
     constraint tasks_pkey primary key (id),
     constraint tasks_status_is_live check (status in ('PENDING', 'CLAIMED', 'RUNNING')),
     constraint tasks_jitter_is_a_share check (retry_jitter between 0 and 1),
@@ -94,6 +100,8 @@ create table {schema}.finished (
     claimed_at timestamptz,
     started_at timestamptz,
     finished_at timestamptz not null,
+    root_id uuid,
+    node_id uuid,
     constraint finished_status_is_final check (status in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
 ) partition by range (finished_at);
 
@@ -109,7 +117,7 @@ select
     null::json as result, null::text as error_code, null::json as error,
     sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, claimed_by, claimed_at, started_at,
-    null::timestamptz as finished_at
+    null::timestamptz as finished_at, root_id, node_id
 from {schema}.tasks
 union all
 select
@@ -117,7 +125,7 @@ select
     result, error_code, error,
     sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, claimed_by, claimed_at, started_at,
-    finished_at
+    finished_at, root_id, node_id
 from {schema}.finished;
 
 -- One row per incarnation of a worker: a fresh id at every start. `heartbeat_at` speaks for all of its tasks.
@@ -175,6 +183,160 @@ create table {schema}.keys (
     key_window interval not null,
     constraint keys_pkey primary key (task_name, key)
 );
+
+-- Runs of workflows. A sub-workflow is a run of its own below that of the node it stands for, and so are the items of a map. All runs of a
+-- tree are written when the one at its top is started, but those of maps, whose items are not known then.
+create table {schema}.workflows (
+    id uuid not null,
+    -- The run at the top of its tree, for that one itself. Its row is the lock for the whole tree.
+    root_id uuid not null,
+    -- The runs above, from the top down, and the node that this one stands for.
+    ancestors uuid[] not null default '{}',
+    parent_node uuid,
+    -- Which call of start() has made it: that one knows itself again when its answer was lost.
+    start_id uuid,
+    name text not null,
+    definition_key text,
+    status text not null default 'PENDING',
+    on_error text not null default 'fail',
+    output integer,
+    -- Lists of nodes by their index; one list of which all have succeeded is enough.
+    success_cases json,
+    optional integer[] not null default '{}',
+    is_map boolean not null default false,
+    -- How many nodes may be under way at once; these are counted only where it matters.
+    max_parallel integer,
+    in_flight integer not null default 0,
+    -- Nodes whose ending has not been told to those that wait for them.
+    unresolved integer not null,
+    error json,
+    time_limit_ms bigint,
+    deadline timestamptz,
+    created_at timestamptz not null default now(),
+    started_at timestamptz,
+    finished_at timestamptz,
+    constraint workflows_pkey primary key (id),
+    constraint workflows_status_is_known check (
+        status in ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED')
+    )
+) with (fillfactor = 70);
+
+-- All runs of a tree.
+create index workflows_root_idx on {schema}.workflows (root_id);
+-- Those under way.
+create index workflows_live_idx on {schema}.workflows (root_id)
+    where status in ('RUNNING', 'PAUSED');
+-- Those whose time is limited.
+create index workflows_deadline_idx on {schema}.workflows (deadline)
+    where deadline is not null and status in ('RUNNING', 'PAUSED');
+
+-- The nodes of runs. A node keeps its own result for as long as its run is kept, whatever becomes of its task's row.
+create table {schema}.nodes (
+    id uuid not null,
+    root_id uuid not null,
+    workflow_id uuid not null,
+    index integer not null,
+    node_id text not null,
+    kind text not null,
+    status text not null default 'PENDING',
+    -- Whether its ending has been counted by those that wait for it, and by its run.
+    told boolean not null default false,
+    waits_for integer[] not null,
+    dependents uuid[] not null,
+    -- So many of those it waits for must succeed. It may run without when all have ended, if failed ones are allowed.
+    needed integer not null,
+    allow_failed_deps boolean not null,
+    -- Of those it waits for, so many have told it that they ended, and so many that they succeeded. Not counted once it is decided.
+    resolved integer not null default 0,
+    succeeded integer not null default 0,
+    -- What is sent when it is ready, as in `tasks`.
+    task_name text,
+    queue_name text,
+    priority integer,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real,
+    retry_for text[],
+    good_until timestamptz,
+    args json,
+    -- What stands where in the arguments: references to `inputs`, the nodes whose results are read when the task is claimed.
+    refs json,
+    inputs uuid[],
+    -- Of a map: the node whose list it goes over. Of an item: itself.
+    source uuid,
+    item json,
+    max_parallel integer,
+    -- The run that it stands for, if it is a sub-workflow or a map.
+    child_id uuid,
+    -- How its result is read: as that of this task, or a list of them.
+    made_by text,
+    makes_list boolean not null default false,
+    task_id uuid,
+    result json,
+    error json,
+    finished_at timestamptz,
+    constraint nodes_pkey primary key (id),
+    constraint nodes_status_is_known check (
+        status in ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED')
+    )
+) with (fillfactor = 70);
+
+create unique index nodes_workflow_idx on {schema}.nodes (workflow_id, index);
+-- What has ended and is still to be told: what anybody may take up whom a crash has left it to.
+create index nodes_untold_idx on {schema}.nodes (root_id)
+    where not told and status in ('COMPLETED', 'FAILED', 'SKIPPED');
+-- Tasks to be enqueued, in their order.
+create index nodes_ready_idx on {schema}.nodes (workflow_id, index)
+    where status = 'READY' and kind = 'task';
+-- Runs to be started.
+create index nodes_opening_idx on {schema}.nodes (root_id)
+    where status = 'READY' and kind <> 'task';
+
+-- What the task of a node is handed beside its arguments: references are stored, and the results that they name are read when it is
+-- claimed. A function, so that it is planned once, and not with every claim.
+create function {schema}.node_inputs(node uuid) returns text language plpgsql stable as $$
+begin
+    return (
+        select json_build_object(
+            -- An item belongs to the run of its map's node, for all that its task knows.
+            'workflow_id',
+            case
+                when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
+                else workflows.id
+            end,
+            'root_id', workflows.root_id,
+            'workflow_name', workflows.name,
+            'node_id', nodes.node_id,
+            'refs', nodes.refs,
+            -- As text: what is only passed on is never decoded on its way.
+            'item', nodes.item::text,
+            'inputs', (
+                select json_agg(
+                    json_build_object(
+                        'node_id', input.node_id,
+                        'status', input.status,
+                        'made_by', input.made_by,
+                        'makes_list', input.makes_list,
+                        'result', input.result::text,
+                        'error', input.error::text
+                    )
+                    order by wanted.place
+                )
+                from unnest(nodes.inputs) with ordinality as wanted (id, place)
+                cross join lateral (
+                    select other.node_id, other.status, other.made_by, other.makes_list, other.result, other.error
+                    from {schema}.nodes as other
+                    where other.id = wanted.id
+                    offset 0
+                ) as input
+            )
+        )
+        from {schema}.nodes
+        join {schema}.workflows on workflows.id = nodes.workflow_id
+        where nodes.id = node
+    );
+end
+$$;
 
 -- Who is the keeper, by a lease: session locks would leak behind a pooler.
 create table {schema}.keeper (

@@ -1,0 +1,274 @@
+"""Workflows as values: the graph that a specification is compiled to, and the states it goes through.
+
+A graph is a list of nodes in topological order; nodes name each other by their position in it. Nothing here refers to a Python
+function or to an object of the user's, so a graph can be stored, drawn, and reasoned about by anybody.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+from horsies.model.task import Terms
+
+Step: TypeAlias = str | int
+
+
+class WorkflowStatus(StrEnum):
+    """Where a workflow is."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        """It ends here unless somebody calls `retry()`."""
+        return self in {WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
+
+
+class NodeStatus(StrEnum):
+    """Where a node of a workflow is. READY: all it waits for is there, but it is held back, by a pause for instance."""
+
+    PENDING = "PENDING"
+    READY = "READY"
+    ENQUEUED = "ENQUEUED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+    @property
+    def is_final(self) -> bool:
+        """It ends here unless somebody calls `retry()`."""
+        return self in {NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED}
+
+
+LEGAL_WORKFLOW_MOVES: Mapping[WorkflowStatus, frozenset[WorkflowStatus]] = MappingProxyType(
+    {
+        WorkflowStatus.PENDING: frozenset(
+            {
+                WorkflowStatus.RUNNING,
+                WorkflowStatus.PAUSED,
+                WorkflowStatus.CANCELLED,
+                WorkflowStatus.FAILED,  # its time ran out
+            }
+        ),
+        WorkflowStatus.RUNNING: frozenset(
+            {WorkflowStatus.PAUSED, WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
+        ),
+        WorkflowStatus.PAUSED: frozenset(
+            {
+                WorkflowStatus.RUNNING,
+                WorkflowStatus.COMPLETED,  # what was running ended, and nothing was left
+                WorkflowStatus.FAILED,
+                WorkflowStatus.CANCELLED,
+            }
+        ),
+        WorkflowStatus.COMPLETED: frozenset(),
+        WorkflowStatus.FAILED: frozenset({WorkflowStatus.RUNNING}),  # retry()
+        WorkflowStatus.CANCELLED: frozenset({WorkflowStatus.RUNNING}),  # retry()
+    }
+)
+
+LEGAL_NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = MappingProxyType(
+    {
+        NodeStatus.PENDING: frozenset(
+            {
+                NodeStatus.READY,
+                NodeStatus.ENQUEUED,  # nothing holds it back, so it needs no stop on the way
+                NodeStatus.RUNNING,  # a sub-workflow
+                NodeStatus.COMPLETED,  # a map over an empty list
+                NodeStatus.FAILED,  # a map over what is no list
+                NodeStatus.SKIPPED,
+            }
+        ),
+        NodeStatus.READY: frozenset(
+            {
+                NodeStatus.ENQUEUED,
+                NodeStatus.RUNNING,
+                NodeStatus.COMPLETED,
+                NodeStatus.FAILED,
+                NodeStatus.SKIPPED,  # cancelled
+            }
+        ),
+        NodeStatus.ENQUEUED: frozenset(
+            {
+                NodeStatus.RUNNING,
+                NodeStatus.COMPLETED,  # who ends the task need not have recorded its beginning here
+                NodeStatus.FAILED,
+                NodeStatus.SKIPPED,  # cancelled before it began
+            }
+        ),
+        NodeStatus.RUNNING: frozenset(
+            {
+                NodeStatus.ENQUEUED,  # its task is retried, or was released
+                NodeStatus.COMPLETED,
+                NodeStatus.FAILED,
+            }
+        ),
+        NodeStatus.COMPLETED: frozenset(),
+        NodeStatus.FAILED: frozenset({NodeStatus.PENDING, NodeStatus.READY, NodeStatus.ENQUEUED}),  # retry()
+        NodeStatus.SKIPPED: frozenset({NodeStatus.PENDING, NodeStatus.READY, NodeStatus.ENQUEUED}),  # retry()
+    }
+)
+
+
+class Join(StrEnum):
+    """How many of the nodes that a node waits for must succeed before it runs: all, one, or `min_success` of them."""
+
+    ALL = "all"
+    ANY = "any"
+    QUORUM = "quorum"
+
+
+class OnError(StrEnum):
+    """What the failure of a node does to its workflow.
+
+    FAIL: everything that can still run does, then the workflow is FAILED with the error of the first node that failed.
+    PAUSE: no further node starts until `resume()` or `cancel()`.
+    """
+
+    FAIL = "fail"
+    PAUSE = "pause"
+
+
+class NodeKind(StrEnum):
+    """What a node does: run a task, run one for each item of a list, or run a workflow."""
+
+    TASK = "task"
+    MAP = "map"
+    WORKFLOW = "workflow"
+
+
+class RefMode(StrEnum):
+    """What of another node stands in an argument."""
+
+    VALUE = "value"  # its good value
+    RESULT = "result"  # `{"ok": value}` or `{"err": error}`, as a TaskResult is written
+    EACH = "each"  # one item of its list; in a map only, and only once
+
+
+class Wanted(StrEnum):
+    """A parameter that is filled in when the task runs, and that nobody passes."""
+
+    CONTEXT = "workflow_ctx"
+    META = "workflow_meta"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """At `path` inside the arguments, as in `("pages", 0)`, stands what comes from another node.
+
+    `up` is 0 for a node of the same graph, 1 for one of the graph that this one is a sub-workflow of, and so on.
+    """
+
+    path: tuple[Step, ...]
+    node: int
+    mode: RefMode
+    up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What kind of value a node makes: that of a task, or a list of them. A sub-workflow without an output makes none."""
+
+    task_name: str | None
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `waits_for` includes every node of its own graph that its references name, or those inside its sub-workflow.
+
+    A TASK or a MAP has `terms` and `args`: a JSON object with null wherever a reference stands. A WORKFLOW has a `child`.
+    """
+
+    index: int
+    node_id: str
+    kind: NodeKind
+    terms: Terms | None = None
+    args: str = "{}"
+    refs: tuple[Ref, ...] = ()
+    waits_for: tuple[int, ...] = ()
+    join: Join = Join.ALL
+    min_success: int | None = None
+    allow_failed_deps: bool = False
+    max_parallel: int | None = None
+    ctx_from: tuple[int, ...] = ()
+    wants: frozenset[Wanted] = frozenset()
+    child: "Graph | None" = None
+
+    @property
+    def needed(self) -> int:
+        """So many of the nodes it waits for must succeed.
+
+        It runs as soon as they have, without regard to the rest. It is skipped when so many no longer can; with
+        `allow_failed_deps` it then runs nevertheless, once every one of them has ended.
+        """
+        match self.join:
+            case Join.ALL:
+                return len(self.waits_for)
+            case Join.ANY:
+                return min(1, len(self.waits_for))
+            case Join.QUORUM:
+                return self.min_success or 0
+
+    def is_ready(self, succeeded: int, unresolved: int) -> bool:
+        return succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0)
+
+    def is_hopeless(self, succeeded: int, unresolved: int) -> bool:
+        return not self.allow_failed_deps and succeeded + unresolved < self.needed
+
+    @property
+    def made(self) -> Made:
+        """Whose value it has: this says how its result is read, also by somebody who has never seen the specification."""
+        if self.child is not None:
+            return Made(None) if self.child.output is None else self.child.nodes[self.child.output].made
+        return Made(self.terms.task_name if self.terms else None, is_list=self.kind is NodeKind.MAP)
+
+    @property
+    def each(self) -> Ref | None:
+        """Of a map: the list that it goes over, and where its items stand."""
+        return next((ref for ref in self.refs if ref.mode is RefMode.EACH), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A whole workflow.
+
+    Its value is that of its `output` node; without one it is null. It succeeds if all nodes of one of the `success_cases` do, or,
+    when there are none, if no node but `optional` ones fails. The failure of an optional node does not pause it, and is not its
+    error while there is another's.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    output: int | None = None
+    on_error: OnError = OnError.FAIL
+    success_cases: tuple[tuple[int, ...], ...] = ()
+    optional: frozenset[int] = frozenset()
+    time_limit_ms: int | None = None
+    definition_key: str | None = None
+
+    def node_named(self, node_id: str) -> Node | None:
+        return next((node for node in self.nodes if node.node_id == node_id), None)
+
+    def dependents(self) -> tuple[tuple[int, ...], ...]:
+        """For each node those that wait for it."""
+        waiting: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for dependency in node.waits_for:
+                waiting[dependency].append(node.index)
+        return tuple(tuple(indexes) for indexes in waiting)
+
+    def all_graphs(self) -> Iterator["Graph"]:
+        """It and every sub-workflow inside it, itself first."""
+        yield self
+        for node in self.nodes:
+            if node.child is not None:
+                yield from node.child.all_graphs()

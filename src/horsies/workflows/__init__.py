@@ -1,0 +1,1 @@
+"""Graphs of tasks: written, checked, drawn; started, advanced, waited for."""

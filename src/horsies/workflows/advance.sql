@@ -1,0 +1,412 @@
+-- name: lock_roots
+-- Whoever changes anything in a tree of runs holds the row at its top, first of all, in the order of the ids. In a statement of its own: the
+-- next one's snapshot is then younger than the lock. The statements of a step are long and quick: planning them each time would take
+-- three times as long as running them, so they are planned once, which their author vouches for (`end_runs` takes it back).
+select set_config('plan_cache_mode', 'force_generic_plan', true)
+from {schema}.workflows
+where id = any(%(roots)s::uuid[])
+order by id
+for update;
+
+-- name: advance_nodes
+-- One step: the nodes of tasks that ended in this transaction are resolved, and these and all others that have ended untold tell those
+-- that wait for them, and their run. Who was told enough is READY, or SKIPPED; what is skipped has news of its own, for the next step.
+with ended as materialized (
+    select task.id, task.node_id, task.status, task.result, task.error
+    from unnest(%(task_ids)s::uuid[]) as wanted (id)
+    cross join lateral (
+        select id, node_id, status, result, error
+        from {schema}.finished
+        where finished.id = wanted.id
+        and finished.finished_at >= now()
+        and finished.finished_at < now() + interval '1 day'
+        and finished.node_id is not null
+        offset 0
+    ) as task
+),
+resolved as (
+    update {schema}.nodes
+    set
+        status = case when ended.status = 'COMPLETED' then 'COMPLETED' else 'FAILED' end,
+        result = ended.result,
+        error = ended.error,
+        finished_at = statement_timestamp(),
+        told = true
+    from ended
+    where nodes.id = any(array(select ended.node_id from ended))
+    and nodes.id = ended.node_id
+    and nodes.task_id = ended.id
+    and nodes.status = 'ENQUEUED'
+    returning nodes.workflow_id, nodes.index, nodes.status, nodes.dependents
+),
+untold as (
+    update {schema}.nodes
+    set told = true, finished_at = coalesce(finished_at, statement_timestamp())
+    where root_id = any(%(roots)s::uuid[])
+    and not told
+    and status in ('COMPLETED', 'FAILED', 'SKIPPED')
+    returning workflow_id, index, status, dependents
+),
+news as materialized (
+    select * from resolved
+    union all
+    select * from untold
+),
+tally as materialized (
+    select dependent.id, count(*) as resolved, count(*) filter (where news.status = 'COMPLETED') as succeeded
+    from news
+    cross join unnest(news.dependents) as dependent (id)
+    group by dependent.id
+),
+counted as (
+    update {schema}.nodes
+    set
+        resolved = nodes.resolved + tally.resolved,
+        succeeded = nodes.succeeded + tally.succeeded,
+        status = case
+            when nodes.succeeded + tally.succeeded >= needed then 'READY'
+            when allow_failed_deps and nodes.resolved + tally.resolved >= cardinality(waits_for) then 'READY'
+            when allow_failed_deps then 'PENDING'
+            when nodes.succeeded + tally.succeeded + cardinality(waits_for) - nodes.resolved - tally.resolved < needed then 'SKIPPED'
+            else 'PENDING'
+        end
+    from tally
+    where nodes.id = any(array(select tally.id from tally))
+    and nodes.id = tally.id
+    and nodes.status = 'PENDING'
+)
+update {schema}.workflows
+set
+    unresolved = workflows.unresolved - told.count,
+    in_flight = case when max_parallel is null then 0 else workflows.in_flight - told.ran end,
+    status = case
+        when workflows.status = 'RUNNING' and on_error = 'pause' and not told.failed <@ workflows.optional then 'PAUSED'
+        else workflows.status
+    end
+from (
+    select
+        workflow_id,
+        count(*) as count,
+        count(*) filter (where status <> 'SKIPPED') as ran,
+        coalesce(array_agg(index) filter (where status = 'FAILED'), '{}') as failed
+    from news
+    group by workflow_id
+) as told
+where workflows.id = any(array(select news.workflow_id from news))
+and workflows.id = told.workflow_id
+-- Of what was paused by this, perhaps: the next step takes back what waits in queues, and whoever waits for the run is told.
+returning
+    workflows.root_id::text,
+    workflows.status = 'PAUSED' and not told.failed <@ workflows.optional,
+    case when workflows.status = 'PAUSED' then pg_notify('{done_channel}', workflows.id::text)::text end;
+
+-- name: withdraw_tasks
+-- What is held back and has not begun waits here, not in its queue. An attempt that failed has begun.
+with held as materialized (
+    select nodes.task_id
+    from {schema}.workflows
+    join {schema}.nodes on nodes.workflow_id = workflows.id
+    where workflows.root_id = any(%(roots)s::uuid[])
+    and workflows.status in ('RUNNING', 'PAUSED')
+    and nodes.status = 'ENQUEUED'
+    and (
+        workflows.status = 'PAUSED'
+        or exists (
+            select from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            and above.status = 'PAUSED'
+        )
+    )
+),
+gone as (
+    delete from {schema}.tasks
+    where id = any(array(select held.task_id from held))
+    and status = 'PENDING'
+    and attempts = 0
+    returning id, node_id
+),
+back as (
+    update {schema}.nodes
+    set status = 'READY', task_id = null
+    where id = any(array(select gone.node_id from gone))
+    returning workflow_id
+)
+update {schema}.workflows
+set in_flight = in_flight - withdrawn.count
+from (select workflow_id, count(*) as count from back group by workflow_id) as withdrawn
+where workflows.id = any(array(select back.workflow_id from back))
+and workflows.id = withdrawn.workflow_id
+and max_parallel is not null;
+
+-- name: open_maps
+-- The items of a map become nodes of a run of its own. What is no list cannot be gone over.
+with opening as materialized (
+    select nodes.*, source.result as list, source.status = 'COMPLETED' and json_typeof(source.result) = 'array' as is_list
+    from {schema}.nodes
+    join {schema}.nodes as source on source.id = nodes.source
+    where nodes.root_id = any(%(roots)s::uuid[])
+    and nodes.status = 'READY'
+    and nodes.kind = 'map'
+    and not exists (select from {schema}.workflows where workflows.id = nodes.child_id)
+),
+hopeless as (
+    update {schema}.nodes
+    set status = 'FAILED', error = %(no_list)s::json, finished_at = statement_timestamp()
+    where id = any(array(select opening.id from opening where opening.is_list is not true))
+),
+runs as (
+    insert into {schema}.workflows (
+        id, root_id, ancestors, parent_node, name, is_map, max_parallel, unresolved
+    )
+    select
+        opening.child_id, opening.root_id, above.ancestors || above.id, opening.id, above.name, true, opening.max_parallel,
+        json_array_length(opening.list)
+    from opening
+    join {schema}.workflows as above on above.id = opening.workflow_id
+    where opening.is_list
+)
+insert into {schema}.nodes (
+    id, root_id, workflow_id, index, node_id, kind, waits_for, dependents, needed, allow_failed_deps,
+    task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
+    args, refs, inputs, item, made_by
+)
+select
+    gen_random_uuid(), root_id, child_id, item.number - 1, node_id || '[' || item.number - 1 || ']', 'task', '{}', '{}', 0, false,
+    task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
+    args, refs, inputs, item.value, task_name
+from opening
+cross join lateral json_array_elements(case when opening.is_list then opening.list else '[]' end) with ordinality as item (value, number);
+
+-- name: open_runs
+-- Sub-workflows and maps that are ready begin: their run, and in it what waits for nobody.
+with opening as materialized (
+    select nodes.id, nodes.child_id
+    from {schema}.nodes
+    join {schema}.workflows on workflows.id = nodes.workflow_id
+    where nodes.root_id = any(%(roots)s::uuid[])
+    and nodes.status = 'READY'
+    and nodes.kind <> 'task'
+    and workflows.status = 'RUNNING'
+    and not exists (
+        select from {schema}.workflows as above
+        where above.id = any(workflows.ancestors)
+        and above.status = 'PAUSED'
+    )
+),
+begun as (
+    update {schema}.workflows
+    set
+        status = 'RUNNING',
+        error = null,
+        started_at = statement_timestamp(),
+        finished_at = null,
+        deadline = statement_timestamp() + time_limit_ms * interval '1 ms'
+    where id = any(array(select opening.child_id from opening))
+    returning id, parent_node
+),
+opened as (
+    update {schema}.nodes
+    set status = 'RUNNING'
+    where id = any(array(select begun.parent_node from begun))
+)
+update {schema}.nodes
+set status = 'READY'
+where workflow_id = any(array(select begun.id from begun))
+and status = 'PENDING'
+and (succeeded >= needed or allow_failed_deps and resolved >= cardinality(waits_for));
+
+-- name: open_tasks
+-- What is ready becomes an ordinary task, unless its run, or one above, is paused, or enough of it is under way already.
+with ready as materialized (
+    select node.id
+    from {schema}.workflows
+    cross join lateral (
+        select nodes.id
+        from {schema}.nodes
+        where nodes.workflow_id = workflows.id
+        and nodes.status = 'READY'
+        and nodes.kind = 'task'
+        order by nodes.index
+        limit case when workflows.max_parallel is not null then greatest(0, workflows.max_parallel - workflows.in_flight) end
+    ) as node
+    where workflows.root_id = any(%(roots)s::uuid[])
+    and workflows.status = 'RUNNING'
+    and not exists (
+        select from {schema}.workflows as above
+        where above.id = any(workflows.ancestors)
+        and above.status = 'PAUSED'
+    )
+),
+opened as (
+    update {schema}.nodes
+    set status = 'ENQUEUED', task_id = {schema}.new_id()
+    where id = any(array(select ready.id from ready))
+    and status = 'READY'
+    returning *
+),
+counted as (
+    update {schema}.workflows
+    set in_flight = workflows.in_flight + added.count
+    from (select workflow_id, count(*) as count from opened group by workflow_id) as added
+    where workflows.id = any(array(select opened.workflow_id from opened))
+    and workflows.id = added.workflow_id
+    and workflows.max_parallel is not null
+)
+insert into {schema}.tasks (
+    id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id
+)
+select
+    task_id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, id
+from opened
+order by workflow_id, index;
+
+-- name: end_runs
+-- A run without a node left to tell of itself is over. What it stands for in the run above ends with it, and has that to tell. A paused run
+-- does not end in failure: whoever resumes it may want to retry what failed. Says of each tree whether a further step is needed.
+with over as materialized (
+    select
+        workflows.*,
+        case
+            when success_cases is null then not exists (
+                select from {schema}.nodes
+                where nodes.workflow_id = workflows.id
+                and nodes.status = 'FAILED'
+                and nodes.index <> all(workflows.optional)
+            )
+            else exists (
+                select from json_array_elements(success_cases) as cases (required)
+                where not exists (
+                    select from json_array_elements_text(cases.required) as wanted (index)
+                    join {schema}.nodes on nodes.workflow_id = workflows.id and nodes.index = wanted.index::integer
+                    where nodes.status <> 'COMPLETED'
+                )
+            )
+        end as is_good
+    from {schema}.workflows
+    where root_id = any(%(roots)s::uuid[])
+    and status in ('RUNNING', 'PAUSED')
+    and unresolved = 0
+),
+ended as (
+    update {schema}.workflows
+    set
+        status = case when over.is_good then 'COMPLETED' else 'FAILED' end,
+        finished_at = statement_timestamp(),
+        error = case when not over.is_good then coalesce(
+            (
+                select nodes.error
+                from {schema}.nodes
+                where nodes.workflow_id = over.id
+                and nodes.status = 'FAILED'
+                order by nodes.index = any(over.optional), nodes.finished_at, nodes.index
+                limit 1
+            ),
+            %(no_success)s::json
+        ) end
+    from over
+    where workflows.id = any(array(select over.id from over))
+    and workflows.id = over.id
+    and (over.is_good or over.status = 'RUNNING')
+    returning workflows.id, workflows.root_id, workflows.parent_node, workflows.status, workflows.error, workflows.is_map, workflows.output
+),
+above as (
+    update {schema}.nodes
+    set
+        status = ended.status,
+        error = ended.error,
+        finished_at = statement_timestamp(),
+        result = case when ended.status = 'COMPLETED' then case
+            when ended.is_map then (
+                select coalesce(json_agg(item.result order by item.index), '[]')
+                from {schema}.nodes as item
+                where item.workflow_id = ended.id
+            )
+            else coalesce(
+                (
+                    select output.result
+                    from {schema}.nodes as output
+                    where output.workflow_id = ended.id
+                    and output.index = ended.output
+                ),
+                'null'
+            )
+        end end
+    from ended
+    where nodes.id = any(array(select ended.parent_node from ended))
+    and nodes.id = ended.parent_node
+    and nodes.status = 'RUNNING'
+)
+select
+    root.id::text,
+    exists (select from ended where ended.root_id = root.id and ended.parent_node is not null)
+    or exists (
+        select from {schema}.nodes
+        where nodes.root_id = root.id
+        and not nodes.told
+        and nodes.status in ('COMPLETED', 'FAILED', 'SKIPPED')
+    )
+    or exists (
+        select from {schema}.nodes
+        join {schema}.workflows on workflows.id = nodes.workflow_id
+        where nodes.root_id = root.id
+        and nodes.status = 'READY'
+        and nodes.kind <> 'task'
+        and workflows.status = 'RUNNING'
+        and not exists (
+            select from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            and above.status = 'PAUSED'
+        )
+    ),
+    -- In the transaction, unlike the notifications of tasks: there are few, and nobody knows the ids before.
+    (select count(pg_notify('{done_channel}', ended.id::text)) from ended where ended.root_id = root.id),
+    set_config('plan_cache_mode', 'auto', true)
+from unnest(%(roots)s::uuid[]) as root (id);
+
+-- name: begin_step
+begin isolation level read committed;
+
+-- name: commit_step
+commit;
+
+-- name: get_unsettled
+-- Whatever is left to do, anywhere, that waits for nobody but us.
+select distinct left_over.root_id::text
+from (
+    select root_id
+    from {schema}.nodes
+    where not told
+    and status in ('COMPLETED', 'FAILED', 'SKIPPED')
+    union all
+    select nodes.root_id
+    from {schema}.nodes
+    join {schema}.workflows on workflows.id = nodes.workflow_id
+    where nodes.status = 'READY'
+    and nodes.kind <> 'task'
+    and workflows.status = 'RUNNING'
+    and not exists (
+        select from {schema}.workflows as above
+        where above.id = any(workflows.ancestors)
+        and above.status = 'PAUSED'
+    )
+    union all
+    select root_id
+    from {schema}.workflows
+    where status = 'RUNNING'
+    and (
+        unresolved = 0
+        or exists (
+            select from {schema}.nodes
+            where nodes.workflow_id = workflows.id
+            and nodes.status = 'READY'
+            and nodes.kind = 'task'
+            and (workflows.max_parallel is null or workflows.in_flight < workflows.max_parallel)
+        )
+        and not exists (
+            select from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            and above.status = 'PAUSED'
+        )
+    )
+) as left_over
+limit %(limit)s::integer;

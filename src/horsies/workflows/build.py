@@ -1,0 +1,182 @@
+"""From a draft to a graph, or to the list of all that is wrong with it.
+
+One scope is one workflow: its nodes are named, then put in order by what each waits for, then made into the values that are stored. A
+sub-workflow has a scope of its own that knows the one around it, because values may flow in from there. Nothing stops at the first
+problem: what cannot be made right gets a stand-in, so that the rest is looked at too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from horsies.model.fits import item_of, shown, takes_result
+from horsies.model.graph import Graph, Join, Node, NodeKind, RefMode, Wanted
+from horsies.tasks.node import Flow, TaskNode
+from horsies.tasks.send import Sender
+from horsies.tasks.task import Sendable
+from horsies.workflows.arguments import argument_type, fitted, flows_in
+from horsies.workflows.draft import Draft, NodeName, PartNode
+from horsies.workflows.limits import MAX_DEPTH, TOO_DEEP, join_problems, term_problems, word
+from horsies.workflows.order import cycle, inverse, topological
+from horsies.workflows.scope import Scope
+from horsies.workflows.whole import whole
+
+
+def build(scope: Scope) -> Graph:
+    """The graph is only good if the scope has no problems afterwards."""
+    waits_for = [_dependencies(scope, position) for position in range(len(scope.nodes))]
+    order = topological(waits_for)
+    if len(order) < len(waits_for):
+        path = " → ".join(repr(scope.ids[position]) for position in cycle(waits_for, order))
+        scope.problems.append(f"the nodes {path} wait for each other; remove one of these edges")
+        order = list(range(len(waits_for)))
+    scope.index = inverse(order)
+    return whole(scope, tuple(_node(scope, position, waits_for[position]) for position in order))
+
+
+# -- what a node waits for
+
+
+def _dependencies(scope: Scope, position: int) -> list[int]:
+    found: set[int] = set()
+    for name in {id(name): name for name in _named_by(scope, position)}.values():
+        dependency = scope.position(name)
+        if dependency is None:
+            scope.report(position, scope.not_here(name))
+        else:
+            found.add(dependency)
+    return sorted(found)
+
+
+def _named_by(scope: Scope, position: int) -> Iterator[NodeName]:
+    node = scope.nodes[position]
+    if not isinstance(node, TaskNode | PartNode):
+        return
+    lists: dict[str, Any] = {"waits_for": node.waits_for}
+    if isinstance(node, TaskNode):
+        lists["workflow_ctx_from"] = node.workflow_ctx_from or ()
+    for option, names in lists.items():
+        yield from cast("tuple[NodeName, ...]", scope.listed(f"node {scope.ids[position]!r}: {option}", names))
+    yield from node.args_from.values()
+    yield from (flow.source for flow in _written_flows(node) if not flow.from_outside)
+
+
+def _written_flows(node: TaskNode[Any] | PartNode[Any]) -> Iterator[Flow]:
+    if isinstance(node, TaskNode):
+        yield from flows_in(node.args)
+    yield from flows_in(node.kwargs)
+
+
+def _flows_from(node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:
+    """What `args_from` says, as if it had been written into the arguments."""
+    if isinstance(node, PartNode):
+        return node.flows()
+    whole: set[str] = set()
+    if isinstance(node.fn, Sendable):
+        whole = {name for name in node.args_from if takes_result(argument_type(node.fn.arguments, name))}
+    return {
+        name: Flow(source, RefMode.RESULT if name in whole else RefMode.VALUE)
+        for name, source in node.args_from.items()
+    }
+
+
+# -- the node itself
+
+
+def _node(scope: Scope, position: int, waits_for: Sequence[int]) -> Node:
+    node = scope.nodes[position]
+    stand_in = Node(scope.index[position], scope.ids[position], NodeKind.TASK, waits_for=scope.indexes(waits_for))
+    if not isinstance(node, TaskNode | PartNode):
+        scope.report(
+            position, f"{type(node).__name__} is no kind of node; use task.node(), TaskNode or SubWorkflowNode"
+        )
+        return stand_in
+    scope.report(position, *join_problems(node, len(waits_for)))
+    common = replace(
+        stand_in,
+        join=word(Join, node.join) or Join.ALL,
+        min_success=node.min_success,
+        allow_failed_deps=node.allow_failed_deps,
+    )
+    scope.report(position, *_bare_value_problems(scope, node, common))
+    return _part(scope, position, node, common) if isinstance(node, PartNode) else _task(scope, position, node, common)
+
+
+def _bare_value_problems(scope: Scope, node: TaskNode[Any] | PartNode[Any], built: Node) -> Iterator[str]:
+    if built.join is Join.ALL and not built.allow_failed_deps:
+        return
+    why = "with allow_failed_deps" if built.allow_failed_deps else f'with join="{built.join}"'
+    for flow in [*_written_flows(node), *_flows_from(node).values()]:
+        if flow.mode is not RefMode.RESULT and not flow.from_outside:
+            yield f"{why} it may run although {scope.name_of(flow)} has no value; take its result_from() instead"
+
+
+def _task(scope: Scope, position: int, node: TaskNode[Any], common: Node) -> Node:
+    if not isinstance(node.fn, Sendable):
+        scope.report(position, _no_task(node.fn))
+        return common
+    task, registry = node.fn, scope.drafts.registry
+    if registry.tasks.get(task.name) is not task:
+        scope.report(position, f"task {task.name!r} belongs to another app")
+    twice = sorted({*node.kwargs} & {*node.args_from})
+    fit = fitted(task.arguments, node.args, {**node.kwargs, **_flows_from(node)}, scope)
+    scope.report(position, *(f"argument '{name}' is in kwargs and in args_from" for name in twice))
+    scope.report(position, *fit.problems, *term_problems(node, registry.config), *_each_problems(scope, node))
+    changes: dict[str, Any] = {"queue_name": node.queue, "priority": node.priority, "good_until": node.good_until}
+    return replace(
+        common,
+        kind=node.kind,
+        terms=replace(task.terms, **{name: value for name, value in changes.items() if value is not None}),
+        args=fit.text,
+        refs=tuple(fit.refs),
+        max_parallel=node.max_parallel,
+        ctx_from=_context(scope, position, node, common.waits_for),
+        wants=task.arguments.wants,
+    )
+
+
+def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
+    found = [flow for flow in _written_flows(node) if flow.mode is RefMode.EACH]
+    if node.kind is not NodeKind.MAP:
+        if found:
+            yield f"only a map_node can go through {scope.name_of(found[0])} by each(); write task.map_node(...)(...)"
+        return
+    if len(found) != 1:
+        yield f"a map_node goes through one list, so each(node) stands in it once; here it does {len(found)} times"
+    for flow in found:
+        if item_of(tp := scope.type_at_source(flow)) is None:
+            yield f"each() goes through a list, but {scope.name_of(flow)} gives {shown(tp)}"
+
+
+def _context(scope: Scope, position: int, node: TaskNode[Any], waits_for: tuple[int, ...]) -> tuple[int, ...]:
+    """The nodes whose results its workflow_ctx has: those that were asked for, or all that it waits for."""
+    task, asked = cast("Sendable[..., Any]", node.fn), node.workflow_ctx_from
+    if Wanted.CONTEXT not in task.arguments.wants:
+        if asked is not None:
+            scope.report(position, f"workflow_ctx_from is for a task that takes workflow_ctx; {task.name!r} does not")
+        return ()
+    if not isinstance(asked, tuple):
+        return waits_for
+    positions = [scope.position(name) for name in asked]
+    return scope.indexes(found for found in positions if found is not None)
+
+
+def _part(scope: Scope, position: int, node: PartNode[Any], common: Node) -> Node:
+    draft = scope.drafts.of(node)
+    if not isinstance(draft, Draft):
+        scope.report(position, *draft.problems)
+        return common
+    if scope.depth >= MAX_DEPTH:
+        scope.report(position, TOO_DEEP)
+        return common
+    inner = Scope(scope.drafts, draft, outer=scope)
+    child = build(inner)
+    scope.report(position, *inner.problems)
+    scope.is_part = scope.is_part or inner.is_part
+    return replace(common, kind=NodeKind.WORKFLOW, child=child)
+
+
+def _no_task(fn: object) -> str:
+    if isinstance(fn, Sender):
+        return "it is made of task.with_options(...); give a node its options by task.node(...)"
+    return f"it runs {fn!r:.80}, which is no task; decorate it with @app.task(...)"

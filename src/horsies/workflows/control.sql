@@ -1,0 +1,157 @@
+-- name: lock_tree
+-- The run, and the root of its tree, which stays locked until the end.
+select root.id::text
+from {schema}.workflows as root
+where root.id = (select workflows.root_id from {schema}.workflows where workflows.id = %(id)s::uuid)
+for update;
+
+-- name: pause_run
+update {schema}.workflows
+set status = 'PAUSED'
+where id = %(id)s::uuid
+and status = 'RUNNING'
+returning pg_notify('{done_channel}', id::text)::text;
+
+-- name: resume_runs
+-- The run and those below it, which may have been paused by an error of their own.
+update {schema}.workflows
+set status = 'RUNNING'
+where root_id = %(root)s::uuid
+and (id = %(id)s::uuid or %(id)s::uuid = any(ancestors))
+and status = 'PAUSED'
+returning id;
+
+-- name: stop_runs
+-- The run ends as it is told to, and what is below it is cancelled.
+with stopped as (
+    update {schema}.workflows
+    set
+        status = case when id = %(id)s::uuid then %(status)s::text else 'CANCELLED' end,
+        error = %(error)s::json,
+        finished_at = statement_timestamp()
+    where root_id = %(root)s::uuid
+    and (id = %(id)s::uuid or %(id)s::uuid = any(ancestors))
+    and status in ('PENDING', 'RUNNING', 'PAUSED')
+    -- What has ended is not stopped any more, nor is anything below it.
+    and exists (
+        select from {schema}.workflows as top
+        where top.id = %(id)s::uuid
+        and top.status in ('PENDING', 'RUNNING', 'PAUSED')
+    )
+    returning id
+)
+select id::text, pg_notify('{done_channel}', id::text)
+from stopped;
+
+-- name: stop_nodes
+-- Of runs that were stopped: what has not begun never will. What they stand for above has failed. What runs ends by its task.
+update {schema}.nodes
+set
+    status = case when status = 'RUNNING' then 'FAILED' else 'SKIPPED' end,
+    error = case when status = 'RUNNING' then %(error)s::json end,
+    finished_at = statement_timestamp()
+where workflow_id = any(%(runs)s::uuid[]) and status in ('PENDING', 'READY', 'RUNNING')
+or id = (select workflows.parent_node from {schema}.workflows where workflows.id = %(id)s::uuid) and status = 'RUNNING';
+
+-- name: get_tasks_of_runs
+select task_id::text
+from {schema}.nodes
+where workflow_id = any(%(runs)s::uuid[])
+and status = 'ENQUEUED'
+order by task_id;
+
+-- name: reopen_runs
+-- The tree as it was before anything in it failed: the run at its top goes on, those below wait for their node to be ready again.
+update {schema}.workflows
+set
+    status = case when id = %(id)s::uuid or status = 'PAUSED' then 'RUNNING' else 'PENDING' end,
+    error = null,
+    finished_at = null,
+    deadline = case when id = %(id)s::uuid then statement_timestamp() + time_limit_ms * interval '1 ms' else deadline end
+where root_id = %(id)s::uuid
+and status in ('FAILED', 'CANCELLED', 'PAUSED')
+and exists (
+    select from {schema}.workflows as top
+    where top.id = %(id)s::uuid
+    and top.status in ('FAILED', 'CANCELLED', 'PAUSED')
+)
+returning id::text;
+
+-- name: reset_nodes
+update {schema}.nodes
+set status = 'PENDING', told = false, result = null, error = null, task_id = null, finished_at = null
+where workflow_id = any(%(runs)s::uuid[])
+and status in ('FAILED', 'SKIPPED');
+
+-- name: recount_nodes
+-- All that has ended in these runs by now has succeeded.
+update {schema}.nodes
+set
+    succeeded = before.count,
+    resolved = before.count,
+    status = case
+        when workflows.status <> 'RUNNING' then 'PENDING'
+        when before.count >= needed or allow_failed_deps and before.count >= cardinality(waits_for) then 'READY'
+        else 'PENDING'
+    end
+from {schema}.workflows
+cross join lateral (
+    select waiting.id, count(done.id) as count
+    from {schema}.nodes as waiting
+    left join {schema}.nodes as done
+        on done.workflow_id = waiting.workflow_id
+        and done.index = any(waiting.waits_for)
+        and done.status = 'COMPLETED'
+        and done.told
+    where waiting.workflow_id = workflows.id
+    and waiting.status = 'PENDING'
+    group by waiting.id
+) as before
+where workflows.id = any(%(runs)s::uuid[])
+and nodes.workflow_id = any(%(runs)s::uuid[])
+and nodes.id = before.id;
+
+-- name: recount_runs
+update {schema}.workflows
+set
+    unresolved = (select count(*) from {schema}.nodes where nodes.workflow_id = workflows.id and not nodes.told),
+    in_flight = (select count(*) from {schema}.nodes where nodes.workflow_id = workflows.id and nodes.status = 'ENQUEUED')
+where id = any(%(runs)s::uuid[]);
+
+-- name: get_overdue
+select id::text
+from {schema}.workflows
+where deadline <= statement_timestamp()
+and deadline is not null
+and status in ('RUNNING', 'PAUSED')
+order by deadline
+limit %(limit)s::integer;
+
+-- name: resolve_lost
+-- Nodes whose task is nowhere, or ended without their knowing (somebody deleted its row by hand): its ending is theirs, or its loss.
+with lost as materialized (
+    select nodes.id, nodes.task_id
+    from {schema}.workflows
+    join {schema}.nodes on nodes.workflow_id = workflows.id
+    where workflows.status in ('RUNNING', 'PAUSED')
+    and nodes.status = 'ENQUEUED'
+    and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
+    limit %(limit)s::integer
+)
+update {schema}.nodes
+set
+    status = case when task.status = 'COMPLETED' then 'COMPLETED' else 'FAILED' end,
+    result = task.result,
+    error = case when task.status = 'COMPLETED' then null else coalesce(task.error, %(error)s::json) end,
+    finished_at = statement_timestamp()
+from lost
+left join lateral (
+    select status, result, error
+    from {schema}.finished
+    where finished.id = lost.task_id
+    limit 1
+) as task on true
+where nodes.id = any(array(select lost.id from lost))
+and nodes.id = lost.id
+and nodes.task_id = lost.task_id
+and nodes.status = 'ENQUEUED';

@@ -1,0 +1,216 @@
+"""`WorkflowHandle`: a ticket for one run of a workflow."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from horsies.db.op import Op
+from horsies.model.codec import decode_error
+from horsies.model.codes import OutcomeCode, RetrievalCode
+from horsies.model.errors import NodeNotFoundError, SendSuppressed
+from horsies.model.graph import NodeKind, NodeStatus, WorkflowStatus
+from horsies.model.result import TaskError, TaskResult
+from horsies.model.task import TaskId
+from horsies.tasks.handle import refuse_in_event_loop
+from horsies.tasks.node import AnyNode
+from horsies.tasks.wait import deadline_of
+from horsies.workflows import control
+from horsies.workflows.context import Known, node_id_of, result_of
+from horsies.workflows.draft import Registry
+from horsies.workflows.inputs import failure_of
+from horsies.workflows.inspect import StoredNode, get_nodes, get_picture, get_status
+from horsies.workflows.picture import mermaid, text_tree
+from horsies.workflows.wait import NoEnd, RunAnswer, RunEnd, wait_until_run_ends, wait_until_run_ends_async
+
+if TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
+
+Out_co = TypeVar("Out_co", covariant=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """Where one node of a run is. `task_id` is the task that runs it, once it is enqueued; `workflow_id` the run that it stands for, if it is a
+    sub-workflow or a map that has begun.
+    """
+
+    node_id: str
+    kind: NodeKind
+    status: NodeStatus
+    task_name: str | None
+    task_id: TaskId | None
+    workflow_id: str | None
+    finished_at: datetime | None
+    error: TaskError | None
+
+
+class WorkflowHandle(Generic[Out_co]):
+    """Waits for one run of a workflow, looks into it, and controls it. Cheap; any number may exist for the same run."""
+
+    def __init__(
+        self, workflow_id: str, registry: Registry, named: Callable[[AnyNode[Any] | str], str] = node_id_of
+    ) -> None:
+        self.workflow_id = workflow_id
+        self._registry = registry
+        self._named = named
+
+    # -- how it ends
+
+    def get(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
+        """Wait for its value. A run that failed is the error of its first node that did; one that is paused is `err(WORKFLOW_PAUSED)`, and a
+        wait that runs out `err(WAIT_TIMEOUT)`: it goes on.
+        """
+        refuse_in_event_loop("get()", "await handle.get_async()")
+        deadline = deadline_of(timeout_ms)
+        return self._receive(wait_until_run_ends(self.broker, self.workflow_id, deadline), timeout_ms)
+
+    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
+        """The same for asyncio code."""
+        deadline = deadline_of(timeout_ms)
+        return self._receive(await wait_until_run_ends_async(self.broker, self.workflow_id, deadline), timeout_ms)
+
+    def status(self) -> WorkflowStatus | None:
+        """Where it is now; None when no such run is known."""
+        return self._run(partial(get_status, self.workflow_id))
+
+    async def status_async(self) -> WorkflowStatus | None:
+        return await self._run_async(partial(get_status, self.workflow_id))
+
+    # -- what is in it
+
+    def result_for(self, node: AnyNode[T]) -> TaskResult[T, TaskError]:
+        """The result of one of its nodes, as it is now: `err(RESULT_NOT_READY)` while there is none."""
+        return self._result_for(self._run(self._node_verb(node)), node)
+
+    async def result_for_async(self, node: AnyNode[T]) -> TaskResult[T, TaskError]:
+        return self._result_for(await self._run_async(self._node_verb(node)), node)
+
+    def results(self) -> Mapping[str, TaskResult[Any, TaskError]]:
+        """The results of all nodes that have ended, by node id."""
+        return self._results(self._run(partial(get_nodes, self.workflow_id, with_results=True)))
+
+    async def results_async(self) -> Mapping[str, TaskResult[Any, TaskError]]:
+        return self._results(await self._run_async(partial(get_nodes, self.workflow_id, with_results=True)))
+
+    def tasks(self) -> list[NodeInfo]:
+        """Its nodes, in the order of the graph."""
+        return [_info(node) for node in self._run(partial(get_nodes, self.workflow_id))]
+
+    async def tasks_async(self) -> list[NodeInfo]:
+        return [_info(node) for node in await self._run_async(partial(get_nodes, self.workflow_id))]
+
+    def to_mermaid(self) -> str:
+        """A picture for Mermaid, with the states of now."""
+        return mermaid(*self._run(partial(get_picture, self.workflow_id)))
+
+    async def to_mermaid_async(self) -> str:
+        return mermaid(*await self._run_async(partial(get_picture, self.workflow_id)))
+
+    def to_text(self) -> str:
+        """A picture for a terminal, with the states of now."""
+        return text_tree(*self._run(partial(get_picture, self.workflow_id)))
+
+    async def to_text_async(self) -> str:
+        return text_tree(*await self._run_async(partial(get_picture, self.workflow_id)))
+
+    # -- what becomes of it: each says whether it has changed anything
+
+    def pause(self) -> bool:
+        """Begin no further node, here and in sub-workflows. What runs goes on; what only waits in a queue is taken back."""
+        return self._run(partial(control.pause, self.workflow_id))
+
+    async def pause_async(self) -> bool:
+        return await self._run_async(partial(control.pause, self.workflow_id))
+
+    def resume(self) -> bool:
+        """Go on after a pause, whoever or whatever has paused it, here and in sub-workflows."""
+        return self._run(partial(control.resume, self.workflow_id))
+
+    async def resume_async(self) -> bool:
+        return await self._run_async(partial(control.resume, self.workflow_id))
+
+    def cancel(self) -> bool:
+        """It is CANCELLED at once, sub-workflows included. What has not begun never will; what runs is asked to stop, and killed after a grace."""
+        return self._run(partial(control.cancel, self.workflow_id))
+
+    async def cancel_async(self) -> bool:
+        return await self._run_async(partial(control.cancel, self.workflow_id))
+
+    def retry(self) -> bool:
+        """Run again what failed or was skipped, sub-workflows included, after it FAILED, was CANCELLED or PAUSED. What has succeeded is kept."""
+        return self._run(partial(control.retry, self.workflow_id))
+
+    async def retry_async(self) -> bool:
+        return await self._run_async(partial(control.retry, self.workflow_id))
+
+    # -- inside
+
+    @property
+    def broker(self) -> "PostgresBroker":
+        """Where the run is."""
+        return self._registry.broker
+
+    def _run(self, verb: Callable[[], Op[T]]) -> T:
+        return self.broker.run(verb, again=verb)
+
+    async def _run_async(self, verb: Callable[[], Op[T]]) -> T:
+        return await self.broker.run_async(verb, again=verb)
+
+    def _node_verb(self, node: AnyNode[Any]) -> Callable[[], Op[list[StoredNode]]]:
+        return partial(get_nodes, self.workflow_id, self._named(node), with_results=True)
+
+    def _result_for(self, found: list[StoredNode], node: AnyNode[Any]) -> TaskResult[Any, TaskError]:
+        if not found:
+            raise NodeNotFoundError(f"workflow {self.workflow_id} has no node {self._named(node)!r}, or is not known")
+        return self._result(found[0])
+
+    def _results(self, found: list[StoredNode]) -> dict[str, TaskResult[Any, TaskError]]:
+        return {node.node_id: self._result(node) for node in found if node.status.is_final}
+
+    def _result(self, node: StoredNode) -> TaskResult[Any, TaskError]:
+        failure = failure_of(node.node_id, node.status, node.error)
+        return result_of(Known(node.made, node.result, failure), self._registry.tasks)
+
+    def _receive(self, found: RunAnswer, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
+        match found:
+            case RunEnd(made=made, result=result, error=error):
+                return result_of(Known(made, result, error), self._registry.tasks)
+            case NoEnd.LIVE:
+                words = f"workflow {self.workflow_id} has not ended within {timeout_ms} ms; it goes on"
+                return TaskResult(err=TaskError(error_code=RetrievalCode.WAIT_TIMEOUT, message=words))
+            case NoEnd.PAUSED:
+                words = f"workflow {self.workflow_id} is paused; resume(), retry() or cancel() it"
+                return TaskResult(err=TaskError(error_code=OutcomeCode.WORKFLOW_PAUSED, message=words))
+            case NoEnd.UNKNOWN:
+                words = f"no workflow {self.workflow_id} is known: never started, or not committed yet"
+                return TaskResult(err=TaskError(error_code=RetrievalCode.WORKFLOW_NOT_FOUND, message=words))
+
+    def __repr__(self) -> str:
+        return f"WorkflowHandle({self.workflow_id!r})"
+
+
+class InertWorkflowHandle(WorkflowHandle[Out_co]):
+    """What a start returns that happened while a worker was importing modules: there is no run behind it."""
+
+    @property
+    def broker(self) -> "PostgresBroker":
+        raise SendSuppressed(
+            "this start happened while a worker was importing modules, so nothing was started; "
+            "move it out of the module's top level"
+        )
+
+
+def _info(node: StoredNode) -> NodeInfo:
+    return NodeInfo(
+        node_id=node.node_id,
+        kind=node.kind,
+        status=node.status,
+        task_name=node.task_name,
+        task_id=node.task_id,
+        workflow_id=node.child_id,
+        finished_at=node.finished_at,
+        error=decode_error(node.error) if node.error else None,
+    )

@@ -1,0 +1,129 @@
+"""Workflows for the tests that run them with real workers."""
+
+import os
+import time
+from pathlib import Path
+
+from horsies import (
+    AppConfig,
+    Horsies,
+    PostgresConfig,
+    RecoveryConfig,
+    RetryPolicy,
+    SubWorkflowNode,
+    TaskError,
+    TaskNode,
+    TaskResult,
+    WorkflowContext,
+    WorkflowMeta,
+    each,
+    from_node,
+    result_from,
+)
+
+app = Horsies(
+    AppConfig(
+        broker=PostgresConfig(database_url=os.environ["HORSIES_DATABASE_URL"]),
+        recovery=RecoveryConfig(keeper_ms=200, heartbeat_ms=200, dead_after_ms=1_000),
+    )
+)
+AGAIN = RetryPolicy.fixed([0.01] * 20, auto_retry_for=["WORKER_CRASHED", "FLAKY"])
+
+
+@app.task("give")
+def give(value: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=value)
+
+
+@app.task("add")
+def add(a: int, b: int = 1) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=a + b)
+
+
+@app.task("add_up")
+def add_up(values: list[int]) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=sum(values))
+
+
+@app.task("up_to")
+def up_to(count: int) -> TaskResult[list[int], TaskError]:
+    return TaskResult(ok=list(range(count)))
+
+
+@app.task("refuse")
+def refuse(code: str = "REFUSED") -> TaskResult[int, TaskError]:
+    return TaskResult(err=TaskError(error_code=code, message="as it was asked to"))
+
+
+@app.task("refuse_until")
+def refuse_until(path: str) -> TaskResult[int, TaskError]:
+    """Fails as long as there is no such file."""
+    if Path(path).exists():
+        return TaskResult(ok=7)
+    return TaskResult(err=TaskError(error_code="NOT_YET", message=path))
+
+
+@app.task("flaky", retry_policy=AGAIN)
+def flaky(path: str) -> TaskResult[int, TaskError]:
+    """Fails at its first attempt."""
+    seen = Path(path)
+    if seen.exists():
+        return TaskResult(ok=1)
+    seen.touch()
+    return TaskResult(err=TaskError(error_code="FLAKY", message="the first time"))
+
+
+@app.task("linger", retry_policy=AGAIN)
+def linger(seconds: float) -> TaskResult[int, TaskError]:
+    time.sleep(seconds)
+    return TaskResult(ok=1)
+
+
+@app.task("codes")
+def codes(results: list[TaskResult[int, TaskError]]) -> TaskResult[list[str], TaskError]:
+    return TaskResult(
+        ok=[str(result.ok_value) if result.is_ok() else result.err_value.error_code for result in results]
+    )
+
+
+@app.task("look_round")
+def look_round(*, workflow_ctx: WorkflowContext, workflow_meta: WorkflowMeta) -> TaskResult[list[str], TaskError]:
+    first = workflow_ctx.result_for(first_of_all)
+    return TaskResult(ok=[workflow_meta.workflow_name, workflow_meta.node_id, str(first.ok_value)])
+
+
+one = give.node(node_id="one")(1)
+two = add.node(node_id="two")(from_node(one))
+chain = app.workflow("chain", [one, two], output=two)
+
+parts = [give.node(node_id=f"part {number}")(number) for number in range(20)]
+total = add_up.node(node_id="total")([from_node(part) for part in parts])
+fan = app.workflow("fan", [*parts, total], output=total)
+
+good = give.node(node_id="good")(1)
+bad = refuse.node(node_id="bad")()
+after_bad = add.node(node_id="after bad")(from_node(bad))
+report = codes.node(node_id="report", allow_failed_deps=True)(
+    [result_from(good), result_from(bad), result_from(after_bad)]
+)
+failing = app.workflow("failing", [good, bad, after_bad, report], output=report)
+
+numbers = up_to.node(node_id="numbers")(5)
+more = add.map_node(node_id="more", max_parallel=2)(a=each(numbers), b=10)
+sum_of_more = add_up.node(node_id="sum")(from_node(more))
+mapped = app.workflow("mapped", [numbers, more, sum_of_more], output=sum_of_more)
+
+first_of_all = give.node(node_id="first")(42)
+looker = TaskNode(look_round, waits_for=[first_of_all], node_id="looker")
+looking = app.workflow("looking", [first_of_all, looker], output=looker)
+
+careful_bad = refuse.node(node_id="bad")()
+careful_parts = [
+    give.node(node_id=f"part {number}", waits_for=[careful_bad] if number else [])(number) for number in range(3)
+]
+careful = app.workflow("careful", [careful_bad, *careful_parts], on_error="pause")
+
+outer_first = give.node(node_id="first")(3)
+inside = SubWorkflowNode(chain, node_id="inside", waits_for=[outer_first])
+outer_last = add.node(node_id="last")(from_node(inside), from_node(outer_first))
+nested = app.workflow("nested", [outer_first, inside, outer_last], output=outer_last)

@@ -1,0 +1,96 @@
+"""A TaskResult inside arguments and results, and the parameters that a workflow fills in."""
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from horsies import PayloadError, TaskDefinitionError, TaskError, TaskResult
+from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.graph import Wanted
+
+
+class Page(BaseModel):
+    at: datetime
+
+
+def summarise(
+    first: TaskResult[Page, TaskError],
+    others: list[TaskResult[date, TaskError]],
+    last: TaskResult[None, TaskError] | None = None,
+) -> None: ...
+
+
+CODEC = ArgumentsCodec.for_function(summarise)
+GOOD: TaskResult[Page, TaskError] = TaskResult(ok=Page(at=datetime(2026, 1, 2, tzinfo=UTC)))
+
+
+def good(value: object) -> TaskResult[Any, TaskError]:
+    return TaskResult(ok=value)
+
+
+BAD: TaskResult[Any, TaskError] = TaskResult(err=TaskError(error_code="BROKEN", message="no", data={"why": 1}))
+
+
+def test_both_halves_of_a_result_arrive_as_they_were_sent() -> None:
+    given: dict[str, Any] = {"first": GOOD, "others": [good(date(2026, 1, 2)), BAD], "last": good(None)}
+    assert CODEC.decode(CODEC.encode((), given)) == ((), given)
+
+
+def test_a_result_is_written_by_the_name_of_its_half() -> None:
+    assert ResultCodec.for_type(TaskResult[int, TaskError]).encode(good(1)) == '{"ok":1}'
+    assert ResultCodec.for_type(TaskResult[None, TaskError]).decode('{"ok":null}') == good(None)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "words"),
+    [
+        (1, [], "argument 'first': Input should be a TaskResult (got 1)"),
+        (good(1), [], "argument 'first.ok'"),
+        (GOOD, [good("2026-01-02")], "argument 'others[0].ok': Input should be a valid date"),
+    ],
+)
+def test_what_is_no_such_result_is_refused_by_its_place(first: object, others: list[object], words: str) -> None:
+    with pytest.raises(PayloadError) as refused:
+        CODEC.encode((first, others), {})
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"ok":null,"err":null}', '{"value":1}', "7"])
+def test_a_stored_text_that_has_not_one_half_is_refused(text: str) -> None:
+    with pytest.raises(PayloadError):
+        ResultCodec.for_type(TaskResult[int | None, TaskError]).decode(text)
+
+
+# -- what a workflow fills in
+
+
+def test_what_a_workflow_fills_in_is_no_argument() -> None:
+    def node(page: int, workflow_ctx: object = None, *, workflow_meta: object = None) -> None: ...
+
+    codec = ArgumentsCodec.for_function(node)
+    assert codec.wants == {Wanted.CONTEXT, Wanted.META}
+    assert codec.encode((1,), {}) == '{"page":1}'
+    with pytest.raises(PayloadError, match="unexpected keyword argument 'workflow_ctx'"):
+        codec.encode((1,), {"workflow_ctx": 1})
+
+
+def test_a_task_that_cannot_do_without_its_workflow_is_not_sent_alone() -> None:
+    def node(page: int, workflow_ctx: object) -> None: ...
+
+    codec = ArgumentsCodec.for_function(node)
+    with pytest.raises(PayloadError, match="takes workflow_ctx, which only a workflow can give"):
+        codec.encode((1,), {})
+
+
+def test_what_is_filled_in_must_be_reachable_by_keyword() -> None:
+    def before(workflow_ctx: object, *pages: int) -> None: ...
+    def by_place(workflow_meta: object, /) -> None: ...
+    def after(*pages: int, workflow_ctx: object) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="parameter 'workflow_ctx' is filled in by keyword"):
+        ArgumentsCodec.for_function(before)
+    with pytest.raises(TaskDefinitionError, match="parameter 'workflow_meta' is filled in by keyword"):
+        ArgumentsCodec.for_function(by_place)
+    assert ArgumentsCodec.for_function(after).wants == {Wanted.CONTEXT}

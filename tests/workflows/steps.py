@@ -1,0 +1,85 @@
+"""Graphs and workers by hand: what the tests of running workflows do again and again."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from horsies.db.broker import PostgresBroker
+from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, WorkflowStatus
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim, Ending, Terms
+from horsies.tasks.claim import NO_CAPS, Wanted, from_start
+from horsies.worker.turn import Outcome, Turn, take_turn
+from horsies.workflows.advance import settle
+from horsies.workflows.start import plan, start
+from tests.fixtures.journey import ME, row
+
+ERROR = '{"error_code": "BROKEN", "message": "%s"}'
+
+
+def node(index: int, *waits_for: int, **given: Any) -> Node:
+    return Node(
+        index,
+        given.pop("node_id", f"n{index}"),
+        given.pop("kind", NodeKind.TASK),
+        terms=given.pop("terms", Terms("add", "default")),
+        waits_for=waits_for,
+        **given,
+    )
+
+
+def begin(broker: PostgresBroker, graph: Graph, workflow_id: str | None = None) -> str:
+    beginning = plan(graph, workflow_id)
+    return broker.run(partial(start, beginning), again=partial(start, beginning))
+
+
+def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> Outcome:
+    """A worker's turn, and what its pump would do after it."""
+    wanted = [Wanted(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
+    turn = Turn(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
+    outcome = broker.run(lambda: take_turn(turn))
+    broker.run(partial(settle, outcome.unsettled))
+    return outcome
+
+
+def ended(claim: Claim, *, fails: bool = False, result: str = "1") -> Ending:
+    if fails:
+        return Ending(
+            claim.id, claim.claim_no, TaskStatus.FAILED, None, "BROKEN", ERROR % claim.id, root_id=claim.root_id
+        )
+    return Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, result, root_id=claim.root_id)
+
+
+def states(sql: psycopg.Connection, workflow_id: str) -> tuple[NodeStatus, ...]:
+    found = sql.execute(
+        "select status from horsies.nodes where workflow_id = %s order by index", [workflow_id]
+    ).fetchall()
+    return tuple(NodeStatus(status) for (status,) in found)
+
+
+def status(sql: psycopg.Connection, workflow_id: str) -> WorkflowStatus:
+    return WorkflowStatus(row(sql, "select status from horsies.workflows where id = %s", workflow_id)[0])
+
+
+def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
+    """The node of a task, by the way to it from the top."""
+    indexes: list[int] = []
+    at: Any = row(sql, "select node_id from horsies.tasks where id = %s", task_id)[0]
+    while at is not None:
+        index, at = row(
+            sql,
+            "select index, parent_node from horsies.nodes join horsies.workflows on workflows.id = workflow_id where nodes.id = %s",
+            at,
+        )
+        indexes.insert(0, index)
+    return tuple(indexes)
+
+
+def run_out(
+    broker: PostgresBroker, sql: psycopg.Connection, failing: Mapping[tuple[int, ...], bool] | set[tuple[int, ...]]
+) -> None:
+    """Run whatever there is to run, one task at a time."""
+    while claims := [claim for group in take(broker).claimed for claim in group]:
+        take(broker, 0, endings=[ended(claim, fails=way_to(sql, claim.id) in failing) for claim in claims])

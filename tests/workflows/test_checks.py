@@ -1,0 +1,396 @@
+"""What is wrong with a graph is found when it is built, all of it, and each line says what to change."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from horsies import (
+    Horsies,
+    NodeKey,
+    SubWorkflowNode,
+    SuccessCase,
+    SuccessPolicy,
+    TaskError,
+    TaskNode,
+    TaskResult,
+    WorkflowDefinition,
+    WorkflowDefinitionError,
+    WorkflowNode,
+    each,
+    from_node,
+    result_from,
+)
+from tests.workflows.crawling import Page, any_json, app, count, fetch, judge, links, summarise, told
+
+other_app = Horsies()
+
+
+class Opaque:
+    """Hides what it has."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+@other_app.task("elsewhere")
+def elsewhere() -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+
+
+page = fetch.node(node_id="page")("a")
+found = links.node(node_id="found")(from_node(page))
+stranger = fetch.node(node_id="stranger")("b")
+
+
+def problems(*nodes: object, name: str = "w", **options: Any) -> list[str]:
+    with pytest.raises(WorkflowDefinitionError) as refused:
+        app.workflow(name, list(nodes), **options)  # pyright: ignore[reportArgumentType, reportCallIssue] - wrong on purpose
+    return list(refused.value.problems)
+
+
+def wrong(task: Any, *args: Any, **kwargs: Any) -> WorkflowNode[Any]:
+    """A node whose arguments a type checker would refuse."""
+    return task.node(node_id="it")(*args, **kwargs)
+
+
+def test_a_workflow_without_nodes_is_none() -> None:
+    assert problems() == ["it has no nodes; list them in tasks=[...]"]
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    options: dict[str, Any] = {"output": stranger, "on_error": "ignore"}
+    with pytest.raises(WorkflowDefinitionError) as refused:
+        app.workflow("w\n", [wrong(fetch), wrong(count, from_node(stranger))], **options)
+    assert refused.value.problems == (
+        "two nodes have the id 'it'; rename one of them",
+        "node 'it': it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
+        "node 'it': argument 'url' is missing",
+        "its name must be 1 to 200 printable characters, not 'w\\n'",
+        "on_error must be one of 'fail', 'pause', not 'ignore'",
+        "output: it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
+    )
+    assert str(refused.value).startswith("6 problems in workflow 'w\\n':\n  - two nodes have the id 'it'")
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (7, "tasks[0] is 7, which is no node"),
+        (fetch, "tasks[0] is the task 'fetch', not a node of it; write task.node()(...)"),
+        (fetch.node(), "tasks[0] is a node without its arguments; call it once more: task.node(...)(...)"),
+        (
+            WorkflowDefinition,
+            "tasks[0] is the class WorkflowDefinition, not a node; write SubWorkflowNode(WorkflowDefinition)",
+        ),
+    ],
+)
+def test_what_is_no_node_is_named(item: object, words: str) -> None:
+    assert problems(item)[0].startswith(words)
+
+
+def test_the_same_node_twice_is_one_too_many() -> None:
+    assert problems(page, page) == [
+        "tasks[1] is <node page 'fetch'> a second time; make one node for each run of a task"
+    ]
+
+
+@pytest.mark.parametrize("node_id", ["", "a\nb", "x" * 201, 7])
+def test_an_id_that_cannot_be_shown_is_refused(node_id: Any) -> None:
+    assert "a node_id must be 1 to 200 printable characters" in problems(fetch.node(node_id=node_id)("a"))[0]
+
+
+# -- edges
+
+
+def test_a_cycle_is_shown_node_by_node() -> None:
+    nodes = [
+        fetch.node(node_id="a", waits_for=["c"])("x"),
+        fetch.node(node_id="b", waits_for=["a"])("x"),
+        fetch.node(node_id="c", waits_for=[NodeKey[Page]("b")])("x"),
+        fetch.node(node_id="behind", waits_for=["a"])("x"),
+    ]
+    assert problems(*nodes) == ["the nodes 'a' → 'c' → 'b' → 'a' wait for each other; remove one of these edges"]
+
+
+def test_a_node_that_waits_for_itself_is_a_cycle() -> None:
+    alone = fetch.node(node_id="a", waits_for=["a"])("x")
+    assert problems(alone) == ["the nodes 'a' → 'a' wait for each other; remove one of these edges"]
+
+
+def test_a_node_that_is_not_in_the_workflow_is_named() -> None:
+    assert problems(page, fetch.node(waits_for=[stranger, "pgae", "nothing like it"])("a")) == [
+        "node 'fetch': it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
+        "node 'fetch': it names node 'pgae', which does not exist; did you mean 'page'?",
+        "node 'fetch': it names node 'nothing like it', which does not exist; there are 'page', 'fetch'",
+    ]
+    assert problems(fetch.node(waits_for=[7])("a")) == ["node 'fetch': it names 7, which is no node"]  # pyright: ignore[reportArgumentType]
+    assert problems(page, fetch.node(waits_for=page)("a")) == [  # pyright: ignore[reportArgumentType]
+        "node 'fetch': waits_for must be a list, not <node page 'fetch'>"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (wrong(links, from_node(found)), "argument 'page' takes Page, but node 'found' gives list[str]"),
+        (wrong(links, result_from(page)), "argument 'page' takes Page, but node 'page' gives TaskResult[tests.workflows.crawling.Page, TaskError]"),
+        (wrong(judge, from_node(page)), "but node 'page' gives Page"),
+        (wrong(summarise, [from_node(page)]), "argument 'pages[0]' takes"),
+        (wrong(summarise, [], named={"a": from_node(found)}), "argument 'named.a' takes Page, but node 'found' gives list[str]"),
+        (wrong(any_json, 1, from_node(page)), "argument 'rest[0]' takes int, but node 'page' gives Page"),
+        (wrong(any_json, 1, name=from_node(page)), "argument 'others.name' takes str, but node 'page' gives Page"),
+        (TaskNode(fetch, args_from={"url": page}, node_id="it"), "argument 'url' takes str, but node 'page' gives Page"),
+        (fetch.map_node(node_id="it")(each(found), depth=from_node(page)), "argument 'depth' takes int, but node 'page' gives Page"),  # pyright: ignore[reportArgumentType]
+        (count.map_node(node_id="it")(each(found)), "argument 'page' takes Page, but node 'found' gives str"),  # pyright: ignore[reportArgumentType]
+    ],
+)  # fmt: skip
+def test_a_mistyped_edge_is_refused(node: WorkflowNode[Any], words: str) -> None:
+    [problem] = problems(page, found, node)
+    assert problem.startswith("node 'it': ")
+    assert words in problem
+
+
+def test_an_edge_whose_type_cannot_be_told_is_let_through() -> None:
+    anything = any_json.node(node_id="anything")(1)
+    assert app.workflow("w", [anything, links.node()(from_node(anything)), fetch.map_node()(each(anything))])
+    assert app.workflow("w", [page, any_json.node()([{"deep": from_node(page)}])])
+
+
+# -- arguments
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (wrong(fetch), ["argument 'url' is missing"]),
+        (wrong(fetch, "a", 2), ["fetch() takes 1 positional arguments, not 2"]),
+        (wrong(fetch, "a", url="b"), ["argument 'url' is given twice"]),
+        (wrong(fetch, ulr="a"), ["fetch() has no argument 'ulr'; did you mean 'url'?", "argument 'url' is missing"]),
+        (wrong(count, page=Page(url="a"), zzz=1), ["count() has no argument 'zzz'; it takes page"]),
+        (wrong(fetch, 1, depth="2"), ["argument 'url': Input should be a valid string (got 1)", "argument 'depth': Input should be a valid integer (got '2')"]),
+        (wrong(count, {"url": 1}), ["argument 'page.url': Input should be a valid string (got 1)"]),
+        (wrong(summarise, [result_from(page), 7]), ["Input should be a TaskResult (got 7)"]),
+        (wrong(summarise, [], named={7: from_node(page)}), ["argument 'named' has the key 7; where values flow, keys are texts"]),
+        (wrong(any_json, object()), ["a object is no JSON value; annotate it with its type to send it"]),
+        (wrong(any_json, {Opaque(from_node(page))}), ["argument 'value': a set is no JSON value"]),
+        (wrong(told, "a", workflow_ctx=1), ["argument 'workflow_ctx' is filled in by the workflow; leave it out"]),
+        (TaskNode(fetch, {"url": "a"}, args_from={"url": any_json.node()(1)}, node_id="it"), ["it names <node of task 'any_json'>", "argument 'url' is in kwargs and in args_from"]),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_refused(node: WorkflowNode[Any], words: list[str]) -> None:
+    lines = problems(page, node)
+    assert len(lines) == len(words)
+    assert all(line.startswith("node 'it': ") and word in line for line, word in zip(lines, words, strict=True))
+
+
+def test_what_are_no_arguments_at_all_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="kwargs must be a dict by the names of parameters, not \\['a'\\]"):
+        TaskNode(fetch, ["a"])  # pyright: ignore[reportArgumentType]
+
+
+# -- joins
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"join": "most"}, "join must be one of 'all', 'any', 'quorum', not 'most'"),
+        ({"join": "any"}, 'join="any" can never be met, because it waits for nothing'),
+        ({"join": "quorum", "waits_for": [page]}, 'join="quorum" needs min_success'),
+        ({"join": "quorum", "min_success": 2, "waits_for": [page]}, "min_success=2 can never be met, because it waits for 1"),
+        ({"join": "quorum", "min_success": 0, "waits_for": [page]}, "min_success is 0; choose a whole number from 1"),
+        ({"min_success": 1, "waits_for": [page]}, 'min_success=1 says nothing with join="all"'),
+        ({"allow_failed_deps": "yes"}, "allow_failed_deps must be True or False, not 'yes'"),
+    ],
+)  # fmt: skip
+def test_a_join_that_cannot_be_met_is_refused(options: dict[str, Any], words: str) -> None:
+    [problem] = problems(page, fetch.node(node_id="it", **options)("a"))
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    "options", [{"join": "any"}, {"join": "quorum", "min_success": 1}, {"allow_failed_deps": True}]
+)
+def test_a_node_that_may_run_without_a_value_cannot_take_it_bare(options: dict[str, Any]) -> None:
+    [problem] = problems(page, links.node(node_id="it", **options)(from_node(page)))
+    assert "it may run although node 'page' has no value; take its result_from() instead" in problem
+    assert app.workflow("w", [page, judge.node(**options)(result_from(page))])
+
+
+# -- options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"queue": "nowhere"}, "queue: there is no queue 'nowhere'"),
+        ({"priority": "high"}, "priority must be a whole number"),
+        ({"good_until": datetime(2030, 1, 1)}, "good_until 2030-01-01 00:00:00 has no time zone"),  # noqa: DTZ001 - wrong on purpose
+        ({"workflow_ctx_from": [page]}, "workflow_ctx_from is for a task that takes workflow_ctx; 'fetch' does not"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+    [problem] = problems(page, fetch.node(node_id="it", **options)("a"))
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (-1, "time_limit is -1, in the past"),
+        (0, "leaves it no time"),
+        ("1", "must be a number of seconds or a timedelta"),
+    ],
+)
+def test_a_time_limit_leaves_some_time(limit: Any, words: str) -> None:
+    [problem] = problems(page, time_limit=limit)
+    assert words in problem
+
+
+def test_names_and_keys_are_printable() -> None:
+    assert "its name must be" in problems(page, name="")[0]
+    assert "its definition_key must be" in problems(page, definition_key="\0")[0]
+
+
+def test_a_task_of_another_app_is_refused() -> None:
+    assert problems(elsewhere.node()()) == ["node 'elsewhere': task 'elsewhere' belongs to another app"]
+
+
+def test_a_node_is_made_of_a_task_and_nothing_else() -> None:
+    by_options = TaskNode(fetch.with_options(priority=1), {"url": "a"})
+    assert problems(by_options) == [
+        "node 'node': it is made of task.with_options(...); give a node its options by task.node(...)"
+    ]
+    no_task: Any = print
+    assert "which is no task; decorate it with @app.task(...)" in problems(TaskNode[Any](no_task))[0]
+
+
+# -- maps
+
+
+def test_each_stands_once_in_a_map_and_nowhere_else() -> None:
+    many = found
+    assert "so each(node) stands in it once; here it does 0 times" in problems(fetch.map_node()("a"))[0]
+    twice = any_json.map_node()([each(many), each(many)])
+    assert "here it does 2 times" in problems(page, many, twice)[0]
+    assert "only a map_node can go through node 'found' by each()" in problems(page, many, fetch.node()(each(many)))[0]
+
+
+def test_each_goes_through_a_list() -> None:
+    number: Any = count.node(node_id="number")(Page(url="a"))
+    over_a_number = fetch.map_node(node_id="it")(each(number))
+    assert problems(number, over_a_number) == ["node 'it': each() goes through a list, but node 'number' gives int"]
+
+
+@pytest.mark.parametrize("parallel", [0, -1, 10_001, "2"])
+def test_a_map_runs_at_least_one_at_once(parallel: Any) -> None:
+    [problem] = problems(page, found, fetch.map_node(max_parallel=parallel)(each(found)))
+    assert "max_parallel" in problem
+
+
+# -- policies
+
+
+def test_a_policy_names_nodes_of_its_workflow() -> None:
+    policy = SuccessPolicy(cases=[SuccessCase(required=[stranger]), SuccessCase(required=[])], optional=["pgae"])
+    assert problems(page, success_policy=policy) == [
+        "success_policy.cases[0]: it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
+        "success_policy.cases[1] requires nothing; write SuccessCase(required=[...])",
+        "success_policy.optional: it names node 'pgae', which does not exist; did you mean 'page'?",
+    ]
+    assert problems(page, success_policy=[page])[0].startswith("success_policy must be a SuccessPolicy")
+
+
+def test_what_should_be_a_list_and_is_none_is_named() -> None:
+    single: Any = page
+    with pytest.raises(WorkflowDefinitionError) as refused:
+        app.workflow("w", single)
+    assert refused.value.problems == ("tasks must be a list, not <node page 'fetch'>",)
+    case: Any = SuccessCase(required=single)
+    policies: list[Any] = [SuccessPolicy(cases=case), SuccessPolicy(cases=[case], optional=single)]
+
+    class Listless(WorkflowDefinition[None]):
+        name = "listless"
+        page = fetch.node()("a")
+
+        class Meta:
+            success_policy = policies[1]
+
+    assert problems(page, success_policy=policies[0]) == [f"success_policy.cases must be a list, not {case!r:.80}"]
+    with pytest.raises(WorkflowDefinitionError) as refused:
+        Listless.build(app)
+    assert refused.value.problems == (
+        "success_policy.cases[0] must be a list, not <node page 'fetch'>",
+        "success_policy.optional must be a list, not <node page 'fetch'>",
+    )
+
+
+# -- sub-workflows
+
+
+NO_WORKFLOW: Any = int
+
+
+class Part(WorkflowDefinition[int]):
+    """Has two mistakes of its own."""
+
+    name = "part"
+    first = fetch.node()(1)  # pyright: ignore[reportArgumentType]
+    second = count.node(waits_for=["frist"])(Page(url="a"))
+
+    class Meta:
+        output = "second"
+
+
+def test_the_problems_of_a_sub_workflow_are_told_with_the_way_to_it() -> None:
+    assert problems(page, SubWorkflowNode(Part, node_id="sub", waits_for=["nobody"])) == [
+        "node 'sub': it names node 'nobody', which does not exist; there are 'page', 'sub'",
+        "node 'sub': node 'second': it names node 'frist', which does not exist; did you mean 'first'?",
+        "node 'sub': node 'first': argument 'url': Input should be a valid string (got 1)",
+    ]
+
+
+def test_what_a_sub_workflow_gives_is_checked_like_everything_else() -> None:
+    number = count.node()(Page(url="a"))
+    sub = SubWorkflowNode(app.workflow("inner", [number], output=number), node_id="sub")
+    [problem] = problems(sub, wrong(fetch, from_node(sub)))
+    assert problem == "node 'it': argument 'url' takes str, but node 'sub' gives int"
+    nothing = SubWorkflowNode(app.workflow("inner", [number]), node_id="sub")
+    [problem] = problems(nothing, wrong(fetch, from_node(nothing)))
+    assert problem == "node 'it': argument 'url' takes str, but node 'sub' gives None"
+
+
+@pytest.mark.parametrize(
+    ("sub", "words"),
+    [
+        (SubWorkflowNode(NO_WORKFLOW, node_id="sub"), "it runs <class 'int'>; give a WorkflowDefinition"),
+        (
+            SubWorkflowNode(Part, kwargs={"a": 1}, node_id="sub"),
+            "it takes no parameters; override build_with() in Part",
+        ),
+        (
+            SubWorkflowNode(app.workflow("x", [page]), kwargs={"a": 1}),
+            "kwargs and args_from are for a WorkflowDefinition",
+        ),
+    ],
+)
+def test_what_cannot_be_a_sub_workflow_is_refused(sub: SubWorkflowNode[Any], words: str) -> None:
+    [problem] = problems(sub)
+    assert words in problem
+
+
+def test_parameters_of_a_sub_workflow_that_are_missing_or_unknown_are_named() -> None:
+    class Parameters(WorkflowDefinition[None]):
+        name = "parameters"
+
+        @classmethod
+        def build_with(cls, app: Horsies, *, page: Page) -> Any:
+            raise AssertionError(app, page)
+
+    assert problems(SubWorkflowNode(Parameters, node_id="sub")) == [
+        "node 'sub': Parameters.build_with(): missing a required argument: 'page'"
+    ]
+    assert problems(SubWorkflowNode(Parameters, kwargs={"page": 1, "more": 2}, node_id="sub")) == [
+        "node 'sub': Parameters.build_with(): got an unexpected keyword argument 'more'"
+    ]

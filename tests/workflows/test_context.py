@@ -1,0 +1,70 @@
+"""What a task learns of its workflow."""
+
+from typing import Any
+
+import pytest
+
+from horsies import NodeKey, NodeNotFoundError, TaskError, TaskResult, WorkflowContext, WorkflowMeta, each, from_node
+from horsies.model.codec import encode_error
+from horsies.model.graph import Made, Wanted
+from horsies.workflows.context import Known, filled_in
+from tests.workflows.crawling import Page, app, fetch, links, told
+
+META = WorkflowMeta(workflow_id="w", workflow_name="crawl", node_id="it", root_id="w")
+ERROR = TaskError(error_code="BROKEN", message="no")
+
+
+def context(**known: Known) -> WorkflowContext:
+    return WorkflowContext(META, known, app.tasks)
+
+
+def test_a_result_is_read_by_the_annotation_of_its_task() -> None:
+    page = fetch.node(node_id="page")("a")
+    found = context(page=Known(Made("fetch"), '{"url":"a","at":null}', None))
+    assert found.result_for(page) == found.result_for(NodeKey[Page]("page")) == TaskResult(ok=Page(url="a"))
+    assert found.has_result(page)
+    assert found.has_result("page")
+
+
+def test_a_list_of_a_map_is_read_item_by_item() -> None:
+    page = fetch.node()("a")
+    many = fetch.map_node(node_id="many")(each(links.node()(from_node(page))))
+    found = context(many=Known(Made("fetch", is_list=True), '[{"url":"a"},{"url":"b"}]', None))
+    assert found.result_for(many) == TaskResult(ok=[Page(url="a"), Page(url="b")])
+
+
+def test_a_failure_is_a_result_too() -> None:
+    found = context(page=Known(Made("fetch"), None, encode_error(ERROR)))
+    assert found.result_for(NodeKey[Page]("page")) == TaskResult(err=ERROR)
+
+
+@pytest.mark.parametrize(
+    ("made", "stored", "value"),
+    [(Made(None), None, None), (Made("not known here"), '{"a":[1]}', {"a": [1]})],
+)
+def test_what_no_task_of_this_process_has_made_is_read_as_it_is(made: Made, stored: str | None, value: Any) -> None:
+    assert context(other=Known(made, stored, None)).result_for(NodeKey[Any]("other")) == TaskResult(ok=value)
+
+
+def test_a_node_whose_result_is_not_given_is_named_with_the_cure() -> None:
+    found = context()
+    assert not found.has_result("page")
+    with pytest.raises(
+        NodeNotFoundError, match=r"'it' is not given the result of 'page'; name that node in its workflow_ctx_from"
+    ):
+        found.result_for(NodeKey[Page]("page"))
+    with pytest.raises(NodeNotFoundError, match="is in no workflow yet, so it has no id; give it a node_id"):
+        found.result_for(fetch.node()("a"))
+
+
+def test_a_node_is_known_by_the_id_that_its_workflow_gave_it() -> None:
+    unnamed = fetch.node()("a")
+    app.workflow("w", [unnamed])
+    assert context(fetch=Known(Made("fetch"), '{"url":"a"}', None)).result_for(unnamed).unwrap() == Page(url="a")
+
+
+def test_only_what_a_task_takes_is_filled_in() -> None:
+    found = context()
+    assert filled_in(told.arguments.wants, found) == {"workflow_ctx": found, "workflow_meta": META}
+    assert filled_in(frozenset({Wanted.META}), found) == {"workflow_meta": META}
+    assert filled_in(fetch.arguments.wants, found) == {}

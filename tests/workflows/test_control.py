@@ -1,0 +1,219 @@
+"""Pausing, resuming, cancelling, retrying, running out of time: driven by hand, so that each moment is known."""
+
+from functools import partial
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.keeper import reap
+from horsies.model.errors import WorkflowConflictError
+from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMode, WorkflowStatus
+from horsies.tasks.cancel import cancel as cancel_task
+from horsies.workflows import control
+from horsies.workflows.inspect import get_stuck
+from horsies.workflows.start import plan, start_within
+from horsies.workflows.wait import RunEnd, wait_until_run_ends
+from tests.fixtures.journey import column, row
+from tests.workflows.steps import begin, ended, node, run_out, states, status, take
+
+DONE, BAD, SKIPPED, READY, QUEUED = (
+    NodeStatus.COMPLETED,
+    NodeStatus.FAILED,
+    NodeStatus.SKIPPED,
+    NodeStatus.READY,
+    NodeStatus.ENQUEUED,
+)
+
+
+def inner(**given: object) -> Graph:
+    """A workflow with one of two nodes inside it."""
+    part = Graph("inner", (node(0), node(1, 0)), output=1)
+    return Graph("outer", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=part), node(1, 0)), **given)  # pyright: ignore[reportArgumentType]
+
+
+def part_of(sql: psycopg.Connection) -> str:
+    return str(row(sql, "select id from horsies.workflows where parent_node is not null")[0])
+
+
+def test_a_pause_takes_back_what_has_not_begun_and_lets_the_rest_end(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    run = begin(broker, Graph("two", (node(0), node(1), node(2, 0))))
+    ((claim,),) = take(broker).claimed
+    assert broker.run(partial(control.pause, run))
+    assert sorted(states(sql, run)[:2]) == [QUEUED, READY]
+    assert take(broker, 5, endings=[ended(claim)]).claimed == [[]]
+    assert status(sql, run) is WorkflowStatus.PAUSED
+    assert broker.run(partial(control.resume, run))
+    run_out(broker, sql, set())
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+
+
+def test_a_pause_reaches_sub_workflows(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, inner())
+    ((claim,),) = take(broker).claimed
+    broker.run(partial(control.pause, run))
+    assert take(broker, 5, endings=[ended(claim)]).claimed == [[]]
+    assert states(sql, part_of(sql)) == (DONE, READY)
+    assert broker.run(get_stuck) == []
+    broker.run(partial(control.resume, run))
+    run_out(broker, sql, set())
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+
+
+def test_an_error_pauses_at_once_what_is_to_pause_on_errors(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("careful", (node(0), node(1), node(2, 1)), on_error=OnError.PAUSE))
+    first, second = take(broker, 2).claimed[0]
+    assert take(broker, 5, endings=[ended(first, fails=True)]).claimed == [[]]
+    take(broker, 0, endings=[ended(second)])
+    assert status(sql, run) is WorkflowStatus.PAUSED
+    assert column(sql, "select id from horsies.tasks") == []
+    broker.run(partial(control.resume, run))
+    run_out(broker, sql, set())
+    assert status(sql, run) is WorkflowStatus.FAILED
+
+
+def test_a_cancellation_ends_what_waits_and_asks_what_runs(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, inner())
+    ((claim,),) = take(broker).claimed
+    assert broker.run(partial(control.cancel, run))
+    assert status(sql, run) is WorkflowStatus.CANCELLED
+    assert status(sql, part_of(sql)) is WorkflowStatus.CANCELLED
+    assert row(sql, "select cancel_requested_at is not null from horsies.tasks where id = %s", claim.id) == (True,)
+    assert states(sql, part_of(sql)) == (QUEUED, SKIPPED)
+    take(broker, 0, endings=[ended(claim, fails=True)])
+    assert states(sql, part_of(sql)) == (BAD, SKIPPED)
+    assert take(broker, 5).claimed == [[]]
+    assert not broker.run(partial(control.cancel, run))
+
+
+def test_what_is_cancelled_before_it_begins_never_runs(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("wide", tuple(node(index) for index in range(5))))
+    broker.run(partial(control.cancel, run))
+    assert column(sql, "select id from horsies.tasks") == []
+    assert column(sql, "select distinct status from horsies.finished") == ["CANCELLED"]
+    assert broker.run(get_stuck) == []
+
+
+def test_a_retry_runs_what_failed_and_what_was_skipped_and_keeps_the_rest(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    run = begin(broker, Graph("again", (node(0), node(1), node(2, 0), node(3, 0, 1), node(4, 2))))
+    run_out(broker, sql, {(0,)})
+    assert states(sql, run) == (BAD, DONE, SKIPPED, SKIPPED, SKIPPED)
+    assert broker.run(partial(control.retry, run))
+    assert states(sql, run)[:2] == (QUEUED, DONE)
+    run_out(broker, sql, set())
+    assert states(sql, run) == (DONE,) * 5
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+    assert not broker.run(partial(control.retry, run))
+    assert row(sql, "select count(*) from horsies.finished") == (6,)
+
+
+def test_a_retry_reaches_sub_workflows_and_the_items_of_maps(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    each = (Ref(("item",), 0, RefMode.EACH),)
+    part = Graph("part", (node(0), node(1, 0)))
+    graph = Graph(
+        "deep",
+        (
+            node(0),
+            node(1, 0, kind=NodeKind.MAP, refs=each),
+            node(2, 1, kind=NodeKind.WORKFLOW, terms=None, child=part),
+        ),
+    )
+    run = begin(broker, graph)
+    ((source,),) = take(broker).claimed
+    take(broker, 0, endings=[ended(source, result="[1, 2, 3]")])
+    run_out(broker, sql, {(1, 1)})
+    assert states(sql, run) == (DONE, BAD, SKIPPED)
+    broker.run(partial(control.retry, run))
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)  # the one item that failed
+    run_out(broker, sql, {(2, 1)})
+    assert states(sql, run) == (DONE, DONE, BAD)
+    broker.run(partial(control.retry, run))
+    run_out(broker, sql, set())
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+    assert broker.run(get_stuck) == []
+
+
+def test_a_late_ending_from_before_a_retry_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("late", (node(0),)))
+    ((claim,),) = take(broker).claimed
+    take(broker, 0, endings=[ended(claim, fails=True)])
+    broker.run(partial(control.retry, run))
+    take(broker, 0, endings=[ended(claim)])
+    assert states(sql, run) == (QUEUED,)
+
+
+def test_the_same_id_twice_is_one_run(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    graph, workflow_id = Graph("once", (node(0), node(1, 0))), str(uuid4())
+    assert begin(broker, graph, workflow_id) == begin(broker, graph, workflow_id) == workflow_id
+    assert row(sql, "select count(*) from horsies.nodes") == (2,)
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+    with pytest.raises(WorkflowConflictError, match="choose another workflow_id"):
+        begin(broker, Graph("other", (node(0),)), workflow_id)
+
+
+def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    with psycopg.connect(broker.config.conninfo) as mine:
+        broker.run_on(mine, partial(start_within, plan(inner())))
+        assert column(sql, "select id from horsies.workflows") == []
+        mine.rollback()
+        assert column(sql, "select id from horsies.workflows") == []
+        broker.run_on(mine, partial(start_within, plan(inner())))
+        mine.commit()
+    run_out(broker, sql, set())
+    assert column(sql, "select distinct status from horsies.workflows") == ["COMPLETED"]
+
+
+def test_a_workflow_that_is_over_its_time_has_failed_whether_or_not_anybody_wrote_it_down(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    run = begin(broker, inner(time_limit_ms=1_000_000))
+    sql.execute("update horsies.workflows set deadline = now() - interval '1 s' where id = %s", [run])
+    found = wait_until_run_ends(broker, run, None)
+    assert isinstance(found, RunEnd)
+    assert "WORKFLOW_TIMEOUT" in (found.error or "")
+    broker.run(reap.end_overdue_workflows)
+    assert status(sql, run) is WorkflowStatus.FAILED
+    assert status(sql, part_of(sql)) is WorkflowStatus.CANCELLED
+    assert column(sql, "select id from horsies.tasks") == []
+
+
+def test_a_node_whose_task_is_cancelled_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("one by one", (node(0), node(1, 0))))
+    (task_id,) = column(sql, "select id::text from horsies.tasks")
+    broker.run(partial(cancel_task, str(task_id)))
+    broker.run(reap.settle_workflows)
+    assert states(sql, run) == (BAD, SKIPPED)
+    assert row(sql, "select error->>'error_code' from horsies.workflows") == ("TASK_CANCELLED",)
+
+
+def test_a_node_whose_task_expires_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("too late", (node(0), node(1, 0))))
+    sql.execute("update horsies.tasks set good_until = now() - interval '1 s'")
+    broker.run(reap.expire)
+    broker.run(reap.settle_workflows)
+    assert states(sql, run) == (BAD, SKIPPED)
+    assert row(sql, "select error->>'error_code' from horsies.workflows") == ("TASK_EXPIRED",)
+
+
+def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("robbed", (node(0), node(1, 0))))
+    sql.execute("delete from horsies.tasks")
+    assert [stuck.why for stuck in broker.run(get_stuck)] == ["a node waits for a task that is nowhere"]
+    broker.run(reap.find_lost_nodes)
+    broker.run(reap.settle_workflows)
+    assert status(sql, run) is WorkflowStatus.FAILED
+    assert broker.run(get_stuck) == []
+
+
+def test_the_tasks_of_a_dead_worker_advance_their_workflow(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, Graph("orphans", (node(0), node(1, 0), node(2, allow_failed_deps=True))))
+    assert len(take(broker, 5).claimed[0]) == 2  # by a worker that was never registered
+    broker.run(reap.reap_orphans)
+    broker.run(reap.settle_workflows)
+    assert states(sql, run) == (BAD, SKIPPED, BAD)
+    assert status(sql, run) is WorkflowStatus.FAILED

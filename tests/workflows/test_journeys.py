@@ -1,0 +1,113 @@
+"""Workflows by real workers, from start to get."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import Connection
+
+from horsies import NodeKey, NodeStatus, SubWorkflowNode, WorkflowStatus, from_node
+from horsies.workflows.inspect import get_stuck
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column
+from tests.fixtures.workers import StartWorker
+
+APP = "tests.apps.graphs:app"
+TIMEOUT_MS = 20_000
+
+
+def test_a_value_flows_along_a_chain(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = graphs.chain.start()
+    assert handle.get(TIMEOUT_MS).unwrap() == 2
+    assert handle.status() is WorkflowStatus.COMPLETED
+    assert handle.result_for(graphs.one).unwrap() == 1
+
+
+def test_many_results_meet_in_one_node(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = graphs.fan.start()
+    assert handle.get(TIMEOUT_MS).unwrap() == sum(range(20))
+    assert {info.status for info in handle.tasks()} == {NodeStatus.COMPLETED}
+
+
+def test_failures_arrive_as_values_and_fail_the_workflow(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = graphs.failing.start()
+    assert handle.get(TIMEOUT_MS).unwrap_err().error_code == "REFUSED"
+    assert handle.result_for(NodeKey[list[str]]("report")).unwrap() == ["1", "REFUSED", "UPSTREAM_SKIPPED"]
+    assert handle.status() is WorkflowStatus.FAILED
+    assert "after bad  SKIPPED" in handle.to_text()
+
+
+def test_a_map_runs_a_task_for_each_item(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = graphs.mapped.start()
+    assert handle.get(TIMEOUT_MS).unwrap() == sum(range(10, 15))
+    assert handle.result_for(graphs.more).unwrap() == [10, 11, 12, 13, 14]
+
+
+def test_a_task_can_look_at_its_workflow(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    assert graphs.looking.start().get(TIMEOUT_MS).unwrap() == ["looking", "looker", "42"]
+
+
+async def test_asyncio_code_starts_waits_and_looks(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = await graphs.chain.start_async()
+    assert (await handle.get_async(TIMEOUT_MS)).unwrap() == 2
+    assert await handle.status_async() is WorkflowStatus.COMPLETED
+    assert [*(await handle.results_async())] == ["one", "two"]
+    assert "two  COMPLETED" in await handle.to_text_async()
+    await graphs.app.close_async()
+
+
+def test_a_sub_workflow_gives_its_value_to_the_one_around_it(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = graphs.nested.start()
+    assert handle.get(TIMEOUT_MS).unwrap() == 5
+    inside = next(info for info in handle.tasks() if info.node_id == "inside")
+    assert graphs.app.workflow_handle(inside.workflow_id, graphs.chain).get(TIMEOUT_MS).unwrap() == 2
+
+
+def test_an_error_pauses_and_a_retry_goes_on(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
+    worker(APP)
+    there = tmp_path / "there"
+    wants = graphs.refuse_until.node(node_id="wants")(str(there))
+    handle = graphs.app.workflow("later", [wants, graphs.add.node()(from_node(wants))], on_error="pause").start()
+    assert handle.get(TIMEOUT_MS).unwrap_err().error_code == "WORKFLOW_PAUSED"
+    there.touch()
+    assert handle.retry()
+    assert handle.get(TIMEOUT_MS).is_ok()
+
+
+def test_a_node_is_retried_by_its_task_s_own_policy(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
+    worker(APP)
+    node = graphs.flaky.node()(str(tmp_path / "seen"))
+    assert graphs.app.workflow("flaky", [node], output=node).start().get(TIMEOUT_MS).unwrap() == 1
+
+
+def test_a_cancellation_reaches_what_runs_in_a_sub_workflow(graphs: Any, worker: StartWorker, sql: Connection) -> None:
+    worker(APP)
+    inside = graphs.app.workflow("slow", [graphs.linger.node(node_id="slow")(60.0)])
+    handle = graphs.app.workflow("around", [SubWorkflowNode(inside, node_id="inside")]).start()
+    eventually(lambda: column(sql, "select id from horsies.tasks where status = 'RUNNING'"), 20.0)
+    assert handle.cancel()
+    assert handle.get(TIMEOUT_MS).unwrap_err().error_code == "WORKFLOW_CANCELLED"
+    eventually(lambda: not column(sql, "select id from horsies.tasks"), 20.0, what="the task was stopped")
+
+
+@pytest.mark.parametrize("fault", ["advance_nodes:after:kill", "end_runs:before:kill", "open_runs:after:kill"])
+def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
+    graphs: Any, worker: StartWorker, fault: str
+) -> None:
+    victim = worker(APP, faults=fault)
+    slow = graphs.linger.node(node_id="slow")(0.0)  # may run again after a crash
+    inside = SubWorkflowNode(graphs.app.workflow("part", [slow], output=slow), node_id="inside", waits_for=[graphs.one])
+    handle = graphs.app.workflow("whole", [graphs.one, inside, graphs.two], output=inside).start()
+    victim.wait()
+    worker(APP)
+    result = handle.get(TIMEOUT_MS)
+    # A task whose ending died with its worker has crashed; whichever it is, the workflow has an end.
+    assert result.is_ok() or result.unwrap_err().error_code == "WORKER_CRASHED"
+    assert graphs.app.broker.run(get_stuck) == []
