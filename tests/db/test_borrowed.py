@@ -84,6 +84,11 @@ def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBro
 # -- connections that commit each statement
 
 
+def sending_in_vain() -> Op[None]:
+    yield from sending()
+    yield from ask(query("select 1 / %(zero)s::integer", zero=0))
+
+
 class SqlAlchemyAutocommit(SqlAlchemy):
     def lend(self) -> Any:
         return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -120,15 +125,39 @@ def test_outside_a_transaction_a_task_is_sent_at_once(
 def test_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
     alone: Caller, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    def verb() -> Op[None]:
-        yield from sending()
-        yield from ask(query("select 1 / %(zero)s::integer", zero=0))
-
     with pytest.raises(OF_DRIVERS, match="division by zero"):
-        alone.run(broker, verb)
+        alone.run(broker, sending_in_vain)
     assert sent(sql) == 0
     alone.run(broker, sending)  # and the connection is as good as before
     assert sent(sql) == 1
+
+
+def test_in_a_pipeline_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    with psycopg.connect(database, autocommit=True) as connection, connection.pipeline():
+        connection.execute("select 1")  # still on its way: whether a transaction is open cannot be told
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            broker.run_on(connection, sending_in_vain)
+        assert sent(sql) == 0
+        with connection.transaction():
+            broker.run_on(connection, sending)
+            assert sent(sql) == 0
+        broker.run_on(connection, sending)
+        assert sent(sql) == 2
+
+
+async def test_so_it_is_in_a_pipeline_of_asyncio(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
+    async with connection, connection.pipeline():
+        await connection.execute("select 1")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await broker.run_on_async(connection, sending_in_vain)
+        assert sent(sql) == 0
+        await broker.run_on_async(connection, sending)
+        assert sent(sql) == 1
 
 
 # -- errors

@@ -1,8 +1,10 @@
 """What a worker's connection does beyond answering: it breaks, is given up, carries much, and loses what was prepared in it."""
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
 import psycopg
@@ -120,6 +122,15 @@ async def test_a_session_that_ends_while_it_idles_is_noticed_at_the_next_use(
         assert await courier.run(first("select 1")) == (1,)
 
 
+async def test_what_the_server_says_to_an_idle_session_is_taken_in(database: str, sql: psycopg.Connection) -> None:
+    async with courier_to(database) as courier:
+        await courier.run(first("listen gossip"))
+        for _ in range(20):
+            sql.execute("notify gossip")
+            await asyncio.sleep(0.005)  # some of it comes while nothing is asked
+        assert await courier.run(first("select 1")) == (1,)
+
+
 async def test_who_is_cancelled_while_he_waits_takes_his_connection_with_him(
     database: str, sql: psycopg.Connection
 ) -> None:
@@ -172,4 +183,54 @@ async def test_an_unreachable_server_says_why(database: str, proxy: Proxy) -> No
         with pytest.raises(psycopg.OperationalError, match="refused"):
             await courier.run(first("select 1"))
         proxy.heal()
+        assert await courier.run(first("select 1")) == (1,)
+
+
+async def test_who_is_cancelled_while_a_silent_server_is_connected_to_leaves_no_thread_behind(
+    database: str, proxy: Proxy
+) -> None:
+    """`asyncio.run` would wait for it, and the worker would not leave."""
+    proxy.freeze()
+    async with courier_to(proxy.url) as courier:
+        opening = asyncio.create_task(courier.run(first("select 1")))
+        while not proxy.connections:  # noqa: ASYNC110 - waiting in a thread would leave one, too
+            await asyncio.sleep(0.005)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio_")] == []
+
+
+async def test_who_is_cancelled_while_he_rolls_back_takes_his_connection_with_him(database: str, proxy: Proxy) -> None:
+    def fail_and_fall_silent() -> Op[object]:
+        try:
+            yield from ask(query("begin"), query("select 1 / 0"))
+        except psycopg.Error:
+            proxy.freeze()
+            raise
+        return None
+
+    async with courier_to(proxy.url) as courier:
+        failing = asyncio.create_task(courier.run(fail_and_fall_silent()))
+        await asyncio.to_thread(eventually, lambda: proxy.is_frozen, what="the rollback is on its way")
+        failing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await failing
+        proxy.thaw()
+        assert await courier.run(first("select 2")) == (2,)  # on a new one
+
+
+async def test_a_process_without_descriptors_says_so_and_goes_on_when_there_are_some(database: str) -> None:
+    async with courier_to(database) as courier:
+        taken: list[int] = []
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            os.close(taken.pop())  # one is enough to connect with, but not to serve
+            with pytest.raises(psycopg.OperationalError, match="Too many open files"):
+                await courier.run(first("select 1"))
+        finally:
+            for number in taken:
+                os.close(number)
         assert await courier.run(first("select 1")) == (1,)

@@ -1,3 +1,4 @@
+import multiprocessing
 import threading
 import time
 from uuid import UUID
@@ -5,6 +6,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from horsies.tasks import ids
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.journey import column
 
@@ -35,6 +37,18 @@ def test_threads_never_get_the_same_id() -> None:
         thread.join()
     assert all(sorted(own) == own for own in made)
     assert len({task_id for own in made for task_id in own}) == 16_000
+
+
+def test_a_child_forked_while_another_thread_makes_ids_makes_its_own() -> None:
+    """`send_many` in a thread of a server that forks: the child inherits the lock, but not the thread that would let it go."""
+    child = multiprocessing.get_context("fork").Process(target=new_task_id)
+    with vars(ids)["_lock"]:  # as that thread has it for a moment
+        child.start()
+    child.join(5)
+    is_stuck = child.is_alive()
+    child.kill()
+    child.join()
+    assert not is_stuck
 
 
 @pytest.mark.promise("A7")

@@ -48,6 +48,37 @@ def test_a_third_signal_does_not_wait_for_the_database_either(
     assert running.wait(40) == GAVE_UP
 
 
+@pytest.mark.promise("W10")
+def test_a_worker_with_nothing_to_do_leaves_though_the_database_is_silent(
+    worker: StartWorker, proxy: Proxy, sql: psycopg.Connection
+) -> None:
+    """A pooler that is paused answers nobody, and nothing ever times out: what is left to say is not worth waiting for."""
+    running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url)
+    proxy.freeze()
+    assert running.terminate(40) == 0
+    assert "never retrieved" not in "\n".join(running.logs)
+    assert len(column(sql, "select id from horsies.workers")) == 1
+
+
+@pytest.mark.promise("W10")
+@pytest.mark.parametrize("fault", ["cut", "freeze"])
+def test_a_worker_that_waits_for_its_registration_leaves_when_told_to(
+    worker: StartWorker, proxy: Proxy, fault: str
+) -> None:
+    running = worker(
+        "tests.apps.tuned:app",
+        processes=1,
+        database_url=proxy.url,
+        faults="register_worker:before:drop",
+        until_ready=False,
+        env={"HORSIES_TEST_RETRY_MS": "500"},
+    )
+    running.wait_for_log("does not serve")
+    getattr(proxy, fault)()
+    assert running.terminate(40) == GAVE_UP
+    assert "told to stop" in running.logs[-1]
+
+
 @pytest.mark.promise("W9")
 def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leaves(
     basic: Any, worker: StartWorker, sql: psycopg.Connection

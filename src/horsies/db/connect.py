@@ -14,6 +14,11 @@ def connect(config: PostgresConfig, purpose: str, *, url: str | None = None) -> 
     return psycopg.connect(url or config.conninfo, **_settings(config, purpose))
 
 
+async def connect_async(config: PostgresConfig, purpose: str) -> psycopg.AsyncConnection:
+    """The same without blocking; whoever is cancelled meanwhile leaves nothing behind."""
+    return await psycopg.AsyncConnection.connect(config.conninfo, **_settings(config, purpose))
+
+
 def make_pool(config: PostgresConfig, preparing: Preparing) -> ConnectionPool:
     return ConnectionPool(
         config.conninfo,

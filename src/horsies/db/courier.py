@@ -13,16 +13,17 @@ import psycopg
 from psycopg import pq
 
 from horsies.db import faults
-from horsies.db.connect import connect
+from horsies.db.connect import connect_async
 from horsies.db.dialogue import Dialogue
 from horsies.db.drive import drive_async
-from horsies.db.op import Ask, Op, Query, Request, Rows, Statement
-from horsies.db.session import Preparing
+from horsies.db.op import Ask, Op, Query, Request, Rows, Statement, rows
+from horsies.db.session import BACKEND_PID, PREPARE_AFTER, Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
 
 ROLLBACK = Statement("rollback", "rollback")
+WHO_SERVES = Statement("who_serves", BACKEND_PID)
 
 
 class Courier:
@@ -37,9 +38,10 @@ class Courier:
     async def run(self, op: Op[T]) -> T:
         """The verb's own errors leave the connection in order; a broken one, or one that was given up midway, is closed."""
         try:
-            if self._session is None:
-                self._session = _Session(await self._open(), self._config.schema)
-            return await drive_async(op, self._session.answer)
+            if self._session is not None and self._session.is_broken:
+                self.close()  # found out while nobody used it: nothing is lost, so nobody need be told
+            session = self._session or await self._open()
+            return await drive_async(op, session.answer)
         except psycopg.Error as error:
             if self._preparing.has_failed(error):
                 self.close()
@@ -49,19 +51,18 @@ class Courier:
             self.close()
             raise
 
-    async def _open(self) -> psycopg.Connection:
-        """In a thread: names are looked up and passwords checked on the way."""
-        opening = asyncio.get_running_loop().run_in_executor(None, self._connect)
+    async def _open(self) -> "_Session":
+        """On the loop, every step of it: a thread that waits for a silent server would keep a worker from leaving."""
+        connection = await connect_async(self._config, self._purpose)
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)
-            raise
-
-    def _connect(self) -> psycopg.Connection:
-        connection = connect(self._config, self._purpose)
-        self._preparing.begin(connection)
-        return connection
+            session = self._session = _Session(connection, self._config.schema)
+        except OSError as error:  # no descriptor is left
+            connection.pgconn.finish()
+            raise psycopg.OperationalError(str(error)) from error
+        ((process,),) = await drive_async(rows(WHO_SERVES()), session.answer)
+        if self._preparing.is_worthwhile(connection, process):
+            connection.prepare_threshold = PREPARE_AFTER
+        return session
 
     async def _clean(self) -> None:
         """After an error the connection is idle again, or gone."""
@@ -70,6 +71,9 @@ class Courier:
                 await self._session.roll_back()
             except psycopg.Error:
                 self.close()
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Whoever waits for an answer gets an error now."""
@@ -78,13 +82,8 @@ class Courier:
             session.close()
 
 
-def _close_unwanted(opening: "asyncio.Future[psycopg.Connection]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
-
-
 class _Session:
-    def __init__(self, connection: psycopg.Connection, schema: str) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._pgconn.enter_pipeline_mode()
@@ -96,6 +95,10 @@ class _Session:
         self._socket = os.dup(self._pgconn.socket)
         self._loop.add_reader(self._socket, self._readable)
         self._answered: asyncio.Future[list[Rows]] | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        return self._pgconn.status == pq.ConnStatus.BAD
 
     async def answer(self, request: Request) -> list[Rows]:
         queries = cast("Ask", request).queries
@@ -113,14 +116,14 @@ class _Session:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         os.close(self._socket)
-        self._connection.close()
+        self._pgconn.finish()
         self._settle(psycopg.OperationalError("the connection was closed"))
 
     async def _ask(self, queries: Sequence[Query]) -> list[Rows]:
         self._dialogue.say(queries, self._schema)
-        self._answered = self._loop.create_future()
+        answered = self._answered = self._loop.create_future()
         self._flush()
-        return await self._answered
+        return await answered
 
     def _flush(self) -> None:
         try:
@@ -138,7 +141,7 @@ class _Session:
             if (answer := self._dialogue.hear()) is not None:
                 self._settle(answer)
         except psycopg.Error as error:
-            if self._pgconn.status != pq.ConnStatus.OK:
+            if self.is_broken:
                 self._loop.remove_reader(self._socket)
             self._settle(error)
 

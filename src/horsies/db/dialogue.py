@@ -31,7 +31,7 @@ _dialogues: "WeakKeyDictionary[psycopg.Connection, Dialogue]" = WeakKeyDictionar
 class Dialogue:
     """The connection must be in pipeline mode while this speaks."""
 
-    def __init__(self, connection: psycopg.Connection) -> None:
+    def __init__(self, connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._prepared: dict[str, bytes] = {}
@@ -39,11 +39,13 @@ class Dialogue:
         self._new: dict[str, bytes] = {}
         self._prepared_first: list[bool] = []  # of each statement under way: its preparation is answered before it
         self._results: list[pq.abc.PGresult] = []
+        self._is_asked = False
 
     def say(self, queries: Sequence[Query], schema: str) -> None:
         self._new, self._results = {}, []
         self._prepared_first = [self._send(query, schema) for query in queries]
         self._pgconn.pipeline_sync()
+        self._is_asked = True
 
     def _send(self, query: Query, schema: str) -> bool:
         text, names = numbered(query.statement.text, schema)
@@ -60,13 +62,17 @@ class Dialogue:
         return is_new
 
     def hear(self) -> list[Rows] | None:
-        """Take in what has arrived. The rows of each statement, or the error of the first that failed, once all is there."""
+        """Take in what has arrived, also when nothing was asked: the server may have something to say of its own.
+
+        The rows of each statement, or the error of the first that failed, once all is there.
+        """
         self._pgconn.consume_input()
-        while not self._pgconn.is_busy():
+        while self._is_asked and not self._pgconn.is_busy():
             result = self._pgconn.get_result()
             if result is None:
                 continue  # between two statements
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                self._is_asked = False
                 return self._understood()
             self._results.append(result)
         return None

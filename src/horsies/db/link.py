@@ -25,18 +25,24 @@ class Link:
         self._purpose = purpose
         self._preparing = Preparing()
         self._connection: psycopg.Connection | None = None
+        self._is_cut = False
 
     def run(self, op: Op[T]) -> T:
         try:
             if self._connection is None:
-                self._connection = connect(self._config, self._purpose, url=self._url)
-                self._preparing.begin(self._connection)
+                self._open()
             return drive(op, self._answer)
         except psycopg.Error as error:
             if self._preparing.has_failed(error):
                 self.close()
             self._clean()
             raise
+
+    def _open(self) -> None:
+        self._connection = connect(self._config, self._purpose, url=self._url)
+        if self._is_cut:  # while it was being made
+            raise psycopg.OperationalError("the connection was cut")
+        self._preparing.begin(self._connection)
 
     def _answer(self, request: Request) -> list[Rows]:
         return answer_on(cast("psycopg.Connection", self._connection), cast("Ask", request), self._config.schema)
@@ -50,7 +56,8 @@ class Link:
             self.close()
 
     def cut(self) -> None:
-        """From another thread, when nobody waits for the answer any more: whoever does gets an error now."""
+        """From another thread, when nobody waits for the answer any more: whoever does gets an error now, and from now on."""
+        self._is_cut = True
         connection = self._connection
         with suppress(psycopg.Error, OSError):
             if connection is not None:

@@ -16,13 +16,14 @@ pooler, most likely) the self-test decides, on the test's channel alone, and wha
 """
 
 import logging
-import os
 import random
 import secrets
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psycopg
 
@@ -39,6 +40,7 @@ TEST_ANSWER_S = 3.0
 LOOKS = 10  # for a proof that a session is shared
 LOOK_AGAIN_S = 300.0
 WITHDRAWALS = 100
+CLOSE_S = 5.0
 
 log = logging.getLogger("horsies.listen")
 
@@ -67,7 +69,8 @@ class Listener:
         self._deaf = False
         self._has_said_deaf = False
         self._closing = False
-        self._wake_reader, self._wake_writer = os.pipe()
+        self._wake_reader, self._waker = socket.socketpair()
+        self._waker.setblocking(False)  # noqa: FBT003 - when it is full, the thread will wake anyway
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
         self._thread.start()
 
@@ -90,15 +93,19 @@ class Listener:
         return self._deaf
 
     def close(self) -> None:
+        """The thread may be waiting for a silent server. It has nothing left to do and leaves when it can; nobody waits for long."""
         self._closing = True
         self._wake()
-        self._thread.join()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+        self._thread.join(CLOSE_S)
+        self._waker.close()
 
     # -- the thread
 
     def _run(self) -> None:
+        with self._wake_reader:
+            self._listen_until_closed()
+
+    def _listen_until_closed(self) -> None:
         attempt = 0
         while not self._closing:
             try:
@@ -147,8 +154,8 @@ class Listener:
                 if self._is_direct or self._ever_heard:
                     self._listen(connection, self._bells.channels() - self._in_force)
                 ready = selector.select(max(0.0, self._test_due - time.monotonic()))
-                if any(key.fd == self._wake_reader for key, _ in ready):
-                    os.read(self._wake_reader, 4096)
+                if any(key.fileobj is self._wake_reader for key, _ in ready):
+                    self._wake_reader.recv(4096)
                 self._hear(connection)
                 if time.monotonic() >= self._test_due:
                     self._test()
@@ -231,7 +238,8 @@ class Listener:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._closing and (left := until - time.monotonic()) > 0:
                 if selector.select(left):
-                    os.read(self._wake_reader, 4096)
+                    self._wake_reader.recv(4096)
 
     def _wake(self) -> None:
-        os.write(self._wake_writer, b"!")
+        with suppress(OSError):  # it is full, or was closed meanwhile
+            self._waker.send(b"!")

@@ -53,6 +53,9 @@ class Loan(Generic[R]):
 def borrow(connection: Any) -> Loan[Rows]:
     """For a blocking caller."""
     if _is_any(connection, _PSYCOPG):
+        if connection.pgconn.pipeline_status:
+            with connection.pipeline():
+                pass  # what is still on its way may begin a transaction, or end one: at a sync it is known
         return Loan(connection, _is_alone(connection), partial(_execute_psycopg, connection))
     if _is_any(connection, _SQLALCHEMY):
         return _borrow_sqlalchemy(connection)
@@ -68,6 +71,9 @@ def borrow(connection: Any) -> Loan[Rows]:
 async def borrow_async(connection: Any) -> Loan[Awaitable[Rows]]:
     """For an asyncio caller."""
     if _is_any(connection, _PSYCOPG_ASYNC):
+        if connection.pgconn.pipeline_status:
+            async with connection.pipeline():
+                pass  # as above
         return Loan(connection, _is_alone(connection), partial(_execute_psycopg_async, connection))
     if _is_any(connection, _SQLALCHEMY_ASYNC):
         return await _borrow_sqlalchemy_async(connection)

@@ -33,13 +33,17 @@ class Preparing:
 
     def begin(self, connection: psycopg.Connection) -> None:
         """For a connection just made."""
-        if self._is_safe and is_direct(connection):
+        if self.is_worthwhile(connection, backend_pid(connection)):
             connection.prepare_threshold = PREPARE_AFTER
 
     async def begin_async(self, connection: psycopg.AsyncConnection) -> None:
         row = await (await connection.execute(BACKEND_PID)).fetchone()
-        if self._is_safe and row == (connection.info.backend_pid,):
+        if row and self.is_worthwhile(connection, row[0]):
             connection.prepare_threshold = PREPARE_AFTER
+
+    def is_worthwhile(self, connection: psycopg.Connection | psycopg.AsyncConnection, backend_pid: int) -> bool:
+        """In a session that this process of the server works for."""
+        return self._is_safe and backend_pid == connection.info.backend_pid
 
     def go_on(self, connection: psycopg.Connection) -> None:
         """For a connection that has served before."""

@@ -5,12 +5,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from horsies.db.link import Link
+from horsies.db.aside import Aside
 from horsies.db.op import Op
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.keeper import reap
@@ -42,8 +40,7 @@ class Keeper:
         self._lease_ms = recovery.keeper_ms * LEASE_BEATS
         self._due_in = due_in
         self._watch = Watch(recovery.dead_after_ms / 1000, gap_s=self._every_s * 3 + 1)
-        self._link = Link(database, "keeper")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="horsies-keeper")
+        self._link = Aside(database, "keeper")
         self._looks = 0
 
     async def __aenter__(self) -> Self:
@@ -54,13 +51,7 @@ class Keeper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keeping.cancel()
-        if kind is None:
-            with suppress(DatabaseError):
-                await self._run(reap.give_up_lease(self._worker))
-        else:
-            self._link.cut()
-        await asyncio.to_thread(self._thread.shutdown)
-        self._link.close()
+        await self._link.close(reap.give_up_lease(self._worker) if kind is None else None)
 
     async def _keep(self) -> None:
         while True:
@@ -74,7 +65,7 @@ class Keeper:
             await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
     async def _look(self) -> None:
-        if not await self._run(reap.take_lease(self._worker, self._lease_ms)):
+        if not await self._link.run(reap.take_lease(self._worker, self._lease_ms)):
             self._watch.break_off()
             return
         await self._bury_the_dead()
@@ -93,7 +84,7 @@ class Keeper:
     async def _do(self, duty: Callable[[], Op[T]]) -> T | None:
         """A duty that fails (a row that somebody holds locked, or that is broken) must not keep the others from being done."""
         try:
-            return await self._run(duty())
+            return await self._link.run(duty())
         except DatabaseError as error:
             if trouble_of(error) is Trouble.LOST:
                 raise
@@ -102,10 +93,7 @@ class Keeper:
 
     async def _bury_the_dead(self) -> None:
         asked_at = time.monotonic()
-        heartbeats = await self._run(reap.get_heartbeats())
+        heartbeats = await self._link.run(reap.get_heartbeats())
         for worker in self._watch.observe(heartbeats, asked_at, time.monotonic()):
-            if worker != self._worker and await self._run(reap.bury(worker, heartbeats[worker])):
+            if worker != self._worker and await self._link.run(reap.bury(worker, heartbeats[worker])):
                 log.warning("worker %s is dead: its heartbeat stood still", worker)
-
-    async def _run(self, op: Op[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)

@@ -68,10 +68,10 @@ def span_problems(name: str, value: object) -> Iterator[str]:
     match value:
         case bool():
             known = False
-        case int() | float():
+        case float():
             known = math.isfinite(value)
         case _:
-            known = isinstance(value, timedelta)
+            known = isinstance(value, int | timedelta)
     if not known:
         yield f"{name} must be a number of seconds or a timedelta, not {_shown(value)} ({type(value).__name__})"
     elif value < (timedelta(0) if isinstance(value, timedelta) else 0):  # pyright: ignore[reportOperatorIssue] - by now it is a number or a timedelta

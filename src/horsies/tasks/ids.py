@@ -16,6 +16,15 @@ _lock = threading.Lock()
 _last = 0
 
 
+def _renew_lock() -> None:
+    """After a fork: the thread that held it, if one did, is not in this process."""
+    global _lock  # noqa: PLW0603 - a fact about the process
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def new_task_id() -> TaskId:
     return new_task_ids(1)[0]
 

@@ -14,13 +14,12 @@ import random
 import socket
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from types import TracebackType
 from typing import Self, TypeVar
 
-from horsies.db.link import Link
+from horsies.db.aside import Aside
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Rows, ask, rows
 from horsies.db.trouble import DatabaseError, broker_error
@@ -29,7 +28,7 @@ from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import as_claims
 from horsies.tasks.release import get_held
-from horsies.worker.backoff import Backoff
+from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.health import Health
 from horsies.worker.liveness import Liveness
@@ -72,13 +71,17 @@ class Heartbeat:
         self._snapshot_at = 0.0
         self._in_doubt = in_doubt
         self._strangers: frozenset[Claim] = frozenset()
+        self._patience: asyncio.Timeout | None = None
         self._health = Health()
         self._liveness = Liveness(recovery.frozen_after_ms)
-        self._link = Link(database, "heartbeat")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="horsies-heartbeat")
+        self._link = Aside(database, "heartbeat")
 
     async def __aenter__(self) -> Self:
-        await self._register()
+        try:
+            await self._register_patiently()
+        except BaseException:
+            await self._link.close(None)
+            raise
         self._beating = self._group.create_task(self._beat_for_ever())
         return self
 
@@ -87,13 +90,7 @@ class Heartbeat:
     ) -> None:
         self._beating.cancel()
         # After an error tasks may still be ours by the database's account: the row stays, for whoever recovers them.
-        if kind is None:
-            with suppress(DatabaseError):
-                await self._run(rows(SQL["retire_worker"](id=self._books.worker)))
-        else:
-            self._link.cut()
-        await asyncio.to_thread(self._thread.shutdown)
-        self._link.close()
+        await self._link.close(rows(SQL["retire_worker"](id=self._books.worker)) if kind is None else None)
 
     async def _beat_for_ever(self) -> None:
         while True:
@@ -103,7 +100,7 @@ class Heartbeat:
             self._in_doubt.clear()
             self._liveness.look(list(self._books.roster))
             try:
-                held = await self._run(self._beat())
+                held = await self._link.run(self._beat())
             except DatabaseError as error:
                 log.debug("a heartbeat failed: %s", broker_error(error))
                 await asyncio.sleep(self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter
@@ -146,12 +143,26 @@ class Heartbeat:
         )
         return [snapshot]
 
+    def stop_registering(self) -> None:
+        """Told to stop: a database that cannot be reached is not waited for, because there is nothing of ours in it yet."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    async def _register_patiently(self) -> None:
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                await self._register()
+        except TimeoutError:
+            raise GaveUp("told to stop before the database could be reached; nothing was begun") from None
+        finally:
+            self._patience = None
+
     async def _register(self) -> None:
         """An outage between the first connection and this one is ridden out like any other."""
         backoff = Backoff(self._resilience)
         while True:
             try:
-                await self._run(rows(self._registration()))
+                await self._link.run(rows(self._registration()))
             except DatabaseError as error:
                 reason = broker_error(error)
                 if not reason.retryable:
@@ -171,6 +182,3 @@ class Heartbeat:
             queues=list(self._books.marks.queues),
             library_version=version("horsies"),
         )
-
-    async def _run(self, op: Op[T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)

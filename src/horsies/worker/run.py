@@ -95,8 +95,11 @@ class Stop:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.pump: Pump | None = None
+        self.heartbeat: Heartbeat | None = None
 
     def ask(self) -> None:
+        if self.heartbeat:
+            self.heartbeat.stop_registering()
         if self.asked.is_set() and self.pump:
             self.pump.hurry()
         self.asked.set()
@@ -143,6 +146,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
             recovery=recovery,
             in_doubt=in_doubt,
         )
+        stop.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
         keeper = Keeper(group, worker, database=database, recovery=recovery, due_in=pump.due_in)
         async with pool, heartbeat, keeper, pump:

@@ -1,0 +1,37 @@
+"""A link with a thread of its own, for a service on an event loop that nobody else may hold up."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+import psycopg
+
+from horsies.db.link import Link
+from horsies.db.op import Op
+from horsies.model.config import PostgresConfig
+
+FAREWELL_S = 3.0
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Used by one event loop, one verb at a time."""
+
+    def __init__(self, config: PostgresConfig, purpose: str) -> None:
+        self._link = Link(config, purpose)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"horsies-{purpose}")
+
+    async def run(self, op: Op[T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)
+
+    async def close(self, farewell: Op[object] | None) -> None:
+        """Say this, if the server still listens. One that is silent is not waited for: a worker that was told to leave leaves."""
+        if farewell is not None:
+            with suppress(psycopg.Error, TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await self.run(farewell)
+        self._link.cut()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._link.close()
