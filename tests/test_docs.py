@@ -124,6 +124,25 @@ def test_every_setting_is_explained_with_its_default(config: Any) -> None:
     assert {name: default.strip() for name, default in rows} == defaults
 
 
+SHOWN = {
+    "results.md": [horsies.TaskInfo, horsies.FailedAttempt],
+    "worker.md": [horsies.WorkerState],
+    "tasks.md": [horsies.CurrentTask],
+}
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_every_field_that_users_can_read_is_explained(page: str) -> None:
+    text = (DOCS / page).read_text()
+    names = {each.name for kind in SHOWN[page] for each in fields(kind) if each.repr}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("word", [*horsies.CancelOutcome.__members__, *horsies.TaskStatus.__members__])
+def test_every_word_for_what_became_of_a_task_is_explained(word: str) -> None:
+    assert f"`{word}`" in (DOCS / "results.md").read_text()
+
+
 # -- sizing
 
 
