@@ -18,6 +18,7 @@ from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim
 from horsies.tasks.finish import finish
 from horsies.tasks.release import get_held
 from horsies.tasks.terms import params_of
+from horsies.workflows import advance
 from tests.fixtures.journey import ME, column, row
 from tests.fixtures.server import DatabaseServer
 
@@ -38,9 +39,13 @@ def test_the_sql_files_are_found() -> None:
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_every_statement_is_valid_on_the_migrated_schema(name: str, shared_sql: psycopg.Connection) -> None:
+    if not _NOT_PLANNED.match(STATEMENTS[name].text):  # the others take no plan; migrations and turns run these
+        assert planned(name, shared_sql)
+
+
+def planned(name: str, sql: psycopg.Connection) -> str:
+    """The plan for parameters that are not known."""
     text = STATEMENTS[name].text.rstrip(";")
-    if _NOT_PLANNED.match(text):
-        return  # takes no plan; migrations and turns run these
     types: dict[str, str] = {}
     for parameter, kind in _PARAMETER.findall(text):
         assert types.setdefault(parameter, kind) == kind, f"{parameter} is cast in two ways"
@@ -49,12 +54,12 @@ def test_every_statement_is_valid_on_the_migrated_schema(name: str, shared_sql: 
     assert "%(" not in text, "every parameter is cast, or the server guesses its type"
     declared = f"({', '.join(types.values())})" if types else ""
     prepared = Statement(name, f"prepare planned {declared} as {text}")
-    shared_sql.execute(prepared.for_schema(SCHEMA).replace(b"%%", b"%"))
+    sql.execute(prepared.for_schema(SCHEMA).replace(b"%%", b"%"))
     try:
         nulls = f"({', '.join(['null'] * len(types))})" if types else ""
-        assert column(shared_sql, f"explain execute planned{nulls}")
+        return "\n".join(map(str, column(sql, f"explain execute planned{nulls}")))
     finally:
-        shared_sql.execute("deallocate planned")
+        sql.execute("deallocate planned")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,8 @@ def filled(server: DatabaseServer) -> Iterator[psycopg.Connection]:
             "for values from ('2020-01-01 00:00+00') to ('2020-01-02 00:00+00')"
         )
         for table in column(
-            connection, "select relname from pg_class where relkind = 'r' and relname ~ '^(tasks|finished_)'"
+            connection,
+            "select relname from pg_class where relkind = 'r' and relname ~ '^(tasks|finished_|nodes|workflows)'",
         ):
             connection.execute(f"alter table horsies.{table} set (autovacuum_enabled = off)".encode())
         connection.execute(
@@ -92,9 +98,18 @@ def filled(server: DatabaseServer) -> Iterator[psycopg.Connection]:
             "now(), now(), 1, 1, now() from generate_series(1, %s)",
             [_ROWS],
         )
+        connection.execute(
+            "with run as (insert into horsies.workflows (id, root_id, name, status, unresolved) "
+            "select id, id, 'w', 'RUNNING', 2 from (select gen_random_uuid() from generate_series(1, %s / 4)) as new (id) "
+            "returning id) insert into horsies.nodes (id, root_id, workflow_id, index, node_id, kind, status, waits_for, "
+            "dependents, needed, allow_failed_deps, task_id) select gen_random_uuid(), id, id, index, 'n', 'task', 'ENQUEUED', "
+            "'{}', '{}', 0, false, gen_random_uuid() from run cross join generate_series(0, 3) as index",
+            [_ROWS],
+        )
         yield connection
         assert row(
-            connection, "select count(*) from pg_stats where schemaname = 'horsies' and tablename = 'tasks'"
+            connection,
+            "select count(*) from pg_stats where schemaname = 'horsies' and tablename in ('tasks', 'nodes', 'workflows')",
         ) == (0,)
     server.drop(name)
 
@@ -116,6 +131,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     claims = held(filled)
     running = Wanted(ME, TaskStatus.RUNNING, 8, 60_000)
     ids = [claim.id for claim in claims]
+    roots = [str(root) for root in column(filled, "select id::text from horsies.workflows limit 3")]
     endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
     return {
         "claim_from_queues": claim_from_queues(running, from_start(["default", "other"])),
@@ -129,6 +145,9 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "release_one": release.release(ME, claims[:1]),
         "release_hundred": release.release(ME, claims),
         "get_held": get_held(ME),
+        "lock_roots": advance.lock_roots(roots),
+        **{query.statement.name: query for query in advance.full_step(roots, ids)},
+        "get_unsettled": advance.SQL["get_unsettled"](limit=100),
         "get_one_ended": get_ended(claims[:1]),
         "get_hundred_ended": get_ended(claims),
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),
@@ -148,6 +167,7 @@ def get_ended(claims: list[Claim]) -> Query:
 HOT = [
     "claim_from_queues", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
     "finish_one", "finish_hundred", "release_one", "release_hundred",
+    "lock_roots", "advance_nodes", "withdraw_tasks", "open_maps", "open_runs", "open_tasks", "end_runs", "get_unsettled",
     "get_held", "get_one_ended", "get_hundred_ended", "get_ended_unpruned", "withdraw_probe", "take_key", "replace_pending",
 ]  # fmt: skip
 
@@ -155,8 +175,21 @@ HOT = [
 @pytest.mark.parametrize("name", HOT)
 def test_the_hot_statements_keep_their_index_plans_without_statistics(name: str, filled: psycopg.Connection) -> None:
     found = plan(filled, hot(filled)[name])
-    assert not re.search(r"Seq Scan on (tasks|finished)", found), found
+    assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
     assert "Index" in found, found
+
+
+@pytest.mark.parametrize(
+    "name", ["advance_nodes", "open_maps", "open_runs", "open_tasks", "end_runs", "withdraw_tasks"]
+)
+def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_once(
+    name: str, filled: psycopg.Connection
+) -> None:
+    with filled.transaction():
+        filled.execute("set local plan_cache_mode = force_generic_plan")
+        found = planned(f"advance.{name}", filled)
+    assert re.search(r"\$\d", found), found
+    assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
 
 
 @pytest.mark.parametrize("name", ["claim_from_queues", "claim_from_marks"])

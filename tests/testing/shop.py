@@ -39,6 +39,11 @@ class Parcel:
     due: date
 
 
+@app.task("names", queue_name="normal")
+def names(count: int) -> TaskResult[list[str], TaskError]:
+    return TaskResult(ok=[str(number) for number in range(count)])
+
+
 @app.task("note", queue_name="normal")
 def note(text: str) -> TaskResult[str, TaskError]:
     log.append(text)

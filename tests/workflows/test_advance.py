@@ -1,12 +1,14 @@
 """How graphs advance, driven by hand through the statements that workers use."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, Join, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
-from tests.fixtures.journey import row
+from tests.fixtures.eventually import wait_until_blocked
+from tests.fixtures.journey import column, row
 from tests.workflows.steps import begin, ended, node, run_out, states, status, take
 
 DONE, BAD, SKIPPED = NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED
@@ -90,3 +92,53 @@ def test_a_join_of_any_runs_at_the_first_success(broker: PostgresBroker, sql: ps
     assert status(sql, run) is WorkflowStatus.RUNNING
     take(broker, 0, endings=[ended(second)])
     assert status(sql, run) is WorkflowStatus.COMPLETED
+
+
+def test_two_turns_of_one_workflow_wait_for_each_other_and_both_count(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    run = begin(broker, Graph("meeting", (node(0), node(1), node(2, 0, 1))))
+    first, second = take(broker, 2).claimed[0]
+    with psycopg.connect(broker.config.conninfo) as other, ThreadPoolExecutor(2) as threads:
+        other.execute("select from horsies.workflows where id = %s for update", [run])
+        late = [threads.submit(take, broker, 0, endings=[ended(claim)]) for claim in (first, second)]
+        wait_until_blocked(sql, other)
+        assert column(sql, "select id from horsies.tasks where status <> 'RUNNING'") == []
+        other.commit()
+        for turn in late:
+            turn.result(10)
+    assert states(sql, run) == (DONE, DONE, NodeStatus.ENQUEUED)
+
+
+def test_what_waits_for_a_map_gets_its_results_in_the_order_of_the_items(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    each = (Ref(("item",), 0, RefMode.EACH),)
+    run = begin(broker, Graph("order", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each))))
+    ((source,),) = take(broker).claimed
+    take(broker, 0, endings=[ended(source, result="[3, 1, 2]")])
+    claims = sorted(take(broker, 10).claimed[0], key=lambda claim: json.loads(claim.inputs or "")["item"])
+    for claim in claims:
+        take(broker, 0, endings=[ended(claim, result=json.loads(claim.inputs or "")["item"])])
+    assert row(sql, "select result::text from horsies.nodes where workflow_id = %s and index = 1", run) == (
+        "[3, 1, 2]",
+    )
+
+
+def test_a_map_over_what_is_no_list_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    each = (Ref(("item",), 0, RefMode.EACH),)
+    run = begin(broker, Graph("no list", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each), node(2, 1))))
+    ((source,),) = take(broker).claimed
+    take(broker, 0, endings=[ended(source, result='"text"')])
+    assert states(sql, run) == (DONE, BAD, SKIPPED)
+    assert status(sql, run) is WorkflowStatus.FAILED
+
+
+def test_a_large_result_is_stored_once_however_many_take_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    taking = (Ref(("a",), 0, RefMode.VALUE),)
+    run = begin(broker, Graph("wide", (node(0), *(node(n, 0, refs=taking, args='{"a":null}') for n in range(1, 6)))))
+    ((source,),) = take(broker).claimed
+    large = json.dumps("x" * 100_000)
+    (claims,) = take(broker, 10, endings=[ended(source, result=large)]).claimed
+    assert all(json.loads(claim.inputs or "")["inputs"][0]["result"] == large for claim in claims)
+    assert row(sql, "select max(length(args::text)) from horsies.tasks where root_id = %s", run) == (10,)

@@ -1,9 +1,15 @@
 """Workflows by real workers, from start to get."""
 
+from pathlib import Path
 from typing import Any
 
-from horsies import NodeKey, NodeStatus
-from horsies.model.graph import WorkflowStatus
+import pytest
+from psycopg import Connection
+
+from horsies import NodeKey, NodeStatus, SubWorkflowNode, WorkflowStatus, from_node
+from horsies.workflows.inspect import get_stuck
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column
 from tests.fixtures.workers import StartWorker
 
 APP = "tests.apps.graphs:app"
@@ -54,3 +60,54 @@ async def test_asyncio_code_starts_waits_and_looks(graphs: Any, worker: StartWor
     assert [*(await handle.results_async())] == ["one", "two"]
     assert "two  COMPLETED" in await handle.to_text_async()
     await graphs.app.close_async()
+
+
+def test_a_sub_workflow_gives_its_value_to_the_one_around_it(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = graphs.nested.start()
+    assert handle.get(TIMEOUT_MS).unwrap() == 5
+    inside = next(info for info in handle.tasks() if info.node_id == "inside")
+    assert graphs.app.workflow_handle(inside.workflow_id, graphs.chain).get(TIMEOUT_MS).unwrap() == 2
+
+
+def test_an_error_pauses_and_a_retry_goes_on(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
+    worker(APP)
+    there = tmp_path / "there"
+    wants = graphs.refuse_until.node(node_id="wants")(str(there))
+    handle = graphs.app.workflow("later", [wants, graphs.add.node()(from_node(wants))], on_error="pause").start()
+    assert handle.get(TIMEOUT_MS).unwrap_err().error_code == "WORKFLOW_PAUSED"
+    there.touch()
+    assert handle.retry()
+    assert handle.get(TIMEOUT_MS).is_ok()
+
+
+def test_a_node_is_retried_by_its_task_s_own_policy(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
+    worker(APP)
+    node = graphs.flaky.node()(str(tmp_path / "seen"))
+    assert graphs.app.workflow("flaky", [node], output=node).start().get(TIMEOUT_MS).unwrap() == 1
+
+
+def test_a_cancellation_reaches_what_runs_in_a_sub_workflow(graphs: Any, worker: StartWorker, sql: Connection) -> None:
+    worker(APP)
+    inside = graphs.app.workflow("slow", [graphs.linger.node(node_id="slow")(60.0)])
+    handle = graphs.app.workflow("around", [SubWorkflowNode(inside, node_id="inside")]).start()
+    eventually(lambda: column(sql, "select id from horsies.tasks where status = 'RUNNING'"), 20.0)
+    assert handle.cancel()
+    assert handle.get(TIMEOUT_MS).unwrap_err().error_code == "WORKFLOW_CANCELLED"
+    eventually(lambda: not column(sql, "select id from horsies.tasks"), 20.0, what="the task was stopped")
+
+
+@pytest.mark.parametrize("fault", ["advance_nodes:after:kill", "end_runs:before:kill", "open_runs:after:kill"])
+def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
+    graphs: Any, worker: StartWorker, fault: str
+) -> None:
+    victim = worker(APP, faults=fault)
+    slow = graphs.linger.node(node_id="slow")(0.0)  # may run again after a crash
+    inside = SubWorkflowNode(graphs.app.workflow("part", [slow], output=slow), node_id="inside", waits_for=[graphs.one])
+    handle = graphs.app.workflow("whole", [graphs.one, inside, graphs.two], output=inside).start()
+    victim.wait()
+    worker(APP)
+    result = handle.get(TIMEOUT_MS)
+    # A task whose ending died with its worker has crashed; whichever it is, the workflow has an end.
+    assert result.is_ok() or result.unwrap_err().error_code == "WORKER_CRASHED"
+    assert graphs.app.broker.run(get_stuck) == []

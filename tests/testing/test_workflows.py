@@ -1,0 +1,32 @@
+"""Workflows in users' tests: drained, run in line, out of time."""
+
+import pytest
+
+from horsies import TaskStatus, WorkflowStatus, each, from_node
+from horsies.testing import clock, drain, run_inline
+from tests.testing import shop
+
+pytestmark = pytest.mark.usefixtures("sandbox")
+
+
+def test_a_drain_runs_a_workflow_to_its_end() -> None:
+    first = shop.note.node(node_id="first")("a")
+    spec = shop.app.workflow("two", [first, second := shop.note.node()(from_node(first))], output=second)
+    handle = spec.start()
+    assert [(ran.task_name, ran.status) for ran in drain()] == [("note", TaskStatus.COMPLETED)] * 2
+    assert handle.get(timeout_ms=1_000).unwrap() == "a"
+
+
+def test_a_send_in_line_is_a_start_in_line() -> None:
+    names = shop.names.node()(3)
+    spec = shop.app.workflow("many", [names, notes := shop.note.map_node()(each(names))], output=notes)
+    with run_inline() as ran:
+        assert spec.start().get(timeout_ms=1_000).unwrap() == ["0", "1", "2"]
+    assert len(ran) == 4
+
+
+def test_a_workflow_runs_out_of_time_when_the_clock_is_moved() -> None:
+    handle = shop.app.workflow("slow", [shop.note.node()("a")], time_limit=60).start()
+    clock.advance(61)
+    assert handle.status() is WorkflowStatus.FAILED
+    assert drain() == []
