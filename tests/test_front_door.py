@@ -92,6 +92,8 @@ assert "psycopg" not in sys.modules
         "horsies.locate",
         "horsies.tasks.task",
         "horsies.tasks.handle",
+        "horsies.workflows.spec",
+        "horsies.workflows.subworkflow",
         "horsies.db.broker",
         "horsies.child.main",
         "horsies.child.template",

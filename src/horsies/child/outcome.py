@@ -20,7 +20,6 @@ from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import TaskStatus
 from horsies.tasks.task import Sendable
-from horsies.workflows.context import filled_in
 from horsies.workflows.inputs import read
 
 MAX_WORDS = 64 * 1024
@@ -55,7 +54,7 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
     except Exception as error:  # noqa: BLE001 - a validator of the user's
         return _codec_broke(task, "reading the arguments", error)
     if inputs is not None:
-        kwargs |= filled_in(task.arguments.wants, inputs.context_for(tasks))
+        kwargs |= inputs.filled_in(task.arguments.wants, tasks)
     return Call(task, partial(task.function, *args, **kwargs))
 
 

@@ -17,19 +17,10 @@ CREATE FUNCTION horsies.node_inputs(node uuid) RETURNS text
 begin
     return (
         select json_build_object(
-            -- An item belongs to the run of its map's node, for all that its task knows.
-            'workflow_id',
-            case
-                when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
-                else workflows.id
-            end,
-            'root_id', workflows.root_id,
-            'workflow_name', workflows.name,
-            'node_id', nodes.node_id,
             'refs', nodes.refs,
             -- As text: what is only passed on is never decoded on its way.
             'item', nodes.item::text,
-            'inputs', (
+            'inputs', case when nodes.inputs <> '{}' then (
                 select json_agg(
                     json_build_object(
                         'node_id', input.node_id,
@@ -48,10 +39,24 @@ begin
                     where other.id = wanted.id
                     offset 0
                 ) as input
-            )
+            ) end,
+            'meta', case when nodes.wants_meta then (
+                select json_build_object(
+                    -- An item belongs to the run of its map's node, for all that its task knows.
+                    'workflow_id',
+                    case
+                        when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
+                        else workflows.id
+                    end,
+                    'root_id', workflows.root_id,
+                    'workflow_name', workflows.name,
+                    'node_id', nodes.node_id
+                )
+                from "horsies".workflows
+                where workflows.id = nodes.workflow_id
+            ) end
         )
         from "horsies".nodes
-        join "horsies".workflows on workflows.id = nodes.workflow_id
         where nodes.id = node
     );
 end
@@ -132,6 +137,7 @@ CREATE TABLE horsies.tasks (
     started_at timestamp with time zone,
     root_id uuid,
     node_id uuid,
+    takes_inputs boolean,
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
     CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
@@ -267,6 +273,8 @@ CREATE TABLE horsies.nodes (
     args json,
     refs json,
     inputs uuid[],
+    takes_inputs boolean DEFAULT false NOT NULL,
+    wants_meta boolean DEFAULT false NOT NULL,
     source uuid,
     item json,
     max_parallel integer,

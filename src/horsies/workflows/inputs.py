@@ -11,11 +11,11 @@ from typing import Any
 
 from horsies.model.codec import encode_error
 from horsies.model.codes import OutcomeCode, RetrievalCode
-from horsies.model.graph import Made, NodeStatus, RefMode, Step
+from horsies.model.graph import Made, NodeStatus, RefMode, Step, Wanted
 from horsies.model.result import TaskError
 from horsies.model.splice import result_text, spliced
 from horsies.tasks.task import Sendable
-from horsies.workflows.context import Known, WorkflowContext, WorkflowMeta
+from horsies.workflows.context import Known, WorkflowContext, WorkflowMeta, filled_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,19 @@ class Input:
 class Inputs:
     """`refs` are a path in the arguments, a place in `inputs`, and what of it stands there; `context` are places, too."""
 
-    workflow_id: str
-    root_id: str
-    workflow_name: str
-    node_id: str
     inputs: Sequence[Input]
     refs: Sequence[tuple[tuple[Step, ...], int | None, RefMode]]
     context: Sequence[int]
     item: str | None
+    meta: WorkflowMeta | None
+    """Only for a task that asks for its workflow."""
 
-    def context_for(self, tasks: Mapping[str, Sendable[..., Any]]) -> WorkflowContext:
+    def filled_in(self, wants: frozenset[Wanted], tasks: Mapping[str, Sendable[..., Any]]) -> dict[str, Any]:
         """What the task learns of its workflow, if it asks."""
-        meta = WorkflowMeta(self.workflow_id, self.workflow_name, self.node_id, self.root_id)
+        if self.meta is None:
+            return {}
         known = {found.node_id: found.as_known for found in (self.inputs[place] for place in self.context)}
-        return WorkflowContext(meta, known, tasks)
+        return filled_in(wants, WorkflowContext(self.meta, known, tasks))
 
     def put_into(self, args: str) -> str | TaskError:
         """The arguments with what they refer to, or why it is not there."""
@@ -76,9 +75,10 @@ class Inputs:
 
 def read(text: str) -> Inputs:
     found: dict[str, Any] = json.loads(text)
-    refs, inputs = found.pop("refs"), found.pop("inputs") or ()
+    refs, inputs, meta = found["refs"], found["inputs"] or (), found["meta"]
     return Inputs(
-        **found,
+        item=found["item"],
+        meta=WorkflowMeta(**meta) if meta else None,
         inputs=[_input(**other) for other in inputs],
         refs=[(tuple(path), place, RefMode(mode)) for path, place, mode in refs["refs"]],
         context=refs["context"],

@@ -168,7 +168,12 @@ def _inputs(run: Run, node: Node) -> dict[str, Any]:
         [ref.path, None if ref.mode is RefMode.EACH else place_of(run.named_by(ref)), ref.mode] for ref in node.refs
     ]
     context = [place_of(run.node_ids[index]) for index in node.ctx_from]
-    return {"refs": {"refs": refs, "context": context}, "inputs": list(places)}
+    return {
+        "refs": {"refs": refs, "context": context},
+        "inputs": list(places),
+        "takes_inputs": bool(refs or node.wants),
+        "wants_meta": bool(node.wants),
+    }
 
 
 def _terms(terms: Terms) -> dict[str, Any]:

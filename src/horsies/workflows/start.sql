@@ -19,18 +19,18 @@ on conflict (id) do nothing;
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, source, max_parallel, child_id, made_by, makes_list
+    args, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list
 )
 select
     id, %(root)s::uuid, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args::json, refs, inputs, source, max_parallel, child_id, made_by, makes_list
+    args::json, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list
 from json_to_recordset(%(nodes)s::json) as node (
     id uuid, workflow_id uuid, index integer, node_id text, kind text, status text, waits_for integer[], dependents uuid[],
     needed integer, allow_failed_deps boolean, task_name text, queue_name text, priority integer, timeout_ms integer,
     retry_delays_ms integer[], retry_jitter real, retry_for text[], good_until timestamptz,
     -- As text: what was written for the task is what it gets, to the last space.
-    args text, refs json, inputs uuid[], source uuid, max_parallel integer, child_id uuid,
+    args text, refs json, inputs uuid[], takes_inputs boolean, wants_meta boolean, source uuid, max_parallel integer, child_id uuid,
     made_by text, makes_list boolean
 )
 where exists (select from {schema}.workflows where workflows.id = %(root)s::uuid and workflows.start_id = %(start_id)s::uuid)

@@ -41,6 +41,7 @@ create table {schema}.tasks (
     -- Of a task that a workflow runs: its node, and the run at the top of the tree, whose row is the lock for all of it.
     root_id uuid,
     node_id uuid,
+    takes_inputs boolean,
     constraint tasks_pkey primary key (id),
     constraint tasks_status_is_live check (status in ('PENDING', 'CLAIMED', 'RUNNING')),
     constraint tasks_jitter_is_a_share check (retry_jitter between 0 and 1),
@@ -262,6 +263,8 @@ create table {schema}.nodes (
     -- What stands where in the arguments: references to `inputs`, the nodes whose results are read when the task is claimed.
     refs json,
     inputs uuid[],
+    takes_inputs boolean not null default false,
+    wants_meta boolean not null default false,
     -- Of a map: the node whose list it goes over. Of an item: itself.
     source uuid,
     item json,
@@ -298,19 +301,10 @@ create function {schema}.node_inputs(node uuid) returns text language plpgsql st
 begin
     return (
         select json_build_object(
-            -- An item belongs to the run of its map's node, for all that its task knows.
-            'workflow_id',
-            case
-                when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
-                else workflows.id
-            end,
-            'root_id', workflows.root_id,
-            'workflow_name', workflows.name,
-            'node_id', nodes.node_id,
             'refs', nodes.refs,
             -- As text: what is only passed on is never decoded on its way.
             'item', nodes.item::text,
-            'inputs', (
+            'inputs', case when nodes.inputs <> '{}' then (
                 select json_agg(
                     json_build_object(
                         'node_id', input.node_id,
@@ -329,10 +323,24 @@ begin
                     where other.id = wanted.id
                     offset 0
                 ) as input
-            )
+            ) end,
+            'meta', case when nodes.wants_meta then (
+                select json_build_object(
+                    -- An item belongs to the run of its map's node, for all that its task knows.
+                    'workflow_id',
+                    case
+                        when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
+                        else workflows.id
+                    end,
+                    'root_id', workflows.root_id,
+                    'workflow_name', workflows.name,
+                    'node_id', nodes.node_id
+                )
+                from {schema}.workflows
+                where workflows.id = nodes.workflow_id
+            ) end
         )
         from {schema}.nodes
-        join {schema}.workflows on workflows.id = nodes.workflow_id
         where nodes.id = node
     );
 end
