@@ -59,6 +59,7 @@ class Sendable(Sender[P, T]):
 
     @property
     def terms(self) -> Terms:
+        """On which terms it is sent when no options say otherwise."""
         return self._terms
 
     @cached_property

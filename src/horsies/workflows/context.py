@@ -43,6 +43,7 @@ class WorkflowContext:
 
     @property
     def workflow_id(self) -> str:
+        """The run that this task is a node of."""
         return self.meta.workflow_id
 
     def has_result(self, node: AnyNode[Any] | str) -> bool:

@@ -77,6 +77,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._run(partial(get_status, self.workflow_id))
 
     async def status_async(self) -> WorkflowStatus | None:
+        """The same for asyncio code."""
         return await self._run_async(partial(get_status, self.workflow_id))
 
     # -- what is in it
@@ -86,6 +87,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._result_for(self._run(self._node_verb(node)), node)
 
     async def result_for_async(self, node: AnyNode[T]) -> TaskResult[T, TaskError]:
+        """The same for asyncio code."""
         return self._result_for(await self._run_async(self._node_verb(node)), node)
 
     def results(self) -> Mapping[str, TaskResult[Any, TaskError]]:
@@ -93,6 +95,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._results(self._run(partial(get_nodes, self.workflow_id, with_results=True)))
 
     async def results_async(self) -> Mapping[str, TaskResult[Any, TaskError]]:
+        """The same for asyncio code."""
         return self._results(await self._run_async(partial(get_nodes, self.workflow_id, with_results=True)))
 
     def tasks(self) -> list[NodeInfo]:
@@ -100,6 +103,7 @@ class WorkflowHandle(Generic[Out_co]):
         return [_info(node) for node in self._run(partial(get_nodes, self.workflow_id))]
 
     async def tasks_async(self) -> list[NodeInfo]:
+        """The same for asyncio code."""
         return [_info(node) for node in await self._run_async(partial(get_nodes, self.workflow_id))]
 
     def to_mermaid(self) -> str:
@@ -107,6 +111,7 @@ class WorkflowHandle(Generic[Out_co]):
         return mermaid(*self._run(partial(get_picture, self.workflow_id)))
 
     async def to_mermaid_async(self) -> str:
+        """The same for asyncio code."""
         return mermaid(*await self._run_async(partial(get_picture, self.workflow_id)))
 
     def to_text(self) -> str:
@@ -114,6 +119,7 @@ class WorkflowHandle(Generic[Out_co]):
         return text_tree(*self._run(partial(get_picture, self.workflow_id)))
 
     async def to_text_async(self) -> str:
+        """The same for asyncio code."""
         return text_tree(*await self._run_async(partial(get_picture, self.workflow_id)))
 
     # -- what becomes of it: each says whether it has changed anything
@@ -123,6 +129,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._run(partial(control.pause, self.workflow_id))
 
     async def pause_async(self) -> bool:
+        """The same for asyncio code."""
         return await self._run_async(partial(control.pause, self.workflow_id))
 
     def resume(self) -> bool:
@@ -130,6 +137,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._run(partial(control.resume, self.workflow_id))
 
     async def resume_async(self) -> bool:
+        """The same for asyncio code."""
         return await self._run_async(partial(control.resume, self.workflow_id))
 
     def cancel(self) -> bool:
@@ -137,6 +145,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._run(partial(control.cancel, self.workflow_id))
 
     async def cancel_async(self) -> bool:
+        """The same for asyncio code."""
         return await self._run_async(partial(control.cancel, self.workflow_id))
 
     def retry(self) -> bool:
@@ -144,6 +153,7 @@ class WorkflowHandle(Generic[Out_co]):
         return self._run(partial(control.retry, self.workflow_id))
 
     async def retry_async(self) -> bool:
+        """The same for asyncio code."""
         return await self._run_async(partial(control.retry, self.workflow_id))
 
     # -- inside

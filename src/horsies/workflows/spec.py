@@ -38,10 +38,12 @@ class WorkflowSpec(Generic[Out_co]):
 
     @property
     def name(self) -> str:
+        """What runs of it are called."""
         return self.graph.name
 
     @property
     def definition_key(self) -> str | None:
+        """What tells this definition from another of the same name; None if it has none."""
         return self.graph.definition_key
 
     def node(self, node: AnyNode[Any] | str) -> Node:

@@ -33,9 +33,11 @@ class SubWorkflowNode(PartNode[Out_co]):
 
     @property
     def title(self) -> str:
+        """What pictures and messages call it."""
         return str(getattr(self.workflow_def, "name", "workflow"))
 
     def flows(self) -> dict[str, Flow]:
+        """From which nodes its arguments come, and whether as values or as whole results."""
         whole = {name for name in self.args_from if takes_result(self._annotation(name))}
         return {
             name: Flow(source, RefMode.RESULT if name in whole else RefMode.VALUE)
