@@ -41,7 +41,7 @@ def test_what_has_ended_moves_only_by_a_retry() -> None:
     assert all(not (LEGAL_NODE_MOVES[state] & final_nodes) for state in final_nodes)
     final = {state for state in WorkflowStatus if state.is_final}
     assert final == {WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
-    assert all(LEGAL_WORKFLOW_MOVES[state] <= {WorkflowStatus.RUNNING} for state in final)
+    assert all(LEGAL_WORKFLOW_MOVES[state] <= {WorkflowStatus.RUNNING, WorkflowStatus.PENDING} for state in final)
 
 
 @pytest.mark.parametrize(
