@@ -4,7 +4,7 @@ A graph is a list of nodes in topological order; nodes name each other by their 
 function or to an object of the user's, so a graph can be stored, drawn, and reasoned about by anybody.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -199,9 +199,6 @@ class Node:
     def is_ready(self, succeeded: int, unresolved: int) -> bool:
         return succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0)
 
-    def is_hopeless(self, succeeded: int, unresolved: int) -> bool:
-        return not self.allow_failed_deps and succeeded + unresolved < self.needed
-
     @property
     def made(self) -> Made:
         """Whose value it has: this says how its result is read, also by somebody who has never seen the specification."""
@@ -243,10 +240,3 @@ class Graph:
             for dependency in node.waits_for:
                 waiting[dependency].append(node.index)
         return tuple(tuple(indexes) for indexes in waiting)
-
-    def all_graphs(self) -> Iterator["Graph"]:
-        """It and every sub-workflow inside it, itself first."""
-        yield self
-        for node in self.nodes:
-            if node.child is not None:
-                yield from node.child.all_graphs()
