@@ -96,6 +96,12 @@ class _Exchange:
     answered: asyncio.Future[list[pq.abc.PGresult]]
     results: list[pq.abc.PGresult] = field(default_factory=list["pq.abc.PGresult"])
 
+    @property
+    def error(self) -> psycopg.Error | None:
+        """Of the first statement that failed, so far."""
+        failed = next((result for result in self.results if result.status in _FAILED), None)
+        return None if failed is None else error_from_result(failed)
+
 
 class _Session:
     def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
@@ -202,19 +208,19 @@ class _Session:
         if result.status != pq.ExecStatus.PIPELINE_SYNC:
             exchange.results.append(result)
             return
-        failed = next((each for each in exchange.results if each.status in _FAILED), None)
         self._exchange = None
         if exchange.answered.done():
             return
-        if failed is None:
-            exchange.answered.set_result(exchange.results)
+        if error := exchange.error:
+            exchange.answered.set_exception(error)
         else:
-            exchange.answered.set_exception(error_from_result(failed))
+            exchange.answered.set_result(exchange.results)
 
     def _fail(self, error: psycopg.Error) -> None:
+        """If the server has said why it closes the connection, that tells more than that it is closed."""
         exchange, self._exchange = self._exchange, None
         if exchange and not exchange.answered.done():
-            exchange.answered.set_exception(error)
+            exchange.answered.set_exception(exchange.error or error)
 
     def _rows(self, result: "pq.abc.PGresult") -> Rows:
         if not result.nfields:
