@@ -83,8 +83,8 @@ async def test_a_refused_statement_leaves_the_session_in_order(database: str, sq
             with pytest.raises(psycopg.errors.DivisionByZero):
                 await courier.run(divide())
         assert await courier.run(first(BACKEND)) == before
-        state = "select state from pg_stat_activity where application_name = 'horsies test'"
-        assert sql.execute(state).fetchone() == ("idle",)  # in no transaction
+        state = sql.execute("select state from pg_stat_activity where pid = %s", before)
+        assert state.fetchone() == ("idle",)  # in no transaction
 
 
 async def test_couriers_that_break_together_all_find_their_way_back(database: str, proxy: Proxy) -> None:
@@ -140,7 +140,8 @@ async def test_a_server_that_ends_the_session_is_quoted(database: str, sql: psyc
             waiting = asyncio.create_task(courier.run(first("select count(*) from {schema}.tasks")))
             await asyncio.to_thread(eventually, lambda: _is_blocked(database), what="it waits for the lock")
             sql.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'horsies test'"
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'horsies test' and datname = current_database()"
             )
             with pytest.raises(psycopg.errors.AdminShutdown):
                 await waiting
