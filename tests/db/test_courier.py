@@ -83,8 +83,8 @@ async def test_a_refused_statement_leaves_the_session_in_order(database: str, sq
             with pytest.raises(psycopg.errors.DivisionByZero):
                 await courier.run(divide())
         assert await courier.run(first(BACKEND)) == before
-        state = "select state from pg_stat_activity where application_name = 'horsies test'"
-        assert sql.execute(state).fetchone() == ("idle",)  # in no transaction
+        state = sql.execute("select state from pg_stat_activity where pid = %s", before)
+        assert state.fetchone() == ("idle",)  # in no transaction
 
 
 async def test_couriers_that_break_together_all_find_their_way_back(database: str, proxy: Proxy) -> None:
@@ -109,8 +109,8 @@ async def test_a_session_that_ends_while_it_idles_is_replaced_at_the_next_use(da
         assert await courier.run(first("select 1")) == (1,)
         proxy.cut()
         proxy.heal()
-        for _ in range(2):
-            await asyncio.sleep(0)  # the loop hears of it
+        while not vars(courier)["_session"].is_broken:  # noqa: ASYNC110 - until the loop has heard of it, which tells nobody
+            await asyncio.sleep(0.005)
         assert await courier.run(first("select 2")) == (2,)
 
 
@@ -140,6 +140,21 @@ async def test_who_is_cancelled_while_he_waits_takes_his_connection_with_him(
 def _is_blocked(database: str) -> bool:
     with psycopg.connect(database, autocommit=True) as other:
         return other.execute("select from pg_locks where not granted").rowcount > 0
+
+
+async def test_a_server_that_ends_the_session_is_quoted(database: str, sql: psycopg.Connection) -> None:
+    with sql.transaction():
+        sql.execute("lock table horsies.tasks")
+        async with courier_to(database) as courier:
+            waiting = asyncio.create_task(courier.run(first("select count(*) from {schema}.tasks")))
+            await asyncio.to_thread(eventually, lambda: _is_blocked(database), what="it waits for the lock")
+            sql.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'horsies test' and datname = current_database()"
+            )
+            with pytest.raises(psycopg.errors.AdminShutdown):
+                await waiting
+            assert await courier.run(first("select 1")) == (1,)
 
 
 async def test_closing_tells_whoever_waits(database: str, sql: psycopg.Connection) -> None:

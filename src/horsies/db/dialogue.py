@@ -66,16 +66,26 @@ class Dialogue:
 
         The rows of each statement, or the error of the first that failed, once all is there.
         """
-        self._pgconn.consume_input()
-        while self._is_asked and not self._pgconn.is_busy():
-            result = self._pgconn.get_result()
-            if result is None:
-                continue  # between two statements
-            if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                self._is_asked = False
-                return self._understood()
-            self._results.append(result)
-        return None
+        return self._understood() if self._is_complete() else None
+
+    def _is_complete(self) -> bool:
+        try:
+            self._pgconn.consume_input()
+            while self._is_asked and not self._pgconn.is_busy():
+                result = self._pgconn.get_result()
+                if result is None:  # between two statements
+                    if self._pgconn.status == pq.ConnStatus.BAD:
+                        raise psycopg.OperationalError("the connection was lost")
+                    continue
+                if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                    self._is_asked = False
+                    return True
+                self._results.append(result)
+        except psycopg.OperationalError:
+            for result in self._results:
+                _insist(result)  # why the server closed the connection tells more than that it did
+            raise
+        return False
 
     def _understood(self) -> list[Rows]:
         results, self._results = iter(self._results), []
