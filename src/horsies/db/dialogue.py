@@ -72,11 +72,9 @@ class Dialogue:
         try:
             self._pgconn.consume_input()
             while self._is_asked and not self._pgconn.is_busy():
-                result = self._pgconn.get_result()
-                if result is None:  # between two statements
-                    if self._pgconn.status == pq.ConnStatus.BAD:
-                        raise psycopg.OperationalError("the connection was lost")
-                    continue
+                result = self._next_result()
+                if result is None:
+                    continue  # between two statements
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
                     self._is_asked = False
                     return True
@@ -86,6 +84,12 @@ class Dialogue:
                 _insist(result)  # why the server closed the connection tells more than that it did
             raise
         return False
+
+    def _next_result(self) -> pq.abc.PGresult | None:
+        result = self._pgconn.get_result()
+        if result is None and self._pgconn.status == pq.ConnStatus.BAD:
+            raise psycopg.OperationalError("the connection was lost")
+        return result
 
     def _understood(self) -> list[Rows]:
         results, self._results = iter(self._results), []
