@@ -1,11 +1,33 @@
-"""The app of these tests, as a producer."""
+"""The app of these tests, as a producer; and a watch over every move that a workflow or a node makes in any of them."""
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
+from horsies.model.graph import LEGAL_NODE_MOVES, LEGAL_WORKFLOW_MOVES
 from tests.fixtures.apps import load_fresh
+
+# Without a unique index, which would let transactions wait for each other where they otherwise do not.
+WATCH: LiteralString = """
+create table public.moves (whose text, before text, after text);
+
+create function public.note_move() returns trigger language plpgsql as $$
+begin
+    insert into public.moves values (tg_table_name, old.status, new.status);
+    return null;
+end $$;
+
+create trigger watch after update of status on horsies.nodes
+    for each row when (old.status is distinct from new.status) execute function public.note_move();
+create trigger watch after update of status on horsies.workflows
+    for each row when (old.status is distinct from new.status) execute function public.note_move();
+"""
+LEGAL = {
+    *(("nodes", before, after) for before, moves in LEGAL_NODE_MOVES.items() for after in moves),
+    *(("workflows", before, after) for before, moves in LEGAL_WORKFLOW_MOVES.items() for after in moves),
+}
 
 
 @pytest.fixture
@@ -14,3 +36,18 @@ def graphs(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     module = load_fresh("graphs")
     yield module
     module.app.close()
+
+
+@pytest.fixture(autouse=True)
+def only_legal_moves(request: pytest.FixtureRequest) -> Generator[None]:
+    """Fails a test in which a status moved where it must not."""
+    if "database" not in request.fixturenames:
+        yield
+        return
+    database: str = request.getfixturevalue("database")
+    with psycopg.connect(database, autocommit=True) as watcher:
+        watcher.execute(WATCH)
+    yield
+    with psycopg.connect(database) as watcher:
+        moves = watcher.execute("select distinct whose, before, after from public.moves").fetchall()
+    assert [move for move in moves if move not in LEGAL] == []

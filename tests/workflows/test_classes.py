@@ -22,7 +22,7 @@ from horsies import (
     from_node,
     result_from,
 )
-from horsies.model.graph import Ref, RefMode
+from horsies.model.graph import Graph, Ref, RefMode
 from tests.workflows.crawling import Page, any_json, app, count, fetch, links, summarise
 
 
@@ -287,9 +287,12 @@ def test_the_code_of_a_definition_runs_once_however_deep_it_lies() -> None:
 
     page = fetch.node()("a")
     sub = SubWorkflowNode(Nested, kwargs={"depth": 6, "page": from_node(page)})
-    graph = app.workflow("w", [page, sub, any_json.node()(from_node(sub))]).graph
+    graph: Graph | None = app.workflow("w", [sub, any_json.node()(from_node(sub)), page]).graph
     assert runs == [6, 5, 4, 3, 2, 1, 0]
-    assert len(list(graph.all_graphs())) == 8
+    for depth in range(1, 8):
+        graph = graph.nodes[1 if depth == 1 else 0].child if graph else None
+        assert graph is not None
+    assert [node.refs[0].up for node in graph.nodes] == [7]
 
 
 def test_by_args_from_a_definition_gets_the_whole_result_where_it_is_annotated_so() -> None:

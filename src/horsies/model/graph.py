@@ -4,7 +4,7 @@ A graph is a list of nodes in topological order; nodes name each other by their 
 function or to an object of the user's, so a graph can be stored, drawn, and reasoned about by anybody.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -50,70 +50,48 @@ class NodeStatus(StrEnum):
 
 LEGAL_WORKFLOW_MOVES: Mapping[WorkflowStatus, frozenset[WorkflowStatus]] = MappingProxyType(
     {
-        WorkflowStatus.PENDING: frozenset(
-            {
-                WorkflowStatus.RUNNING,
-                WorkflowStatus.PAUSED,
-                WorkflowStatus.CANCELLED,
-                WorkflowStatus.FAILED,  # its time ran out
-            }
-        ),
+        WorkflowStatus.PENDING: frozenset({WorkflowStatus.RUNNING, WorkflowStatus.CANCELLED}),  # of a sub-workflow
         WorkflowStatus.RUNNING: frozenset(
             {WorkflowStatus.PAUSED, WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
         ),
         WorkflowStatus.PAUSED: frozenset(
             {
                 WorkflowStatus.RUNNING,
-                WorkflowStatus.COMPLETED,  # what was running ended, and nothing was left
-                WorkflowStatus.FAILED,
+                WorkflowStatus.COMPLETED,  # what was running ended well, and nothing was left
+                WorkflowStatus.FAILED,  # its time ran out
                 WorkflowStatus.CANCELLED,
             }
         ),
         WorkflowStatus.COMPLETED: frozenset(),
-        WorkflowStatus.FAILED: frozenset({WorkflowStatus.RUNNING}),  # retry()
-        WorkflowStatus.CANCELLED: frozenset({WorkflowStatus.RUNNING}),  # retry()
+        # By retry(): a sub-workflow goes back to where its node will begin it.
+        WorkflowStatus.FAILED: frozenset({WorkflowStatus.RUNNING, WorkflowStatus.PENDING}),
+        WorkflowStatus.CANCELLED: frozenset({WorkflowStatus.RUNNING, WorkflowStatus.PENDING}),
     }
 )
 
+# As they are stored. Whether the task of an ENQUEUED node runs is read off the task.
 LEGAL_NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = MappingProxyType(
     {
-        NodeStatus.PENDING: frozenset(
-            {
-                NodeStatus.READY,
-                NodeStatus.ENQUEUED,  # nothing holds it back, so it needs no stop on the way
-                NodeStatus.RUNNING,  # a sub-workflow
-                NodeStatus.COMPLETED,  # a map over an empty list
-                NodeStatus.FAILED,  # a map over what is no list
-                NodeStatus.SKIPPED,
-            }
-        ),
+        NodeStatus.PENDING: frozenset({NodeStatus.READY, NodeStatus.SKIPPED}),
         NodeStatus.READY: frozenset(
             {
                 NodeStatus.ENQUEUED,
-                NodeStatus.RUNNING,
-                NodeStatus.COMPLETED,
-                NodeStatus.FAILED,
-                NodeStatus.SKIPPED,  # cancelled
+                NodeStatus.RUNNING,  # a sub-workflow, or a map
+                NodeStatus.FAILED,  # a map over what is no list
+                NodeStatus.SKIPPED,  # stopped
             }
         ),
         NodeStatus.ENQUEUED: frozenset(
             {
-                NodeStatus.RUNNING,
-                NodeStatus.COMPLETED,  # who ends the task need not have recorded its beginning here
-                NodeStatus.FAILED,
-                NodeStatus.SKIPPED,  # cancelled before it began
-            }
-        ),
-        NodeStatus.RUNNING: frozenset(
-            {
-                NodeStatus.ENQUEUED,  # its task is retried, or was released
+                NodeStatus.READY,  # taken back by a pause, because its task had not begun
                 NodeStatus.COMPLETED,
                 NodeStatus.FAILED,
             }
         ),
+        NodeStatus.RUNNING: frozenset({NodeStatus.COMPLETED, NodeStatus.FAILED}),
         NodeStatus.COMPLETED: frozenset(),
-        NodeStatus.FAILED: frozenset({NodeStatus.PENDING, NodeStatus.READY, NodeStatus.ENQUEUED}),  # retry()
-        NodeStatus.SKIPPED: frozenset({NodeStatus.PENDING, NodeStatus.READY, NodeStatus.ENQUEUED}),  # retry()
+        NodeStatus.FAILED: frozenset({NodeStatus.PENDING}),  # retry()
+        NodeStatus.SKIPPED: frozenset({NodeStatus.PENDING}),  # retry()
     }
 )
 
@@ -221,9 +199,6 @@ class Node:
     def is_ready(self, succeeded: int, unresolved: int) -> bool:
         return succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0)
 
-    def is_hopeless(self, succeeded: int, unresolved: int) -> bool:
-        return not self.allow_failed_deps and succeeded + unresolved < self.needed
-
     @property
     def made(self) -> Made:
         """Whose value it has: this says how its result is read, also by somebody who has never seen the specification."""
@@ -265,10 +240,3 @@ class Graph:
             for dependency in node.waits_for:
                 waiting[dependency].append(node.index)
         return tuple(tuple(indexes) for indexes in waiting)
-
-    def all_graphs(self) -> Iterator["Graph"]:
-        """It and every sub-workflow inside it, itself first."""
-        yield self
-        for node in self.nodes:
-            if node.child is not None:
-                yield from node.child.all_graphs()
