@@ -1,6 +1,6 @@
 """The pump's books, without children: what travels, what comes back, and that nothing is forgotten between."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -566,3 +566,51 @@ class NothingIsForgotten(RuleBasedStateMachine):
 
 
 TestNothingIsForgotten = NothingIsForgotten.TestCase
+
+
+# -- workflows
+
+
+def node_ending(root_id: str) -> Ending:
+    return replace(ending(), root_id=root_id)
+
+
+def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
+    made = books(Child())
+    made.more = False
+    made.endings.append(node_ending("a"))
+    turn = taken(made)
+    assert wanted_by(turn) == {"RUNNING": 1}
+    said = statements(turn)
+    assert (
+        said.index("lock_roots") < said.index("finish_tasks") < said.index("advance_nodes") < said.index("open_tasks")
+    )
+    assert said.index("end_runs") < said.index("claim_from_queues")
+
+
+def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> None:
+    made = books(prefetch="auto")
+    first, second, other = node_ending("a"), node_ending("a"), node_ending("b")
+    made.endings.append(first)
+    turn = taken(made)
+    made.endings.extend([second, other])
+    assert taken(made).endings == [other]
+    assert made.next_turn(0.0) is None
+    made.settle(turn, Outcome(claimed=[[] for _ in turn.wanted]), until=0.0)
+    assert taken(made).endings == [second]
+
+
+def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_failed() -> None:
+    made = books()
+    made.endings.append(node_ending("a"))
+    made.settle(turn := taken(made), Outcome(claimed=[[] for _ in turn.wanted], unsettled=["a"]), until=0.0)
+    assert not made.is_empty
+    made.put_back(again := taken(made))
+    assert again.unsettled == ["a"]
+    assert "open_runs" in statements(taken(made))
+
+
+def test_plain_tasks_know_nothing_of_workflows() -> None:
+    made = books()
+    made.endings.append(ending())
+    assert not {"lock_roots", "advance_nodes", "open_tasks", "end_runs"} & {*statements(taken(made))}

@@ -80,25 +80,39 @@ class Books:
         if self.suspects:
             return self._depart(self._alone(self.suspects.popleft()))
         self._let_go(now)
+        endings = self._endings()
         # What ends a node may make the next one ready, in the very turn that could claim it.
-        self.more = self.more or any(ending.root_id is not None for ending in self.endings)
+        self.more = self.more or any(ending.root_id is not None for ending in endings)
         starts = self._starts()
         wanted = self._wanted(starts)
-        told = self.endings or self.interrupted or self.releases or self.progress or self.unsettled
+        told = endings or self.interrupted or self.releases or self.progress or self.unsettled
         if not (told or starts or wanted or self._may_promote):
             return None
-        endings = self._endings()
         releases, self.releases = self.releases, []
         return self._depart(self._turn(endings, releases, starts, wanted, now))
 
     def _endings(self) -> list[Ending]:
         """As many as travel well together: PostgreSQL takes no message of a gigabyte."""
         taken: list[Ending] = []
-        size = 0
+        waiting: list[Ending] = []
+        busy, size = self._busy_roots(), 0
         while self.endings and len(taken) < ENDINGS_PER_TURN and size < BYTES_PER_TURN:
-            taken.append(self.endings.popleft())
-            size += len(taken[-1].result or "") + len(taken[-1].error or "")
+            ending = self.endings.popleft()
+            if ending.root_id in busy:
+                waiting.append(ending)
+                continue
+            taken.append(ending)
+            size += len(ending.result or "") + len(ending.error or "")
+        self.endings.extendleft(reversed(waiting))
         return taken
+
+    def _busy_roots(self) -> set[str]:
+        """Workflows that a turn is at: another would only wait for its lock, and carry less than one that is sent afterwards. With frames
+        the children have other work meanwhile.
+        """
+        if not self.frames.is_framed:
+            return set()
+        return {ending.root_id for turn in self.in_flight for ending in turn.of_workflows if ending.root_id is not None}
 
     def _alone(self, ending: Ending) -> Turn:
         return Turn(
