@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -96,6 +97,15 @@ def test_a_loop_that_ends_while_its_pool_connects_does_end(proxy: Proxy) -> None
     proxy.thaw()
 
 
+@pytest.fixture
+def interruptible() -> Generator[None]:
+    """Whoever runs in the background may have been told to ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_who_is_interrupted_while_the_server_works_gets_away_at_once(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
