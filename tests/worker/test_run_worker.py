@@ -203,7 +203,9 @@ def test_what_is_no_worker_config_is_refused_before_anything_starts() -> None:
 
 def test_the_module_of_an_app_is_preferred_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Horsies()
-    monkeypatch.setattr(sys.modules["__main__"], "imported", app, raising=False)
+    script = sys.modules["__main__"]
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)  # as in a process that multiprocessing has spawned
+    monkeypatch.setattr(script, "imported", app, raising=False)
     monkeypatch.setattr(sys.modules[__name__], "defined", app, raising=False)
     assert locate(app) == f"{__name__}:defined"
 

@@ -39,10 +39,10 @@ def _refuse_wrong_places() -> None:
 
 def locate(app: Horsies) -> str:
     """Where the children find this app: the module that holds it at its top level; the script itself only if no other does."""
-    modules = list(sys.modules.items())
-    for name, module in sorted(modules, key=lambda item: item[0] == "__main__"):
+    script = sys.modules.get("__main__")  # under multiprocessing it has a second name
+    for name, module in sorted(sys.modules.items(), key=lambda item: item[1] is script):
         for attribute in _names_of(app, module):
-            if name != "__main__":
+            if module is not script:
                 return f"{name}:{attribute}"
             if file := getattr(module, "__file__", None):
                 return f"{Path(file).resolve()}:{attribute}"
