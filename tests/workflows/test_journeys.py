@@ -16,6 +16,7 @@ APP = "tests.apps.graphs:app"
 TIMEOUT_MS = 20_000
 
 
+@pytest.mark.promise("T3")
 def test_a_value_flows_along_a_chain(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = graphs.chain.start()
@@ -24,6 +25,7 @@ def test_a_value_flows_along_a_chain(graphs: Any, worker: StartWorker) -> None:
     assert handle.result_for(graphs.one).unwrap() == 1
 
 
+@pytest.mark.promise("T3")
 def test_many_results_meet_in_one_node(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = graphs.fan.start()
@@ -31,6 +33,7 @@ def test_many_results_meet_in_one_node(graphs: Any, worker: StartWorker) -> None
     assert {info.status for info in handle.tasks()} == {NodeStatus.COMPLETED}
 
 
+@pytest.mark.promise("T3")
 def test_failures_arrive_as_values_and_fail_the_workflow(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = graphs.failing.start()
