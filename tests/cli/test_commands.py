@@ -136,7 +136,7 @@ def test_the_installed_command_is_the_same() -> None:
             "--max-tasks-per-child takes 2 or more, or 0",
             marks=pytest.mark.promise("C2"),
         ),
-        (("migrate",), "name an APP, give --database-url, or set $HORSIES_DATABASE_URL"),
+        (("migrate",), "name an APP, give --database-url, or set $HORSIES_APP or $HORSIES_DATABASE_URL"),
         (("no-such-command",), "no-such-command"),
     ],
 )

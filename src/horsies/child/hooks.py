@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import cast
 
-from horsies.app import Hook, Horsies
+from horsies.app import Horsies
+from horsies.definitions import Hook
 from horsies.model.errors import HorsiesError
 
 log = logging.getLogger("horsies.child")

@@ -1,31 +1,11 @@
 """`horsies`: the command line."""
 
-import logging
-import os
 import sys
-from typing import Any
 
 import click
 
-from horsies.app import Horsies
-from horsies.child.main import LOG_FORMAT
-from horsies.cli.mistakes import told_plainly
-from horsies.locate import load_app
-from horsies.model.config import AppConfig
-from horsies.model.database_url import mask_passwords
-from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
-from horsies.worker.run import run_worker
-
-LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
-
-
-def _named(_context: click.Context, _parameter: click.Parameter, app: str | None) -> str:
-    if app is None:
-        raise click.UsageError("name the APP, such as shop.tasks:app or shop.py:app, or set $HORSIES_APP")
-    return app
-
-
-app_argument = click.argument("app", envvar="HORSIES_APP", metavar="APP", required=False, callback=_named)
+from horsies.cli.migrate import migrate
+from horsies.cli.worker import worker
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -38,99 +18,8 @@ def main() -> None:
     """
 
 
-@main.command()
-@app_argument
-@click.option(
-    "--processes",
-    type=click.IntRange(1, 1000),
-    default=os.cpu_count,
-    show_default="the number of CPUs",
-    help="How many child processes run tasks.",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, 100_000),
-    default=1,
-    show_default=True,
-    help="How many tasks each child runs at once: async ones on its event loop, others in threads.",
-)
-@click.option("--queues", metavar="A,B", help="Serve only these queues.  [default: all of the app]")
-@click.option(
-    "--max-tasks-per-child",
-    type=int,
-    default=DEFAULT_TASKS_PER_CHILD,
-    show_default=True,
-    help="Replace a child after so many tasks; 0 never does, and lets children be forked.",
-)
-@click.option(
-    "--max-memory-per-child-mb", type=float, help="Replace a child whose resident memory reaches this, after its task."
-)
-@click.option(
-    "--max-claim-batch",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Claim at most so many from one queue at a time; 0 sets no limit.",
-)
-@click.option(
-    "--max-claim-per-worker",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Hold at most so many tasks; 0 sets no limit beside the number of slots.",
-)
-@click.option(
-    "--shutdown-timeout",
-    type=click.FloatRange(0),
-    metavar="SECONDS",
-    help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
-)
-@click.option("--loglevel", type=LOG_LEVELS, default="INFO", show_default=True, help="What is logged to stderr.")
-@told_plainly
-def worker(app: str, *, queues: str | None, shutdown_timeout: float | None, loglevel: str, **options: Any) -> None:
-    """Run tasks until told to stop.
-
-    SIGTERM or Ctrl-C asks the worker to stop: it claims no more, lets what is running end, and exits 0. A second one interrupts
-    what still runs, a third kills it.
-
-    Exit codes: 0 stopped when asked, 1 could not start or go on, 2 wrong usage, 3 stopped, but tasks were interrupted, 4 the database stayed
-    away for longer than db_retry_max_attempts allows.
-    """
-    logging.basicConfig(level=loglevel, format=LOG_FORMAT)
-    if options["max_tasks_per_child"] == 1 or options["max_tasks_per_child"] < 0:
-        raise click.UsageError("--max-tasks-per-child takes 2 or more, or 0 to keep children for ever")
-    config = WorkerConfig(
-        app_locator=app,
-        queues=[name.strip() for name in queues.split(",")] if queues else None,
-        shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
-        loglevel=loglevel.upper(),
-        **options,
-    )
-    sys.exit(run_worker(load_app(app), config))
-
-
-@main.command()
-@click.argument("app", envvar="HORSIES_APP", metavar="[APP]", required=False)
-@click.option("--database-url", help="The database to migrate, instead of an app's.")
-@told_plainly
-def migrate(app: str | None, database_url: str | None) -> None:
-    """Bring the database's schema to this library's version.
-
-    Safe to run again, and from many processes at once. Workers do it too when they start.
-    """
-    if database_url:
-        target = Horsies(AppConfig.for_database_url(database_url))
-    elif app:
-        target = load_app(app)
-    elif os.environ.get("HORSIES_DATABASE_URL"):
-        target = Horsies()
-    else:
-        raise click.UsageError("name an APP, give --database-url, or set $HORSIES_DATABASE_URL")
-    applied = target.broker.migrate()
-    for name in applied:
-        click.echo(f"applied {name}")
-    where = mask_passwords(target.broker.config.database_url)
-    click.echo(f"schema {target.broker.config.schema!r} is up to date at {where}")
+for command in (worker, migrate):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

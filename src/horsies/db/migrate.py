@@ -78,6 +78,17 @@ def installed_version(schema: str) -> Op[int]:
     return version
 
 
+def require_schema(schema: str) -> Op[None]:
+    """Refuse a database whose schema is not there, or older than this library; nothing is changed."""
+    version = yield from installed_version(schema)
+    if version == 0:
+        raise SchemaError(f"this database has no horsies in schema {schema!r}; run `horsies migrate` first")
+    if version < library_version():
+        raise SchemaError(
+            f"schema {schema!r} is at version {version}, and this library needs {library_version()}; run `horsies migrate` first"
+        )
+
+
 def _apply(schema: str) -> Op[list[str]]:
     yield from ask(SQL["begin"](), SQL["lock_migrations"](schema=schema))
     # Only now is it certain what is missing: another process may have been faster.

@@ -16,6 +16,7 @@ from horsies.model.sizes import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_B
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
+DEFAULT_SCHEMA: Final = "horsies"
 DEFAULT_LEASE_MS: Final = 60_000
 AUTO_PREFETCH_LEASE_MS: Final = 5_000
 MAX_SCHEMA_LENGTH: Final = 40
@@ -41,7 +42,7 @@ class PostgresConfig:
 
     database_url: str
     listen_url: str | None = None
-    schema: str = "horsies"
+    schema: str = DEFAULT_SCHEMA
     pool_min_size: int = 0
     pool_max_size: int = 10
     connect_timeout_s: int = 10

@@ -1,0 +1,86 @@
+"""`horsies worker`."""
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from horsies.child.main import LOG_FORMAT
+from horsies.cli.mistakes import told_plainly
+from horsies.cli.options import LOG_LEVELS, app_argument
+from horsies.locate import load_app
+from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
+from horsies.worker.run import run_worker
+
+
+@click.command()
+@app_argument
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=os.cpu_count,
+    show_default="the number of CPUs",
+    help="How many child processes run tasks.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    help="How many tasks each child runs at once: async ones on its event loop, others in threads.",
+)
+@click.option("--queues", metavar="A,B", help="Serve only these queues.  [default: all of the app]")
+@click.option(
+    "--max-tasks-per-child",
+    type=int,
+    default=DEFAULT_TASKS_PER_CHILD,
+    show_default=True,
+    help="Replace a child after so many tasks; 0 never does, and lets children be forked.",
+)
+@click.option(
+    "--max-memory-per-child-mb", type=float, help="Replace a child whose resident memory reaches this, after its task."
+)
+@click.option(
+    "--max-claim-batch",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Claim at most so many from one queue at a time; 0 sets no limit.",
+)
+@click.option(
+    "--max-claim-per-worker",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Hold at most so many tasks; 0 sets no limit beside the number of slots.",
+)
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
+)
+@click.option("--loglevel", type=LOG_LEVELS, default="INFO", show_default=True, help="What is logged to stderr.")
+@told_plainly
+def worker(app: str, *, queues: str | None, shutdown_timeout: float | None, loglevel: str, **options: Any) -> None:
+    """Run tasks until told to stop.
+
+    SIGTERM or Ctrl-C asks the worker to stop: it claims no more, lets what is running end, and exits 0. A second one interrupts
+    what still runs, a third kills it.
+
+    Exit codes: 0 stopped when asked, 1 could not start or go on, 2 wrong usage, 3 stopped, but tasks were interrupted, 4 the database stayed
+    away for longer than db_retry_max_attempts allows.
+    """
+    logging.basicConfig(level=loglevel, format=LOG_FORMAT)
+    if options["max_tasks_per_child"] == 1 or options["max_tasks_per_child"] < 0:
+        raise click.UsageError("--max-tasks-per-child takes 2 or more, or 0 to keep children for ever")
+    config = WorkerConfig(
+        app_locator=app,
+        queues=[name.strip() for name in queues.split(",")] if queues else None,
+        shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
+        loglevel=loglevel.upper(),
+        **options,
+    )
+    sys.exit(run_worker(load_app(app), config))
