@@ -37,6 +37,7 @@ from horsies.tasks.current import CurrentTask, current_task
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
 from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from
+from horsies.tasks.retry import RetryOutcome
 from horsies.tasks.send import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 from horsies.workflows.context import WorkflowContext, WorkflowMeta
@@ -81,6 +82,7 @@ __all__ = [
     "QueueMode",
     "RecoveryConfig",
     "RetrievalCode",
+    "RetryOutcome",
     "RetryPolicy",
     "SchemaError",
     "SendSuppressed",

@@ -5,7 +5,11 @@ import sys
 import click
 
 from horsies.cli.migrate import migrate
+from horsies.cli.queues import queues
+from horsies.cli.status import status
+from horsies.cli.tasks import tasks
 from horsies.cli.worker import worker
+from horsies.cli.workers import workers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -18,7 +22,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate):
+for command in (worker, migrate, status, tasks, queues, workers):
     main.add_command(command)
 
 

@@ -13,7 +13,7 @@ class Channel(StrEnum):
     """Tasks have ended. Payload: their ids, or `*` when they are too many to name."""
 
     CONTROL = "control"
-    """A word to one worker. Payload: `worker_id cancel task_id`."""
+    """A word to one worker. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
 
     TEST = "test"
     """The listener's own self-test. Payload: a token that only one listener knows."""

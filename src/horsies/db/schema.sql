@@ -244,7 +244,8 @@ CREATE TABLE horsies.keys (
     task_id uuid NOT NULL,
     send_id uuid NOT NULL,
     args_hash text NOT NULL,
-    key_window interval NOT NULL
+    key_window interval NOT NULL,
+    former uuid[] DEFAULT '{}'::uuid[] NOT NULL
 );
 
 CREATE TABLE horsies.nodes (

@@ -14,6 +14,9 @@ from horsies.model.errors import BrokerError, SchemaError
 DatabaseError: TypeAlias = psycopg.Error
 """For rooms that must not know psycopg."""
 
+TookTooLong: TypeAlias = errors.QueryCanceled
+"""A statement ran into its time limit."""
+
 
 class Trouble(Enum):
     EXPECTED = auto()

@@ -24,18 +24,29 @@ class CancelOutcome(Enum):
 
 
 def cancel(task_id: TaskId) -> Op[CancelOutcome]:
-    _, live, gone, asked, _, _, finished = yield from ask(
+    return (yield from cancel_many([task_id]))[task_id]
+
+
+def cancel_many(task_ids: Sequence[TaskId]) -> Op[dict[TaskId, CancelOutcome]]:
+    """In one transaction: all of them or, if it fails, none."""
+    _, _, gone, asked, _, _, finished = yield from ask(
         SQL["begin_cancel"](),
-        *cancel_all([task_id]),
+        *cancel_all(task_ids),
         SQL["commit_cancel"](),
-        notify_done([task_id]),
-        SQL["is_finished"](id=task_id),
+        notify_done(task_ids),
+        SQL["get_finished"](ids=list(task_ids)),
     )
-    if gone:
-        return CancelOutcome.CANCELLED
-    if live and asked:
-        return CancelOutcome.REQUESTED
-    return CancelOutcome.ALREADY_ENDED if finished[0][0] else CancelOutcome.NOT_FOUND
+    outcomes = dict.fromkeys(task_ids, CancelOutcome.NOT_FOUND)
+    outcomes |= {row[0]: CancelOutcome.ALREADY_ENDED for row in finished}
+    outcomes |= {row[0]: CancelOutcome.REQUESTED for row in asked}
+    return outcomes | {row[0]: CancelOutcome.CANCELLED for row in gone}
+
+
+def cancel_unstarted(task_ids: Sequence[TaskId]) -> Op[list[TaskId]]:
+    """Only what has not begun; the ids of those. What runs is left alone."""
+    lock, end, _ = cancel_all(task_ids)
+    _, _, gone, _, _ = yield from ask(SQL["begin_cancel"](), lock, end, SQL["commit_cancel"](), notify_done(task_ids))
+    return [task_id for (task_id,) in gone]
 
 
 def cancel_all(task_ids: Sequence[TaskId]) -> list[Query]:

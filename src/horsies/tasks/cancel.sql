@@ -39,7 +39,7 @@ select
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id
 from gone
-returning id;
+returning id::text;
 
 -- name: ask_to_cancel
 -- What runs is asked: its worker hears it now, and reads it again at each heartbeat.
@@ -50,11 +50,13 @@ with asked as (
     and status = 'RUNNING'
     returning id, claimed_by
 )
-select pg_notify('{control_channel}', claimed_by::text || ' cancel ' || id::text)
+select id::text, pg_notify('{control_channel}', claimed_by::text || ' cancel ' || id::text)
 from asked;
 
 -- name: commit_cancel
 commit;
 
--- name: is_finished
-select exists (select from {schema}.finished where id = %(id)s::uuid);
+-- name: get_finished
+select wanted.id::text
+from unnest(%(ids)s::uuid[]) as wanted (id)
+where exists (select from {schema}.finished where finished.id = wanted.id);

@@ -15,6 +15,7 @@ from horsies.model.task import Ended, TaskId
 from horsies.tasks.cancel import CancelOutcome, cancel
 from horsies.tasks.current import warn_inside_task
 from horsies.tasks.inspect import TaskInfo, get_info, get_status
+from horsies.tasks.retry import Retry, RetryOutcome
 from horsies.tasks.wait import Answer, NotEnded, deadline_of, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
@@ -83,6 +84,23 @@ class TaskHandle(Generic[T_co]):
         """The same for asyncio code."""
         verb = partial(cancel, self.task_id)
         return await self.broker.run_async(verb, again=verb)
+
+    def retry(self, *, force: bool = False) -> RetryOutcome:
+        """Bring a task back that has ended: it is due now, and `get()` waits for its new ending. `force` takes also one that has succeeded,
+        whose `good_until` has passed, or whose key was given to another task since.
+        """
+        verb = Retry([self.task_id], force=force)
+        return self._retried(self.broker.run(verb, again=verb)[self.task_id])
+
+    async def retry_async(self, *, force: bool = False) -> RetryOutcome:
+        """The same for asyncio code."""
+        verb = Retry([self.task_id], force=force)
+        return self._retried((await self.broker.run_async(verb, again=verb))[self.task_id])
+
+    def _retried(self, outcome: RetryOutcome) -> RetryOutcome:
+        if outcome in (RetryOutcome.RETRIED, RetryOutcome.NOT_ENDED):
+            self._ended = self._result = None  # what is known of it here is over
+        return outcome
 
     # -- for those who wait for several
 
@@ -170,6 +188,12 @@ class InertHandle(TaskHandle[T_co]):
 
     async def cancel_async(self) -> CancelOutcome:
         return CancelOutcome.NOT_FOUND
+
+    def retry(self, *, force: bool = False) -> RetryOutcome:  # noqa: ARG002 - there is nothing to force
+        return RetryOutcome.NOT_FOUND
+
+    async def retry_async(self, *, force: bool = False) -> RetryOutcome:  # noqa: ARG002
+        return RetryOutcome.NOT_FOUND
 
 
 def refuse_in_event_loop(call: str, instead: str) -> None:

@@ -4,6 +4,7 @@
 with holder as materialized (
     select
         keys.task_id,
+        keys.send_id,
         keys.send_id = %(id)s::uuid as sent_by_us,
         keys.args_hash = %(args_hash)s::text as same_args,
         keys.send_id = %(id)s::uuid
@@ -39,8 +40,12 @@ taken as (
         task_id = excluded.task_id,
         send_id = excluded.send_id,
         args_hash = excluded.args_hash,
-        key_window = excluded.key_window
+        key_window = excluded.key_window,
+        -- Whose key it was, the last 20: such a task is not retried behind the back of its successor.
+        former = (keys.former || keys.task_id)[greatest(1, cardinality(keys.former) - 18):]
     where keys.task_id = (select holder.task_id from holder)
+    -- A retry of the holder, made since we looked, has left a mark here.
+    and keys.send_id = (select holder.send_id from holder)
     returning task_id
 )
 select task_id::text, false, sent_by_us, same_args

@@ -1,9 +1,33 @@
 """Run-time switches of queues, kept in the database: they hold for every worker, at once, until they are turned back."""
 
+from dataclasses import dataclass
+from datetime import datetime
+
 from horsies.db.load import load
 from horsies.db.op import Op, ask, rows
 
+COUNTED_AT_MOST = 100_000
+
 SQL = load(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """What is in one queue now. What waits is counted up to 100 000: `is_more` says that there may be more of it."""
+
+    name: str
+    waiting: int = 0
+    """Due, and not claimed."""
+    delayed: int = 0
+    """Not due yet."""
+    claimed: int = 0
+    running: int = 0
+    is_more: bool = False
+    oldest_waiting_s: float | None = None
+    """For how long the first of those that are due has been."""
+    paused_at: datetime | None = None
+    workers: int = 0
+    """How many are registered that serve it."""
 
 
 def pause_queue(name: str) -> Op[None]:
@@ -18,3 +42,9 @@ def resume_queue(name: str) -> Op[None]:
 def get_paused_queues() -> Op[list[str]]:
     found = yield from rows(SQL["get_paused_queues"]())
     return [name for (name,) in found]
+
+
+def list_queues() -> Op[list[QueueLine]]:
+    """Every queue that has a task, a switch or a worker, by name."""
+    found = yield from rows(SQL["list_queues"](counted=COUNTED_AT_MOST))
+    return [QueueLine(*row) for row in found]

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import cast
@@ -150,7 +150,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
         keeper = Keeper(group, worker, database=database, recovery=recovery, due_in=pump.due_in)
         async with pool, heartbeat, keeper, pump:
-            with _hearing(app.broker, worker, pump):
+            with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
                 await stop.asked.wait()
@@ -181,8 +181,8 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
 
 
 @contextmanager
-def _hearing(broker: PostgresBroker, worker: str, pump: Pump) -> Generator[None]:
-    """Notifications reach the pump on its event loop."""
+def _hearing(broker: PostgresBroker, worker: str, pump: Pump, *, beat_now: Callable[[], None]) -> Generator[None]:
+    """Notifications reach the pump on its event loop. Whoever pings gets a heartbeat for an answer."""
     loop, listener = asyncio.get_running_loop(), broker.listener()
 
     def new(payload: str | None) -> None:
@@ -192,6 +192,8 @@ def _hearing(broker: PostgresBroker, worker: str, pump: Pump) -> Generator[None]
         match (payload or "").split(" "):
             case [_, "cancel", task_id]:
                 loop.call_soon_threadsafe(pump.cancel, {task_id})
+            case [_, "ping"]:
+                loop.call_soon_threadsafe(beat_now)
             case _:
                 pass  # what was missed is read at the next heartbeat
 

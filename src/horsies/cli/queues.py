@@ -1,0 +1,126 @@
+"""`horsies queues`: list, pause, resume and purge."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import click
+
+from horsies.app import Horsies
+from horsies.cli.options import dry_run_option, json_option, on_database, yes_option
+from horsies.cli.show import duration, show_json, show_table
+from horsies.cli.sweep import sweep
+from horsies.model.status import TaskStatus
+from horsies.tasks.cancel import cancel_unstarted
+from horsies.tasks.list import TaskFilter, TaskLine
+from horsies.tasks.queues import QueueLine, list_queues, pause_queue, resume_queue
+
+name_argument = click.argument("name", metavar="NAME")
+
+
+@click.group()
+def queues() -> None:
+    """Look at queues, pause and resume them, and empty them."""
+
+
+@queues.command("list")
+@json_option
+@on_database()
+def list_(target: Horsies, *, as_json: bool) -> None:
+    """List queues with what waits in them.
+
+    What waits is counted up to 100000, and then marked with a plus. With --app, all queues of the app are listed, with their priorities and caps.
+
+    \b
+    horsies queues list --app shop:app
+    """
+    lines = lines_of(target)
+    if as_json:
+        show_json({"queues": [asdict(line) | _settings(target, line.name) for line in lines]})
+    else:
+        show_queues(target, lines)
+
+
+def lines_of(target: Horsies) -> list[QueueLine]:
+    """The queues that the database knows, and those of the app."""
+    known = {line.name: line for line in target.broker.run(list_queues)}
+    declared = {queue.name: QueueLine(queue.name) for queue in target.config.queues} if target.tasks else {}
+    return sorted((declared | known).values(), key=lambda line: line.name)
+
+
+def show_queues(target: Horsies, lines: Sequence[QueueLine]) -> None:
+    headings = ["QUEUE", "WAITING", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
+    extra = ["PRIORITY", "CAP"] if target.tasks else []
+    rows = ((*_cells(line), *(_settings(target, line.name).values() if extra else ())) for line in lines)
+    show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a switch")
+
+
+def _cells(line: QueueLine) -> Sequence[object]:
+    waiting = f"{line.waiting}+" if line.is_more else line.waiting
+    oldest = None if line.oldest_waiting_s is None else duration(line.oldest_waiting_s)
+    return (line.name, waiting, line.delayed, line.claimed, line.running, oldest, line.paused_at, line.workers)
+
+
+def _settings(target: Horsies, name: str) -> dict[str, Any]:
+    """Of a queue that the app declares."""
+    queue = next((queue for queue in target.config.queues if target.tasks and queue.name == name), None)
+    return {"priority": queue and queue.priority, "max_concurrency": queue and queue.max_concurrency}
+
+
+@queues.command()
+@name_argument
+@on_database()
+def pause(target: Horsies, *, name: str) -> None:
+    """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted."""
+    _check_name(target, name)
+    verb = partial(pause_queue, name)
+    target.broker.run(verb, again=verb)
+    click.echo(f"queue {name!r} is paused")
+
+
+@queues.command()
+@name_argument
+@on_database()
+def resume(target: Horsies, *, name: str) -> None:
+    """Let workers claim from a paused queue again."""
+    _check_name(target, name)
+    verb = partial(resume_queue, name)
+    target.broker.run(verb, again=verb)
+    click.echo(f"queue {name!r} is served")
+
+
+@queues.command()
+@name_argument
+@dry_run_option
+@yes_option
+@json_option
+@on_database()
+def purge(target: Horsies, *, name: str, **how: bool) -> None:
+    """Cancel everything in a queue that has not begun, delayed tasks and retries included.
+
+    Nothing vanishes: the tasks end as CANCELLED, those who wait for them are told, and workflows go on as after any cancelled node. What runs is left
+    alone. Pause the queue first if it must stay empty.
+
+    \b
+    horsies queues purge mail --dry-run
+    """
+    _check_name(target, name)
+
+    def act(lines: Sequence[TaskLine]) -> Counter[str]:
+        verb = partial(cancel_unstarted, [line.id for line in lines])
+        gone = len(target.broker.run(verb, again=verb))
+        return Counter(CANCELLED=gone, LEFT=len(lines) - gone)
+
+    wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.EXPIRED])
+    words = {"CANCELLED": "cancelled", "LEFT": "begun or ended meanwhile, and left alone"}
+    sweep(target, wanted, act, verb="cancel", words=words, **how)
+
+
+def _check_name(target: Horsies, name: str) -> None:
+    """An app knows its queues. Without one, a name that nobody has heard of may be right, or misspelt."""
+    if target.tasks:
+        target.config.queue_named(name)
+    elif name not in {line.name for line in target.broker.run(list_queues)}:
+        click.echo(f"warning: no task, worker or switch in this database knows a queue {name!r}", err=True)

@@ -1,0 +1,101 @@
+"""`horsies status`: how everything fares, on one screen."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import click
+
+from horsies.app import Horsies
+from horsies.cli.options import json_option, on_database, optional_app_argument
+from horsies.cli.queues import lines_of, show_queues
+from horsies.cli.show import show_json
+from horsies.cli.workers import show_workers
+from horsies.model.database_url import mask_passwords
+from horsies.model.graph import WorkflowStatus
+from horsies.model.status import TaskStatus
+from horsies.tasks.overview import Server, count_finished, count_workflows, get_server
+from horsies.tasks.queues import QueueLine
+from horsies.tasks.workers import WorkerLine, list_workers
+
+MINUTES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything that the screen shows."""
+
+    server: Server
+    queues: list[QueueLine]
+    workers: list[WorkerLine]
+    finished_last_hour: Mapping[TaskStatus, int] | None
+    workflows: Mapping[WorkflowStatus, int]
+
+
+@click.command()
+@click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Show it again and again, until Ctrl-C.")
+@json_option
+@on_database(app=optional_app_argument)
+def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
+    """Show queues, workers and what has ended in the last hour.
+
+    With an APP all of its queues are shown, also those that are empty. What takes too long to count is left out, or counted up to
+    100000 and marked with a plus: a backlog of millions is no reason not to look.
+
+    \b
+    horsies status shop:app --watch 2
+    """
+    if watch is None:
+        _show(target, _look(target), as_json=as_json)
+        return
+    try:
+        while True:
+            seen = _look(target)
+            click.clear()
+            _show(target, seen, as_json=as_json)
+            time.sleep(watch)
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _look(target: Horsies) -> Overview:
+    run = target.broker.run
+    return Overview(
+        server=run(get_server),
+        queues=lines_of(target),
+        workers=run(list_workers),
+        finished_last_hour=run(partial(count_finished, MINUTES)),
+        workflows=run(count_workflows),
+    )
+
+
+def _show(target: Horsies, seen: Overview, *, as_json: bool) -> None:
+    if as_json:
+        show_json(_plain(seen))
+        return
+    server = seen.server
+    click.echo(f"{mask_passwords(target.broker.config.database_url)}")
+    click.echo(
+        f"PostgreSQL {server.server_version}, schema {target.broker.config.schema} version {server.schema_version}\n"
+    )
+    show_queues(target, seen.queues)
+    click.echo()
+    show_workers(seen.workers)
+    click.echo(f"\nlast hour:  {_finished(seen.finished_last_hour)}")
+    live = ", ".join(f"{count} {status}" for status, count in sorted(seen.workflows.items()))
+    click.echo(f"workflows:  {live or 'none under way'}")
+
+
+def _finished(counts: Mapping[TaskStatus, int] | None) -> str:
+    if counts is None:
+        return "too much has ended today to count it in two seconds"
+    total = sum(counts.values())
+    parts = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{total} ended, {total / MINUTES:.1f} a minute{f': {parts}' if parts else ''}"
+
+
+def _plain(seen: Overview) -> dict[str, Any]:
+    oldest = max((line.oldest_waiting_s for line in seen.queues if line.oldest_waiting_s is not None), default=None)
+    return asdict(seen) | {"oldest_waiting_s": oldest}

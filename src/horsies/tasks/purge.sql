@@ -1,0 +1,7 @@
+-- name: purge_finished
+delete from {schema}.finished
+where id = any(%(ids)s::uuid[])
+-- The ids come sorted.
+and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+and finished_at between %(since)s::timestamptz and %(until)s::timestamptz
+returning id;

@@ -1,0 +1,118 @@
+"""Retry: a finished task comes back, under its own id, and is due now.
+
+Its row moves from `finished` to `tasks` in one statement, which takes an ending only if it is the one that was seen: the claim number says
+so, and rises with the retry itself. So two who retry the same ending bring it back once, and one who repeats a retry whose answer was lost cannot
+bring back an ending that came after it.
+
+Attempts are counted on: a task that has used up its retries gets one more attempt. What it failed with is remembered among its failed attempts.
+
+A key goes with its task: if it still stands for the task, it is held again. If it has been given to another one since, both would run under one key, and
+the retry is refused. A send that takes a key over and a retry of its former holder meet at the row of the key: the retry locks it and leaves a mark
+(`send_id`) that the other's statement looks for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from horsies.db.load import load
+from horsies.db.op import Op, ask, rows
+from horsies.model.status import TaskStatus
+from horsies.model.task import TaskId
+
+SQL = load(__file__)
+
+
+class RetryOutcome(Enum):
+    """What became of a retry."""
+
+    RETRIED = "it is back, and due now"
+    NOT_ENDED = "it has not ended, or was brought back just now"
+    NOT_FOUND = "no such task is known"
+    SUCCEEDED = "it has succeeded; force runs it again, and its result is forgotten"
+    TOO_LATE = "its good_until has passed; force runs it without one"
+    KEY_TAKEN = "its key stands for a task that was sent later; force runs it beside that one"
+    IN_WORKFLOW = "it is a node's of a workflow: retry the workflow, which runs what failed in it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An ending as it was seen: only this very one is undone."""
+
+    id: TaskId
+    claim_no: int
+    task_name: str
+    status: TaskStatus
+    finished_at: datetime
+    is_too_late: bool
+    is_in_workflow: bool
+
+
+class Retry:
+    """The verb. It remembers the endings that it has seen, so that it can be run again when its answer was lost."""
+
+    def __init__(self, task_ids: Sequence[TaskId], *, force: bool = False) -> None:
+        self._ids = sorted(set(task_ids))
+        self._force = force
+        self._seen: list[Ending] | None = None
+        self._is_repeated = False
+
+    def __call__(self) -> Op[dict[TaskId, RetryOutcome]]:
+        if self._seen is None:
+            self._seen = yield from get_endings(self._ids)
+        else:
+            self._is_repeated = True
+        outcomes = {ending.id: why for ending in self._seen if (why := self._refusal(ending))}
+        if wanted := [ending for ending in self._seen if ending.id not in outcomes]:
+            outcomes |= yield from self._bring_back(wanted)
+        return outcomes | (yield from self._rest([task_id for task_id in self._ids if task_id not in outcomes]))
+
+    def _rest(self, task_ids: list[TaskId]) -> Op[dict[TaskId, RetryOutcome]]:
+        """What was not there to be brought back. Ours may have been the hand that did it, if the answer was lost."""
+        if not task_ids:
+            return {}
+        known = yield from rows(SQL["get_known"](ids=task_ids))
+        seen = {ending.id for ending in self._seen or ()} if self._is_repeated else set[TaskId]()
+        return dict.fromkeys(task_ids, RetryOutcome.NOT_FOUND) | {
+            task_id: RetryOutcome.RETRIED if task_id in seen else RetryOutcome.NOT_ENDED for (task_id,) in known
+        }
+
+    def _refusal(self, ending: Ending) -> RetryOutcome | None:
+        if ending.is_in_workflow:
+            return RetryOutcome.IN_WORKFLOW
+        if self._force:
+            return None
+        if ending.status is TaskStatus.COMPLETED:
+            return RetryOutcome.SUCCEEDED
+        return RetryOutcome.TOO_LATE if ending.is_too_late else None
+
+    def _bring_back(self, endings: Sequence[Ending]) -> Op[dict[TaskId, RetryOutcome]]:
+        ids, names = [ending.id for ending in endings], sorted({ending.task_name for ending in endings})
+        _, keys = yield from ask(SQL["begin_retry"](), SQL["lock_keys"](ids=ids, task_names=names))
+        taken = set[TaskId]() if self._force else {former for (others,) in keys for former in others}
+        free = [ending for ending in endings if ending.id not in taken]
+        back, _, _ = yield from ask(
+            SQL["bring_back"](
+                ids=[ending.id for ending in free],
+                claim_nos=[ending.claim_no for ending in free],
+                since=min(ending.finished_at for ending in endings),
+                until=max(ending.finished_at for ending in endings),
+            ),
+            SQL["mark_keys"](ids=[ending.id for ending in free], task_names=names),
+            SQL["commit_retry"](),
+        )
+        return dict.fromkeys(taken.intersection(ids), RetryOutcome.KEY_TAKEN) | {
+            task_id: RetryOutcome.RETRIED for (task_id,) in back
+        }
+
+
+def get_endings(task_ids: Sequence[TaskId]) -> Op[list[Ending]]:
+    """In order of their ids."""
+    found = yield from rows(SQL["get_endings"](ids=list(task_ids)))
+    return [_ending(*row) for row in found]
+
+
+def _ending(task_id: TaskId, claim_no: int, task_name: str, status: str, *rest: Any) -> Ending:
+    return Ending(task_id, claim_no, task_name, TaskStatus(status), *rest)
