@@ -205,6 +205,10 @@ class PostgresBroker:
             self._refuse_other_database()
         return self._run_apart(migrate.migrate(self.config.schema), self.config.listen_conninfo)
 
+    def require_schema(self) -> None:
+        """Refuse a database without our schema, or with an older one; at once when it cannot be reached."""
+        self._run_apart(migrate.require_schema(self.config.schema), self.config.conninfo)
+
     def _refuse_other_database(self) -> None:
         """Before tables are made where nobody looks for them. Seen twice: the server may have been restarted in between."""
         for _ in range(2):

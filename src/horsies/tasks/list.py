@@ -19,7 +19,8 @@ FINAL = tuple(status for status in TaskStatus if status.is_final)
 LIVE = tuple(status for status in TaskStatus if not status.is_final)
 
 SQL = load(__file__)
-_COUNT = Statement("count_tasks", f"select count(*) from ({SQL['list_tasks'].text.rstrip(';')}) as found")  # noqa: S608 - our own
+_LIST = SQL["list_tasks"]
+_COUNT = Statement("count_tasks", f"select count(*) from ({_LIST.text.rstrip(';')}) as found")  # noqa: S608 - our own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class TaskLine:
 
 def list_tasks(wanted: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskLine]]:
     """The newest, or those that come after this one."""
-    found = yield from _planned(_query(SQL["list_tasks"], wanted, limit, after))
+    found = yield from _planned(list_query(wanted, limit, after))
     return [_line(*row) for row in found]
 
 
@@ -69,7 +70,7 @@ def _line(task_id: TaskId, task_name: str, queue_name: str, priority: int, statu
 
 
 def count_tasks(wanted: TaskFilter) -> Op[int]:
-    ((count,),) = yield from _planned(_query(_COUNT, wanted, None, None))
+    ((count,),) = yield from _planned(list_query(wanted, None, None, _COUNT))
     return count
 
 
@@ -84,7 +85,7 @@ def _planned(query: Query) -> Op[Rows]:
     return found
 
 
-def _query(statement: Statement, wanted: TaskFilter, limit: int | None, after: TaskId | None) -> Query:
+def list_query(wanted: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST) -> Query:
     statuses = wanted.statuses or tuple(TaskStatus)
     # What is past its time has expired, whether or not it was moved yet.
     may_live = wanted.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
@@ -93,7 +94,7 @@ def _query(statement: Statement, wanted: TaskFilter, limit: int | None, after: T
         live=may_live,
         in_flight=is_in_flight,
         finished=any(status.is_final for status in statuses),
-        statuses=[status.value for status in statuses],
+        statuses=[status.value for status in wanted.statuses] or None,
         queue_name=wanted.queue_name,
         task_name=wanted.task_name,
         error_code=wanted.error_code,

@@ -35,7 +35,7 @@ from (
         where %(live)s::boolean
         -- They have an index of their own, which a backlog does not make longer.
         and (not %(in_flight)s::boolean or tasks.status <> 'PENDING')
-        and seen.status = any(%(statuses)s::text[])
+        and (%(statuses)s::text[] is null or seen.status = any(%(statuses)s::text[]))
         and (%(queue_name)s::text is null or queue_name = %(queue_name)s::text)
         and (%(task_name)s::text is null or task_name = %(task_name)s::text)
         and (%(worker)s::uuid is null or claimed_by = %(worker)s::uuid)
@@ -53,7 +53,7 @@ from (
             sent_at, enqueued_at, started_at, finished_at, claimed_by, error_code, root_id
         from {schema}.finished
         where %(finished)s::boolean
-        and status = any(%(statuses)s::text[])
+        and (%(statuses)s::text[] is null or status = any(%(statuses)s::text[]))
         and (%(queue_name)s::text is null or queue_name = %(queue_name)s::text)
         and (%(task_name)s::text is null or task_name = %(task_name)s::text)
         and (%(error_code)s::text is null or error_code = %(error_code)s::text)

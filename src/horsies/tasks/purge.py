@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from horsies.db.load import load
-from horsies.db.op import Op, rows
+from horsies.db.op import Op, ask
 from horsies.tasks.list import TaskLine
+from horsies.tasks.retry import look_up
 
 SQL = load(__file__)
 
@@ -15,12 +16,15 @@ def purge(lines: Sequence[TaskLine]) -> Op[int]:
     if not ordered:
         return 0
     moments = [finished_at for _, _, finished_at in ordered]
-    deleted = yield from rows(
+    _, _, deleted, _ = yield from ask(
+        SQL["begin_purge"](),
+        look_up(),
         SQL["purge_finished"](
             ids=[task_id for task_id, _, _ in ordered],
             claim_nos=[claim_no for _, claim_no, _ in ordered],
             since=min(moments),
             until=max(moments),
-        )
+        ),
+        SQL["commit_purge"](),
     )
     return len(deleted)

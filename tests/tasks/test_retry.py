@@ -1,0 +1,275 @@
+"""Retrying a finished task: it comes back once, whoever asks and however often."""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies import RetryOutcome, TaskStatus
+from horsies.db.broker import PostgresBroker
+from horsies.db.faults import When
+from horsies.model.task import Claim
+from horsies.tasks.cancel import CancelOutcome, cancel_many, cancel_unstarted
+from horsies.tasks.finish import finish
+from horsies.tasks.ids import new_task_id
+from horsies.tasks.retry import Retry
+from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.journey import ME, claim, column, completed, do, failed, row, send_new
+from tests.fixtures.planting import Plant
+from tests.fixtures.shops import Shop
+
+QUEUES = ("parcels", "letters")
+
+
+def run_one(broker: PostgresBroker, ending: Callable[[Claim], Any] = failed) -> Claim:
+    """The task that is waiting, claimed and ended."""
+    (held,) = claim(broker, queues=("default", *QUEUES))
+    do(broker, finish(ME, [ending(held)]))
+    return held
+
+
+def fail_one(broker: PostgresBroker) -> Claim:
+    send_new(broker)
+    return run_one(broker)
+
+
+def retry(broker: PostgresBroker, task_id: str, *, force: bool = False) -> RetryOutcome:
+    verb = Retry([task_id], force=force)
+    return broker.run(verb, again=verb)[task_id]
+
+
+def test_a_failed_task_comes_back_due_now_with_a_new_claim_number(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    first = fail_one(broker)
+    assert retry(broker, first.id) is RetryOutcome.RETRIED
+    assert column(sql, "select id from horsies.finished") == []
+    status, ready, due, claim_no, attempts, attempt = row(
+        sql,
+        "select status, ready, enqueued_at <= now(), claim_no, attempts, failed_attempts[1]::text from horsies.tasks",
+    )
+    assert (status, ready, due, claim_no, attempts) == ("PENDING", True, True, first.claim_no + 1, 1)
+    assert {"attempt": 1, "error_code": "BROKEN", "worker": ME}.items() <= json.loads(attempt).items()
+    (second,) = claim(broker)
+    assert (second.id, second.attempt, second.claim_no) == (first.id, 2, first.claim_no + 2)
+
+
+def test_a_late_finisher_of_the_ending_that_was_undone_changes_nothing(broker: PostgresBroker) -> None:
+    first = fail_one(broker)
+    retry(broker, first.id)
+    assert do(broker, finish(ME, [completed(first)])) == [[]]
+    (second,) = claim(broker)
+    assert do(broker, finish(ME, [completed(first)])) == [[]]
+    assert do(broker, finish(ME, [completed(second)])) == [[(first.id,)]]
+
+
+def test_a_handle_forgets_the_ending_that_was_undone(shop: Shop) -> None:
+    handle = shop.pack.send(7)
+    run_one(shop.app.broker)
+    assert handle.get().err_value.error_code == "BROKEN"
+    assert handle.retry() is RetryOutcome.RETRIED
+    assert handle.get(0).err_value.error_code == "WAIT_TIMEOUT"
+    run_one(shop.app.broker, partial(completed, result="7"))
+    assert handle.get().ok_value == 7
+
+
+async def test_a_coroutine_retries_too(shop: Shop) -> None:
+    handle = await shop.pack.send_async(7)
+    run_one(shop.app.broker)
+    assert await handle.retry_async() is RetryOutcome.RETRIED
+    assert await handle.status_async() is TaskStatus.PENDING
+    await shop.app.close_async()
+
+
+def test_who_retries_what_has_not_ended_or_is_not_there_is_told(broker: PostgresBroker) -> None:
+    (task,) = send_new(broker)
+    assert retry(broker, task.id) is RetryOutcome.NOT_ENDED
+    assert retry(broker, new_task_id()) is RetryOutcome.NOT_FOUND
+
+
+def test_what_has_succeeded_runs_again_only_by_force(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    (task,) = send_new(broker)
+    run_one(broker, completed)
+    assert retry(broker, task.id) is RetryOutcome.SUCCEEDED
+    assert retry(broker, task.id, force=True) is RetryOutcome.RETRIED
+    assert row(sql, "select failed_attempts from horsies.tasks") == (None,)
+
+
+def test_what_is_past_its_time_runs_again_only_by_force_and_then_without_one(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    ended = fail_one(broker)
+    sql.execute("update horsies.finished set good_until = now() - interval '1 s'")
+    assert retry(broker, ended.id) is RetryOutcome.TOO_LATE
+    assert retry(broker, ended.id, force=True) is RetryOutcome.RETRIED
+    assert row(sql, "select good_until from horsies.tasks") == (None,)
+
+
+def test_a_time_that_is_still_to_come_is_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    ended = fail_one(broker)
+    sql.execute("update horsies.finished set good_until = now() + interval '1 h'")
+    assert retry(broker, ended.id) is RetryOutcome.RETRIED
+    assert row(sql, "select good_until > now() from horsies.tasks") == (True,)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_task_of_a_node_is_left_to_its_workflow(
+    broker: PostgresBroker, sql: psycopg.Connection, *, force: bool
+) -> None:
+    ended = fail_one(broker)
+    sql.execute("update horsies.finished set node_id = gen_random_uuid()")
+    assert retry(broker, ended.id, force=force) is RetryOutcome.IN_WORKFLOW
+    assert column(sql, "select id from horsies.tasks") == []
+
+
+# -- lost answers
+
+
+@pytest.mark.parametrize(
+    ("statement", "when"),
+    [("get_endings", "after"), ("lock_keys", "after"), ("bring_back", "before"), ("commit_retry", "after")],
+)
+def test_a_retry_whose_answer_was_lost_is_made_once(
+    broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, statement: str, when: When
+) -> None:
+    ended = fail_one(broker)
+    faults(statement, when, "drop")
+    assert retry(broker, ended.id) is RetryOutcome.RETRIED
+    assert row(sql, "select status, claim_no from horsies.tasks") == ("PENDING", ended.claim_no + 1)
+
+
+@pytest.mark.parametrize("ended_by", ["a worker", "a cancellation"])
+def test_a_repeated_retry_leaves_an_ending_alone_that_came_after_it(
+    broker: PostgresBroker, sql: psycopg.Connection, ended_by: str
+) -> None:
+    ended = fail_one(broker)
+    verb = Retry([ended.id], force=True)
+    broker.run(verb)
+    if ended_by == "a worker":
+        run_one(broker)
+    else:
+        broker.run(partial(cancel_unstarted, [ended.id]))
+    assert broker.run(verb) == {ended.id: RetryOutcome.RETRIED}
+    assert column(sql, "select id from horsies.tasks") == []
+    assert row(sql, "select count(*) from horsies.finished") == (1,)
+
+
+# -- two at once
+
+
+def test_two_who_retry_at_once_bring_it_back_once(
+    broker: PostgresBroker, sql: psycopg.Connection, database: str
+) -> None:
+    ended = fail_one(broker)
+    with psycopg.connect(database) as holder, ThreadPoolExecutor(2) as threads:
+        holder.execute("select from horsies.finished for update")
+        both = [threads.submit(retry, broker, ended.id) for _ in range(2)]
+        eventually(lambda: len(column(sql, BLOCKED)) == 2, what="both wait for the row")
+        holder.rollback()
+        outcomes = [one.result(10) for one in both]
+    assert sorted(outcome.name for outcome in outcomes) == ["NOT_ENDED", "RETRIED"]
+    assert row(sql, "select claim_no from horsies.tasks") == (ended.claim_no + 1,)
+
+
+BLOCKED = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+
+def test_a_retry_that_comes_while_its_day_is_dropped_finds_nothing(
+    broker: PostgresBroker, sql: psycopg.Connection, database: str
+) -> None:
+    ended = fail_one(broker)
+    day = row(sql, "select tableoid::regclass::text from horsies.finished")[0]
+    with psycopg.connect(database) as keeper, ThreadPoolExecutor(1) as threads:
+        keeper.execute(f"truncate {day}".encode())
+        late = threads.submit(retry, broker, ended.id)
+        wait_until_blocked(sql, keeper)
+        keeper.execute(f"drop table {day}".encode())
+        keeper.commit()
+        assert late.result(10) is RetryOutcome.NOT_FOUND
+    assert column(sql, "select id from horsies.tasks") == []
+
+
+def test_of_a_cancellation_and_an_ending_at_once_one_happens(
+    broker: PostgresBroker, sql: psycopg.Connection, database: str
+) -> None:
+    (task,) = send_new(broker)
+    (held,) = claim(broker)
+    with psycopg.connect(database) as holder, ThreadPoolExecutor(2) as threads:
+        holder.execute("select from horsies.tasks for update")
+        ending = threads.submit(do, broker, finish(ME, [completed(held)]))
+        wait_until_blocked(sql, holder)
+        cancelling = threads.submit(broker.run, partial(cancel_many, [task.id]))
+        eventually(lambda: len(column(sql, BLOCKED)) == 2, what="both wait for the row")
+        holder.rollback()
+        assert ending.result(10) == [[(task.id,)]]
+        assert cancelling.result(10)[task.id] in {CancelOutcome.ALREADY_ENDED, CancelOutcome.REQUESTED}
+    assert column(sql, "select status from horsies.all_tasks") == ["COMPLETED"]
+
+
+# -- keys
+
+
+def test_a_task_that_still_has_its_key_holds_it_again(shop: Shop) -> None:
+    keyed = shop.pack.with_options(key="invoice-7")
+    first = keyed.send(7)
+    run_one(shop.app.broker)
+    assert first.retry() is RetryOutcome.RETRIED
+    assert keyed.send(7).task_id == first.task_id
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_task_whose_key_stands_for_another_now_is_brought_back_only_by_force(shop: Shop, *, is_live: bool) -> None:
+    keyed = shop.pack.with_options(key="invoice-7")
+    first = keyed.send(7)
+    run_one(shop.app.broker)
+    second = keyed.send(7)
+    assert second.task_id != first.task_id
+    if not is_live:
+        run_one(shop.app.broker, completed)
+    assert first.retry() is RetryOutcome.KEY_TAKEN
+    assert first.retry(force=True) is RetryOutcome.RETRIED
+    assert keyed.send(7).task_id == second.task_id if is_live else True
+
+
+def test_a_key_is_remembered_over_many_who_had_it(shop: Shop) -> None:
+    keyed = shop.pack.with_options(key="invoice-7")
+    handles = [keyed.send(7)]
+    for _ in range(3):
+        run_one(shop.app.broker)
+        handles.append(keyed.send(7))
+    assert [handle.retry() for handle in handles] == [*[RetryOutcome.KEY_TAKEN] * 3, RetryOutcome.NOT_ENDED]
+
+
+def test_who_takes_a_key_over_while_its_former_holder_is_retried_gets_that_one(
+    shop: Shop, sql: psycopg.Connection, database: str
+) -> None:
+    keyed = shop.pack.with_options(key="invoice-7")
+    first = keyed.send(7)
+    run_one(shop.app.broker)
+    with psycopg.connect(database) as holder, ThreadPoolExecutor(2) as threads:
+        holder.execute("select from horsies.finished for update")
+        retried = threads.submit(first.retry)
+        wait_until_blocked(sql, holder)  # it has locked the key
+        sent = threads.submit(keyed.send, 7)
+        eventually(lambda: len(column(sql, BLOCKED)) == 2, what="the send waits for the key")
+        holder.rollback()
+        assert retried.result(10) is RetryOutcome.RETRIED
+        assert sent.result(10).task_id == first.task_id
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+def test_who_retries_while_the_key_is_taken_over_is_refused(shop: Shop, sql: psycopg.Connection, database: str) -> None:
+    keyed = shop.pack.with_options(key="invoice-7")
+    first = keyed.send(7)
+    run_one(shop.app.broker)
+    with psycopg.connect(database) as mine, ThreadPoolExecutor(1) as threads:
+        second = shop.pack.with_options(key="invoice-7", connection=mine).send(7)
+        retried = threads.submit(first.retry)
+        wait_until_blocked(sql, mine)
+        mine.commit()
+        assert retried.result(10) is RetryOutcome.KEY_TAKEN
+    assert column(sql, "select id::text from horsies.tasks") == [second.task_id]
