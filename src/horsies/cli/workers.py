@@ -16,6 +16,7 @@ from horsies.tasks.workers import WorkerLine, get_heartbeats, list_workers
 from horsies.tasks.workers import ping as ping_workers
 
 POLL_S = 0.02
+ASK_AGAIN_S = 1.0  # one that is just starting, or reconnecting, has not heard
 
 
 @click.group()
@@ -129,14 +130,16 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
 
 def _answers(target: Horsies, wanted: Sequence[str], timeout_s: float) -> list[Answer]:
     """Looks, and does not listen: that works behind a pooler, too."""
-    began = time.monotonic()
+    began = asked = time.monotonic()
     before = target.broker.run(partial(ping_workers, wanted))
     answered = dict[str, float]()
     while waited := [worker for worker in before if worker not in answered]:
-        now = target.broker.run(partial(get_heartbeats, waited))
+        time.sleep(POLL_S)
+        if is_time_to_ask := time.monotonic() - asked > ASK_AGAIN_S:
+            asked = time.monotonic()
+        now = target.broker.run(partial(ping_workers if is_time_to_ask else get_heartbeats, waited))
         elapsed_s = time.monotonic() - began
         answered |= {worker: elapsed_s * 1000 for worker in waited if worker in now and now[worker] != before[worker]}
         if elapsed_s > timeout_s:
             break
-        time.sleep(POLL_S)
     return [Answer(worker, answered.get(worker)) for worker in wanted]

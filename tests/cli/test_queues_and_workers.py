@@ -1,0 +1,197 @@
+"""`horsies queues`, `horsies workers` and `horsies status`, as an operator types them."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.tasks.finish import finish
+from horsies.tasks.overview import count_finished
+from tests.cli.conftest import Cli
+from tests.cli.test_tasks import register
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, new_task, send, send_new
+from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import insert_rows
+
+LATER = "update horsies.tasks set ready = false, enqueued_at = now() + interval '1 h' where id = %s"
+
+
+def test_a_list_of_queues_counts_what_waits_is_delayed_and_runs(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    claim(broker)
+    *_, delayed = send_new(broker, 4)
+    sql.execute(LATER, [delayed.id])
+    send(broker, new_task(queue_name="mail", priority=1), new_task(queue_name="mail", priority=2))
+    sql.execute(
+        "update horsies.tasks set enqueued_at = now() - interval '90 s' where queue_name = 'mail' and priority = 2"
+    )
+    register(sql, ME)
+    cli("queues", "pause", "stock")
+    found = {line["name"]: line for line in cli("queues", "list", "--json").json["queues"]}
+    assert found.keys() == {"default", "mail", "stock"}
+    assert {"waiting": 3, "delayed": 1, "running": 1, "workers": 1, "is_more": False}.items() <= found[
+        "default"
+    ].items()
+    assert found["mail"]["waiting"] == 2
+    assert 90 <= found["mail"]["oldest_waiting_s"] < 190
+    assert found["stock"]["paused_at"]
+    assert found["stock"]["oldest_waiting_s"] is None
+    assert "1m 3" in cli("queues", "list").out
+
+
+def test_a_long_line_is_counted_only_so_far(cli: Cli, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horsies.tasks.queues.COUNTED_AT_MOST", 3)
+    send_new(broker, 5)
+    (line,) = cli("queues", "list", "--json").json["queues"]
+    assert (line["waiting"], line["is_more"]) == (3, True)
+    assert " 3+ " in cli("queues", "list").out
+
+
+def test_an_app_brings_its_empty_queues_its_priorities_and_its_caps(cli: Cli, app_file: str) -> None:
+    found = cli("queues", "list", "--json", "--app", app_file).json["queues"]
+    assert [(line["name"], line["priority"], line["max_concurrency"]) for line in found] == [
+        ("mail", 10, None),
+        ("media", 100, 2),
+    ]
+
+
+def test_a_queue_is_paused_and_resumed(cli: Cli, broker: PostgresBroker, app_file: str) -> None:
+    send(broker, new_task(queue_name="mail"))
+    assert cli("queues", "pause", "mail", "--app", app_file).out == "queue 'mail' is paused\n"
+    assert claim(broker, queues=["mail"]) == []
+    assert cli("queues", "resume", "mail").out == "queue 'mail' is served\n"
+    assert len(claim(broker, queues=["mail"])) == 1
+
+
+def test_a_queue_that_nobody_knows_is_refused_by_an_app_and_warned_of_without(cli: Cli, app_file: str) -> None:
+    with_app = cli("queues", "pause", "mial", "--app", app_file)
+    assert (with_app.code, with_app.out) == (1, "")
+    assert "there is no queue 'mial'; this app has 'mail', 'media'" in with_app.err
+    without = cli("queues", "pause", "mial")
+    assert without.code == 0
+    assert "knows a queue 'mial'" in without.err
+    assert cli("queues", "resume", "mial").err == ""
+
+
+def test_purging_a_queue_cancels_what_has_not_begun_and_tells_those_who_wait(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    claim(broker)
+    *_, delayed = send_new(broker, 3)
+    sql.execute(LATER, [delayed.id])
+    send(broker, new_task(queue_name="mail"))
+    assert cli("queues", "purge", "default", "--dry-run").out == "would cancel 3 tasks\n"
+    assert cli("queues", "purge", "default", "--yes").out == "3: cancelled\n"
+    assert column(sql, "select status || ' ' || error_code from horsies.finished") == ["CANCELLED TASK_CANCELLED"] * 3
+    assert column(sql, "select queue_name from horsies.tasks order by 1") == ["default", "mail"]
+    assert column(sql, "select id from horsies.tasks where cancel_requested_at is not null") == []
+
+
+# -- workers
+
+
+def test_workers_are_listed_and_shown_by_the_beginning_of_their_ids(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    for worker in (ME, OTHER):
+        register(sql, worker)
+    sql.execute("update horsies.workers set heartbeat_at = now() - interval '75 s' where id = %s", [OTHER])
+    send_new(broker, 2)
+    claim(broker, worker=OTHER)
+    ours, others = cli("workers", "list", "--json").json["workers"]
+    assert (ours["tasks_running"], others["tasks_running"]) == (0, 2)
+    assert others["heartbeat_age_s"] >= 75
+    assert "1m 1" in cli("workers", "list").out
+    assert "is the beginning of 2 workers' ids" in cli("workers", "show", ME[:8]).err
+    assert cli("workers", "show", ME, "--json").json["is_registered"]
+    assert "no worker is known" in cli("workers", "show", "not an id").err
+
+
+def test_the_health_of_a_worker_that_has_gone_is_still_shown(cli: Cli, sql: psycopg.Connection) -> None:
+    sql.execute(
+        "insert into horsies.worker_states (worker_id, hostname, pid, processes, concurrency, queues, tasks_running, "
+        "tasks_claimed, memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, worker_started_at) "
+        "values (%s, 'here', 1, 2, 3, '{default}', 5, 6, 70, 80, 1, 2, now())",
+        [ME],
+    )
+    assert "no longer registered" in cli("workers", "show", ME[:8]).out
+    (state,) = cli("workers", "show", ME[:8], "--json").json["states"]
+    assert (state["tasks_running"], state["memory_usage_mb"]) == (5, 70)
+
+
+def test_a_worker_answers_however_busy_its_children_are_and_one_that_is_gone_does_not(
+    cli: Cli, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    env = {"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"}  # none comes by itself
+    worker("tests.apps.tuned:app", env=env)
+    insert_rows(sql, "gate", [{"begun": str(tmp_path / "begun"), "until": str(tmp_path / "open")}])
+    eventually((tmp_path / "begun").exists)
+    (answer,) = cli("workers", "ping", "--timeout=30", "--json").json["workers"]
+    assert answer["answered_ms"] is not None
+    register(sql, ME)
+    ran = cli("workers", "ping", ME, "--timeout=0.1")
+    assert ran.code == 1
+    assert f"{ME}  no answer" in ran.out
+    (tmp_path / "open").touch()
+
+
+# -- status
+
+
+def test_the_status_has_queues_workers_and_what_has_ended(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection, app_file: str
+) -> None:
+    send_new(broker, 3)
+    first, *_ = claim(broker)
+    do(broker, finish(ME, [completed(first)]))
+    register(sql, ME)
+    found = cli("status", app_file, "--json").json
+    assert found.keys() == {
+        "server", "queues", "workers", "finished_last_hour", "workflows", "oldest_waiting_s",
+    }  # fmt: skip
+    assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
+    assert found["finished_last_hour"] == {"COMPLETED": 1}
+    text = cli("status").out
+    assert "1 ended, 0.0 a minute: 1 COMPLETED" in text
+    assert ME in text
+
+
+def test_what_takes_too_long_to_count_is_left_out(
+    cli: Cli, broker: PostgresBroker, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.tasks.overview.PATIENCE_MS", 50)
+    with psycopg.connect(database) as holder:
+        holder.execute("lock table horsies.finished")
+        assert broker.run(partial(count_finished, 60)) is None
+        assert "too much has ended" in cli("status").out
+
+
+def test_a_watch_goes_on_until_ctrl_c_and_ends_without_a_word_of_complaint(database: str) -> None:
+    code = "import signal; signal.signal(2, signal.default_int_handler); from horsies.cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "status", "--watch=0.1"],
+        env={**os.environ, "HORSIES_DATABASE_URL": database},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        seen = 0
+        while seen < 2:
+            seen += "workflows:" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert "Aborted" not in errors

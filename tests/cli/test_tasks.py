@@ -1,0 +1,255 @@
+"""`horsies tasks`, as an operator types it."""
+
+import signal
+from collections import Counter
+from collections.abc import Generator, Sequence
+from functools import partial
+
+import click
+import psycopg
+import pytest
+
+from horsies import AppConfig, Horsies
+from horsies.cli import sweep as sweeping
+from horsies.cli.sweep import sweep
+from horsies.db.broker import PostgresBroker
+from horsies.tasks.finish import finish
+from horsies.tasks.list import TaskFilter, TaskLine
+from tests.cli.conftest import Cli
+from tests.fixtures.journey import ME, claim, column, completed, do, failed, new_task, send, send_new
+from tests.fixtures.shops import Shop
+
+ERROR = '{"error_code": "BROKEN", "message": "it broke", "data": {"card": "4711-secret"}}'
+
+
+def end_all(broker: PostgresBroker, error: str = ERROR) -> list[str]:
+    held = claim(broker, 1000, queues=["default", "parcels", "letters"])
+    do(broker, finish(ME, [failed(one, error=error) for one in held]))
+    return [one.id for one in held]
+
+
+# -- list
+
+
+def test_a_list_shows_ids_in_full_and_how_to_go_on(cli: Cli, broker: PostgresBroker) -> None:
+    tasks = send_new(broker, 3)
+    first = cli("tasks", "list", "--limit=2")
+    assert first.code == 0
+    assert [line.split()[0] for line in first.out.splitlines()[1:]] == [tasks[2].id, tasks[1].id]
+    assert f"--after {tasks[1].id}" in first.err
+    rest = cli("tasks", "list", "--limit=2", "--after", tasks[1].id)
+    assert tasks[0].id in rest.out
+    assert rest.err == ""
+
+
+def test_a_list_as_json_has_stable_keys(cli: Cli, broker: PostgresBroker) -> None:
+    send_new(broker, 2)
+    (failed_id, *_) = end_all(broker)
+    found = cli("tasks", "list", "--json", "--status=failed", "--since=1h", "--limit=1").json
+    assert found.keys() == {"tasks", "next_after"}
+    (line,) = found["tasks"]
+    assert line.keys() == {
+        "id", "task_name", "queue_name", "priority", "status", "attempts", "claim_no", "sent_at", "enqueued_at", "started_at",
+        "finished_at", "worker", "error_code", "workflow_id",
+    }  # fmt: skip
+    assert found["next_after"] == line["id"] != failed_id
+
+
+@pytest.mark.parametrize("when", ["1x", "yesterday", "", "-2h", "2030-13-01"])
+def test_a_moment_that_is_none_is_told(cli: Cli, when: str) -> None:
+    ran = cli("tasks", "list", "--since", when)
+    assert ran.code == 2
+    assert "write 90s, 30m, 2h, 7d or 1w for so long ago" in ran.err
+
+
+def test_a_moment_so_long_ago_that_there_is_none_is_told(cli: Cli) -> None:
+    assert cli("tasks", "list", "--since", "99999999w").code == 2
+
+
+def test_the_tasks_of_a_worker_are_found_by_the_beginning_of_its_id(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    claim(broker)
+    register(sql, ME)
+    assert len(cli("tasks", "list", "--json", f"--worker={ME[:4]}").json["tasks"]) == 1
+    assert "no worker is known" in cli("tasks", "list", "--worker=ffff").err
+
+
+def register(sql: psycopg.Connection, worker: str) -> None:
+    sql.execute(
+        "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version) "
+        "values (%s, 'here', 1, 2, 3, '{default}', '0')",
+        [worker],
+    )
+
+
+# -- show
+
+
+def test_a_task_is_shown_with_its_attempts_and_without_its_payload(cli: Cli, shop: Shop) -> None:
+    handle = shop.label.with_options(key="k-7").send("top-secret", {})
+    end_all(shop.app.broker)
+    handle.retry()
+    end_all(shop.app.broker)
+    for words in ([], ["--json"]):
+        ran = cli("tasks", "show", handle.task_id, *words)
+        assert ran.code == 0
+        assert all(text in ran.out for text in ("label", "letters", "FAILED", "BROKEN", "it broke", "k-7", ME))
+        assert "secret" not in ran.out
+
+
+def test_the_payload_is_shown_when_it_is_asked_for(cli: Cli, shop: Shop) -> None:
+    handle = shop.label.send("top-secret" + "x" * 10_000, {})
+    end_all(shop.app.broker)
+    ran = cli("tasks", "show", handle.task_id, "--payload")
+    assert "top-secret" in ran.out
+    assert "4711-secret" in ran.out
+    assert len(ran.out) < 6_000
+    assert len(cli("tasks", "show", handle.task_id, "--payload", "--json").json["args"]) > 10_000
+
+
+def test_where_an_exception_was_raised_is_shown_always(cli: Cli, broker: PostgresBroker) -> None:
+    (task,) = send_new(broker)
+    end_all(broker, '{"error_code": "E", "message": "m", "data": {"traceback": "line 7 of shop.py"}}')
+    assert "line 7 of shop.py" in cli("tasks", "show", task.id).out
+
+
+# -- cancel and retry
+
+
+def test_named_tasks_are_retried_and_what_cannot_be_is_told(cli: Cli, broker: PostgresBroker) -> None:
+    send_new(broker, 2)
+    first, second = end_all(broker)
+    assert cli("tasks", "retry", first).out == f"{first}: it is back, and due now\n"
+    ran = cli("tasks", "retry", first, second, "--json")
+    assert ran.code == 1
+    assert f'"{first}": "NOT_ENDED"' in ran.out
+    assert f'"{second}": "RETRIED"' in ran.out
+
+
+def test_named_tasks_are_cancelled(cli: Cli, broker: PostgresBroker) -> None:
+    (running,) = send_new(broker)
+    claim(broker)
+    (waiting,) = send_new(broker)
+    ran = cli("tasks", "cancel", running.id, waiting.id)
+    assert ran.code == 0
+    assert f"{waiting.id}: it had not begun, and never will" in ran.out
+    assert f"{running.id}: it runs; it was asked to stop" in ran.out
+
+
+def test_all_that_match_are_retried_in_batches(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "BATCH", 2)
+    send(broker, *(new_task("pay") for _ in range(5)), new_task("add"))
+    end_all(broker)
+    assert cli("tasks", "retry", "--task=pay", "--yes").out == "5: it is back, and due now\n"
+    assert column(sql, "select task_name from horsies.finished") == ["add"]
+
+
+def test_without_a_status_only_what_failed_is_retried(cli: Cli, broker: PostgresBroker) -> None:
+    send_new(broker, 2)
+    first, second = claim(broker)
+    do(broker, finish(ME, [completed(first), failed(second)]))
+    assert cli("tasks", "retry", "--queue=default", "--yes", "--json").json["outcomes"] == {"RETRIED": 1}
+    assert cli("tasks", "retry", "--status=COMPLETED", "--yes", "--json").json["outcomes"] == {"SUCCEEDED": 1}
+    assert cli("tasks", "retry", "--status=COMPLETED", "--yes", "--force", "--json").json["outcomes"] == {"RETRIED": 1}
+
+
+def test_all_that_match_are_cancelled(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    claim(broker)
+    send_new(broker, 2)
+    assert cli("tasks", "cancel", "--task=add", "--status=PENDING", "--yes", "--json").json["outcomes"] == {
+        "CANCELLED": 2
+    }
+    assert column(sql, "select status from horsies.tasks where cancel_requested_at is null") == ["RUNNING"]
+    assert cli("tasks", "cancel", "--task=add", "--yes", "--json").json["outcomes"] == {"REQUESTED": 1}
+
+
+def test_a_dry_run_counts_and_changes_nothing(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker, 3)
+    assert cli("tasks", "cancel", "--task=add", "--dry-run").out == "would cancel 3 tasks\n"
+    end_all(broker)
+    assert cli("tasks", "retry", "--task=add", "--dry-run").out == "would retry 3 tasks\n"
+    assert cli("tasks", "purge", "--all", "--dry-run").out == "would purge 3 tasks\n"
+    assert len(column(sql, "select id from horsies.finished")) == 3
+
+
+def test_nothing_is_done_to_many_without_a_word_of_confirmation(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker)
+    ran = cli("tasks", "cancel", "--task=add")
+    assert ran.code == 2
+    assert "--yes" in ran.err
+    assert len(column(sql, "select id from horsies.tasks")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["cancel"], "say what to cancel"),
+        (["retry"], "say what to retry"),
+        (["retry", ME, "--task=add"], "not both"),
+        (["purge"], "--all"),
+        (["purge", "--all", "--task=add"], "--all"),
+        (["purge", "--status=PENDING"], "not for PENDING"),
+        (["retry", "--status=RUNNING"], "not for RUNNING"),
+        (["cancel", "--status=FAILED"], "not for FAILED"),
+        (["cancel", ME, "--dry-run"], "--dry-run is for filters"),
+        (["show", "0198"], "give it in full"),
+        (["show"], "ID"),
+        (["list", "--status=LOST"], "--status"),
+        (["list", "--limit=0"], "--limit"),
+    ],
+)
+def test_wrong_usage_is_told(cli: Cli, words: list[str], expected: str) -> None:
+    ran = cli("tasks", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert expected in ran.err
+
+
+# -- purge, and Ctrl-C
+
+
+def test_what_ended_before_a_moment_is_deleted(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker, 3)
+    old, *_ = end_all(broker)
+    send_new(broker)
+    sql.execute("update horsies.finished set finished_at = now() - interval '8 d' where id = %s", [old])
+    assert cli("tasks", "purge", "--status=FAILED", "--before=7d", "--yes").out == "1: deleted\n"
+    assert len(column(sql, "select id from horsies.finished where id <> %s", old)) == 2
+    assert cli("tasks", "purge", "--all", "--yes").out == "2: deleted\n"
+    assert len(column(sql, "select id from horsies.tasks")) == 1
+
+
+@pytest.fixture
+def ctrl_c() -> Generator[None]:
+    """Whoever runs in the background may have been told to ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_it_between_two_batches_and_tells_how_far_it_came(
+    app_config: AppConfig, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "BATCH", 2)
+    send_new(broker, 6)
+    app, seen = Horsies(app_config), list[str]()
+
+    def act(lines: Sequence[TaskLine]) -> Counter[str]:
+        signal.raise_signal(signal.SIGINT)
+        seen.extend(line.id for line in lines)
+        return Counter(DONE=len(lines))
+
+    go = partial(sweep, app, TaskFilter(), act, verb="touch", words={"DONE": "done"}, dry_run=False, yes=True)
+    with pytest.raises(click.ClickException, match=r"stopped by Ctrl-C after 2 of 6; run it again for the rest"):
+        go(as_json=False)
+    app.close()
+    assert capsys.readouterr().out == "2: done\n"
+    assert len(seen) == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

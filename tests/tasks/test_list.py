@@ -1,0 +1,93 @@
+"""Listing tasks: every filter, the order, and the pages."""
+
+from datetime import timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.model.status import TaskStatus
+from horsies.tasks.finish import finish
+from horsies.tasks.list import TaskFilter, count_tasks, list_tasks, read_clock
+from horsies.tasks.purge import purge
+from horsies.tasks.retry import Retry
+from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, send
+
+
+@pytest.fixture
+def ids(broker: PostgresBroker, sql: psycopg.Connection) -> dict[str, str]:
+    """One task of each kind, by what became of it; sent in this order."""
+    names = ["completed", "failed", "running", "pending", "elsewhere", "late"]
+    odd = {"failed": {"name": "pay"}, "elsewhere": {"queue_name": "mail"}}
+    tasks = {name: new_task(**odd.get(name, {})) for name in names}
+    send(broker, *(tasks[name] for name in ("completed", "failed", "running")))
+    first, second, _ = claim(broker)
+    do(broker, finish(ME, [completed(first), failed(second)]))
+    send(broker, *(tasks[name] for name in ("pending", "elsewhere", "late")))
+    sql.execute("update horsies.tasks set good_until = now() - interval '1 s' where id = %s", [tasks["late"].id])
+    return {name: task.id for name, task in tasks.items()}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (TaskFilter(), ["late", "elsewhere", "pending", "running", "failed", "completed"]),
+        (TaskFilter(statuses=[TaskStatus.FAILED]), ["failed"]),
+        (TaskFilter(statuses=[TaskStatus.RUNNING, TaskStatus.COMPLETED]), ["running", "completed"]),
+        (TaskFilter(statuses=[TaskStatus.PENDING]), ["elsewhere", "pending"]),
+        (TaskFilter(statuses=[TaskStatus.EXPIRED]), ["late"]),
+        (TaskFilter(statuses=[TaskStatus.CANCELLED]), []),
+        (TaskFilter(queue_name="mail"), ["elsewhere"]),
+        (TaskFilter(task_name="pay"), ["failed"]),
+        (TaskFilter(error_code="BROKEN"), ["failed"]),
+        (TaskFilter(error_code="OTHER"), []),
+        (TaskFilter(worker=ME), ["running", "failed", "completed"]),
+        (TaskFilter(worker=OTHER), []),
+        (TaskFilter(workflow_id=ME), []),
+        (TaskFilter(queue_name="default", statuses=[TaskStatus.PENDING]), ["pending"]),
+    ],
+)
+def test_what_matches_is_listed_newest_first(
+    broker: PostgresBroker, ids: dict[str, str], wanted: TaskFilter, expected: list[str]
+) -> None:
+    found = broker.run(partial(list_tasks, wanted, limit=10))
+    names = {task_id: name for name, task_id in ids.items()}
+    assert [names[line.id] for line in found] == expected
+    assert broker.run(partial(count_tasks, wanted)) == len(expected)
+
+
+def test_a_moment_is_when_a_task_ended_or_if_it_is_live_was_sent(
+    broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str]
+) -> None:
+    hour = timedelta(hours=1)
+    sql.execute("update horsies.tasks set sent_at = sent_at - interval '2 h' where id = %s", [ids["pending"]])
+    sql.execute("update horsies.finished set finished_at = finished_at - interval '2 h' where status = 'FAILED'")
+    sql.execute("update horsies.finished set sent_at = sent_at - interval '2 h' where status = 'COMPLETED'")
+    now = broker.run(read_clock)
+    recent = broker.run(partial(list_tasks, TaskFilter(since=now - hour), limit=10))
+    older = broker.run(partial(list_tasks, TaskFilter(until=now - hour), limit=10))
+    assert {line.id for line in older} == {ids["pending"], ids["failed"]}
+    assert {line.id for line in recent} == set(ids.values()) - {ids["pending"], ids["failed"]}
+
+
+def test_pages_follow_one_another_without_a_gap(broker: PostgresBroker, ids: dict[str, str]) -> None:
+    seen, after = list[str](), None
+    while page := broker.run(partial(list_tasks, TaskFilter(), limit=2, after=after)):
+        assert len(page) <= 2
+        seen += [line.id for line in page]
+        after = seen[-1]
+    assert seen == sorted(ids.values(), reverse=True)
+
+
+def test_purging_deletes_the_endings_that_were_seen_and_nothing_else(
+    broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str]
+) -> None:
+    seen = broker.run(partial(list_tasks, TaskFilter(), limit=10))
+    broker.run(Retry([ids["failed"]]))
+    assert broker.run(partial(purge, seen)) == 1
+    assert broker.run(partial(purge, seen)) == 0
+    assert column(sql, "select id from horsies.finished") == []
+    assert {str(task_id) for task_id in column(sql, "select id::text from horsies.tasks")} == {*ids.values()} - {
+        ids["completed"]
+    }
