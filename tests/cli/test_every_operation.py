@@ -36,9 +36,7 @@ def test_it_works_on_an_empty_database(cli: Cli, words: tuple[str, ...]) -> None
     assert ran.out or ran.err
 
 
-@pytest.mark.parametrize(
-    "words", [words for words in COMMANDS if words[1:2] not in {("pause",), ("resume",)}], ids=" ".join
-)
+@every_command
 def test_it_speaks_json_too(cli: Cli, words: tuple[str, ...]) -> None:
     ran = cli(*words, "--json")
     assert ran.code in {0, 1}

@@ -19,8 +19,10 @@ from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, fail
 def ids(broker: PostgresBroker, sql: psycopg.Connection) -> dict[str, str]:
     """One task of each kind, by what became of it; sent in this order."""
     names = ["completed", "failed", "running", "pending", "elsewhere", "late"]
-    odd = {"failed": {"name": "pay"}, "elsewhere": {"queue_name": "mail"}}
-    tasks = {name: new_task(**odd.get(name, {})) for name in names}
+    tasks = {
+        name: new_task("pay" if name == "failed" else "add", queue_name="mail" if name == "elsewhere" else "default")
+        for name in names
+    }
     send(broker, *(tasks[name] for name in ("completed", "failed", "running")))
     first, second, _ = claim(broker)
     do(broker, finish(ME, [completed(first), failed(second)]))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from horsies.app import Horsies
-from horsies.cli.ids import full_id, worker_named
+from horsies.cli.ids import any_worker, full_id
 from horsies.cli.moments import Moment, absolute, moment
 from horsies.model.status import TaskStatus
 from horsies.tasks.list import TaskFilter, read_clock
@@ -60,7 +60,7 @@ class Asked:
             queue_name=self.queue,
             task_name=self.task,
             error_code=self.error_code,
-            worker=worker_named(target, self.worker) if self.worker else None,
+            worker=any_worker(target, self.worker) if self.worker else None,
             since=absolute(self.since, now),
             until=absolute(self.until, now),
             workflow_id=self.workflow,

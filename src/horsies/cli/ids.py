@@ -9,6 +9,8 @@ from horsies.app import Horsies
 from horsies.tasks.ids import as_id
 from horsies.tasks.workers import find_workers
 
+FULL = 36  # characters
+
 _BEGINNING = re.compile(r"[0-9a-fA-F-]{1,36}")
 
 
@@ -18,6 +20,11 @@ def full_id(text: str) -> str:
         return as_id(text, "id", "give it in full, as the lists show it")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def any_worker(target: Horsies, text: str) -> str:
+    """A full id, of whatever worker there ever was, or the beginning of one that is known."""
+    return full_id(text) if len(text) == FULL else worker_named(target, text)
 
 
 def worker_named(target: Horsies, beginning: str) -> str:

@@ -71,24 +71,32 @@ def _settings(target: Horsies, name: str) -> dict[str, Any]:
 
 @queues.command()
 @name_argument
+@json_option
 @on_database()
-def pause(target: Horsies, *, name: str) -> None:
+def pause(target: Horsies, *, name: str, as_json: bool) -> None:
     """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted."""
     _check_name(target, name)
     verb = partial(pause_queue, name)
     target.broker.run(verb, again=verb)
-    click.echo(f"queue {name!r} is paused")
+    if as_json:
+        show_json({"name": name, "is_paused": True})
+    else:
+        click.echo(f"queue {name!r} is paused")
 
 
 @queues.command()
 @name_argument
+@json_option
 @on_database()
-def resume(target: Horsies, *, name: str) -> None:
+def resume(target: Horsies, *, name: str, as_json: bool) -> None:
     """Let workers claim from a paused queue again."""
     _check_name(target, name)
     verb = partial(resume_queue, name)
     target.broker.run(verb, again=verb)
-    click.echo(f"queue {name!r} is served")
+    if as_json:
+        show_json({"name": name, "is_paused": False})
+    else:
+        click.echo(f"queue {name!r} is served")
 
 
 @queues.command()
