@@ -85,7 +85,7 @@ def register(sql: psycopg.Connection, worker: str) -> None:
 
 
 def test_the_tasks_of_a_workflow_are_found_and_its_nodes_are_not_retried_alone(cli: Cli, shop: Shop) -> None:
-    handle = shop.app.workflow("ship", tasks=[shop.pack.node(node_id="box")(number=1)]).start()
+    handle = shop.app.workflow("ship", tasks=[shop.pack.node(node_id="box")(1)]).start()
     shop.pack.send(2)
     end_all(shop.app.broker)
     (line,) = cli("tasks", "list", "--json", "--workflow", handle.workflow_id).json["tasks"]

@@ -15,7 +15,7 @@ from horsies.cli.options import confirm
 from horsies.cli.show import show_json
 from horsies.tasks.list import TaskFilter, TaskLine, count_tasks, list_tasks
 
-BATCH = 500
+BATCH = 1_000
 
 
 def sweep(
