@@ -38,7 +38,7 @@ def test_a_list_of_queues_counts_what_waits_is_delayed_and_runs(
     cli("queues", "pause", "stock")
     found = {line["name"]: line for line in cli("queues", "list", "--json").json["queues"]}
     assert found.keys() == {"default", "mail", "stock"}
-    assert {"waiting": 3, "delayed": 1, "running": 1, "workers": 1, "is_more": False}.items() <= found[
+    assert {"waiting": 3, "delayed": 1, "running": 1, "workers": 1, "more_waiting": False}.items() <= found[
         "default"
     ].items()
     assert found["mail"]["waiting"] == 2
@@ -52,7 +52,7 @@ def test_a_long_line_is_counted_only_so_far(cli: Cli, broker: PostgresBroker, mo
     monkeypatch.setattr("horsies.tasks.queues.COUNTED_AT_MOST", 3)
     send_new(broker, 5)
     (line,) = cli("queues", "list", "--json").json["queues"]
-    assert (line["waiting"], line["is_more"]) == (3, True)
+    assert (line["waiting"], line["more_waiting"], line["more_delayed"]) == (3, True, False)
     assert " 3+ " in cli("queues", "list").out
 
 

@@ -58,9 +58,10 @@ def show_queues(target: Horsies, lines: Sequence[QueueLine]) -> None:
 
 
 def _cells(line: QueueLine) -> Sequence[object]:
-    waiting = f"{line.waiting}+" if line.is_more else line.waiting
+    waiting = f"{line.waiting}+" if line.more_waiting else line.waiting
+    delayed = f"{line.delayed}+" if line.more_delayed else line.delayed
     oldest = None if line.oldest_waiting_s is None else duration(line.oldest_waiting_s)
-    return (line.name, waiting, line.delayed, line.claimed, line.running, oldest, line.paused_at, line.workers)
+    return (line.name, waiting, delayed, line.claimed, line.running, oldest, line.paused_at, line.workers)
 
 
 def _settings(target: Horsies, name: str) -> dict[str, Any]:

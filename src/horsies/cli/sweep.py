@@ -33,17 +33,21 @@ def sweep(
     total = target.broker.run(partial(count_tasks, wanted))
     done, is_complete = Counter[str](), True
     if total and not dry_run:
-        confirm(f"{verb} {total} tasks?", yes=yes)
+        confirm(f"{verb} {_tasks(total)}?", yes=yes)
         done, is_complete = _in_batches(_pages(target, wanted), act, total=total, doing=verb)
     if as_json:
         show_json({"matched": total, "dry_run": dry_run, "is_complete": is_complete, "outcomes": dict(done)})
     elif dry_run or not total:
-        click.echo(f"would {verb} {total} tasks" if total else "no task matches")
+        click.echo(f"would {verb} {_tasks(total)}" if total else "no task matches")
     else:
         for name, count in done.most_common():
             click.echo(f"{count}: {words[name]}")
     if not is_complete:
         raise click.ClickException(f"stopped by Ctrl-C after {done.total()} of {total}; run it again for the rest")
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
 
 
 class Stopped(Exception):  # noqa: N818 - it says what happened

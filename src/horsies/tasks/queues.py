@@ -13,7 +13,7 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """What is in one queue now. What waits is counted up to 100 000: `is_more` says that there may be more of it."""
+    """What is in one queue now. What waits, and what is delayed in all queues together, is counted up to 100 000; there may be more then."""
 
     name: str
     waiting: int = 0
@@ -22,7 +22,8 @@ class QueueLine:
     """Not due yet."""
     claimed: int = 0
     running: int = 0
-    is_more: bool = False
+    more_waiting: bool = False
+    more_delayed: bool = False
     oldest_waiting_s: float | None = None
     """For how long the first of those that are due has been."""
     paused_at: datetime | None = None

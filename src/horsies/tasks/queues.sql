@@ -90,7 +90,8 @@ select
     coalesce(delayed.count, 0),
     coalesce(in_flight.claimed, 0),
     coalesce(in_flight.running, 0),
-    coalesce(waiting.count >= %(counted)s::integer, false) or coalesce(delayed.is_more, false),
+    coalesce(waiting.count >= %(counted)s::integer, false),
+    coalesce(delayed.is_more, false),
     -- `greatest` alone would make zero of null.
     case when waiting.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting.oldest_at))::float8 end,
     queues.paused_at,
