@@ -42,7 +42,12 @@ odd = st.sampled_from([b"x", (1, 2), {1}, Colour.RED, Size.BIG, Text("t"), 1j, o
 values = st.recursive(
     scalars | odd,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(0, 2) | odd.filter(hashable := lambda v: not isinstance(v, set)), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.text(max_size=3) | st.integers(0, 2) | odd.filter(hashable := lambda v: not isinstance(v, set)),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=6,
 )
@@ -68,10 +73,16 @@ def test_a_value_is_written_as_pydantic_writes_it(tp: Any, value: object) -> Non
 
 
 json_texts = st.one_of(
-    st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=6).map(json.dumps),
-    st.recursive(st.none() | st.booleans() | ints | floats | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=6).map(lambda v: json.dumps(v, ensure_ascii=False, indent=1)),
+    st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=6,
+    ).map(json.dumps),
+    st.recursive(
+        st.none() | st.booleans() | ints | floats | st.text(), lambda inner: st.lists(inner, max_size=3), max_leaves=6
+    ).map(lambda v: json.dumps(v, ensure_ascii=False, indent=1)),
     st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?", fullmatch=True),
-    st.text("0123456789.eE+-[]{},:\"ntrufalsNI \\ud8", max_size=12),
+    st.text('0123456789.eE+-[]{},:"ntrufalsNI \\ud8', max_size=12),
 )
 
 

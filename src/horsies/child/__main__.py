@@ -1,9 +1,8 @@
 """`python -m horsies.child child|template FD`: started by a worker, never by hand."""
 
 import sys
-
-from horsies.child import main, template
+from importlib import import_module
 
 if __name__ == "__main__":
     kind, fd = sys.argv[1:]
-    (template if kind == "template" else main).main(int(fd))
+    import_module("horsies.child.template" if kind == "template" else "horsies.child.main").main(int(fd))
