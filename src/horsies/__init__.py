@@ -4,9 +4,9 @@ A name is loaded when it is first asked for: a process that only defines or runs
 pays for what it loads.
 """
 
-from typing import TYPE_CHECKING
+import typing
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from horsies.app import Horsies
     from horsies.db.broker import PostgresBroker
     from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
@@ -152,7 +152,7 @@ _ROOMS = {
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
-if not TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included
+if not typing.TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included
 
     def __getattr__(name: str) -> object:
         """A public name, from the room it lives in."""

@@ -103,6 +103,7 @@ def _serve(link: socket.socket, inbox: Inbox, boot: Boot, early: list[Message], 
     crew = Solo(app.tasks, desk, loop) if boot.concurrency == 1 else _crowd(app, desk, loop, boot.concurrency)
     set_title("idle")
     gc.collect()
+    gc.freeze()  # what is loaded stays: later collections, and the end of the process, need not look at it
     desk.send(pack(Ready(os.getpid(), rss_mb())))
     crew.work(early)
 

@@ -31,6 +31,8 @@ log = logging.getLogger("horsies.child")
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A task with its arguments."""
+
     task: Sendable[..., Any]
     function: Callable[[], Any]
 

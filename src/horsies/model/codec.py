@@ -30,7 +30,7 @@ __all__ = ["ArgumentsCodec", "ResultCodec", "ResultTypeError", "decode_error", "
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Codec:
     """`is_plain`: what of its values can be written and read without pydantic; None: nothing."""
 
@@ -57,7 +57,7 @@ class _Codec:
         return self.adapter.read(text, what, noun) if value is plain.UNSURE else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArgumentsCodec(_Codec):
     """The arguments of one function: a call on one side, one JSON object by parameter name, a call on the other."""
 
@@ -167,7 +167,7 @@ class ArgumentsCodec(_Codec):
         return one_line(f"{self.name}{shown}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ResultCodec(_Codec, Generic[T]):
     """The good value of a task."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from horsies.model.codec import ok_type
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.task import Terms
+from horsies.model.terms import Terms
 from horsies.tasks.call import Call
 from horsies.tasks.send import Sender
 
