@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import click
 
 from horsies.app import Horsies
 from horsies.cli.mistakes import told_plainly
-from horsies.db.migrate import require_schema
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
 
@@ -54,7 +53,7 @@ def on_database(*, app: Callable[[Any], Any] = app_option) -> Callable[[Callable
         def run(*args: Any, app: str | None, database_url: str | None, schema: str | None, **options: Any) -> Any:
             target = target_of(app, database_url, schema)
             with closing(target):
-                target.broker.run(partial(require_schema, target.broker.config.schema))
+                target.broker.require_schema()
                 return command(target, *args, **options)
 
         return app(database_option(schema_option(told_plainly(run))))
