@@ -6,6 +6,7 @@ import click
 
 from horsies.cli.migrate import migrate
 from horsies.cli.worker import worker
+from horsies.cli.workflows import workflows
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -18,7 +19,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate):
+for command in (worker, migrate, workflows):
     main.add_command(command)
 
 
