@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.worker import worker
 from horsies.cli.workflows import workflows
@@ -19,7 +20,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate, workflows):
+for command in (worker, migrate, workflows, doctor):
     main.add_command(command)
 
 

@@ -12,8 +12,9 @@ import click
 from horsies.app import Horsies
 from horsies.cli.moments import moment
 from horsies.cli.options import json_option, on_database
-from horsies.cli.show import duration, show_json, show_table, shown
+from horsies.cli.show import show_json, show_table, shown
 from horsies.cli.workflow_verbs import VERBS
+from horsies.model.durations import duration
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
