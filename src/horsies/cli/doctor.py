@@ -1,8 +1,10 @@
 """`horsies doctor`."""
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, Final
 
 import click
 
@@ -12,10 +14,11 @@ from horsies.cli.moments import seconds
 from horsies.cli.options import database_option, json_option, optional_app_argument, schema_option, target_of
 from horsies.cli.show import show_json
 from horsies.doctor.case import Case
-from horsies.doctor.examine import Checked, Report, examine
+from horsies.doctor.examine import ALL, Check, Checked, Probe, Report, examine
 from horsies.doctor.finding import Finding, Severity
 
-COLOURS = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+CLEARED: Final = "\r\x1b[K"
+COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
 @click.command()
@@ -58,41 +61,41 @@ def doctor(
     horsies doctor --database-url postgresql://… --json --strict
     """
     target = target_of(app, database_url, schema)
-    case = case_of(
-        target,
-        knows_app=bool(app) and not database_url,
+    case = replace(
+        case_of(target, knows_app=bool(app) and not database_url),
         max_wait_s=max_wait,
         max_transaction_s=max_transaction,
         check_timeout_s=timeout,
     )
-    report = examine(target.broker.config, case, before=progress("examining"))
-    target.close()
+    report = examined(target, case, ALL)
     if as_json:
         show_json(plain(report))
     else:
         tell(report)
-    sys.exit(exit_code(report, strict=strict))
+    sys.exit(int(report.severity >= (Severity.WARNING if strict else Severity.ERROR)))
 
 
-def case_of(target: Horsies, *, knows_app: bool, **limits: float) -> Case:
-    config = target.config
+def case_of(target: Horsies, *, knows_app: bool) -> Case:
     return Case(
         schema=target.broker.config.schema,
-        recovery=config.recovery,
-        queues=config.queues if knows_app else None,
-        **limits,
-    )  # fmt: skip
+        recovery=target.config.recovery,
+        queues=target.config.queues if knows_app else None,
+    )
 
 
-def exit_code(report: Report, *, strict: bool) -> int:
-    return int(report.severity >= (Severity.WARNING if strict else Severity.ERROR))
+def examined(target: Horsies, case: Case, checks: Sequence[Check | Probe]) -> Report:
+    """On a terminal, with what is being looked at, on a line that is empty again afterwards."""
+    with closing(target):
+        if not sys.stderr.isatty():
+            return examine(target.broker.config, case, checks=checks)
+        try:
+            return examine(target.broker.config, case, checks=checks, before=_looking_at)
+        finally:
+            click.echo(CLEARED, nl=False, err=True)
 
 
-def progress(doing: str) -> Callable[[str], None]:
-    """On a terminal, what is being done; on the line that the next words overwrite."""
-    if not sys.stderr.isatty():
-        return lambda _name: None
-    return lambda name: click.echo(f"\r\x1b[K{doing} {name} …", nl=False, err=True)
+def _looking_at(name: str) -> None:
+    click.echo(f"{CLEARED}looking at: {name}", nl=False, err=True)
 
 
 def plain(report: Report) -> dict[str, Any]:
@@ -121,8 +124,6 @@ def _plain_finding(finding: Finding) -> dict[str, Any]:
 
 
 def tell(report: Report) -> None:
-    if sys.stderr.isatty():
-        click.echo("\r\x1b[K", nl=False, err=True)
     well = [check.name for check in report.checks if check.findings == []]
     skipped = [check.name for check in report.checks if check.findings is None]
     for check in report.checks:

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from horsies.cli.check import check
 from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.worker import worker
@@ -20,7 +21,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate, workflows, doctor):
+for command in (worker, migrate, check, workflows, doctor):
     main.add_command(command)
 
 

@@ -153,9 +153,10 @@ def _bounded(op: Op[list[Finding]], case: Case) -> Op[list[Finding]]:
 
 
 def _failed(check: Check | Probe, error: DatabaseError, report: Report) -> list[Finding] | None:
-    words = f"{check.name}: {broker_error(error)}"
+    said = " ".join(str(broker_error(error)).split())
     if check is REACH or trouble_of(error) is Trouble.LOST:
-        return [Finding(Code.DATABASE_UNREACHABLE, f"{broker_error(error)}")]
+        return [Finding(Code.DATABASE_UNREACHABLE, said)]
+    words = f"{check.name}: {said}"
     if error.sqlstate in _TIMED_OUT:
         return [Finding(Code.CHECK_TIMED_OUT, words)]
     if error.sqlstate == _NOT_PERMITTED:

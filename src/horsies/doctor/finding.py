@@ -185,7 +185,7 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
     ),
     Code.NOTIFY_TRIGGER_OFF: Entry(
         _ERROR,
-        "The trigger that wakes workers is gone or disabled: new tasks are found only by polling.",
+        "The trigger that wakes workers is gone or disabled: tasks that are sent in a caller's own transaction, or by SQL, are found only by polling.",
         "Run `alter table … enable trigger tasks_notify_new`; if it was dropped, create it again as `schema.sql` of the package has it.",
     ),
     Code.DAYS_MISSING: Entry(

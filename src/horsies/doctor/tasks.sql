@@ -82,7 +82,7 @@ cross join lateral (
         and tasks.queue_name = lanes.queue_name
         and tasks.priority = lanes.priority
         limit %(enough)s::integer
-    ) as some
+    ) as counted
 ) as waiting
 group by lanes.queue_name
 order by lanes.queue_name;
