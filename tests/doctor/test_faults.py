@@ -398,4 +398,4 @@ def test_a_workflow_that_stands_still(attended: psycopg.Connection, broker: Post
     attended.execute("delete from horsies.tasks")
     found = doctor()
     assert found.codes == {Code.WORKFLOWS_STUCK}
-    assert found.data(Code.WORKFLOWS_STUCK) == {"workflow_ids": [run]}
+    assert found.data(Code.WORKFLOWS_STUCK) == {"count": 1, "workflow_ids": [run]}

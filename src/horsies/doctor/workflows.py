@@ -7,6 +7,8 @@ from horsies.doctor.finding import Code, Finding
 from horsies.doctor.words import NAMED
 from horsies.workflows.inspect import get_stuck
 
+LISTED = 10
+
 SQL = load(__file__)
 
 
@@ -21,4 +23,4 @@ def check_workflows(case: Case) -> Op[list[Finding]]:
     roots = sorted({stuck.root_id for stuck in still})
     named = "; ".join(f"{stuck.root_id}: {stuck.why}" for stuck in still[:NAMED])
     seen = f"{len(roots)} workflows: {named}{'; …' if len(still) > NAMED else ''}"
-    return [Finding(Code.WORKFLOWS_STUCK, seen, {"workflow_ids": roots})]
+    return [Finding(Code.WORKFLOWS_STUCK, seen, {"count": len(roots), "workflow_ids": roots[:LISTED]})]
