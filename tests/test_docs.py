@@ -11,6 +11,7 @@ import pytest
 
 import horsies
 from horsies.cli import main as command
+from horsies.doctor.finding import CATALOGUE
 from horsies.model import codes
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -48,6 +49,15 @@ def test_every_family_of_codes_has_its_table() -> None:
     text = (DOCS / "errors.md").read_text()
     families = [name for name, value in vars(codes).items() if isinstance(value, type) and value is not StrEnum]
     assert all(f"### `{family}`" in text for family in families)
+
+
+FINDING = re.compile(r"^\| `([A-Z_]+)` \| (\w+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def test_every_finding_of_the_doctor_is_explained_in_its_own_words() -> None:
+    told = [tuple(found) for found in FINDING.findall((DOCS / "doctor.md").read_text())]
+    known = [(str(code), entry.severity.word, entry.meaning, entry.cure) for code, entry in CATALOGUE.items()]
+    assert told == known
 
 
 PAGES = [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]

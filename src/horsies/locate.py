@@ -14,12 +14,21 @@ from horsies.tasks.suppress import suppress_sends
 _OURS = Path(__file__).parent
 
 
+def _raise(error: LocateError) -> None:
+    raise error
+
+
 def load_app(
-    locator: str, *, imports: Iterable[str] = (), before: Callable[[str], None] = lambda _module: None
+    locator: str,
+    *,
+    imports: Iterable[str] = (),
+    before: Callable[[str], None] = lambda _module: None,
+    failed: Callable[[LocateError], None] = _raise,
 ) -> Horsies:
     """The app with all its tasks registered. The current folder is importable; sends are suppressed meanwhile.
 
-    `imports` are modules beside those that the app names itself; `before` hears of each module before it is imported.
+    `imports` are modules beside those that the app names itself; `before` hears of each module before it is imported, and `failed` of those
+    of its tasks that cannot be.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -29,7 +38,10 @@ def load_app(
         app = find_app(locator)
         for module in (*app.task_modules, *imports):
             before(module)
-            _import(module, f"task module {module!r} of {locator}")
+            try:
+                _import(module, f"task module {module!r} of {locator}")
+            except LocateError as error:
+                failed(error)
     return app
 
 

@@ -29,7 +29,7 @@ TWINS = sorted(path for path in ROOT.rglob("*.sql") if path.with_suffix(".py").e
 STATEMENTS = {f"{twin.stem}.{name}": found for twin in TWINS for name, found in load(str(twin)).items()}
 
 _PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
-_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create|copy)\b")
+_NOT_PLANNED = re.compile(r"(begin|commit|rollback|create|copy|do)\b")
 _ROWS = 20_000
 KEYED = {"id": ME, "task_name": "add", "key": "k", "args_hash": "", "window_s": 60.0}
 

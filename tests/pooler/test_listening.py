@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from horsies.db import listen
+from horsies.db import listen, session
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.model.config import PostgresConfig
@@ -90,7 +90,7 @@ def test_sessions_that_change_show_it_too(pgbouncer: StartPgBouncer, said: Said,
 def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
     pgbouncer: StartPgBouncer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "LOOKS", 0)  # no proof is found that the session is shared
+    monkeypatch.setattr(session, "LOOKS", 0)  # no proof is found that the session is shared
     monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.5)
     pooler = pgbouncer(default_pool_size=1)
     ear = Ear(PostgresConfig(database_url=pooler.url))
@@ -105,7 +105,7 @@ def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
 def test_closed_in_the_middle_of_its_self_test_it_leaves_nothing_behind(
     pgbouncer: StartPgBouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "LOOKS", 0)
+    monkeypatch.setattr(session, "LOOKS", 0)
     pooler = pgbouncer(default_pool_size=1)
     ear = Ear(PostgresConfig(database_url=pooler.url))
     eventually(lambda: left_behind(pooler))

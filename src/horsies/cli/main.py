@@ -4,12 +4,15 @@ import sys
 
 import click
 
+from horsies.cli.check import check
+from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.queues import queues
 from horsies.cli.status import status
 from horsies.cli.tasks import tasks
 from horsies.cli.worker import worker
 from horsies.cli.workers import workers
+from horsies.cli.workflows import workflows
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -22,7 +25,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate, status, tasks, queues, workers):
+for command in (worker, migrate, check, status, doctor, tasks, workflows, queues, workers):
     main.add_command(command)
 
 

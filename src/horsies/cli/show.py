@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import click
 
-SHORT_S = 10
+from horsies.model.durations import duration
+
 WIDE = 100_000  # characters: what goes into a file or a pipe is not cut or wrapped
 
 
@@ -52,18 +53,6 @@ def shown(value: object) -> str:
             return ", ".join(shown(part) for part in cast("Sequence[object]", value)) or "-"
         case _:
             return str(value)
-
-
-def duration(seconds: float) -> str:
-    """The two largest units: `3m 12s`, `2d 4h`, `0.3s`."""
-    if seconds < SHORT_S:
-        return f"{seconds:.1f}s"
-    left, parts = round(seconds), list[str]()
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
 
 
 def _plain(value: object) -> Any:

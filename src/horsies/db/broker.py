@@ -22,6 +22,7 @@ from horsies.db.drive import drive, drive_async
 from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
+from horsies.db.migrate import Standing
 from horsies.db.op import Op, one, rows
 from horsies.db.pools import Pools
 from horsies.db.seat import AwaitingSeat, BlockingSeat
@@ -204,6 +205,10 @@ class PostgresBroker:
         if self.config.listen_url:
             self._refuse_other_database()
         return self._run_apart(migrate.migrate(self.config.schema), self.config.listen_conninfo)
+
+    def schema_standing(self) -> Standing:
+        """At which version the schema is, and what it lacks; nothing is changed. Says at once why the database cannot be reached."""
+        return self._run_apart(migrate.get_standing(self.config.schema), self.config.conninfo)
 
     def require_schema(self) -> None:
         """Refuse a database without our schema, or with an older one; at once when it cannot be reached."""

@@ -30,16 +30,14 @@ import psycopg
 from horsies.db.bells import Bell, Bells
 from horsies.db.channels import Channel
 from horsies.db.connect import connect
-from horsies.db.session import backend_pid, is_direct
+from horsies.db.session import backend_pid, is_direct, is_shared, unlisten
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 
 TEST_EVERY_S = 30.0
 TEST_ANSWER_S = 3.0
-LOOKS = 10  # for a proof that a session is shared
 LOOK_AGAIN_S = 300.0
-WITHDRAWALS = 100
 CLOSE_S = 5.0
 
 log = logging.getLogger("horsies.listen")
@@ -124,10 +122,8 @@ class Listener:
         if self._is_direct:
             return
         self._fall_deaf()  # until the opposite is known
-        process = backend_pid(connection)
-        for _ in range(LOOKS):
-            if self._notify(Channel.TEST, "") == process or backend_pid(connection) != process:
-                raise SharedSession
+        if is_shared(connection, lambda: self._notify(Channel.TEST, "")):
+            raise SharedSession
 
     def _serve(self, connection: psycopg.Connection) -> None:
         self._token: str | None = None
@@ -161,15 +157,9 @@ class Listener:
                     self._test()
 
     def _withdraw(self, connection: psycopg.Connection) -> None:
-        """Take every LISTEN back from the session that has it, whoever else has been in it meanwhile."""
         channels = [channel.name_in(self._config.schema) for channel in self._in_force]
         self._in_force.clear()
-        for _ in range(WITHDRAWALS):
-            with connection.transaction():
-                for name in channels:
-                    connection.execute(f'unlisten "{name}"'.encode())
-                if backend_pid(connection) == self._process:
-                    return
+        unlisten(connection, channels, self._process)
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
         for channel in channels:

@@ -78,6 +78,22 @@ def installed_version(schema: str) -> Op[int]:
     return version
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a schema is; 0 is one that is not there. `pending` are the migrations that it lacks, oldest first."""
+
+    schema: str
+    version: int
+    library_version: int
+    pending: Sequence[str]
+
+
+def get_standing(schema: str) -> Op[Standing]:
+    """Only looks."""
+    version = yield from installed_version(schema)
+    return Standing(schema, version, library_version(), [migration.name for migration in _after(version)])
+
+
 def require_schema(schema: str) -> Op[None]:
     """Refuse a database whose schema is not there, or older than this library; nothing is changed."""
     version = yield from installed_version(schema)
@@ -95,7 +111,7 @@ def _apply(schema: str) -> Op[list[str]]:
     version = yield from installed_version(schema)
     if version == 0:
         yield from _create(schema)
-    pending = [migration for migration in migrations() if migration.version > version]
+    pending = _after(version)
     for migration in pending:
         yield from script(Statement(f"migration_{migration.version:04}", migration.text))
         yield from rows(
@@ -105,6 +121,10 @@ def _apply(schema: str) -> Op[list[str]]:
         )
     yield from rows(SQL["commit"]())
     return [migration.name for migration in pending]
+
+
+def _after(version: int) -> list[Migration]:
+    return [migration for migration in migrations() if migration.version > version]
 
 
 def _create(schema: str) -> Op[None]:

@@ -5,12 +5,15 @@ greets a client. A pooler greets in its own name, so a session whose process is 
 """
 
 import logging
+from collections.abc import Callable, Iterable
 
 import psycopg
 from psycopg import errors
 
 BACKEND_PID = "select pg_backend_pid()"
 PREPARE_AFTER = 2
+LOOKS = 10  # for a proof that a session is shared
+WITHDRAWALS = 100
 
 log = logging.getLogger("horsies.db")
 
@@ -23,6 +26,23 @@ def backend_pid(connection: psycopg.Connection) -> int:
 
 def is_direct(connection: psycopg.Connection) -> bool:
     return backend_pid(connection) == connection.info.backend_pid
+
+
+def is_shared(connection: psycopg.Connection, process_of_other: Callable[[], int]) -> bool:
+    """Whether it can be proved: our process changes, or works for another connection of ours as well."""
+    process = backend_pid(connection)
+    return any(process_of_other() == process or backend_pid(connection) != process for _ in range(LOOKS))
+
+
+def unlisten(connection: psycopg.Connection, channels: Iterable[str], process: int) -> None:
+    """Take a LISTEN back from the session of this process, whoever else has been in it meanwhile."""
+    names = list(channels)
+    for _ in range(WITHDRAWALS):
+        with connection.transaction():
+            for name in names:
+                connection.execute(f'unlisten "{name}"'.encode())
+            if backend_pid(connection) == process:
+                return
 
 
 class Preparing:

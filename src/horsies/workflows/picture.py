@@ -9,6 +9,8 @@ Way: TypeAlias = tuple[int, ...]
 """From the outermost graph to a node: `(3, 0)` is node 0 of the sub-workflow that node 3 runs."""
 
 States: TypeAlias = Mapping[Way, NodeStatus]
+Notes: TypeAlias = Mapping[Way, str]
+"""What stands at the end of a node's line."""
 
 DEEPEST: Final = 24  # a chain of thousands need not be thousands of columns wide
 _COLOURS: Final = {
@@ -29,9 +31,11 @@ def mermaid(graph: Graph, states: States | None = None) -> str:
     return "\n".join(lines)
 
 
-def text_tree(graph: Graph, states: States | None = None) -> str:
+def text_tree(graph: Graph, states: States | None = None, notes: Notes | None = None) -> str:
     """A node stands below the one that it waits for; one that waits for several stands at the edge and names them."""
-    return "\n".join([graph.name, *_branches(graph, (), states or {}, "")])
+    words = {way: f" {status}" for way, status in (states or {}).items()}
+    words |= {way: f"{words.get(way, '')} {note}" for way, note in (notes or {}).items()}
+    return "\n".join([graph.name, *_branches(graph, (), words, "")])
 
 
 # -- Mermaid
@@ -82,17 +86,17 @@ def _escaped(text: str) -> str:
 # -- text
 
 
-def _branches(graph: Graph, above: Way, states: States, prefix: str) -> Iterator[str]:
+def _branches(graph: Graph, above: Way, notes: Notes, prefix: str) -> Iterator[str]:
     below = _below(graph)
     stack = _pushed(below[None], prefix)
     while stack:
         index, line_prefix, is_last = stack.pop()
         node, way = graph.nodes[index], (*above, index)
-        yield f"{line_prefix}{'└─ ' if is_last else '├─ '}{_line(graph, node, states.get(way))}"
+        yield f"{line_prefix}{'└─ ' if is_last else '├─ '}{_line(graph, node, notes.get(way))}"
         inner = line_prefix + ("   " if is_last else "│  ")
         inner = inner if len(inner) <= 3 * DEEPEST else line_prefix
         if node.child is not None:
-            yield from _branches(node.child, way, states, f"{inner}╎  ")
+            yield from _branches(node.child, way, notes, f"{inner}╎  ")
         stack += _pushed(below[index], inner)
 
 
@@ -108,7 +112,7 @@ def _pushed(indexes: Sequence[int], prefix: str) -> list[tuple[int, str, bool]]:
     return [(index, prefix, index == indexes[-1]) for index in reversed(indexes)]
 
 
-def _line(graph: Graph, node: Node, status: NodeStatus | None) -> str:
+def _line(graph: Graph, node: Node, note: str | None) -> str:
     words = [node.node_id]
     if node.kind is NodeKind.MAP:
         words.append("(for each item)")
@@ -117,8 +121,8 @@ def _line(graph: Graph, node: Node, status: NodeStatus | None) -> str:
     if len(node.waits_for) > 1:
         join = "after" if node.join is Join.ALL else f"after {_join_words(node)} of"
         words.append(f"← {join} {', '.join(graph.nodes[index].node_id for index in node.waits_for)}")
-    if status is not None:
-        words.append(f" {status}")
+    if note is not None:
+        words.append(note)
     return " ".join(words)
 
 

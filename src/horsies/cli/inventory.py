@@ -1,0 +1,134 @@
+"""What an app consists of, and everything that is wrong with it; without a database."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from horsies.app import Horsies
+from horsies.locate import load_app
+from horsies.model.errors import LocateError, WorkflowDefinitionError
+from horsies.tasks.node import TaskNode
+from horsies.tasks.task import Sendable
+from horsies.workflows.classbody import nodes_of
+from horsies.workflows.define import WorkflowDefinition
+
+_BUILD_WITH: Final = inspect.getattr_static(WorkflowDefinition, "build_with")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTask:
+    name: str
+    queue: str
+    retries: int
+    retry_for: list[str]
+    timeout_ms: int | None
+    is_async: bool
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQueue:
+    name: str
+    priority: int
+    max_concurrency: int | None
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWorkflow:
+    """A `WorkflowDefinition` class. One that takes parameters is checked when it is built with some: `nodes` is None."""
+
+    name: str
+    definition: str
+    nodes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Each field is a part that `horsies check` shows. What an app has of a new kind gets a field here."""
+
+    modules: list[str]
+    queues: list[KnownQueue]
+    tasks: list[KnownTask]
+    workflows: list[KnownWorkflow]
+    child_start_hooks: list[str]
+    child_stop_hooks: list[str]
+    problems: list[str]
+
+
+def take_inventory(locator: str) -> tuple[Horsies, Inventory]:
+    """Raises when there is no app; everything else that is wrong is listed."""
+    problems: list[str] = []
+
+    def note(error: LocateError) -> None:
+        problems.append(str(error))
+
+    app = load_app(locator, failed=note)
+    inventory = Inventory(
+        modules=list(app.task_modules),
+        queues=list(_queues(app)),
+        tasks=[_task(task) for task in app.tasks.values()],
+        workflows=list(_workflows(app, problems.append)),
+        child_start_hooks=[_place(hook) for hook in app.child_start_hooks],
+        child_stop_hooks=[_place(hook) for hook in app.child_stop_hooks],
+        problems=problems,
+    )
+    return app, inventory
+
+
+def _queues(app: Horsies) -> Iterator[KnownQueue]:
+    for queue in app.config.queues:
+        count = sum(task.queue_name == queue.name for task in app.tasks.values())
+        yield KnownQueue(queue.name, queue.priority, queue.max_concurrency, count)
+
+
+def _task(task: Sendable[..., Any]) -> KnownTask:
+    policy = task.retry_policy
+    return KnownTask(
+        name=task.name,
+        queue=task.queue_name,
+        retries=policy.max_retries if policy else 0,
+        retry_for=[*policy.codes, *(error.__name__ for error in policy.exceptions)] if policy else [],
+        timeout_ms=task.timeout_ms,
+        is_async=task.is_async,
+        function=_place(task.function),
+    )
+
+
+def _workflows(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownWorkflow]:
+    """The classes that the imported modules define, of this app's tasks; each is built."""
+    for definition in _definitions(WorkflowDefinition):
+        if inspect.getattr_static(definition, "build_with") is not _BUILD_WITH:
+            yield KnownWorkflow(_name(definition), _place(definition), None)
+        elif _is_ours(app, definition):
+            try:
+                spec = definition.build(app)
+            except WorkflowDefinitionError as error:
+                problem(str(error))
+            except Exception as error:  # noqa: BLE001 - a class may have a build() of its own, which is user code
+                problem(f"workflow {_name(definition)!r}: {type(error).__name__}: {error}")
+            else:
+                yield KnownWorkflow(spec.name, _place(definition), len(spec.graph.nodes))
+
+
+def _definitions(base: type[WorkflowDefinition[Any]]) -> Iterator[type[WorkflowDefinition[Any]]]:
+    for definition in base.__subclasses__():
+        yield definition
+        yield from _definitions(definition)
+
+
+def _is_ours(app: Horsies, definition: type) -> bool:
+    """It has nodes, and not only tasks of another app that happens to be imported too."""
+    nodes = nodes_of(definition).values()
+    tasks = [node.fn for node in nodes if isinstance(node, TaskNode) and isinstance(node.fn, Sendable)]
+    return bool(nodes) and (not tasks or any(app.tasks.get(task.name) is task for task in tasks))
+
+
+def _name(definition: type) -> str:
+    return str(getattr(definition, "name", definition.__name__))
+
+
+def _place(thing: Any) -> str:
+    found = inspect.unwrap(thing)
+    return f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', repr(found))}"

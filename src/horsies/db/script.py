@@ -1,0 +1,55 @@
+"""The migrations as a script for psql, for those whose database is changed by somebody else's hands.
+
+It is one transaction: the lock that `horsies migrate` takes too, a look whether the schema is still where it was, the migrations, and their
+rows in `schema_versions`.
+"""
+
+from collections.abc import Iterator
+
+from horsies.db.days import DAYS_AHEAD
+from horsies.db.load import load
+from horsies.db.migrate import SQL as MIGRATE
+from horsies.db.migrate import Migration, library_version, migrations
+from horsies.db.op import render
+
+SQL = load(__file__)
+
+
+def migration_script(schema: str, version: int) -> str:
+    """What brings the schema from this version to the library's; a comment if that is nothing."""
+    pending = [migration for migration in migrations() if migration.version > version]
+    if not pending:
+        return f"-- Schema {schema!r} is at version {version}; nothing is pending.\n"
+    return "\n\n".join(_parts(schema, version, pending)) + "\n"
+
+
+def _parts(schema: str, version: int, pending: list[Migration]) -> Iterator[str]:
+    yield f"-- horsies: schema {schema!r} from version {version} to {library_version()}. psql -v ON_ERROR_STOP=1 -f FILE"
+    yield "begin isolation level read committed;"
+    yield _filled(MIGRATE["lock_migrations"].text, schema)
+    yield _filled(SQL["refuse_other_version" if version else "refuse_installed"].text, schema, version=version)
+    if version == 0:
+        yield _filled(SQL["create_schema"].text, schema)
+        yield render(MIGRATE["create_versions"].text, schema)
+    for migration in pending:
+        yield f"-- {migration.version:04}_{migration.name}"
+        yield render(migration.text, schema).strip()
+        yield _filled(
+            MIGRATE["record_version"].text,
+            schema,
+            version=migration.version,
+            name=migration.name,
+            compatible_since=migration.compatible_since,
+        )
+    if version == 0:
+        yield _filled(SQL["create_days"].text, schema, ahead=DAYS_AHEAD)
+    yield "commit;"
+
+
+def _filled(text: str, schema: str, **values: str | int) -> str:
+    """With the values where the parameters are."""
+    text = render(text.replace("%%", "%"), schema)
+    for name, value in {"schema": schema, **values}.items():
+        literal = str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+        text = text.replace(f"%({name})s", literal)
+    return text

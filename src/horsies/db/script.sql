@@ -1,0 +1,57 @@
+-- Parts of the script that `horsies migrate --sql` prints; the library itself runs none of them.
+
+-- name: refuse_installed
+do $horsies$
+begin
+    if exists (
+        select
+        from pg_class
+        join pg_namespace on pg_namespace.oid = pg_class.relnamespace
+        where nspname = %(schema)s::text
+        and relname = 'schema_versions'
+    ) then
+        raise exception 'horsies is installed here already; print the script again, from the version that is there';
+    end if;
+end
+$horsies$;
+
+-- name: refuse_other_version
+do $horsies$
+begin
+    if (select max(version) from {schema}.schema_versions) <> %(version)s::integer then
+        raise exception 'the schema is not at version %(version)s any more; print the script again';
+    end if;
+end
+$horsies$;
+
+-- name: create_schema
+-- Not by "if not exists": that asks for a privilege even when there is nothing to create.
+do $horsies$
+begin
+    if not exists (select from pg_namespace where nspname = %(schema)s::text) then
+        create schema {schema};
+    end if;
+end
+$horsies$;
+
+-- name: create_days
+-- The days ahead, for users who may not create tables later.
+do $horsies$
+declare
+    day timestamp;
+begin
+    for day in
+        select date_trunc('day', now() at time zone 'UTC') + make_interval(days => ahead)
+        from generate_series(0, %(ahead)s::integer - 1) as ahead
+    loop
+        execute format(
+            'create table if not exists %%I.%%I partition of %%I.finished for values from (%%L) to (%%L)',
+            %(schema)s::text,
+            'finished_' || to_char(day, 'YYYYMMDD'),
+            %(schema)s::text,
+            to_char(day, 'YYYY-MM-DD 00:00+00'),
+            to_char(day + interval '1 day', 'YYYY-MM-DD 00:00+00')
+        );
+    end loop;
+end
+$horsies$;

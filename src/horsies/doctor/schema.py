@@ -1,0 +1,66 @@
+"""The schema: its version, what this user may do in it, the trigger that wakes workers, and the days of finished tasks."""
+
+from horsies.db.days import DAYS_AHEAD
+from horsies.db.load import load
+from horsies.db.migrate import SQL as MIGRATE
+from horsies.db.migrate import library_version
+from horsies.db.op import Op, one, rows
+from horsies.doctor.case import Case
+from horsies.doctor.finding import Code, Finding
+
+ENOUGH = 10_000
+ENABLED = ("O", "A")  # always, or unless the session replicates
+
+SQL = load(__file__)
+
+
+def check_version(case: Case) -> Op[list[Finding]]:
+    if (yield from one(MIGRATE["is_installed"](schema=case.schema))) != (True,):
+        return [Finding(Code.SCHEMA_MISSING, f"there is no horsies in schema {case.schema!r}")]
+    version, compatible_since = (yield from one(MIGRATE["get_version"]())) or (0, 0)
+    ours = library_version()
+    known = {"version": version, "library_version": ours}
+    seen = f"schema {case.schema!r} is at version {version}, and this library at {ours}"
+    if version < ours:
+        return [Finding(Code.SCHEMA_OLDER, seen, known)]
+    if compatible_since > ours:
+        return [Finding(Code.SCHEMA_NEWER, f"{seen}; {compatible_since} is needed", known)]
+    return [Finding(Code.SCHEMA_AHEAD, seen, known)] if version > ours else []
+
+
+def check_privileges(case: Case) -> Op[list[Finding]]:
+    missing = yield from rows(SQL["get_missing_privileges"](schema=case.schema))
+    if not missing:
+        return []
+    words = "; ".join(f"{privileges} on {what}" for privileges, what in missing)
+    known = {what: privileges.split(", ") for privileges, what in missing}
+    return [Finding(Code.PRIVILEGES_MISSING, f"this user has no {words}", {"missing": known})]
+
+
+def check_days_privilege(case: Case) -> Op[list[Finding]]:
+    row = yield from one(SQL["may_make_days"](schema=case.schema))
+    if row is None or row[0]:
+        return []
+    seen = f"this user is no member of {row[1]}, who owns the tables, or may not create in the schema"
+    return [Finding(Code.DAYS_PRIVILEGE_MISSING, seen, {"owner": row[1]})]
+
+
+def check_trigger(case: Case) -> Op[list[Finding]]:
+    row = yield from one(SQL["get_trigger"](schema=case.schema))
+    if row is None:
+        return [Finding(Code.NOTIFY_TRIGGER_OFF, "trigger tasks_notify_new on tasks is gone")]
+    if row[0] not in ENABLED:
+        return [Finding(Code.NOTIFY_TRIGGER_OFF, "trigger tasks_notify_new on tasks is disabled")]
+    return []
+
+
+def check_days(case: Case) -> Op[list[Finding]]:
+    row = yield from one(SQL["get_days"](schema=case.schema, ahead=DAYS_AHEAD, enough=ENOUGH))
+    ahead, stray = row or (0, 0)
+    found: list[Finding] = []
+    if ahead < case.min_days_ahead:
+        found.append(Finding(Code.DAYS_MISSING, f"{ahead} days are prepared, today included", {"days": ahead}))
+    if stray:
+        words = f"{stray} or more" if stray == ENOUGH else f"{stray}"
+        found.append(Finding(Code.DEFAULT_DAY_USED, f"{words} rows in finished_default", {"rows": stray}))
+    return found

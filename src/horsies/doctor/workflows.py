@@ -1,0 +1,26 @@
+"""Workflows that stand still. In a healthy system some do for an instant, between two steps: only those that still do a little later count."""
+
+from horsies.db.load import load
+from horsies.db.op import Op, rows
+from horsies.doctor.case import Case
+from horsies.doctor.finding import Code, Finding
+from horsies.doctor.words import NAMED
+from horsies.workflows.inspect import get_stuck
+
+LISTED = 10
+
+SQL = load(__file__)
+
+
+def check_workflows(case: Case) -> Op[list[Finding]]:
+    first = yield from get_stuck()
+    if not first:
+        return []
+    yield from rows(SQL["wait_a_little"](seconds=case.look_again_s))
+    still = [stuck for stuck in (yield from get_stuck()) if stuck in first]
+    if not still:
+        return []
+    roots = sorted({stuck.root_id for stuck in still})
+    named = "; ".join(f"{stuck.root_id}: {stuck.why}" for stuck in still[:NAMED])
+    seen = f"{len(roots)} workflows: {named}{'; …' if len(still) > NAMED else ''}"
+    return [Finding(Code.WORKFLOWS_STUCK, seen, {"count": len(roots), "workflow_ids": roots[:LISTED]})]

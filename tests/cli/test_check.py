@@ -1,0 +1,163 @@
+"""`horsies check`: what is in an app, and all that is wrong with it."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from horsies.cli.main import main
+from tests.cli.test_commands import GONE
+from tests.fixtures.roles import PlainUser
+
+SHOP = """
+from horsies import *
+
+app = Horsies(AppConfig(
+    queue_mode=QueueMode.CUSTOM,
+    custom_queues=[CustomQueueConfig(name="parcels", max_concurrency=3), CustomQueueConfig(name="letters", priority=5)],
+))
+app.discover_tasks([MODULES])
+
+@app.task("pack", queue_name="parcels", timeout_ms=90_000,
+          retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["OUT_OF_PAPER", ConnectionError]))
+async def pack(number: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=number)
+
+@app.on_child_start
+def open_shop() -> None: ...
+
+class Shipping(WorkflowDefinition[int]):
+    name = "shipping"
+    first = pack.node()(1)
+    second = pack.node()(from_node(first))
+
+    class Meta:
+        output = "second"
+
+class Parametrised(WorkflowDefinition[int]):
+    name = "parametrised"
+
+    @classmethod
+    def build_with(cls, app, *, count):
+        return app.workflow(name="parametrised", tasks=[pack.node()(count)])
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """`check("shop_1:app")` in a folder of its own, without a database."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HORSIES_APP", raising=False)
+    monkeypatch.setenv("HORSIES_DATABASE_URL", GONE)
+    return lambda *words: CliRunner().invoke(main, ["check", *words])
+
+
+def write(name: str, text: str = SHOP, modules: str = "") -> str:
+    Path(f"{name}.py").write_text(text.replace("MODULES", modules))
+    return f"{name}:app"
+
+
+def test_all_that_is_in_an_app_is_shown(check: Callable[..., Result]) -> None:
+    found = check(write("whole_shop"))
+    assert (found.exit_code, found.stderr) == (0, "")
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert ["database:", "postgresql://somebody:***@127.0.0.1:1/nothing"] in lines
+    assert ["on", "child", "start:", "whole_shop.open_shop"] in lines
+    assert ["letters", "5", "-", "0"] in lines
+    assert ["parcels", "100", "3", "1"] in lines
+    assert ["pack", "parcels", "2", "OUT_OF_PAPER,", "ConnectionError", "1m", "30s", "whole_shop.pack"] in lines
+    assert ["shipping", "2", "whole_shop.Shipping"] in lines
+    assert ["parametrised", "-", "whole_shop.Parametrised"] in lines
+
+
+def test_programs_get_the_same(check: Callable[..., Result]) -> None:
+    told = json.loads(check(write("told_shop"), "--json").stdout)
+    assert told.keys() == {
+        "app", "modules", "queues", "tasks", "workflows", "child_start_hooks", "child_stop_hooks", "problems", "live",
+    }  # fmt: skip
+    assert told["tasks"] == [
+        {
+            "name": "pack",
+            "queue": "parcels",
+            "retries": 2,
+            "retry_for": ["OUT_OF_PAPER", "ConnectionError"],
+            "timeout_ms": 90_000,
+            "is_async": True,
+            "function": "told_shop.pack",
+        }
+    ]
+    assert {"name": "shipping", "definition": "told_shop.Shipping", "nodes": 2} in told["workflows"]
+    assert (told["problems"], told["live"]) == ([], None)
+
+
+def test_all_problems_are_told_together(check: Callable[..., Result]) -> None:
+    Path("broken_tasks.py").write_text("1 / 0\n")
+    looping = SHOP.replace("second = pack.node()(from_node(first))", 'second = pack.node(waits_for=["third"])(2)')
+    app = write("bad_shop", looping, '"no_such_tasks", "broken_tasks"')
+    found = check(app)
+    assert found.exit_code == 1
+    assert "there is no module 'no_such_tasks' here" in found.stderr
+    assert "ZeroDivisionError" in found.stderr
+    assert "1 problem in workflow 'shipping'" in found.stderr
+    assert len(json.loads(check(app, "--json").stdout)["problems"]) == 3
+
+
+def test_an_app_that_cannot_be_loaded_is_told_in_one_message(check: Callable[..., Result]) -> None:
+    found = check("no_such_shop:app")
+    assert found.exit_code == 1
+    assert found.stderr.startswith("Error: cannot import 'no_such_shop'")
+    assert check().exit_code == 2
+
+
+def test_another_app_s_workflows_are_none_of_ours(check: Callable[..., Result]) -> None:
+    write("other_shop")
+    app = write("own_shop", "import other_shop\nfrom horsies import *\napp = Horsies()\n")
+    told = json.loads(check(app, "--json").stdout)
+    assert "other_shop.Shipping" not in {workflow["definition"] for workflow in told["workflows"]}
+    assert told["problems"] == []
+
+
+# -- live
+
+
+def test_live_a_database_that_is_not_there_is_a_finding(check: Callable[..., Result]) -> None:
+    found = check(write("far_shop"), "--live")
+    assert found.exit_code == 1
+    assert "DATABASE_UNREACHABLE" in found.stdout
+
+
+def test_live_the_database_and_the_workers_are_looked_at(
+    check: Callable[..., Result], database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", database)
+    app = write("live_shop")
+    idle = json.loads(check(app, "--live", "--json").stdout)["live"]
+    assert [finding["code"] for finding in idle["findings"]] == ["NO_WORKERS"]
+    assert {check["name"] for check in idle["checks"]} == {
+        "database", "privileges", "schema", "notifications", "workers", "caps",
+    }  # fmt: skip
+    sql.execute(
+        "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version) "
+        "values (gen_random_uuid(), 'here', 1, 1, 1, '{parcels}', '1')"
+    )
+    found = check(app, "--live")
+    assert found.exit_code == 0
+    assert "warning QUEUE_WITHOUT_WORKER: no worker serves letters" in found.stdout
+
+
+def test_live_what_the_user_may_not_do_is_an_error(
+    check: Callable[..., Result],
+    database: str,
+    sql: psycopg.Connection,
+    plain_user: PlainUser,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", plain_user.url(database))
+    found = check(write("poor_shop"), "--live")
+    assert found.exit_code == 1
+    assert "PRIVILEGES_MISSING: this user has no" in found.stdout

@@ -1,0 +1,86 @@
+"""`horsies doctor` as an operator meets it: words, JSON, exit codes."""
+
+import json
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from horsies.cli.main import main
+from horsies.doctor.examine import ALL
+from horsies.doctor.finding import CATALOGUE, Code
+from tests.cli.test_commands import GONE, Horsies, folder, horsies
+
+__all__ = ["folder", "horsies"]  # fixtures
+
+Run = Callable[..., Result]
+WAITS = "insert into horsies.tasks (task_name, enqueued_at) values ('add', now() - interval '1 hour')"
+LIVES = (
+    "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version) "
+    "values (gen_random_uuid(), 'here', 1, 1, 1, '{default}', '1')"
+)
+
+
+@pytest.fixture
+def doctor(database: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.delenv("HORSIES_APP", raising=False)
+    monkeypatch.setenv("HORSIES_DATABASE_URL", database)
+    return lambda *words: CliRunner().invoke(main, ["doctor", *words])
+
+
+def test_a_finding_is_told_with_its_cure_and_what_is_well_in_one_line(doctor: Run, sql: psycopg.Connection) -> None:
+    sql.execute("drop trigger tasks_notify_new on horsies.tasks")
+    found = doctor()
+    assert found.exit_code == 1
+    assert (
+        f"error   NOTIFY_TRIGGER_OFF: trigger tasks_notify_new on tasks is gone\n        cure: {CATALOGUE[Code.NOTIFY_TRIGGER_OFF].cure}\n"
+        in found.stdout
+    )
+    assert "\nok      database, " in found.stdout
+    assert found.stdout.splitlines()[-1].startswith("1 error")
+    assert "\x1b" not in found.stdout
+    assert found.stderr == ""
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--strict",), 1), (("--max-wait", "2h"), 0)])
+def test_warnings_fail_only_if_one_is_strict(
+    doctor: Run, sql: psycopg.Connection, words: tuple[str, ...], code: int
+) -> None:
+    sql.execute(WAITS)
+    sql.execute(LIVES)
+    found = doctor(*words)
+    assert found.exit_code == code
+    assert ("WAITING_LONG" in found.stdout) is ("--max-wait" not in words)
+
+
+def test_programs_get_codes_numbers_and_cures(doctor: Run, sql: psycopg.Connection) -> None:
+    sql.execute(WAITS)
+    sql.execute(LIVES)
+    told = json.loads(doctor("--json").stdout)
+    assert told.keys() == {"severity", "findings", "checks"}
+    (waiting,) = [finding for finding in told["findings"] if finding["code"] == "WAITING_LONG"]
+    assert waiting.keys() == {"code", "severity", "seen", "cure", "data"}
+    assert (waiting["severity"], waiting["data"]["queue"], waiting["data"]["waiting"]) == ("warning", "default", 1)
+    assert [check["name"] for check in told["checks"]] == [check.name for check in ALL]
+    assert len({check["name"] for check in told["checks"]}) == len(ALL)
+
+
+def test_the_queues_of_an_app_are_compared_with_those_of_the_workers(doctor: Run, sql: psycopg.Connection) -> None:
+    sql.execute(LIVES.replace("{default}", "{email}").encode())
+    assert "QUEUE_WITHOUT_WORKER: no worker serves default" in doctor("tests.apps.basic:app").stdout
+    assert "QUEUE_WITHOUT_WORKER" not in doctor().stdout  # nothing is known of an app
+
+
+@pytest.mark.parametrize("words", [("--max-wait", "long"), ("--timeout", "-1s"), ("--no-such-flag",)])
+def test_wrong_usage(doctor: Run, words: tuple[str, ...]) -> None:
+    assert doctor(*words).exit_code == 2
+
+
+def test_a_database_that_is_not_there_is_a_finding_of_a_process_that_ends_by_itself(horsies: Horsies) -> None:
+    said = horsies("doctor", "--database-url", GONE)
+    assert said.code == 1
+    assert said.out.startswith("error   DATABASE_UNREACHABLE: PostgreSQL: connection failed")
+    assert "my-secret" not in said.out + said.err
+    assert said.err == ""
+    assert json.loads(horsies("doctor", "--json", "--database-url", GONE).out)["severity"] == "error"

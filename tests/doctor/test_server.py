@@ -1,0 +1,96 @@
+"""On a server as one has it in production: nothing is wrong there, until somebody plants what concerns the whole server."""
+
+import json
+from collections.abc import Generator
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from horsies.cli.main import main
+from horsies.dev.server import Server
+from horsies.doctor.finding import Code
+from tests.doctor.conftest import Doctor
+from tests.fixtures.journey import row
+from tests.fixtures.workers import StartWorker
+
+
+def test_a_healthy_system_with_a_live_worker_has_no_findings_at_all(
+    sturdy_server: Server, worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", sturdy_server.url())
+    worker("tests.apps.basic:app", database_url=sturdy_server.url())
+    found = CliRunner().invoke(main, ["doctor", "tests.apps.basic:app", "--strict", "--json"])
+    assert (found.exit_code, json.loads(found.stdout)["findings"]) == (0, [])
+
+
+@pytest.fixture
+def codes(sturdy_server: Server, doctor: Doctor) -> Generator[None]:
+    """What is planted is gone afterwards."""
+    yield
+    assert doctor(sturdy_server.url()).codes == {Code.NO_WORKERS}
+
+
+def test_a_prepared_transaction_that_nobody_ends(
+    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+) -> None:
+    sturdy.execute("begin; select txid_current(); prepare transaction 'forgotten'")
+    try:
+        found = doctor(sturdy_server.url(), max_transaction_s=0.0)
+        assert found.codes - {Code.NO_WORKERS} == {Code.PREPARED_TRANSACTION}
+        assert found.data(Code.PREPARED_TRANSACTION)["gid"] == "forgotten"
+    finally:
+        sturdy.execute("rollback prepared 'forgotten'")
+
+
+def test_a_replication_slot_that_nobody_reads(
+    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+) -> None:
+    sturdy.execute("select pg_create_logical_replication_slot('forgotten', 'pgoutput')")
+    try:
+        sturdy.execute("create table public.written as select generate_series(1, 1000)")
+        sturdy.execute("drop table public.written")
+        found = doctor(sturdy_server.url(), max_slot_lag_bytes=1000)
+        assert found.codes - {Code.NO_WORKERS} == {Code.REPLICATION_SLOT_BEHIND}
+        known = found.data(Code.REPLICATION_SLOT_BEHIND)
+        assert (known["slot"], known["active"]) == ("forgotten", False)
+        assert known["bytes_behind"] > 1000
+    finally:
+        sturdy.execute("select pg_drop_replication_slot('forgotten')")
+
+
+def test_notifications_that_a_listener_in_a_transaction_keeps(
+    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+) -> None:
+    if sturdy.info.server_version < 170_000:
+        pytest.skip("before PostgreSQL 17 the queue cannot be made small enough to be filled")
+    with psycopg.connect(sturdy_server.url()) as listener:
+        listener.execute("listen anything")
+        listener.commit()
+        listener.execute("select 1")  # and stays in that transaction
+        for number in range(20):
+            sturdy.execute("select pg_notify('other', %s)", [f"{number:07900}"])
+        found = doctor(sturdy_server.url())
+        assert found.codes - {Code.NO_WORKERS} == {Code.NOTIFY_QUEUE_FILLING}
+        known = found.data(Code.NOTIFY_QUEUE_FILLING)
+        assert known["usage"] > 0.1
+        assert known["pids"] == [listener.info.backend_pid]
+    with psycopg.connect(sturdy_server.url(), autocommit=True) as other:  # who comes next moves the tail on
+        other.execute("listen anything")
+        other.execute("notify anything")
+        assert row(other, "select pg_notification_queue_usage() < 0.1") == (True,)
+
+
+def test_connections_that_others_have_taken(
+    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+) -> None:
+    taken = [psycopg.connect(sturdy_server.url()) for _ in range(22)]
+    try:
+        found = doctor(sturdy_server.url())
+    finally:
+        for connection in taken:
+            connection.close()
+    assert found.codes - {Code.NO_WORKERS} == {Code.CONNECTIONS_SHORT}
+    known = found.data(Code.CONNECTIONS_SHORT)
+    assert (known["of"], known["limit"]) == ("the server", 27)
+    assert known["used"] > 22
