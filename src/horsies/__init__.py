@@ -29,6 +29,7 @@ from horsies.model.errors import (
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.result import TaskError, TaskResult, UnwrapError
+from horsies.model.retention import RetentionConfig
 from horsies.model.retry import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.worker import WorkerConfig
@@ -80,6 +81,7 @@ __all__ = [
     "QueueError",
     "QueueMode",
     "RecoveryConfig",
+    "RetentionConfig",
     "RetrievalCode",
     "RetryPolicy",
     "SchemaError",

@@ -23,7 +23,9 @@ with holder as materialized (
             from {schema}.finished
             where finished.id = keys.task_id
             and finished.finished_at > statement_timestamp() - keys.key_window
-        ) as holds
+        )
+        -- Its row is gone already, and its window not over.
+        or coalesce(keys.ended_at > statement_timestamp() - keys.key_window, false) as holds
     from {schema}.keys
     where keys.task_name = %(task_name)s::text
     and keys.key = %(key)s::text
@@ -39,7 +41,8 @@ taken as (
         task_id = excluded.task_id,
         send_id = excluded.send_id,
         args_hash = excluded.args_hash,
-        key_window = excluded.key_window
+        key_window = excluded.key_window,
+        ended_at = null
     where keys.task_id = (select holder.task_id from holder)
     returning task_id
 )
