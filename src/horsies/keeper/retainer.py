@@ -15,8 +15,9 @@ from horsies.keeper import retain
 from horsies.model.config import PostgresConfig
 from horsies.model.retention import RetentionConfig
 
-SOON_S = 10.0
-"""After its worker became the keeper, and when something was in the way."""
+FIRST_S = 10.0
+AGAIN_S = 60.0
+"""When somebody was in the way."""
 KEYS_EVERY_S = 3600.0
 """A walk over all keys costs as much as there are."""
 
@@ -52,13 +53,13 @@ class Retainer:
         await self._close()
 
     async def _retain(self) -> None:
-        next_s = SOON_S
+        next_s = FIRST_S
         while True:
             # Spread out: keepers come and go, and a whole cluster may have been started at one moment.
             await asyncio.sleep(min(next_s, self._every_s) * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
             await self._on_duty.wait()
             try:
-                next_s = SOON_S if await self._look() else self._every_s
+                next_s = AGAIN_S if await self._look() else self._every_s
             except DatabaseError as error:
                 level = logging.DEBUG if trouble_of(error) is Trouble.LOST else logging.WARNING
                 log.log(level, "the keeper could not look after what is old: %s", broker_error(error))
