@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ CONFIGS = [
     horsies.CustomQueueConfig,
     horsies.WorkerResilienceConfig,
     horsies.RecoveryConfig,
+    horsies.RetentionConfig,
     horsies.WorkerConfig,
 ]
 NEEDED: dict[Any, dict[str, str]] = {
@@ -108,14 +110,15 @@ def part(page: str, heading: str) -> str:
 def told(default: object) -> str:
     """As the page writes a default."""
     match default:
-        case StrEnum():
-            return str(default.value)
-        case str():
+        case str() if not isinstance(default, StrEnum):
             return f'"{default}"'
         case int():
             return f"{default:_}"
         case Mapping():
             return "{}"
+        case timedelta():
+            minutes = default // timedelta(minutes=1)
+            return f"timedelta(days={default.days})" if default.days else f"timedelta(minutes={minutes})"
         case _ if is_dataclass(default):
             return f"{type(default).__name__}()"
         case _:

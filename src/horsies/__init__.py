@@ -35,6 +35,7 @@ if typing.TYPE_CHECKING:
     from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
     from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
     from horsies.model.result import TaskError, TaskResult, UnwrapError
+    from horsies.model.retention import RetentionConfig
     from horsies.model.retry import RetryPolicy
     from horsies.model.status import TaskStatus
     from horsies.model.worker import WorkerConfig
@@ -85,6 +86,7 @@ __all__ = [
     "QueueError",
     "QueueMode",
     "RecoveryConfig",
+    "RetentionConfig",
     "RetrievalCode",
     "RetryOutcome",
     "RetryPolicy",
@@ -133,6 +135,7 @@ _ROOMS = {
     "model.errors": "BlockingCallError BrokerError ConfigError HorsiesError KeyConflictError LocateError NodeNotFoundError OutsideTaskError PayloadError QueueError SchemaError SendSuppressed TaskCancelledError TaskDefinitionError TaskTimeoutError UnsupportedConnectionError WaitTimeoutError WorkflowConflictError WorkflowDefinitionError",
     "model.graph": "Join NodeStatus OnError WorkflowStatus",
     "model.recovery": "RecoveryConfig WorkerResilienceConfig",
+    "model.retention": "RetentionConfig",
     "model.result": "TaskError TaskResult UnwrapError",
     "model.retry": "RetryPolicy",
     "model.status": "TaskStatus",

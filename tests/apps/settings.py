@@ -2,9 +2,10 @@
 
 import json
 import os
+from datetime import timedelta
 from typing import Any
 
-from horsies import AppConfig, CustomQueueConfig, QueueMode, WorkerResilienceConfig
+from horsies import AppConfig, CustomQueueConfig, QueueMode, RetentionConfig, WorkerResilienceConfig
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import RecoveryConfig
 
@@ -15,12 +16,14 @@ QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_m
 def configured() -> AppConfig:
     given: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
     broker = given.pop("broker", None)
+    retention = {name: timedelta(seconds=seconds) for name, seconds in given.pop("retention", {}).items()}
     queues = [CustomQueueConfig(**queue) for queue in given.pop("queues", [])]
     return AppConfig(
         broker=PostgresConfig(**broker) if broker else None,
         queue_mode=QueueMode.CUSTOM if queues else QueueMode.DEFAULT,
         custom_queues=queues,
         recovery=RecoveryConfig(**QUICK | given.pop("recovery", {})),
+        retention=RetentionConfig(**retention),
         resilience=WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500, **given.pop("resilience", {})),
         **given,
     )

@@ -69,14 +69,15 @@ def test_days_are_prepared_again_when_less_than_a_week_is_left(broker: PostgresB
     assert days(sql) == before
 
 
-def test_a_day_of_which_the_default_holds_rows_is_left_to_the_default(
+def test_a_day_of_which_the_default_holds_rows_gets_them_when_it_is_made(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     before = days(sql)
     drop_days(sql, DAYS_AHEAD)
     assert finish_at(sql, datetime.now(UTC)) == "horsies.finished_default"
     broker.migrate()
-    assert days(sql) == before[1:]
+    assert days(sql) == before
+    assert column(sql, "select tableoid::regclass::text from horsies.finished") == [f"horsies.{before[0]}"]
 
 
 def test_a_user_who_may_not_make_tables_goes_on_without_days(
@@ -87,7 +88,7 @@ def test_a_user_who_may_not_make_tables_goes_on_without_days(
     sql.execute(f"grant select, insert, update, delete on all tables in schema horsies to {plain_user.name}".encode())
     with caplog.at_level(logging.INFO), PostgresBroker(PostgresConfig(database_url=plain_user.url(database))) as broker:
         assert broker.migrate() == []
-        assert "the days ahead could not be prepared now: permission denied" in caplog.text
+        assert "of finished tasks now: permission denied" in caplog.text
         send_new(broker)
         (held,) = claim(broker)
         assert do(broker, finish(ME, [completed(held)])) == [[(held.id,)]]
@@ -104,6 +105,6 @@ def test_a_locked_table_does_not_hold_up_the_start(
         began = time.monotonic()
         assert broker.migrate() == []
         assert time.monotonic() - began < 2.0, "behind a waiting lock every finishing worker would queue up"
-        assert "the days ahead could not be prepared now: canceling statement due to lock timeout" in caplog.text
+        assert "of finished tasks now: canceling statement due to lock timeout" in caplog.text
     assert days(sql) == []
     eventually(lambda: broker.migrate() == [] and days(sql) == before, what="the next start prepares them")

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import pickle
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
 from horsies.model.errors import ConfigError, QueueError
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
+from horsies.model.retention import RetentionConfig
 from horsies.model.sizes import PayloadLimits
 
 URL = "postgresql://ann:S3cr3t@db.example/app"
@@ -40,6 +42,7 @@ def the_problem_of(kind: Any, **values: Any) -> str:
         HIGH,
         WorkerResilienceConfig(),
         RecoveryConfig(),
+        RetentionConfig(),
         AppConfig.for_database_url(URL),
     ],
     ids=lambda config: type(config).__name__,
@@ -207,6 +210,7 @@ def test_changing_the_list_afterwards_changes_nothing():
         ({"broker": URL}, "PostgresConfig(database_url=...)"),
         ({"resilience": None}, "WorkerResilienceConfig()"),
         ({"recovery": None}, "RecoveryConfig()"),
+        ({"retention": None}, "RetentionConfig()"),
     ],
 )
 def test_an_app_that_contradicts_itself_is_refused_with_the_way_out(values: dict[str, Any], advice: str):
@@ -403,3 +407,21 @@ def test_a_delay_stays_within_a_quarter_and_below_the_longest(
 def test_a_delay_for_nonsense_is_refused(attempt: int, jitter: float):
     with pytest.raises(ValueError, match="jitter"):
         WorkerResilienceConfig().delay_ms(attempt, jitter)
+
+
+# RetentionConfig
+
+
+def test_what_is_wrong_with_the_times_comes_together():
+    problems = problems_of(
+        RetentionConfig, finished=7, workflows=timedelta(minutes=59), worker_states=timedelta(days=36_501), every=None
+    )
+    assert [problem.split()[0] for problem in problems] == ["finished", "workflows", "worker_states", "every"]
+    assert "write finished=timedelta(days=7), or None for ever" in problems[0]
+    assert "choose from 1:00:00 to" in problems[1]
+
+
+def test_everything_may_be_kept_for_ever():
+    kept = RetentionConfig(finished=None, workflows=None, worker_states=None, schedule_runs=None)
+    assert kept.finished is None
+    assert RetentionConfig(finished=timedelta(hours=1)).finished == timedelta(hours=1)

@@ -1,40 +1,133 @@
-"""The daily partitions of finished tasks, prepared ahead of time."""
+"""The daily partitions of finished tasks: prepared ahead of time, filled from the default partition, dropped when they are old.
+
+**Never a long lock.** Everybody who finishes a task, or waits for one, holds a lock on `finished` for a moment. What changes its partitions asks for locks
+that exclude them, and while such a request waits, all others wait behind it. So each change is one short transaction that is sent in one piece (a
+client that falls silent holds nothing), gives a lock 50 ms and a statement 100, and is postponed if that was not enough. Behind an open
+`pg_dump`, which holds all of it, nothing is changed until it is closed.
+
+**Making a day.** A day to come is made beside the others and attached, which only the default partition notices. If the default holds rows of it, or
+may get some now, that is not enough: a reader that has just looked up which partitions there are would miss rows that move, and a finisher
+would miss the new day. Then the whole table is locked, and the rows move in the same transaction. A day of which the default holds more
+than can be moved in a moment is left there; its rows are deleted when they are old.
+
+**Dropping a day.** TRUNCATE locks the day alone, and frees its space. The empty day is then dropped, for which the whole table is locked. Whoever dies
+in between leaves an old and empty day to the next one.
+"""
 
 import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, auto
 
 from psycopg import errors
 
 from horsies.db.load import load
-from horsies.db.op import Op, Statement, ask, rows, script
+from horsies.db.op import Op, Query, Statement, ask, one, rows
 
 DAYS_AHEAD = 14
 PREPARE_BELOW = 7  # with a week in hand there is no hurry, and no lock is asked for
+MOVE_AT_MOST = 5_000  # rows
 
 SQL = load(__file__)
 log = logging.getLogger("horsies.db")
 
+_BUSY = (
+    errors.LockNotAvailable,
+    errors.QueryCanceled,
+    errors.DeadlockDetected,
+    errors.CheckViolation,  # the default partition has got a row of that day meanwhile
+)
+_DONE_BY_ANOTHER = (errors.DuplicateTable, errors.UndefinedTable, errors.UniqueViolation)
 
-def prepare_days(schema: str) -> Op[None]:
-    """Make partitions for the days ahead. Never urgent: what has no day goes to the default partition."""
-    missing = yield from rows(SQL["get_missing_days"](ahead=DAYS_AHEAD, schema=schema))
-    if len(missing) <= DAYS_AHEAD - PREPARE_BELOW:
-        return
-    yield from ask(SQL["begin_briefly"](), SQL["wait_little"]())
+
+class Change(Enum):
+    """What became of one day."""
+
+    DONE = auto()
+    POSTPONED = auto()
+    """Somebody is in the way; the next look tries again."""
+    REFUSED = auto()
+    """Our user may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    user: str
+    owner: str
+    suffice: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A partition, from the first date to the one after it."""
+
+    table: str
+    first: str
+    after: str
+
+
+def get_rights(schema: str) -> Op[Rights]:
+    """May this user make and drop days?"""
+    row = yield from one(SQL["get_rights"](schema=schema))
+    return Rights(*row) if row else Rights("", "", suffice=False)
+
+
+def prepare_days(schema: str, keep: timedelta | None = None) -> Op[list[Change]]:
+    """Make partitions for the days ahead, and for what the default partition caught and is to be kept.
+
+    Never urgent: what has no day goes to the default partition.
+    """
+    missing = yield from rows(SQL["get_missing_days"](ahead=DAYS_AHEAD, schema=schema, keep_s=_seconds(keep)))
+    is_urgent = len(missing) > DAYS_AHEAD - PREPARE_BELOW
+    changes: list[Change] = []
+    for table, first, after, held, moves in missing:
+        if held > MOVE_AT_MOST:
+            log.info("finished_default holds %d tasks of %s, too many to be moved: they stay there", held, first)
+        elif held or is_urgent:
+            changes.append((yield from _make_day(schema, Day(table, first, after), moves=moves)))
+            if changes[-1] is not Change.DONE:
+                break  # what is in the way of this one is in the way of the next
+    return changes
+
+
+def get_old_days(schema: str, keep: timedelta) -> Op[list[tuple[Day, bool]]]:
+    """The days that are over for longer than this, oldest first, each with whether we may drop it."""
+    found = yield from rows(SQL["get_old_days"](schema=schema, keep_s=_seconds(keep)))
+    return [(Day(*day), is_ours) for *day, is_ours in found]
+
+
+def drop_day(schema: str, day: Day) -> Op[Change]:
+    """The day with all that is in it."""
+    emptied = yield from _briefly("empty", day, _of(day, "truncate_day"))
+    if emptied is not Change.DONE:
+        return emptied
+    locks = SQL["take_turns"](schema=schema), SQL["lock_finished"](), SQL["lock_default"](), _of(day, "lock_day")
+    return (yield from _briefly("drop", day, *locks, _of(day, "drop_day")))
+
+
+def _make_day(schema: str, day: Day, *, moves: bool) -> Op[Change]:
+    moving = (SQL["lock_finished"](), SQL["lock_default"](), _of(day, "move_rows")) if moves else ()
+    made = SQL["take_turns"](schema=schema), _of(day, "create_day")
+    return (yield from _briefly("prepare", day, *made, *moving, _of(day, "attach_day")))
+
+
+def _briefly(what: str, day: Day, *queries: Query) -> Op[Change]:
     try:
-        for suffix, first, after in missing:
-            yield from script(
-                Statement(
-                    "create_day",
-                    f"create table if not exists {{schema}}.finished_{suffix} partition of {{schema}}.finished "
-                    f"for values from ('{first} 00:00+00') to ('{after} 00:00+00')",
-                )
-            )
-        yield from rows(SQL["commit_days"]())
-    except (
-        errors.LockNotAvailable,
-        errors.InsufficientPrivilege,
-        errors.CheckViolation,
-        errors.DuplicateTable,
-    ) as error:
+        yield from ask(SQL["begin_briefly"](), SQL["wait_little"](), *queries, SQL["commit_days"]())
+    except (*_BUSY, *_DONE_BY_ANOTHER, errors.InsufficientPrivilege) as error:
         yield from rows(SQL["roll_back_days"]())
-        log.info("the days ahead could not be prepared now: %s", error.diag.message_primary)
+        if isinstance(error, _DONE_BY_ANOTHER):
+            return Change.DONE
+        log.info("could not %s the day %s of finished tasks now: %s", what, day.first, error.diag.message_primary)
+        return Change.POSTPONED if isinstance(error, _BUSY) else Change.REFUSED
+    return Change.DONE
+
+
+def _of(day: Day, name: str) -> Query:
+    """Neither a table's name nor its bounds can be parameters. They are made of dates, by us."""
+    text = SQL[name].text.replace("{day}", day.table).replace("{first}", day.first).replace("{after}", day.after)
+    return Statement(name, text)()
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()

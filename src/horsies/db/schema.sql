@@ -248,6 +248,7 @@ CREATE TABLE horsies.keys (
     send_id uuid NOT NULL,
     args_hash text NOT NULL,
     key_window interval NOT NULL,
+    ended_at timestamp with time zone,
     former uuid[] DEFAULT '{}'::uuid[] NOT NULL
 );
 
@@ -425,6 +426,8 @@ CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (queue_name, statu
 CREATE INDEX worker_states_latest_idx ON horsies.worker_states USING btree (worker_id, snapshot_at DESC);
 
 CREATE INDEX workflows_deadline_idx ON horsies.workflows USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text])));
+
+CREATE INDEX workflows_ended_idx ON horsies.workflows USING btree (finished_at) WHERE ((id = root_id) AND (finished_at IS NOT NULL));
 
 CREATE INDEX workflows_live_idx ON horsies.workflows USING btree (root_id) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]));
 

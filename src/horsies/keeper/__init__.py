@@ -1,1 +1,1 @@
-"""What one process in the cluster does: elect, reap, expire."""
+"""What one process in the cluster does: elect, reap, expire, retain."""

@@ -12,12 +12,13 @@ from horsies.db.aside import Aside
 from horsies.db.op import Op
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.keeper import reap
+from horsies.keeper.retainer import Retainer
 from horsies.keeper.watch import Watch
 from horsies.model.config import PostgresConfig, RecoveryConfig
+from horsies.model.retention import RetentionConfig
 
 LEASE_BEATS = 3
-FORGET_EVERY = 600  # looks
-SEEK_EVERY = 30
+SEEK_EVERY = 30  # looks
 
 log = logging.getLogger("horsies.keeper")
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Keeper:
         *,
         database: PostgresConfig,
         recovery: RecoveryConfig,
+        retention: RetentionConfig,
         due_in: Callable[[float], None],
     ) -> None:
         self._group = group
@@ -42,16 +44,19 @@ class Keeper:
         self._due_in = due_in
         self._watch = Watch(recovery.dead_after_ms / 1000, gap_s=self._every_s * 3 + 1)
         self._link = Aside(database, "keeper")
+        self._retainer = Retainer(group, database=database, retention=retention)
         self._looks = 0
 
     async def __aenter__(self) -> Self:
         self._keeping = self._group.create_task(self._keep())
+        self._retainer.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keeping.cancel()
+        await self._retainer.stop()
         await self._link.close(reap.give_up_lease(self._worker) if kind is None else None)
 
     async def _keep(self) -> None:
@@ -66,7 +71,9 @@ class Keeper:
             await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
     async def _look(self) -> None:
-        if not await self._link.run(reap.take_lease(self._worker, self._lease_ms)):
+        is_keeper = await self._link.run(reap.take_lease(self._worker, self._lease_ms))
+        self._retainer.be_on_duty(whether=is_keeper)
+        if not is_keeper:
             self._watch.break_off()
             return
         await self._bury_the_dead()
@@ -83,8 +90,6 @@ class Keeper:
             await self._do(reap.find_lost_nodes)
         await self._do(reap.settle_workflows)
         self._looks += 1
-        if self._looks % FORGET_EVERY == 1:
-            await self._do(reap.forget_states)
 
     async def _do(self, duty: Callable[[], Op[T]]) -> T | None:
         """A duty that fails (a row that somebody holds locked, or that is broken) must not keep the others from being done."""

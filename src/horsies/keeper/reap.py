@@ -125,7 +125,3 @@ def find_lost_nodes() -> Op[None]:
 
 def settle_workflows() -> Op[None]:
     yield from settle_everything()
-
-
-def forget_states() -> Op[None]:
-    yield from rows(SQL["forget_states"]())

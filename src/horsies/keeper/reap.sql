@@ -156,8 +156,3 @@ moved as (
 )
 select pg_notify('{done_channel}', id::text)
 from moved;
-
--- name: forget_states
--- Health snapshots are kept for a day.
-delete from {schema}.worker_states
-where snapshot_at < now() - interval '1 day';

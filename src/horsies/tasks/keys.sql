@@ -24,7 +24,9 @@ with holder as materialized (
             from {schema}.finished
             where finished.id = keys.task_id
             and finished.finished_at > statement_timestamp() - keys.key_window
-        ) as holds
+        )
+        -- Its row is gone already, and its window not over.
+        or coalesce(keys.ended_at > statement_timestamp() - keys.key_window, false) as holds
     from {schema}.keys
     where keys.task_name = %(task_name)s::text
     and keys.key = %(key)s::text
@@ -42,7 +44,8 @@ taken as (
         args_hash = excluded.args_hash,
         key_window = excluded.key_window,
         -- Whose key it was, the last 20: such a task is not retried behind the back of its successor.
-        former = (keys.former || keys.task_id)[greatest(1, cardinality(keys.former) - 18):]
+        former = (keys.former || keys.task_id)[greatest(1, cardinality(keys.former) - 18):],
+        ended_at = null
     where keys.task_id = (select holder.task_id from holder)
     -- A retry of the holder, made since we looked, has left a mark here.
     and keys.send_id = (select holder.send_id from holder)

@@ -148,7 +148,14 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
         )
         stop.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
-        keeper = Keeper(group, worker, database=database, recovery=recovery, due_in=pump.due_in)
+        keeper = Keeper(
+            group,
+            worker,
+            database=database,
+            recovery=recovery,
+            retention=app.config.retention,
+            due_in=pump.due_in,
+        )
         async with pool, heartbeat, keeper, pump:
             with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)

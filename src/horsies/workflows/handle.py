@@ -195,7 +195,9 @@ class WorkflowHandle(Generic[Out_co]):
                 words = f"workflow {self.workflow_id} is paused; resume(), retry() or cancel() it"
                 return TaskResult(err=TaskError(error_code=OutcomeCode.WORKFLOW_PAUSED, message=words))
             case NoEnd.UNKNOWN:
-                words = f"no workflow {self.workflow_id} is known: never started, or not committed yet"
+                words = (
+                    f"no workflow {self.workflow_id} is known: never started, not committed yet, or past its retention"
+                )
                 return TaskResult(err=TaskError(error_code=RetrievalCode.WORKFLOW_NOT_FOUND, message=words))
 
     def __repr__(self) -> str:

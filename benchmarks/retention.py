@@ -1,0 +1,254 @@
+"""`python -m benchmarks.retention`: what dropping a day of finished tasks costs those who claim and finish meanwhile.
+
+Four workers' conversations (finish, send and claim in one transaction, again and again) and one that looks tasks up go on all the time. How long they waited
+for a table is what the server itself says; waits below 10 ms it does not mention. The longest turn is the client's, with all that the machine did
+meanwhile; the one while nothing else happens says what it is worth. Exit code 1 when a bar is missed.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TypeVar
+from uuid import uuid4
+
+import psycopg
+from psycopg.errors import Diagnostic
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.place import TERMS, Place, new_tasks, open_place
+from horsies.db import days
+from horsies.db.days import Change
+from horsies.db.dialogue import converse
+from horsies.db.link import Link
+from horsies.db.op import Op, Statement
+from horsies.dev.binaries import find_binaries
+from horsies.keeper import retain
+from horsies.model.config import PostgresConfig
+from horsies.model.status import TaskStatus
+from horsies.model.task import Ending
+from horsies.tasks import enqueue, wait
+from horsies.tasks.claim import Wanted, as_claims, claim_from_queues, from_start
+from horsies.tasks.finish import finish
+from horsies.tasks.terms import params_of
+
+CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
+MAX_DROP_S, MAX_WAIT_S = 1.0, 0.1
+KEEP = timedelta(days=7)
+T = TypeVar("T")
+BEGIN, COMMIT = Statement("begin", "begin isolation level read committed"), Statement("commit", "commit")
+
+WAITED = re.compile(
+    r"acquired \w+ on relation .* after (?P<ms>[\d.]+) ms"
+)  # not those of NOTIFY, which are nobody's table
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When something began, and when it ended."""
+
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    what: str
+    took_s: float
+    turns: int
+    longest_turn_s: float
+    longest_wait_s: float
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What goes on meanwhile."""
+
+    place: Place
+    turns: list[Span] = field(default_factory=list[Span])
+    waits: list[Span] = field(default_factory=list[Span])
+    """For tables."""
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def flowing(self) -> Generator[None]:
+        threads = [threading.Thread(target=self._converse) for _ in range(CONVERSATIONS)]
+        threads.append(threading.Thread(target=self._look))
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+
+    def during(self, what: str, act: Callable[[], object]) -> Shown:
+        began = time.perf_counter()
+        act()
+        ended = time.perf_counter()
+        time.sleep(0.2)  # for those that were held up to the end of it
+        turns, waits = (
+            [span.seconds for span in list(spans) if span.ended >= began and span.began <= ended]
+            for spans in (self.turns, self.waits)
+        )
+        return Shown(what, ended - began, len(turns), max(turns, default=0.0), max(waits, default=0.0))
+
+    def _converse(self) -> None:
+        worker, endings = str(uuid4()), list[Ending]()
+        wanted = Wanted(worker, TaskStatus.RUNNING, BATCH, 60_000)
+        with self._connected() as connection:
+            while not self._over.is_set():
+                new = new_tasks(range(BATCH))
+                sent = enqueue.SQL["enqueue_tasks"](
+                    ids=[task.id for task in new], args=[task.args for task in new], **params_of(TERMS)
+                )
+                claim = claim_from_queues(wanted, from_start(["default"]))
+                began = time.perf_counter()
+                *_, claimed, _ = converse(
+                    connection, [BEGIN(), finish(worker, endings), sent, claim, COMMIT()], "horsies"
+                )
+                self.turns.append(Span(began, time.perf_counter()))
+                endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in as_claims(claimed)]
+                endings.sort(key=lambda ending: ending.id)
+
+    def _look(self) -> None:
+        with self._connected() as connection:
+            while not self._over.is_set():
+                converse(connection, [wait.SQL["get_ended_unpruned"](ids=[str(uuid4())])], "horsies")
+                time.sleep(0.001)
+
+    def _connected(self) -> psycopg.Connection:
+        """As ours are, but that it is told of every wait."""
+        connection = psycopg.connect(self.place.url, autocommit=True, prepare_threshold=0)
+        for setting in ("log_lock_waits = on", "deadlock_timeout = '10ms'", "client_min_messages = log"):
+            connection.execute(f"set {setting}".encode())
+        connection.add_notice_handler(self._heed)
+        return connection
+
+    def _heed(self, notice: Diagnostic) -> None:
+        if found := WAITED.search(notice.message_primary or ""):
+            now = time.perf_counter()
+            self.waits.append(Span(now - float(found["ms"]) / 1000, now))
+
+
+# -- what is measured
+
+
+def fill_old_day(place: Place, count: int) -> None:
+    day = datetime.now(UTC).date() - timedelta(days=10)
+    table = f"horsies.finished_{day:%Y%m%d}"
+    place.admin.execute(
+        f"create table if not exists {table} partition of horsies.finished "
+        f"for values from ('{day} 00:00+00') to ('{day + timedelta(days=1)} 00:00+00')".encode()
+    )
+    fill(place, table, count, f"{day} 12:00+00")
+
+
+def fill(place: Place, table: str, count: int, moment: str) -> None:
+    place.admin.execute(
+        f"insert into {table} (id, task_name, queue_name, priority, status, args, result, sent_at, enqueued_at, attempts, claim_no, "
+        "finished_at) select horsies.new_id(), 'note_start', 'default', 100, 'COMPLETED', '{\"n\": 1}', '1', now(), now(), 1, 1, %s "
+        "from generate_series(1, %s)".encode(),
+        [moment, count],
+    )
+
+
+def drop(place: Place) -> retain.Forgotten:
+    """As the keeper does it."""
+    return _run(place, retain.forget_finished("horsies", KEEP))
+
+
+def _run(place: Place, op: Op[T]) -> T:
+    link = Link(PostgresConfig(database_url=place.url), "benchmark")
+    try:
+        return link.run(op)
+    finally:
+        link.close()
+
+
+def insist_on_drop(place: Place) -> None:
+    """Again and again, as the keeper does: under traffic one attempt may not get its lock in time."""
+    while drop(place).postponed:
+        time.sleep(0.05)
+
+
+@contextmanager
+def open_dump(place: Place) -> Generator[None]:
+    """A pg_dump that nobody reads from: it has locked all tables, and stays."""
+    command = [str(find_binaries().program("pg_dump")), "--data-only", f"--dbname={place.url}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as dump:
+        held = "select from pg_locks join pg_stat_activity using (pid) where application_name = 'pg_dump' and relation = 'horsies.finished'::regclass"
+        while not place.admin.execute(held.encode()).rowcount:
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            dump.kill()
+
+
+def make_today(place: Place) -> None:
+    """The day that everybody writes to, of which the default partition holds as much as may be moved."""
+    today = f"{datetime.now(UTC):%Y%m%d}"
+    with place.admin.transaction():
+        place.admin.execute("lock table horsies.finished in access exclusive mode")
+        place.admin.execute(f"drop table horsies.finished_{today}".encode())
+        fill(place, "horsies.finished_default", days.MOVE_AT_MOST - 1_000, f"{datetime.now(UTC)}")
+
+
+def insist_on_day(place: Place) -> None:
+    while Change.POSTPONED in _run(place, days.prepare_days("horsies")):
+        time.sleep(0.05)
+
+
+def measure(place: Place, count: int) -> Generator[Shown]:
+    fill_old_day(place, count)
+    began = time.perf_counter()
+    insist_on_drop(place)
+    yield Shown("drop, nobody else there", time.perf_counter() - began, 0, 0.0, 0.0)
+    fill_old_day(place, count)
+    traffic = Traffic(place)
+    with traffic.flowing():
+        time.sleep(1.0)
+        yield traffic.during("nothing else happens", partial(time.sleep, CALM_S))
+        yield traffic.during("drop", partial(insist_on_drop, place))
+        fill_old_day(place, count)
+        with open_dump(place):
+            yield traffic.during("nothing else happens, pg_dump open", partial(time.sleep, CALM_S))
+            yield traffic.during("attempts to drop, pg_dump open", lambda: [drop(place) for _ in range(10)])
+        yield traffic.during("drop, pg_dump closed", partial(insist_on_drop, place))
+        make_today(place)
+        yield traffic.during("make today's day out of the default", partial(insist_on_day, place))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retention", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="tasks in the day (default: 1000000)")
+    count: int = parser.parse_args().rows
+    with open_place() as place:
+        shown = list(measure(place, count))
+    table = Table("what", title=f"a day of {count} finished tasks", title_justify="left")
+    for head in ("took ms", "turns", "longest turn ms", "longest wait for a table ms"):
+        table.add_column(head, justify="right")
+    for one in shown:
+        spans = [f"{span * 1000:.0f}" for span in (one.took_s, one.longest_turn_s, one.longest_wait_s)]
+        table.add_row(one.what, spans[0], str(one.turns), spans[1], spans[2] if one.longest_wait_s else "<10")
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
+    is_quick = all(one.took_s <= MAX_DROP_S for one in shown if one.what.startswith("drop"))
+    return 0 if is_quick and max(one.longest_wait_s for one in shown) <= MAX_WAIT_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

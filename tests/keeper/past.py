@@ -1,0 +1,72 @@
+"""Finished tasks of long ago, and the days that hold them: short words for arranging a test of retention."""
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import psycopg
+
+from horsies.db.broker import PostgresBroker
+from horsies.keeper.retain import Forgotten, retain
+from horsies.model.retention import RetentionConfig
+from tests.fixtures.journey import column
+
+WEEK = RetentionConfig(finished=timedelta(days=7))
+
+
+def ago(days: float) -> datetime:
+    return datetime.now(UTC) - timedelta(days=days)
+
+
+def table_of(moment: datetime) -> str:
+    return f"finished_{moment:%Y%m%d}"
+
+
+def make_day(sql: psycopg.Connection, days_ago: int) -> str:
+    """The partition of that day; its name."""
+    first = ago(days_ago).date()
+    table = table_of(ago(days_ago))
+    sql.execute(
+        f"create table horsies.{table} partition of horsies.finished "
+        f"for values from ('{first} 00:00+00') to ('{first + timedelta(days=1)} 00:00+00')".encode()
+    )
+    return table
+
+
+def finish(sql: psycopg.Connection, moment: datetime, count: int = 1) -> list[str]:
+    """Rows that finished then; their ids."""
+    found = sql.execute(
+        "insert into horsies.finished (id, task_name, queue_name, priority, status, args, sent_at, enqueued_at, attempts, claim_no, "
+        "finished_at) select gen_random_uuid(), 'pack', 'default', 100, 'COMPLETED', '{}', %(at)s, %(at)s, 1, 1, %(at)s "
+        "from generate_series(1, %(count)s) returning id::text",
+        {"at": moment, "count": count},
+    )
+    return [task_id for (task_id,) in found.fetchall()]
+
+
+def age(sql: psycopg.Connection, task_id: str, days: float) -> None:
+    """As if it had finished so long ago."""
+    sql.execute("update horsies.finished set finished_at = %s where id = %s", [ago(days), task_id])
+
+
+def days_of(sql: psycopg.Connection) -> list[object]:
+    return column(
+        sql,
+        "select relname from pg_inherits join pg_class on pg_class.oid = inhrelid "
+        "where inhparent = 'horsies.finished'::regclass and relname <> 'finished_default' order by relname",
+    )
+
+
+def places(sql: psycopg.Connection) -> dict[object, str]:
+    """In which partition each finished task is; fails when one is in two."""
+    found = sql.execute("select id::text, tableoid::regclass::text from horsies.finished").fetchall()
+    placed = {task_id: table.removeprefix("horsies.") for task_id, table in found}
+    assert len(placed) == len(found)
+    return placed
+
+
+def retained(broker: PostgresBroker, config: RetentionConfig = WEEK) -> dict[str, Forgotten]:
+    return broker.run(partial(retain, broker.config.schema, config))
+
+
+def is_postponed(done: dict[str, Forgotten]) -> bool:
+    return any(forgotten.postponed for forgotten in done.values())
