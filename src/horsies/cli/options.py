@@ -17,8 +17,22 @@ from horsies.cli.mistakes import told_plainly
 from horsies.db.migrate import require_schema
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
+from horsies.model.worker import LOG_FORMATS
 
-LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+loglevel_option = click.option(
+    "--loglevel",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="INFO",
+    show_default=True,
+    help="What is logged.",
+)
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    help="How: lines for people, or a JSON object a line. Both name the task on every line that is logged in one.",
+)
 
 
 def _named(_context: click.Context, _parameter: click.Parameter, app: str | None) -> str:

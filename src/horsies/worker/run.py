@@ -174,6 +174,7 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
             list(config.imports),
             config.dsn,
             tuple(sys.path),
+            config.log_format,
         ),
         # The embedded server is found once, by us: children that send must not look for it on their own.
         env={"HORSIES_DATABASE_URL": app.broker.config.database_url} if app.is_embedded else {},
