@@ -38,9 +38,7 @@ def load_app(
 
 
 def find_app(locator: str) -> Horsies:
-    place, colon, attribute = locator.rpartition(":")
-    if not colon or not place or not attribute.isidentifier():
-        raise LocateError(f"{locator!r} does not name an app; write package.module:attribute or path/file.py:attribute")
+    place, attribute = parted(locator)
     module = _import(place, f"{place!r}")
     try:
         found = getattr(module, attribute)
@@ -53,6 +51,19 @@ def find_app(locator: str) -> Horsies:
             f"{locator!r} is a {type(found).__name__}, not a Horsies app; name the variable that holds Horsies(...)"
         )
     return found
+
+
+def parted(locator: str) -> tuple[str, str]:
+    """The module or file, and the attribute."""
+    place, colon, attribute = locator.rpartition(":")
+    if not colon or not place or not attribute.isidentifier():
+        raise LocateError(f"{locator!r} does not name an app; write package.module:attribute or path/file.py:attribute")
+    return place, attribute
+
+
+def is_own(file: Path) -> bool:
+    """The user's own code: no library's, and not ours."""
+    return not any(file.is_relative_to(place) for place in (*_LIBRARIES, _OURS))
 
 
 def _import(place: str, what: str) -> ModuleType:
@@ -137,6 +148,6 @@ def _line_of(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<") and not Path(frame.filename).is_relative_to(_OURS)
     ]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    own = [frame for frame in frames if is_own(Path(frame.filename))]
     last = (own or frames)[-1:]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

@@ -8,12 +8,18 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 from horsies.tasks.current import current_task_if_any
 
 
-def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
+class SupportsWrite(Protocol):
+    """All that a handler needs of a stream."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+def configure_logging(level: str, log_format: str, stream: SupportsWrite | None = None) -> None:
     """For a process that is ours. Where somebody has put a handler on the root logger, it is theirs, and nothing is changed."""
     root = logging.getLogger()
     if root.handlers:

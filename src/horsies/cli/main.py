@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from horsies.cli.dev import dev
 from horsies.cli.migrate import migrate
 from horsies.cli.worker import worker
 
@@ -18,7 +19,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate):
+for command in (worker, dev, migrate):
     main.add_command(command)
 
 

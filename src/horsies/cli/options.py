@@ -11,6 +11,7 @@ from functools import partial, wraps
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from horsies.app import Horsies
 from horsies.cli.mistakes import told_plainly
@@ -86,6 +87,17 @@ def target_of(app: str | None, database_url: str | None, schema: str | None = No
     if schema is not None:
         raise click.UsageError("--schema goes with --database-url; an app names its own schema")
     return load_app(app)
+
+
+def words_again(context: click.Context, *, without: str) -> list[str]:
+    """The options of this command as they were given on the command line, for another process; all but one."""
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and is_given and name != without:
+            words.append(option.opts[-1] if option.is_flag else f"{option.opts[-1]}={context.params[name]}")
+    return words
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -83,7 +83,7 @@ async def _run_incarnations(app: Horsies, config: WorkerConfig) -> ExitCode:
             try:
                 return await _run(app, config, stop)
             except BaseExceptionGroup as group:
-                error = _cause(group)
+                error = cause_of(group)
                 if not isinstance(error, DeclaredDead):
                     raise error from None
                 log.warning("%s; starting anew", error)
@@ -218,7 +218,7 @@ def _signals(stop: Stop) -> Generator[None]:
             loop.remove_signal_handler(number)
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
     """What brought a task group down: the first of its errors."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
