@@ -28,12 +28,19 @@ class Part:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str], show: Callable[[str], None] | None
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        show: Callable[[str], None] | None,
+        pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self.name = name
         self._command = command
         self._env = env
         self._show = show
+        self._first_pause_s = pause_s
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self._asks = 0
@@ -47,13 +54,14 @@ class Part:
                 self._process.send_signal(signal.SIGTERM if self._asks <= ASKS else signal.SIGKILL)
 
     async def run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = self._first_pause_s
         while not self._stopping.is_set():
             began = time.monotonic()
             code = await self._run_once()
             if self._stopping.is_set():
                 return
-            pause_s = FIRST_PAUSE_S if time.monotonic() - began > STEADY_S else pause_s
+            if time.monotonic() - began > STEADY_S:
+                pause_s = self._first_pause_s
             log.warning("the %s %s by itself; starting it again in %g s", self.name, words(code), pause_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,9 +31,15 @@ def run_parts(app: str, plan: Plan, show: Callable[[str, str], None] | None = No
     """Until SIGINT or SIGTERM. `show` gets the output of the parts by name and line; without it, they write where we do."""
     parted(app)  # no change of code mends this
     try:
-        asyncio.run(Reloader(app, plan, show).run())
+        asyncio.run(_until_signalled(Reloader(app, plan, show)))
     except* HorsiesError as group:
         raise cause_of(group) from None
+
+
+async def _until_signalled(reloader: "Reloader") -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, reloader.stop)
+    await reloader.run()
 
 
 class Reloader:
@@ -57,21 +62,20 @@ class Reloader:
         self._told: object = None
 
     async def run(self) -> None:
-        with self._signals():
-            async with asyncio.TaskGroup() as group:
-                watch = Watch(group, self._changed)
-                watch.look_at(self._first_folders())
-                while not self._is_stopping:
-                    self._news.clear()
-                    found = await self._unless_news(survey(self._app))
-                    if isinstance(found, Survey):
-                        watch.look_at(outermost({*map(Path, found.folders), *self._first_folders()}))
-                        self._prepare(found, watch.folders)
-                        await self._run(found)
-                    elif found is not None:
-                        log.error("%s (waiting for a change)", found)
-                        await self._news.wait()
-                watch.close()
+        async with asyncio.TaskGroup() as group:
+            watch = Watch(group, self._changed)
+            watch.look_at(self._first_folders())
+            while not self._is_stopping:
+                self._news.clear()
+                found = await self._unless_news(survey(self._app))
+                if isinstance(found, Survey):
+                    watch.look_at(outermost({*map(Path, found.folders), *self._first_folders()}))
+                    self._prepare(found, watch.folders)
+                    await self._run(found)
+                elif found is not None:
+                    log.error("%s (waiting for a change)", found)
+                    await self._news.wait()
+            watch.close()
         log.info("stopped")
 
     def _first_folders(self) -> list[Path]:
@@ -132,7 +136,7 @@ class Reloader:
         try:
             show(name, line)
         except OSError:
-            self._asked()  # nobody reads any more
+            self.stop()  # nobody reads any more
 
     def _ask_all(self) -> None:
         for part in self._parts:
@@ -145,23 +149,13 @@ class Reloader:
             log.info("%s changed: starting anew", ", ".join(names))
             self._news.set()
 
-    def _asked(self) -> None:
+    def stop(self) -> None:
+        """Wait for what runs; once more: hurry."""
         if not self._is_stopping:
             log.info("stopping, once more to hurry")
         self._is_stopping = True
         self._ask_all()
         self._news.set()
-
-    @contextmanager
-    def _signals(self) -> Generator[None]:
-        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._asked)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
 
 def _embedded() -> str:
