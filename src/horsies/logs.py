@@ -28,6 +28,8 @@ def configure_logging(level: str, log_format: str, stream: SupportsWrite | None 
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root.addHandler(handler)
     root.setLevel(level)
+    if log_format == "json":
+        logging.captureWarnings(True)  # noqa: FBT003 - they would be written between the lines of JSON
 
 
 def keep_lines_whole() -> None:

@@ -75,7 +75,7 @@ def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Do
     if raised is None:
         return _returned(running, task, returned)
     if running.is_cancelled and any(isinstance(error, _CANCELLED) for error in _chain(raised)):
-        log.info("task %s was cancelled while it ran", task.name)
+        log.info("task %s has stopped, as it was asked to", task.name)
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
     return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
