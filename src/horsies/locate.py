@@ -3,10 +3,7 @@
 import importlib
 import importlib.util
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +12,6 @@ from horsies.model.errors import HorsiesError, LocateError
 from horsies.tasks.suppress import suppress_sends
 
 _OURS = Path(__file__).parent
-_LIBRARIES = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def load_app(
@@ -63,7 +59,10 @@ def parted(locator: str) -> tuple[str, str]:
 
 def is_own(file: Path) -> bool:
     """The user's own code: no library's, and not ours."""
-    return not any(file.is_relative_to(place) for place in (*_LIBRARIES, _OURS))
+    import sysconfig  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
+
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return not any(file.is_relative_to(place) for place in (*libraries, _OURS))
 
 
 def _import(place: str, what: str) -> ModuleType:
@@ -118,6 +117,8 @@ def _origin(name: str) -> Path | None:
 def _import_lone_file(path: Path) -> ModuleType:
     name = path.stem
     if _origin(name) not in (None, path):  # `queue.py` must not take the place of Python's own
+        from hashlib import sha256  # noqa: PLC0415 - brings OpenSSL
+
         name = f"{name}_{sha256(bytes(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -141,6 +142,8 @@ def _where(error: BaseException) -> str:
 
 def _line_of(error: BaseException) -> str:
     """The line of the user's own code that raised it: not where a library that it called gave up."""
+    import traceback  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
+
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     frames = [
