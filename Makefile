@@ -71,5 +71,5 @@ $(ready): pyproject.toml constraints.txt
 		install='$(bin)/python -m pip install --quiet --disable-pip-version-check'; \
 	fi; \
 	$(bin)/python -c '$(dev_group)' >.venv/dev.txt; \
-	PIP_CONSTRAINT=constraints.txt $$install --constraint constraints.txt --requirement .venv/dev.txt --editable '.[embedded]'
+	PIP_CONSTRAINT=constraints.txt $$install --constraint constraints.txt --requirement .venv/dev.txt --editable '.[dev]'
 	@touch $@

@@ -46,9 +46,7 @@ def load_app(
 
 
 def find_app(locator: str) -> Horsies:
-    place, colon, attribute = locator.rpartition(":")
-    if not colon or not place or not attribute.isidentifier():
-        raise LocateError(f"{locator!r} does not name an app; write package.module:attribute or path/file.py:attribute")
+    place, attribute = parted(locator)
     module = _import(place, f"{place!r}")
     try:
         found = getattr(module, attribute)
@@ -61,6 +59,22 @@ def find_app(locator: str) -> Horsies:
             f"{locator!r} is a {type(found).__name__}, not a Horsies app; name the variable that holds Horsies(...)"
         )
     return found
+
+
+def parted(locator: str) -> tuple[str, str]:
+    """The module or file, and the attribute."""
+    place, colon, attribute = locator.rpartition(":")
+    if not colon or not place or not attribute.isidentifier():
+        raise LocateError(f"{locator!r} does not name an app; write package.module:attribute or path/file.py:attribute")
+    return place, attribute
+
+
+def is_own(file: Path) -> bool:
+    """The user's own code: no library's, and not ours."""
+    import sysconfig  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
+
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return not any(file.is_relative_to(place) for place in (*libraries, _OURS))
 
 
 def _import(place: str, what: str) -> ModuleType:
@@ -140,8 +154,7 @@ def _where(error: BaseException) -> str:
 
 def _line_of(error: BaseException) -> str:
     """The line of the user's own code that raised it: not where a library that it called gave up."""
-    import sysconfig  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
-    import traceback  # noqa: PLC0415 - the same
+    import traceback  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
 
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
@@ -150,7 +163,6 @@ def _line_of(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<") and not Path(frame.filename).is_relative_to(_OURS)
     ]
-    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in libraries)]
+    own = [frame for frame in frames if is_own(Path(frame.filename))]
     last = (own or frames)[-1:]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

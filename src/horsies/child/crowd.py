@@ -13,7 +13,7 @@ from typing import Any
 
 from horsies.child.desk import Desk
 from horsies.child.loop import Loop
-from horsies.child.outcome import Call, conclude, failed, prepare
+from horsies.child.outcome import Call, conclude, prepare, refused
 from horsies.child.progress import ProgressReports
 from horsies.child.running import Running, begin, context_of
 from horsies.child.softstop import OnLoop, OtherThread
@@ -73,10 +73,10 @@ class Crowd:
 
     def _start(self, running: Running) -> None:
         prepared = prepare(self._tasks, running)
-        if isinstance(prepared, TaskError):
-            self._end(running, failed(running, prepared))
-            return
         context = context_of(running, self._progress.report)
+        if isinstance(prepared, TaskError):
+            self._end(running, context.run(refused, running, prepared))
+            return
         if prepared.task.is_async:
             on_loop = OnLoop(running)
             task = self._loop.create_task(self._run_on_loop(on_loop, running, prepared), context=context)

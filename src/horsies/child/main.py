@@ -28,13 +28,13 @@ from horsies.child.memory import rss_meter
 from horsies.child.solo import Solo
 from horsies.child.title import set_title
 from horsies.child.wire import Boot, Booting, Message, Ready, Refused, pack
+from horsies.logs import configure_logging, keep_lines_whole
 from horsies.model.errors import HorsiesError
 
 if TYPE_CHECKING:
     from horsies.child.crowd import Crowd
 
 LEAVE_S = 5.0
-LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
 
 log = logging.getLogger("horsies.child")
 
@@ -51,7 +51,8 @@ def main(fd: int) -> None:
 def load(boot: Boot, at: Callable[[str], None]) -> Horsies:
     """Import what there is to import; `at` hears what comes next."""
     set_title("loading")
-    logging.basicConfig(level=boot.loglevel, format=LOG_FORMAT)
+    configure_logging(boot.loglevel, boot.log_format)
+    keep_lines_whole()
     if boot.path:
         sys.path[:] = boot.path  # a script's folder is on its own path only
     app = locate.load_app(boot.app, imports=boot.imports, before=lambda module: at(f"importing {module}"))

@@ -68,16 +68,24 @@ def _inputs(text: str) -> "Inputs":
     return read(text)
 
 
+def refused(running: Running, error: TaskError) -> Done:
+    """It could not be called here."""
+    _tell_failed(running, error)
+    return failed(running, error)
+
+
 def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
     running.is_over = True
     returned, raised = outcome
     if running.is_timed_out:
         wants_retry = task.retry_policy is not None and issubclass(TaskTimeoutError, task.retry_policy.exceptions)
+        log.warning("task %s ran longer than its %s ms", task.name, running.assignment.timeout_ms, exc_info=raised)
         return failed(running, _timed_out(running, raised), wants_retry=wants_retry)
     if raised is None:
         return _returned(running, task, returned)
     if running.is_cancelled and any(map(_is_cancellation, _chain(raised))):
+        log.info("task %s has stopped, as it was asked to", task.name)
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
     return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
@@ -110,8 +118,16 @@ def failed(
 def _returned(running: Running, task: Sendable[..., Any], returned: object) -> Done:
     result = _encoded(task, returned)
     if isinstance(result, TaskError):
+        _tell_failed(running, result)
         return failed(running, result, max_bytes=task.result.max_bytes)
-    return Done(running.assignment.ticket, TaskStatus.COMPLETED.value, _duration_us(running), None, result, None)
+    duration_us = _duration_us(running)
+    log.debug("task %s completed in %.1f ms", task.name, duration_us / 1000)
+    return Done(running.assignment.ticket, TaskStatus.COMPLETED.value, duration_us, None, result, None)
+
+
+def _tell_failed(running: Running, error: TaskError) -> None:
+    """By its code only: messages may quote what it was called with."""
+    log.warning("task %s failed: %s", running.assignment.task_name, error.error_code)
 
 
 def _encoded(task: Sendable[..., Any], returned: object) -> str | TaskError:

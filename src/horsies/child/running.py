@@ -67,6 +67,7 @@ def context_of(running: Running, report: Callable[[int, float | None, str | None
         task_name=assignment.task_name,
         queue_name=assignment.queue_name,
         attempt=assignment.attempt,
+        root_id=assignment.root_id,
         deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
         until=None if timeout_s is None else time.monotonic() + timeout_s,
         is_cancelled=lambda: running.is_cancelled,

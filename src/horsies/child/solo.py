@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context
 from typing import Any
 
 from horsies.child.desk import Desk
 from horsies.child.loop import Loop
-from horsies.child.outcome import Call, conclude, failed, prepare
+from horsies.child.outcome import Call, conclude, prepare, refused
 from horsies.child.progress import ProgressReports
 from horsies.child.running import Outcome, Running, begin, context_of
 from horsies.child.softstop import MainThread, OnLoop
@@ -63,12 +64,13 @@ class Solo:
 
     def _done(self, running: Running) -> Done:
         prepared = prepare(self._tasks, running)
-        if isinstance(prepared, TaskError):
-            return failed(running, prepared)
-        return conclude(running, prepared.task, self._call(running, prepared))
-
-    def _call(self, running: Running, call: Call) -> Outcome:
         context = context_of(running, self._progress.report)
+        if isinstance(prepared, TaskError):
+            return context.run(refused, running, prepared)
+        outcome = self._call(running, prepared, context)
+        return context.run(conclude, running, prepared.task, outcome)
+
+    def _call(self, running: Running, call: Call, context: Context) -> Outcome:
         if not call.task.is_async:
             return self._main.call(running, lambda: context.run(call.function))
         on_loop, loop = OnLoop(running), self._loop.get()

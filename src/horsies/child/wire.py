@@ -33,6 +33,7 @@ class Assignment(NamedTuple):
     timeout_ms: int | None
     args: str
     inputs: str | None = None
+    root_id: str | None = None
 
 
 # -- to the child
@@ -50,9 +51,10 @@ class Boot(NamedTuple):
     imports: list[str]
     dsn: str | None = None
     path: tuple[str, ...] = ()
+    log_format: str = "text"
 
 
-Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None]
+Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None]
 """Of an `Assignment`: a plain tuple is what marshal writes."""
 
 

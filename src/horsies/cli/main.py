@@ -5,6 +5,7 @@ import sys
 import click
 
 from horsies.cli.check import check
+from horsies.cli.dev import dev
 from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.queues import queues
@@ -25,7 +26,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate, check, status, doctor, tasks, workflows, queues, workers):
+for command in (worker, dev, migrate, check, status, doctor, tasks, workflows, queues, workers):
     main.add_command(command)
 
 

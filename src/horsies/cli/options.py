@@ -11,13 +11,28 @@ from functools import wraps
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from horsies.app import Horsies
 from horsies.cli.mistakes import told_plainly
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
+from horsies.model.worker import LOG_FORMATS
 
-LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+loglevel_option = click.option(
+    "--loglevel",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="INFO",
+    show_default=True,
+    help="What is logged.",
+)
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    help="How: lines for people, or a JSON object a line. Both name the task on every line that is logged in one.",
+)
 
 
 def _named(_context: click.Context, _parameter: click.Parameter, app: str | None) -> str:
@@ -71,6 +86,17 @@ def target_of(app: str | None, database_url: str | None, schema: str | None = No
     if schema is not None:
         raise click.UsageError("--schema goes with --database-url; an app names its own schema")
     return load_app(app)
+
+
+def words_again(context: click.Context, *, without: str) -> list[str]:
+    """The options of this command as they were given on the command line, for another process; all but one."""
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and is_given and name != without:
+            words.append(option.opts[-1] if option.is_flag else f"{option.opts[-1]}={context.params[name]}")
+    return words
 
 
 def confirm(question: str, *, yes: bool) -> None:

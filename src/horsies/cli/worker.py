@@ -1,17 +1,18 @@
 """`horsies worker`."""
 
-import logging
 import os
 import sys
 from typing import Any
 
 import click
 
-from horsies.child.main import LOG_FORMAT
+from horsies.cli.dev import as_part
 from horsies.cli.mistakes import told_plainly
-from horsies.cli.options import LOG_LEVELS, app_argument
+from horsies.cli.options import app_argument, log_format_option, loglevel_option, words_again
 from horsies.locate import load_app
+from horsies.logs import configure_logging
 from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
+from horsies.reloader.reload import run_parts
 from horsies.worker.run import run_worker
 
 
@@ -62,9 +63,21 @@ from horsies.worker.run import run_worker
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )
-@click.option("--loglevel", type=LOG_LEVELS, default="INFO", show_default=True, help="What is logged to stderr.")
+@loglevel_option
+@log_format_option
+@click.option("--reload", is_flag=True, help="For development: start anew when a .py file of the app changes.")
+@click.pass_context
 @told_plainly
-def worker(app: str, *, queues: str | None, shutdown_timeout: float | None, loglevel: str, **options: Any) -> None:
+def worker(
+    context: click.Context,
+    /,
+    app: str,
+    *,
+    queues: str | None,
+    shutdown_timeout: float | None,
+    reload: bool,
+    **options: Any,
+) -> None:
     """Run tasks until told to stop.
 
     SIGTERM or Ctrl-C asks the worker to stop: it claims no more, lets what is running end, and exits 0. A second one interrupts
@@ -73,14 +86,16 @@ def worker(app: str, *, queues: str | None, shutdown_timeout: float | None, logl
     Exit codes: 0 stopped when asked, 1 could not start or go on, 2 wrong usage, 3 stopped, but tasks were interrupted, 4 the database stayed
     away for longer than db_retry_max_attempts allows.
     """
-    logging.basicConfig(level=loglevel, format=LOG_FORMAT)
+    configure_logging(options["loglevel"], options["log_format"])
     if options["max_tasks_per_child"] == 1 or options["max_tasks_per_child"] < 0:
         raise click.UsageError("--max-tasks-per-child takes 2 or more, or 0 to keep children for ever")
     config = WorkerConfig(
         app_locator=app,
         queues=[name.strip() for name in queues.split(",")] if queues else None,
         shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
-        loglevel=loglevel.upper(),
         **options,
     )
-    sys.exit(run_worker(load_app(app), config))
+    if reload:
+        run_parts(app, lambda _found: {"worker": as_part("worker", app, *words_again(context, without="reload"))})
+    else:
+        sys.exit(run_worker(load_app(app), config))

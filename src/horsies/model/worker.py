@@ -10,6 +10,7 @@ from horsies.model.database_url import url_problem
 from horsies.model.problems import number_problems, refuse
 
 LOGLEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOG_FORMATS = ("text", "json")
 DEFAULT_TASKS_PER_CHILD = 100
 
 
@@ -36,6 +37,7 @@ class WorkerConfig:
     coalesce_notifies: int = 100
     shutdown_timeout_ms: int | None = None
     loglevel: str = "INFO"
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         if self.processes is None:
@@ -71,6 +73,8 @@ class WorkerConfig:
             yield from number_problems("shutdown_timeout_ms", self.shutdown_timeout_ms, 0, 86_400_000)
         if self.loglevel not in LOGLEVELS:
             yield f"loglevel is {self.loglevel!r}; choose one of {', '.join(LOGLEVELS)}"
+        if self.log_format not in LOG_FORMATS:
+            yield f"log_format is {self.log_format!r}; choose one of {', '.join(LOG_FORMATS)}"
 
     def _queue_problems(self) -> Iterator[str]:
         if self.queues is not None:

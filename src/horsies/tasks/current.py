@@ -26,6 +26,8 @@ class CurrentTask:
     queue_name: str
     attempt: int
     """1 for the first."""
+    root_id: str | None = None
+    """Of a task that a workflow runs: the outermost run."""
     deadline: datetime | None
     """When its `timeout_ms` is over."""
     until: float | None = field(repr=False)
@@ -65,6 +67,10 @@ def current_task() -> CurrentTask:
         ) from None
 
 
+def current_task_if_any() -> CurrentTask | None:
+    return _current.get(None)
+
+
 def set_current_task(current: CurrentTask) -> None:
     """For whoever runs tasks, in the context made for this one."""
     _current.set(current)
@@ -72,7 +78,7 @@ def set_current_task(current: CurrentTask) -> None:
 
 def warn_inside_task(stacklevel: int) -> None:
     """About a wait for other tasks: those that wait in all slots, for tasks that need a slot, wait for ever."""
-    current = _current.get(None)
+    current = current_task_if_any()
     if current is not None:
         warnings.warn(
             f"task {current.task_name!r} waits for another task, and holds a slot of its worker meanwhile; when all slots are "

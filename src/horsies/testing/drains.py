@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
 from horsies.app import Horsies
-from horsies.child.outcome import conclude, failed, prepare
+from horsies.child.outcome import conclude, prepare, refused
 from horsies.child.running import begin, context_of
 from horsies.child.wire import Assignment, Done
 from horsies.db.load import load
@@ -146,14 +146,14 @@ class Drain:
     def _run(self, claim: Claim) -> Generator[Verb | Job, Any, None]:
         running = begin(_assignment(claim))
         reports: list[str] = []
-        prepared = prepare(self.app.tasks, running)
+        prepared, context = prepare(self.app.tasks, running), context_of(running, _noted(reports))
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):
-            done = failed(running, prepared)
+            done = context.run(refused, running, prepared)
         else:
-            outcome = yield Job(running, prepared, context_of(running, _noted(reports)))
+            outcome = yield Job(running, prepared, context)
             raised = outcome[1]
-            done = conclude(running, prepared.task, outcome)
+            done = context.run(conclude, running, prepared.task, outcome)
         status = yield lambda: self._finish(claim, done, reports)
         error = decode_error(done.error) if done.error else None
         self.ran.append(Ran(claim.task_name, claim.id, claim.queue_name, claim.attempt, status, error, raised))
@@ -197,7 +197,15 @@ def _ends_more_than_the_task(raised: BaseException) -> bool:
 
 def _assignment(claim: Claim) -> Assignment:
     return Assignment(
-        1, claim.id, claim.task_name, claim.queue_name, claim.attempt, claim.timeout_ms, claim.args, claim.inputs
+        ticket=1,
+        task_id=claim.id,
+        task_name=claim.task_name,
+        queue_name=claim.queue_name,
+        attempt=claim.attempt,
+        timeout_ms=claim.timeout_ms,
+        args=claim.args,
+        inputs=claim.inputs,
+        root_id=claim.root_id,
     )
 
 

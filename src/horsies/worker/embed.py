@@ -1,6 +1,5 @@
 """A worker started from code: `app.run_worker(WorkerConfig(...))`."""
 
-import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from horsies.app import Horsies
-from horsies.child.main import LOG_FORMAT
+from horsies.logs import configure_logging
 from horsies.model.errors import HorsiesError, LocateError
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.handle import refuse_in_event_loop
@@ -19,7 +18,7 @@ from horsies.worker.run import run_worker
 
 def run_in_process(app: Horsies, config: WorkerConfig) -> int:
     _refuse_wrong_places()
-    logging.basicConfig(level=config.loglevel, format=LOG_FORMAT)  # does nothing where the program has its own
+    configure_logging(config.loglevel, config.log_format)  # does nothing where the program has its own
     if config.app_locator is None:
         config = replace(config, app_locator=locate(app))
     if config.dsn is not None:

@@ -83,7 +83,7 @@ async def _run_incarnations(app: Horsies, config: WorkerConfig) -> ExitCode:
             try:
                 return await _run(app, config, stop)
             except BaseExceptionGroup as group:
-                error = _cause(group)
+                error = cause_of(group)
                 if not isinstance(error, DeclaredDead):
                     raise error from None
                 log.warning("%s; starting anew", error)
@@ -181,6 +181,7 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
             list(config.imports),
             config.dsn,
             tuple(sys.path),
+            config.log_format,
         ),
         # The embedded server is found once, by us: children that send must not look for it on their own.
         env={"HORSIES_DATABASE_URL": app.broker.config.database_url} if app.is_embedded else {},
@@ -226,7 +227,7 @@ def _signals(stop: Stop) -> Generator[None]:
             loop.remove_signal_handler(number)
 
 
-def _cause(error: BaseException) -> BaseException:
+def cause_of(error: BaseException) -> BaseException:
     """What brought a task group down: the first of its errors."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]

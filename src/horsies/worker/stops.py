@@ -1,5 +1,6 @@
 """Stopping tasks that run: asked first, killed when their grace is over. For time-outs, cancellations and shutdowns alike."""
 
+import logging
 import time
 from collections.abc import Collection
 
@@ -12,6 +13,8 @@ from horsies.model.task import Claim, Ending, TaskId
 from horsies.worker.books import Books
 from horsies.worker.deadlines import Deadline, Deadlines, Stage
 from horsies.worker.member import Member
+
+log = logging.getLogger("horsies.worker")
 
 
 class Stops:
@@ -100,6 +103,14 @@ class Stops:
 
     def fail(self, claim: Claim, error: TaskError) -> None:
         """Enter an ending of which the child could not tell."""
+        log.warning(
+            "task %s (%s) ended as %s: %s",
+            claim.task_name,
+            claim.id,
+            error.error_code,
+            error.message,
+            extra={"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt},
+        )
         key = claim.id, claim.claim_no
         self._asked.discard(key)
         if key in self._interrupted:

@@ -66,6 +66,7 @@ class Tickets:
                     claim.timeout_ms,
                     claim.args,
                     claim.inputs,
+                    claim.root_id,
                 )
             )
         return run
