@@ -83,6 +83,9 @@ def by_pydantic(codec: Any) -> Any:
 @example(Any, [[[0]]] * 2_000)
 @example(list[int], [10**4_299, -(10**4_299)])
 @example(list[bool], [True, 1])
+@example(float, 1e16)
+@example(list[float], [1e-5])
+@example(Any, float("nan"))
 def test_a_value_is_written_as_pydantic_writes_it(tp: Any, value: object) -> None:
     codec = ResultCodec.for_type(tp)
     assert outcome(codec.encode, value) == outcome(by_pydantic(codec).encode, value)
