@@ -1,17 +1,14 @@
 """From `package.module:attr` or `path/file.py:attr` to the app, with its task modules imported."""
 
 import importlib
-import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import ModuleType
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError, LocateError
 from horsies.tasks.suppress import suppress_sends
-
-_OURS = Path(__file__).parent
 
 
 def _raise(error: LocateError) -> None:
@@ -30,7 +27,7 @@ def load_app(
     `imports` are modules beside those that the app names itself; `before` hears of each module before it is imported, and `failed` of those
     of its tasks that cannot be.
     """
-    here = str(Path.cwd())
+    here = os.getcwd()  # noqa: PTH109 - every child loads this module, and pathlib is dear
     if here not in sys.path:
         sys.path.insert(0, here)
     with suppress_sends():
@@ -69,17 +66,9 @@ def parted(locator: str) -> tuple[str, str]:
     return place, attribute
 
 
-def is_own(file: Path) -> bool:
-    """The user's own code: no library's, and not ours."""
-    import sysconfig  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
-
-    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return not any(file.is_relative_to(place) for place in (*libraries, _OURS))
-
-
 def _import(place: str, what: str) -> ModuleType:
     try:
-        return _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        return _import_file(place) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
             raise LocateError(
@@ -93,59 +82,10 @@ def _import(place: str, what: str) -> ModuleType:
         raise LocateError(f"cannot import {what}: {_where(error)}") from error
 
 
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise LocateError(f"there is no file {str(path)!r}; write its path as seen from {str(Path.cwd())!r}")
-    path = path.resolve()
-    name = _dotted_name(path)
-    return importlib.import_module(name) if name else _import_lone_file(path)
+def _import_file(place: str) -> ModuleType:
+    from horsies.locate_file import import_file  # noqa: PLC0415 - brings pathlib
 
-
-def _dotted_name(path: Path) -> str | None:
-    """A file that can be imported by a dotted name is, or it would exist twice once somebody imports it."""
-    for folder in sys.path:
-        root = Path(folder).resolve()
-        if folder and path.is_relative_to(root):
-            parts = path.relative_to(root).with_suffix("").parts
-            name = ".".join(parts)
-            if all(part.isidentifier() for part in parts) and _origin(name) == path:
-                return name
-    return None
-
-
-def _origin(name: str) -> Path | None:
-    """The file that an import of this name leads to: another package of the same name may come first."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            return None  # its parent is not there, or is no package
-        raise
-    except ValueError:
-        return Path()  # no file: it was not imported in the usual way, as `__main__`
-    return Path(spec.origin or "").resolve() if spec else None
-
-
-def _import_lone_file(path: Path) -> ModuleType:
-    name = path.stem
-    if _origin(name) not in (None, path):  # `queue.py` must not take the place of Python's own
-        from hashlib import sha256  # noqa: PLC0415 - brings OpenSSL
-
-        name = f"{name}_{sha256(bytes(path)).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise LocateError(f"{str(path)!r} is not a Python file; write the path of one that ends in .py")
-    sys.path.insert(0, str(path.parent))  # as `python path/file.py` does
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return import_file(place)
 
 
 def _where(error: BaseException) -> str:
@@ -156,13 +96,15 @@ def _line_of(error: BaseException) -> str:
     """The line of the user's own code that raised it: not where a library that it called gave up."""
     import traceback  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
 
+    from horsies.locate_file import is_ours, is_own  # noqa: PLC0415 - the same
+
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and not Path(frame.filename).is_relative_to(_OURS)
+        if not frame.filename.startswith("<") and not is_ours(frame.filename)
     ]
-    own = [frame for frame in frames if is_own(Path(frame.filename))]
+    own = [frame for frame in frames if is_own(frame.filename)]
     last = (own or frames)[-1:]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

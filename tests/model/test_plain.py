@@ -27,7 +27,7 @@ TYPES: list[Any] = [
     *(None, bool, int, float, str, Any, object, list, dict),
     *(int | None, None | str, float | None, list[int] | None),
     *(list[int], list[float], list[Any], list[dict[str, bool]]),
-    *(dict[str, int], dict[str, Any], dict[str, list[str | None]]),
+    *(dict[str, int], dict[str, Any], dict[str, list[str | None]], list[bool]),
 ]
 
 types = st.sampled_from(TYPES)
@@ -80,7 +80,12 @@ def by_pydantic(codec: Any) -> Any:
 
 
 @given(types, values)
-@example(Any, [[[0]]] * 200)
+@example(Any, [[[0]]] * 2_000)
+@example(list[int], [10**4_299, -(10**4_299)])
+@example(list[bool], [True, 1])
+@example(float, 1e16)
+@example(list[float], [1e-5])
+@example(Any, float("nan"))
 def test_a_value_is_written_as_pydantic_writes_it(tp: Any, value: object) -> None:
     codec = ResultCodec.for_type(tp)
     assert outcome(codec.encode, value) == outcome(by_pydantic(codec).encode, value)
@@ -91,6 +96,9 @@ def test_a_value_is_written_as_pydantic_writes_it(tp: Any, value: object) -> Non
 @example(Any, "[" * 250 + "]" * 250)
 @example(str, '"\\ud800"')
 @example(float, "1e400")
+@example(int, "1" * 4_300)
+@example(int, "1" * 4_301)
+@example(int, "-0")
 def test_a_text_is_read_as_pydantic_reads_it(tp: Any, text: str) -> None:
     codec = ResultCodec.for_type(tp)
     assert outcome(codec.decode, text) == outcome(by_pydantic(codec).decode, text)

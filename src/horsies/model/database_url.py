@@ -11,7 +11,6 @@ unescaped `%` or `/` is exactly what it does not understand.
 import re
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import unquote
 
 ACCEPTED: Final = (
     "write postgresql://user:password@host:5432/dbname (postgres:// and postgresql+psycopg:// do as well) "
@@ -136,7 +135,7 @@ def _hosts_problem(hosts: str) -> str | None:
 
 def _query_problem(query: str) -> str | None:
     for name, equals, value in (pair.partition("=") for pair in query.split("&") if pair):
-        if not equals or "=" in value or not _NAME.fullmatch(unquote(name)):
+        if not equals or "=" in value or not _NAME.fullmatch(_unquoted(name)):
             return (
                 "has a parameter after the ? that is not name=value with a lower-case name; "
                 "write ? = & in a value or a password as %3F %3D %26"
@@ -166,7 +165,7 @@ def _masked_url(url: str) -> str:
 def _masked_parameters(query: str) -> Iterator[str]:
     for pair in query.split("&"):
         key, equals, value = pair.partition("=")
-        yield f"{key}{equals}{value if unquote(key) in SHOWN else MASK}" if equals else pair
+        yield f"{key}{equals}{value if _unquoted(key) in SHOWN else MASK}" if equals else pair
 
 
 def _masked_pairs(text: str) -> str:
@@ -176,4 +175,12 @@ def _masked_pairs(text: str) -> str:
 
 def _mask_query_pair(pair: re.Match[str]) -> str:
     # libpq decodes the names of parameters too, so `p%61ssword` is a password.
-    return f"{pair[1]}{pair[2]}={MASK}" if _SECRET_KEY.search(unquote(pair[2])) else pair[0]
+    return f"{pair[1]}{pair[2]}={MASK}" if _SECRET_KEY.search(_unquoted(pair[2])) else pair[0]
+
+
+def _unquoted(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote  # noqa: PLC0415 - every child loads this module, and that one is dear
+
+    return unquote(text)

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from horsies.child.guard import die_with
-from horsies.locate import is_own, load_app
+from horsies.locate import load_app
+from horsies.locate_file import is_own
 from horsies.model.database_url import mask_passwords
 from horsies.model.errors import HorsiesError
 
@@ -68,7 +69,7 @@ def main(parent: str, locator: str) -> None:
 def _look_at(locator: str) -> Survey:
     app = load_app(locator)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    folders = {Path(file).resolve().parent for file in files if file and is_own(Path(file).resolve())}
+    folders = {Path(file).resolve().parent for file in files if file and is_own(str(Path(file).resolve()))}
     return Survey(
         folders=[str(folder) for folder in outermost(folders)],
         database_url=None if app.is_embedded else mask_passwords(app.broker.config.database_url),
