@@ -28,7 +28,8 @@ INTERRUPTED = 130
 def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, _interrupt)
-    logging.getLogger("horsies").setLevel(logging.CRITICAL)  # the producers' complaints about outages
+    for name in ("horsies", "psycopg"):  # the producers' complaints about outages
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     plan = Plan(seconds=options.minutes * 60, seed=options.seed, kinds=frozenset(options.only))
     progress, accounts = Progress(), list[Account]()
     try:

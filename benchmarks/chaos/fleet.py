@@ -113,7 +113,8 @@ class Fleet:
 
     def leave(self, worker: Worker) -> None:
         """SIGTERM: it ends what it runs and goes with code 0; another one takes its place."""
-        self._leave(worker)
+        worker.process.terminate()
+        self._wait_for_end(worker)
         self._replace(worker)
 
     def tend(self) -> None:
@@ -127,7 +128,7 @@ class Fleet:
         for worker in self.live:
             worker.process.terminate()
         for worker in self.live:
-            self._leave(worker)
+            self._wait_for_end(worker)
         self.live = []
         deadline = time.monotonic() + 10
         while (left := self.survivors()) and time.monotonic() < deadline:
@@ -150,8 +151,7 @@ class Fleet:
         except (psutil.Error, OSError):
             return False  # gone meanwhile, or somebody else's
 
-    def _leave(self, worker: Worker) -> None:
-        worker.process.terminate()
+    def _wait_for_end(self, worker: Worker) -> None:
         try:
             code = worker.process.wait(STOP_S)
         except subprocess.TimeoutExpired:

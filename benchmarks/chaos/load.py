@@ -137,6 +137,7 @@ class Producer:
         self._acts: dict[Callable[[], None], int] = {
             self._steady: 30,
             self._once: 10,
+            self._long: 1,
             self._flaky: 8,
             self._capped: 14,
             self._keyed: 10,
@@ -162,6 +163,11 @@ class Producer:
     def _once(self) -> None:
         n = self._load.number()
         self._load.note(n, time.time(), lambda: self._shop.once.send(n, 0.02))
+
+    def _long(self) -> None:
+        """Long enough to be at work when its worker has been given up."""
+        n, seconds = self._load.number(), self._rng.uniform(2, 7)
+        self._load.note(n, time.time(), lambda: self._shop.steady.send(n, seconds))
 
     def _flaky(self) -> None:
         n, failures = self._load.number(), self._rng.randint(1, 3)

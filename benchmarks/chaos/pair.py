@@ -82,7 +82,7 @@ class Pair:
         with psycopg.connect(self.admin_url(), autocommit=True) as sql:
             sql.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
             sql.execute("select pg_reload_conf()")
-            while names and not sql.execute("select from pg_stat_replication where sync_state = 'sync'").fetchone():
+            while names and not sql.execute("select 1 from pg_stat_replication where sync_state = 'sync'").fetchone():
                 if time.monotonic() > deadline:
                     raise RuntimeError("the standby does not stream")
                 time.sleep(0.05)
