@@ -29,11 +29,12 @@ Handle = TaskHandle[Any]
 class Load:
     """Runs between `start` and `stop`; what it wrote down may be read after that."""
 
-    def __init__(self, shops: Sequence[Shop], direct_url: str, *, seed: int, pause_s: float) -> None:
+    def __init__(self, shops: Sequence[Shop], direct_url: str, *, seed: int, pause_s: float, long_s: float) -> None:
         self._shops = shops
         self._url = direct_url
         self._seed = seed
         self._pause_s = pause_s
+        self.long_s = long_s
         self._numbers = itertools.count()
         self._over = threading.Event()
         self._recent: deque[Handle] = deque(maxlen=200)
@@ -166,7 +167,7 @@ class Producer:
 
     def _long(self) -> None:
         """Long enough to be at work when its worker has been given up."""
-        n, seconds = self._load.number(), self._rng.uniform(2, 7)
+        n, seconds = self._load.number(), self._rng.uniform(0.4, 1.4) * self._load.long_s
         self._load.note(n, time.time(), lambda: self._shop.steady.send(n, seconds))
 
     def _flaky(self) -> None:

@@ -21,6 +21,8 @@ class Plan:
     dead_after_s: float = 5.0
     pause_s: float = 0.04
     """Of a producer between two sends."""
+    rest_s: tuple[float, float] = (0.5, 2.0)
+    """From one fault to the next."""
     faults: tuple[str, ...] | None = None
     """Exactly these, one after the other, instead of what the seed brings until the time is over."""
     settings: dict[str, str] = field(default_factory=lambda: dict(DURABLE))

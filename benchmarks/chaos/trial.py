@@ -17,7 +17,6 @@ from benchmarks.chaos.notes import read_notes
 from benchmarks.chaos.plan import Account, Plan, Watch
 from benchmarks.chaos.shop import CAPS, make_shop
 
-REST_S = (0.5, 2.0)
 TICK_S = 0.2
 REGISTERED = "select count(*) from horsies.workers where pid = any(%s)"
 
@@ -37,7 +36,15 @@ class Trial:
         shops = [make_shop(url, dead_after_ms=round(self._plan.dead_after_s * 1000)) for url in urls]
         with ExitStack() as stack:
             load = stack.enter_context(
-                closing(Load(shops, direct_url, seed=self._plan.seed, pause_s=self._plan.pause_s))
+                closing(
+                    Load(
+                        shops,
+                        direct_url,
+                        seed=self._plan.seed,
+                        pause_s=self._plan.pause_s,
+                        long_s=self._plan.dead_after_s,
+                    )
+                )
             )
             self._field.fleet.start()
             load.start()
@@ -65,7 +72,7 @@ class Trial:
                 self._do(faults[self._field.rng.choice(sorted(faults))])
 
     def _do(self, fault: Fault) -> None:
-        self._field.rest(self._field.rng.uniform(*REST_S))
+        self._field.rest(self._field.rng.uniform(*self._plan.rest_s))
         self._field.fleet.tend()
         fault(self._field)
 
