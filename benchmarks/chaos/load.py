@@ -15,11 +15,12 @@ import psycopg
 
 from benchmarks.chaos.history import Cancel, Got, KeyedSend, Outcome, Sent
 from benchmarks.chaos.shop import Shop
-from horsies import HorsiesError, RetrievalCode, TaskHandle
+from horsies import HorsiesError, RetrievalCode, Task, TaskHandle
 
 KEYS: Final = 8
 KEYED_S: Final = 0.02
 MANY: Final = 20
+SEVERAL: Final = 8
 WAIT_MS: Final = 20_000
 UNKNOWN: Final = "UNKNOWN"
 
@@ -140,7 +141,7 @@ class Producer:
             self._once: 10,
             self._long: 1,
             self._flaky: 8,
-            self._capped: 14,
+            self._capped: 6,
             self._keyed: 10,
             self._later: 8,
             self._expiring: 5,
@@ -175,8 +176,9 @@ class Producer:
         self._load.note(n, time.time(), lambda: self._shop.flaky.send(n, failures))
 
     def _capped(self) -> None:
-        n, seconds = self._load.number(), self._rng.uniform(0.01, 0.08)
-        self._load.note(n, time.time(), lambda: self._shop.capped.send(n, seconds))
+        """Several at once, so that all workers reach for them together."""
+        seconds = self._rng.uniform(0.01, 0.05)
+        self._batch(self._shop.capped, SEVERAL, seconds)
 
     def _keyed(self) -> None:
         key = f"key-{self._rng.randrange(KEYS)}"
@@ -196,9 +198,12 @@ class Producer:
         self._load.note(n, at.timestamp(), lambda: sender.send(n, 0.0))
 
     def _many(self) -> None:
-        numbers, at = [self._load.number() for _ in range(MANY)], time.time()
+        self._batch(self._shop.once, MANY, 0.0)
+
+    def _batch(self, task: Task[[int, float], Any], size: int, seconds: float) -> None:
+        numbers, at = [self._load.number() for _ in range(size)], time.time()
         try:
-            handles = self._shop.once.send_many([self._shop.once.call(n, 0.0) for n in numbers])
+            handles = task.send_many([task.call(n, seconds) for n in numbers])
         except HorsiesError:
             self._load.sent += [Sent(n, Outcome.UNKNOWN, at) for n in numbers]
         else:
