@@ -62,9 +62,11 @@ def pause_worker(field: Field) -> None:
 
 
 def leave(field: Field) -> None:
-    """A deployment: SIGTERM. Nothing may crash of it."""
-    with field.blow("leave"):
-        field.fleet.leave(field.fleet.any_worker())
+    """A deployment: SIGTERM. Nothing may crash of it. One that is not ready yet may not even have heard of the signal."""
+    worker = field.fleet.any_worker()
+    if worker.is_ready:
+        with field.blow("leave"):
+            field.fleet.leave(worker)
 
 
 def restart(field: Field) -> None:

@@ -139,7 +139,7 @@ class Producer:
         self._acts: dict[Callable[[], None], int] = {
             self._steady: 30,
             self._once: 10,
-            self._long: 1,
+            self._long: 2,
             self._flaky: 8,
             self._capped: 6,
             self._keyed: 10,
@@ -168,7 +168,7 @@ class Producer:
 
     def _long(self) -> None:
         """Long enough to be at work when its worker has been given up."""
-        n, seconds = self._load.number(), self._rng.uniform(0.4, 1.4) * self._load.long_s
+        n, seconds = self._load.number(), self._rng.uniform(0.4, 2.0) * self._load.long_s
         self._load.note(n, time.time(), lambda: self._shop.steady.send(n, seconds))
 
     def _flaky(self) -> None:

@@ -64,12 +64,10 @@ class Trial:
             for kind in self._plan.faults:
                 self._do(faults[kind])
             return
-        deadline = time.monotonic() + seconds
+        deadline, deck = time.monotonic() + seconds, list[str]()
         while time.monotonic() < deadline:
-            if not faults:
-                self._rest(deadline - time.monotonic(), load)
-            else:
-                self._do(faults[self._field.rng.choice(sorted(faults))])
+            deck = deck or self._field.rng.sample(sorted(faults), len(faults))  # each of them before any comes again
+            self._do(faults[deck.pop()])
 
     def _do(self, fault: Fault) -> None:
         self._field.rest(self._field.rng.uniform(*self._plan.rest_s))
