@@ -1,0 +1,11 @@
+"""What the workers of a chaos run load."""
+
+import os
+
+from benchmarks.chaos.shop import DATABASE_URL, DEAD_AFTER_MS, PREFETCH, make_shop
+
+app = make_shop(
+    os.environ[DATABASE_URL],
+    dead_after_ms=int(os.environ[DEAD_AFTER_MS]),
+    prefetch="auto" if os.environ.get(PREFETCH) == "auto" else 0,
+).app
