@@ -27,9 +27,19 @@ from horsies.model.errors import (
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
+from horsies.model.patterns import (
+    CronSchedule,
+    DailySchedule,
+    HourlySchedule,
+    IntervalSchedule,
+    MonthlySchedule,
+    Weekday,
+    WeeklySchedule,
+)
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry import RetryPolicy
+from horsies.model.schedule import Overlap, ScheduleConfig, TaskSchedule
 from horsies.model.status import TaskStatus
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.cancel import CancelOutcome
@@ -58,14 +68,19 @@ __all__ = [
     "CancelOutcome",
     "ConfigError",
     "ContractCode",
+    "CronSchedule",
     "CurrentTask",
     "CustomQueueConfig",
+    "DailySchedule",
     "FailedAttempt",
     "Horsies",
     "HorsiesError",
+    "HourlySchedule",
+    "IntervalSchedule",
     "Join",
     "KeyConflictError",
     "LocateError",
+    "MonthlySchedule",
     "NodeInfo",
     "NodeKey",
     "NodeNotFoundError",
@@ -74,6 +89,7 @@ __all__ = [
     "OperationalErrorCode",
     "OutcomeCode",
     "OutsideTaskError",
+    "Overlap",
     "PayloadError",
     "PostgresBroker",
     "PostgresConfig",
@@ -82,6 +98,7 @@ __all__ = [
     "RecoveryConfig",
     "RetrievalCode",
     "RetryPolicy",
+    "ScheduleConfig",
     "SchemaError",
     "SendSuppressed",
     "Sender",
@@ -96,11 +113,14 @@ __all__ = [
     "TaskInfo",
     "TaskNode",
     "TaskResult",
+    "TaskSchedule",
     "TaskStatus",
     "TaskTimeoutError",
     "UnsupportedConnectionError",
     "UnwrapError",
     "WaitTimeoutError",
+    "Weekday",
+    "WeeklySchedule",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",

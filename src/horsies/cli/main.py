@@ -5,6 +5,8 @@ import sys
 import click
 
 from horsies.cli.migrate import migrate
+from horsies.cli.scheduler import scheduler
+from horsies.cli.schedules import schedules
 from horsies.cli.worker import worker
 
 
@@ -18,7 +20,7 @@ def main() -> None:
     """
 
 
-for command in (worker, migrate):
+for command in (worker, scheduler, migrate, schedules):
     main.add_command(command)
 
 

@@ -62,6 +62,7 @@ from horsies.worker.run import run_worker
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )
+@click.option("--scheduler", is_flag=True, help="Serve the app's schedules as well, as `horsies scheduler` does.")
 @click.option("--loglevel", type=LOG_LEVELS, default="INFO", show_default=True, help="What is logged to stderr.")
 @told_plainly
 def worker(app: str, *, queues: str | None, shutdown_timeout: float | None, loglevel: str, **options: Any) -> None:

@@ -12,6 +12,7 @@ from horsies.model.errors import QueueError
 from horsies.model.mapper import ExceptionMap, code_problems, mapper_problems
 from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
+from horsies.model.schedule import ScheduleConfig
 from horsies.model.sizes import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
 
 DEFAULT_QUEUE: Final = "default"
@@ -129,6 +130,7 @@ class AppConfig:
     cluster_wide_cap: int | None = None
     resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    schedule: ScheduleConfig | None = None
     payload_warning_bytes: int | None = DEFAULT_WARNING_BYTES
     max_payload_bytes: int = DEFAULT_MAX_BYTES
     exception_mapper: Mapping[type[BaseException], str] = field(default_factory=ExceptionMap)
@@ -179,6 +181,8 @@ class AppConfig:
         yield from instance_problems("queue_mode", self.queue_mode, QueueMode, "QueueMode.DEFAULT or QueueMode.CUSTOM")
         yield from _queue_problems(self.queue_mode, self.custom_queues)
         yield from instance_problems("recovery", self.recovery, RecoveryConfig, "RecoveryConfig()")
+        if self.schedule is not None:
+            yield from instance_problems("schedule", self.schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
         yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
         if self.cluster_wide_cap is not None:
             yield from number_problems("cluster_wide_cap", self.cluster_wide_cap, 1, 1_000_000)
