@@ -11,6 +11,7 @@ counted from 1970-01-01 00:00 UTC: the clock may be changed, their pace does not
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -36,6 +37,7 @@ def zone_named(name: str) -> tzinfo:
     raise ValueError(f"timezone {name!r} is not known; choose an IANA name, such as 'Europe/Berlin' or 'UTC'")
 
 
+@lru_cache(maxsize=4_096)  # those that are due together mostly go by the same clock
 def next_slot(pattern: Pattern, zone: tzinfo, after: datetime) -> datetime | None:
     """The first slot later than this moment. None: there are none for the next 50 years."""
     if isinstance(pattern, IntervalSchedule):

@@ -14,6 +14,7 @@ from horsies.model.problems import instance_problems, number_problems, refuse
 
 MAX_NAME: Final = 200
 MAX_CATCH_UP: Final = 10_000
+MAX_JITTER: Final = timedelta(days=1)
 
 
 class Overlap(StrEnum):
@@ -72,7 +73,10 @@ class TaskSchedule:
         for name in ("enabled", "catch_up_missed"):
             yield from instance_problems(name, getattr(self, name), bool, "True")
         yield from number_problems("max_catch_up_runs", self.max_catch_up_runs, 0, MAX_CATCH_UP)
-        yield from span_problems("jitter", self.jitter)
+        jitter = list(span_problems("jitter", self.jitter))
+        yield from jitter
+        if not jitter and as_span(self.jitter) > MAX_JITTER:
+            yield f"jitter is {self.jitter}; choose at most a day, or a later slot"
         if self.overlap not in list(Overlap):
             yield f'overlap must be "allow" or "skip", not {self.overlap!r}'
 

@@ -1,14 +1,16 @@
 """What becomes of a schedule that is due: which slots run, which do not, and when it is due next. Pure."""
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from math import ceil
+from typing import Final, NamedTuple
 
 from horsies.model.calendar import newest_slots, next_slot, zone_named
-from horsies.model.patterns import from_stored
+from horsies.model.patterns import Pattern, from_stored
 from horsies.model.schedule import Overlap
 
 ON_TIME: Final = timedelta(seconds=60)
@@ -33,7 +35,7 @@ class Due(NamedTuple):
     """A schedule whose next slot has come; as its row is read."""
 
     name: str
-    pattern: Mapping[str, Any]
+    pattern: str
     timezone: str
     next_slot_at: datetime
     catch_up_missed: bool
@@ -50,7 +52,7 @@ class Verdict(NamedTuple):
     outcome: SlotOutcome
     slot_at: datetime
     last_slot_at: datetime | None = None
-    delay_s: float | None = None
+    delay_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def decide(due: Due, moment: datetime, *, is_going: bool) -> Decision:
         verdicts += [Verdict(due.name, SlotOutcome.SKIPPED, slot) for slot in taken]
     else:
         verdicts += [
-            Verdict(due.name, SlotOutcome.ENQUEUED, slot, delay_s=_delay_s(due, slot, moment)) for slot in taken
+            Verdict(due.name, SlotOutcome.ENQUEUED, slot, delay_ms=_delay_ms(due, slot, moment)) for slot in taken
         ]
     return Decision(due, verdicts, following, slots[-1])
 
@@ -85,13 +87,19 @@ def _slots(due: Due, moment: datetime) -> tuple[list[datetime], datetime | None]
     """The newest slots that have come, one more than are wanted, and the first that has not. The stored one counts, even if the
     zone's rules have been changed since it was computed.
     """
-    pattern, zone = from_stored(due.pattern), zone_named(due.timezone)
+    pattern, zone = _pattern(due.pattern), zone_named(due.timezone)
     following = next_slot(pattern, zone, due.next_slot_at)
     if following is None or following > moment:
         return [due.next_slot_at], following
     most = _wanted(due) + 1
     slots = newest_slots(pattern, zone, due.next_slot_at, moment, most)
     return ([due.next_slot_at, *slots] if len(slots) < most else slots), next_slot(pattern, zone, moment)
+
+
+@lru_cache(maxsize=20_000)
+def _pattern(stored: str) -> Pattern:
+    """Checking a pattern takes longer than finding its next slot."""
+    return from_stored(json.loads(stored))
 
 
 def _wanted(due: Due) -> int:
@@ -101,11 +109,11 @@ def _wanted(due: Due) -> int:
     return 1
 
 
-def _delay_s(due: Due, slot: datetime, moment: datetime) -> float | None:
-    """From this moment; the same whoever computes it. None: now."""
-    delay = int(_share(due.name, slot) * due.jitter_ms) * _MILLISECOND
-    left_s = (slot + delay - moment).total_seconds()
-    return left_s if left_s > 0 else None
+def _delay_ms(due: Due, slot: datetime, moment: datetime) -> int | None:
+    """From this moment; the slot's own delay is the same whoever computes it. None: now."""
+    delay = _share(due.name, slot) * due.jitter_ms * _MILLISECOND
+    left = slot + delay - moment
+    return ceil(left / _MILLISECOND) if left > timedelta(0) else None
 
 
 def _share(name: str, slot: datetime) -> float:

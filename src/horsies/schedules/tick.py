@@ -84,7 +84,7 @@ def _settle(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> Query
         run_slots=[verdict.slot_at for verdict in verdicts],
         run_last_slots=[verdict.last_slot_at for verdict in verdicts],
         tasks=tasks,
-        delays_s=[verdict.delay_s for verdict in verdicts],
+        delays_ms=[verdict.delay_ms for verdict in verdicts],
     )
 
 

@@ -2,10 +2,12 @@
 begin isolation level read committed;
 
 -- name: set_tick_limits
--- A scheduler that vanishes must not hold its schedules until TCP gives up.
+-- A scheduler that vanishes must not hold its schedules until TCP gives up. And the planner, which cannot know how many are due, must not compare
+-- every decision with every row.
 select
     set_config('idle_in_transaction_session_timeout', '10s', true),
-    set_config('lock_timeout', '10s', true);
+    set_config('lock_timeout', '10s', true),
+    set_config('enable_nestloop', 'off', true);
 
 -- name: get_moment
 -- The database's clock decides what is due. Tests may give another moment.
@@ -15,7 +17,7 @@ select coalesce(%(now)s::timestamptz, statement_timestamp());
 -- What another scheduler is busy with is its own. A row that has been moved on since this statement began is not due any more: it is looked at
 -- again when it is locked.
 select
-    name, pattern, timezone, next_slot_at, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, last_task_id::text
+    name, pattern::text, timezone, next_slot_at, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, last_task_id::text
 from {schema}.schedules
 where paused_at is null
 and next_slot_at <= %(moment)s::timestamptz
@@ -42,7 +44,8 @@ with moved as (
         %(names)s::text[], %(slots)s::timestamptz[], %(next_slots)s::timestamptz[], %(last_slots)s::timestamptz[],
         %(last_tasks)s::uuid[]
     ) as decision (name, slot_at, next_slot_at, last_slot_at, last_task_id)
-    where schedules.name = decision.name
+    where schedules.name = any(%(names)s::text[])
+    and schedules.name = decision.name
     and schedules.next_slot_at = decision.slot_at
     and schedules.paused_at is null
     returning schedules.*
@@ -51,8 +54,8 @@ verdicts as materialized (
     select *
     from unnest(
         %(run_names)s::text[], %(outcomes)s::text[], %(run_slots)s::timestamptz[], %(run_last_slots)s::timestamptz[],
-        %(tasks)s::uuid[], %(delays_s)s::float8[]
-    ) with ordinality as verdict (name, outcome, slot_at, last_slot_at, task_id, delay_s, place)
+        %(tasks)s::uuid[], %(delays_ms)s::integer[]
+    ) with ordinality as verdict (name, outcome, slot_at, last_slot_at, task_id, delay_ms, place)
 ),
 enqueued as (
     insert into {schema}.tasks (
@@ -61,8 +64,8 @@ enqueued as (
     )
     select
         verdicts.task_id, moved.task_name, moved.queue_name, moved.priority, moved.args,
-        verdicts.delay_s is null,
-        case when verdicts.delay_s is null then now() else statement_timestamp() + verdicts.delay_s * interval '1 second' end,
+        verdicts.delay_ms is null,
+        coalesce(statement_timestamp() + verdicts.delay_ms * interval '1 ms', now()),
         moved.timeout_ms, moved.retry_delays_ms, moved.retry_jitter, moved.retry_for
     from verdicts
     join moved on moved.name = verdicts.name
