@@ -30,7 +30,9 @@ def schedules() -> None:
 @schedules.command("list")
 @click.option("--task", "task_name", metavar="NAME", help="Only schedules of this task.")
 @click.option("--queue", "queue_name", metavar="NAME", help="Only schedules that enqueue to this queue.")
-@click.option("--state", type=click.Choice(list(ScheduleState)), help="Only schedules in this state.")
+@click.option(
+    "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only schedules in this state."
+)
 @json_option
 @on_database()
 def list_(app: Horsies, *, task_name: str | None, queue_name: str | None, state: str | None, as_json: bool) -> None:
