@@ -10,7 +10,7 @@ from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.tasks.ids import as_workflow_id
 from horsies.tasks.node import AnyNode, NodeKey, WorkflowNode
-from horsies.tasks.send import warn_in_event_loop
+from horsies.tasks.post import warn_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
 from horsies.workflows.build import build
 from horsies.workflows.draft import Draft, Registry
