@@ -13,6 +13,7 @@ from horsies.model.patterns import IntervalSchedule
 from horsies.schedules.control import pause, resume
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
+from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.workers import StartWorker, Worker
 from tests.schedules.steps import declare, store
@@ -106,6 +107,18 @@ def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connect
     proxy.heal()
     before = runs(sql)
     eventually(lambda: runs(sql) > before, what="it works again")
+    assert running.terminate() == 0
+    assert row(sql, FAULTS) == (0,)
+
+
+def test_schedulers_work_through_a_transaction_pooler_and_leave_nothing_in_its_sessions(
+    scheduler: StartScheduler, sql: psycopg.Connection, pgbouncer: StartPgBouncer
+) -> None:
+    pooler = pgbouncer(server_round_robin=1)
+    running = scheduler(env={"HORSIES_DATABASE_URL": pooler.url})
+    eventually(lambda: runs(sql) >= 2, what="it works")
+    with psycopg.connect(pooler.url, autocommit=True, prepare_threshold=None) as stranger:
+        assert {row(stranger, "select current_setting('enable_nestloop')") for _ in range(6)} == {("on",)}
     assert running.terminate() == 0
     assert row(sql, FAULTS) == (0,)
 
