@@ -92,10 +92,12 @@ CONFIGS = [
     horsies.RecoveryConfig,
     horsies.RetentionConfig,
     horsies.WorkerConfig,
+    horsies.TaskSchedule,
 ]
-NEEDED: dict[Any, dict[str, str]] = {
+NEEDED: dict[Any, dict[str, Any]] = {
     horsies.PostgresConfig: {"database_url": "postgresql://"},
     horsies.CustomQueueConfig: {"name": "email"},
+    horsies.TaskSchedule: {"name": "poll", "task_name": "poll", "pattern": horsies.HourlySchedule()},
 }
 
 
@@ -112,7 +114,7 @@ def told(default: object) -> str:
     match default:
         case str() if not isinstance(default, StrEnum):
             return f'"{default}"'
-        case int():
+        case int() if not isinstance(default, bool):
             return f"{default:_}"
         case Mapping():
             return "{}"
@@ -211,3 +213,11 @@ def test_the_example_configurations_are_accepted() -> None:
     assert flags
     for line in flags:
         command.worker.make_context("worker", ["shop:app", *line.split()])
+
+
+@pytest.mark.promise("T4")
+def test_the_example_of_schedules_is_accepted() -> None:
+    code, *_ = re.findall(r"```python\n(.*?)```", (DOCS / "schedules.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - our own page
+    assert len(names["app"].config.schedule.schedules) == 3

@@ -33,10 +33,20 @@ if typing.TYPE_CHECKING:
         WorkflowDefinitionError,
     )
     from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
+    from horsies.model.patterns import (
+        CronSchedule,
+        DailySchedule,
+        HourlySchedule,
+        IntervalSchedule,
+        MonthlySchedule,
+        Weekday,
+        WeeklySchedule,
+    )
     from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
     from horsies.model.result import TaskError, TaskResult, UnwrapError
     from horsies.model.retention import RetentionConfig
     from horsies.model.retry import RetryPolicy
+    from horsies.model.schedule import Overlap, ScheduleConfig, TaskSchedule
     from horsies.model.status import TaskStatus
     from horsies.model.worker import WorkerConfig
     from horsies.tasks.call import Call
@@ -64,14 +74,19 @@ __all__ = [
     "CancelOutcome",
     "ConfigError",
     "ContractCode",
+    "CronSchedule",
     "CurrentTask",
     "CustomQueueConfig",
+    "DailySchedule",
     "FailedAttempt",
     "Horsies",
     "HorsiesError",
+    "HourlySchedule",
+    "IntervalSchedule",
     "Join",
     "KeyConflictError",
     "LocateError",
+    "MonthlySchedule",
     "NodeInfo",
     "NodeKey",
     "NodeNotFoundError",
@@ -80,6 +95,7 @@ __all__ = [
     "OperationalErrorCode",
     "OutcomeCode",
     "OutsideTaskError",
+    "Overlap",
     "PayloadError",
     "PostgresBroker",
     "PostgresConfig",
@@ -90,6 +106,7 @@ __all__ = [
     "RetrievalCode",
     "RetryOutcome",
     "RetryPolicy",
+    "ScheduleConfig",
     "SchemaError",
     "SendSuppressed",
     "Sender",
@@ -104,11 +121,14 @@ __all__ = [
     "TaskInfo",
     "TaskNode",
     "TaskResult",
+    "TaskSchedule",
     "TaskStatus",
     "TaskTimeoutError",
     "UnsupportedConnectionError",
     "UnwrapError",
     "WaitTimeoutError",
+    "Weekday",
+    "WeeklySchedule",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
@@ -134,10 +154,12 @@ _ROOMS = {
     "model.config": "AppConfig CustomQueueConfig PostgresConfig QueueMode",
     "model.errors": "BlockingCallError BrokerError ConfigError HorsiesError KeyConflictError LocateError NodeNotFoundError OutsideTaskError PayloadError QueueError SchemaError SendSuppressed TaskCancelledError TaskDefinitionError TaskTimeoutError UnsupportedConnectionError WaitTimeoutError WorkflowConflictError WorkflowDefinitionError",
     "model.graph": "Join NodeStatus OnError WorkflowStatus",
+    "model.patterns": "CronSchedule DailySchedule HourlySchedule IntervalSchedule MonthlySchedule Weekday WeeklySchedule",
     "model.recovery": "RecoveryConfig WorkerResilienceConfig",
     "model.retention": "RetentionConfig",
     "model.result": "TaskError TaskResult UnwrapError",
     "model.retry": "RetryPolicy",
+    "model.schedule": "Overlap ScheduleConfig TaskSchedule",
     "model.status": "TaskStatus",
     "model.worker": "WorkerConfig",
     "tasks.cancel": "CancelOutcome",

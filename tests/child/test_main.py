@@ -243,6 +243,7 @@ UNNEEDED = [
     "psycopg",
     "horsies.db",
     "horsies.workflows",
+    "horsies.model.schedule",
     "horsies.model.worker",
 ]
 

@@ -78,7 +78,7 @@ def test_all_that_is_in_an_app_is_shown(check: Callable[..., Result]) -> None:
 def test_programs_get_the_same(check: Callable[..., Result]) -> None:
     told = json.loads(check(write("told_shop"), "--json").stdout)
     assert told.keys() == {
-        "app", "modules", "queues", "tasks", "workflows", "child_start_hooks", "child_stop_hooks", "problems", "live",
+        "app", "modules", "queues", "tasks", "workflows", "schedules", "child_start_hooks", "child_stop_hooks", "problems", "live",
     }  # fmt: skip
     assert told["tasks"] == [
         {

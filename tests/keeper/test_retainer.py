@@ -109,3 +109,14 @@ def test_health_snapshots_go_by_their_age(broker: PostgresBroker, sql: psycopg.C
     )
     assert retained(broker)["worker states"].count == 2 * BATCH
     assert column(sql, "select count(*) from horsies.worker_states") == [1]
+
+
+def test_the_history_of_schedules_goes_by_its_age(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sql.execute(
+        "insert into horsies.schedule_runs (schedule_name, outcome, decided_at) "
+        "select 'nightly', 'ENQUEUED', now() - age from ("
+        "select interval '31 days' from generate_series(1, %s) union all select interval '29 days') as runs (age)",
+        [2 * BATCH],
+    )
+    assert retained(broker)["schedule runs"].count == 2 * BATCH
+    assert column(sql, "select count(*) from horsies.schedule_runs") == [1]

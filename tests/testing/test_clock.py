@@ -1,9 +1,11 @@
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, time, timedelta
 
 import psycopg
 import pytest
 
-from horsies import ConfigError, TaskStatus
+from horsies import ConfigError, DailySchedule, IntervalSchedule, ScheduleConfig, TaskSchedule, TaskStatus
 from horsies.testing import assert_enqueued, clock, drain, enqueued
 from tests.fixtures.journey import column, row
 from tests.testing import shop
@@ -81,3 +83,35 @@ def test_every_moment_of_every_table_moves(sql: psycopg.Connection) -> None:
 def test_time_does_not_go_back(by: float) -> None:
     with pytest.raises(ConfigError, match="the time to let pass"):
         clock.advance(by)
+
+
+TWO_DAYS = (2, 3)  # the seconds that the test takes pass as well, and may be the last ones of an hour
+
+
+@pytest.fixture
+def scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedules = [
+        TaskSchedule(name="daily", task_name="note", pattern=DailySchedule(time(9)), kwargs={"text": "daily"}),
+        TaskSchedule(name="hourly", task_name="note", pattern=IntervalSchedule(hours=1), kwargs={"text": "hourly"}),
+    ]
+    config = replace(shop.app.config, schedule=ScheduleConfig(schedules=schedules))
+    monkeypatch.setattr(shop.app, "config", config)
+
+
+@pytest.mark.usefixtures("scheduled")
+def test_what_a_schedule_enqueues_while_time_passes_is_there_to_be_drained() -> None:
+    clock.advance(timedelta(days=2))
+    drain()
+    counts = Counter(shop.log)
+    assert counts["daily"] in TWO_DAYS
+    assert counts["hourly"] - 46 in TWO_DAYS
+
+
+@pytest.mark.usefixtures("scheduled")
+def test_schedules_keep_to_the_calendar_however_time_is_cut_up() -> None:
+    for _ in range(16):
+        clock.advance(timedelta(hours=3))
+    drain()
+    counts = Counter(shop.log)
+    assert counts["daily"] in TWO_DAYS
+    assert counts["hourly"] - 46 in TWO_DAYS

@@ -25,7 +25,7 @@ from horsies.model.durations import duration
 def check(app: str, *, live: bool, as_json: bool) -> None:
     """Load the APP and say what is in it, and all that is wrong with it.
 
-    Needs no database: the configuration, the task modules and the tasks, queues, workflows and hooks. With --live also: can the database
+    Needs no database: the configuration, the task modules and the tasks, queues, workflows, schedules and hooks. With --live also: can the database
     be reached, is the schema there, may this user do what it must, are notifications heard, do the workers serve the app's queues.
 
     Exit codes: 0 good, 1 something is wrong, 2 wrong usage.
@@ -78,6 +78,16 @@ def _tell_tables(inventory: Inventory) -> None:
             ["WORKFLOW", "NODES", "CLASS"],
             [(workflow.name, workflow.nodes, workflow.definition) for workflow in inventory.workflows],
             empty="no workflows",
+        )
+    if inventory.schedules:
+        click.echo()
+        show_table(
+            ["SCHEDULE", "TASK", "PATTERN", "TIMEZONE", "ENABLED"],
+            [
+                (schedule.name, schedule.task, schedule.pattern, schedule.timezone, schedule.enabled)
+                for schedule in inventory.schedules
+            ],
+            empty="no schedules",
         )
 
 

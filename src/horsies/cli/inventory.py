@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from horsies.app import Horsies
 from horsies.locate import load_app
-from horsies.model.errors import LocateError, WorkflowDefinitionError
+from horsies.model.errors import ConfigError, LocateError, WorkflowDefinitionError
+from horsies.schedules.declare import declared
 from horsies.tasks.node import TaskNode
 from horsies.tasks.task import Sendable
 from horsies.workflows.classbody import nodes_of
@@ -45,6 +46,15 @@ class KnownWorkflow:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownSchedule:
+    name: str
+    task: str
+    pattern: str
+    timezone: str
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """Each field is a part that `horsies check` shows. What an app has of a new kind gets a field here."""
 
@@ -52,6 +62,7 @@ class Inventory:
     queues: list[KnownQueue]
     tasks: list[KnownTask]
     workflows: list[KnownWorkflow]
+    schedules: list[KnownSchedule]
     child_start_hooks: list[str]
     child_stop_hooks: list[str]
     problems: list[str]
@@ -70,6 +81,7 @@ def take_inventory(locator: str) -> tuple[Horsies, Inventory]:
         queues=list(_queues(app)),
         tasks=[_task(task) for task in app.tasks.values()],
         workflows=list(_workflows(app, problems.append)),
+        schedules=list(_schedules(app, problems.append)),
         child_start_hooks=[_place(hook) for hook in app.child_start_hooks],
         child_stop_hooks=[_place(hook) for hook in app.child_stop_hooks],
         problems=problems,
@@ -94,6 +106,18 @@ def _task(task: Sendable[..., Any]) -> KnownTask:
         is_async=task.is_async,
         function=_place(task.function),
     )
+
+
+def _schedules(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownSchedule]:
+    try:
+        declared(app.config, app.tasks)
+    except ConfigError as error:
+        for found in error.problems:
+            problem(found)
+    for schedule in app.config.schedule.schedules if app.config.schedule else ():
+        yield KnownSchedule(
+            schedule.name, schedule.task_name, str(schedule.pattern), schedule.timezone, schedule.enabled
+        )
 
 
 def _workflows(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownWorkflow]:

@@ -9,6 +9,8 @@ from horsies.cli.dev import dev
 from horsies.cli.doctor import doctor
 from horsies.cli.migrate import migrate
 from horsies.cli.queues import queues
+from horsies.cli.scheduler import scheduler
+from horsies.cli.schedules import schedules
 from horsies.cli.status import status
 from horsies.cli.tasks import tasks
 from horsies.cli.worker import worker
@@ -26,7 +28,7 @@ def main() -> None:
     """
 
 
-for command in (worker, dev, migrate, check, status, doctor, tasks, workflows, queues, workers):
+for command in (worker, scheduler, dev, migrate, check, status, doctor, tasks, workflows, queues, schedules, workers):
     main.add_command(command)
 
 

@@ -1,6 +1,7 @@
 """`horsies status`: how everything fares, on one screen."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from horsies.cli.workers import show_workers
 from horsies.model.database_url import mask_passwords
 from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
+from horsies.schedules.inspect import ScheduleState, get_schedules
 from horsies.tasks.overview import Server, count_finished, count_workflows, get_server
 from horsies.tasks.queues import QueueLine
 from horsies.tasks.workers import WorkerLine, list_workers
@@ -32,6 +34,7 @@ class Overview:
     workers: list[WorkerLine]
     finished_last_hour: Mapping[TaskStatus, int] | None
     workflows: Mapping[WorkflowStatus, int]
+    schedules: Mapping[ScheduleState, int]
 
 
 @click.command()
@@ -68,6 +71,7 @@ def _look(target: Horsies) -> Overview:
         workers=run(list_workers),
         finished_last_hour=run(partial(count_finished, MINUTES)),
         workflows=run(count_workflows),
+        schedules=Counter(info.state for info in run(get_schedules)),
     )
 
 
@@ -84,15 +88,19 @@ def _show(target: Horsies, seen: Overview, *, as_json: bool) -> None:
     click.echo()
     show_workers(seen.workers)
     click.echo(f"\nlast hour:  {_finished(seen.finished_last_hour)}")
-    live = ", ".join(f"{count} {status}" for status, count in sorted(seen.workflows.items()))
-    click.echo(f"workflows:  {live or 'none under way'}")
+    click.echo(f"workflows:  {_counted(seen.workflows) or 'none under way'}")
+    click.echo(f"schedules:  {_counted(seen.schedules) or 'none'}")
+
+
+def _counted(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def _finished(counts: Mapping[TaskStatus, int] | None) -> str:
     if counts is None:
         return "too much has ended today to count it in two seconds"
     total = sum(counts.values())
-    parts = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    parts = _counted(counts)
     return f"{total} ended, {total / MINUTES:.1f} a minute{f': {parts}' if parts else ''}"
 
 

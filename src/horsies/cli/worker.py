@@ -63,6 +63,7 @@ from horsies.worker.run import run_worker
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )
+@click.option("--scheduler", is_flag=True, help="Serve the app's schedules as well, as `horsies scheduler` does.")
 @loglevel_option
 @log_format_option
 @click.option("--reload", is_flag=True, help="For development: start anew when a .py file of the app changes.")

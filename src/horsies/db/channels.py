@@ -15,6 +15,9 @@ class Channel(StrEnum):
     CONTROL = "control"
     """A word to one worker. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
 
+    SCHEDULES = "schedules"
+    """Schedules were changed: when the next slot is may be another moment now. No payload."""
+
     TEST = "test"
     """The listener's own self-test. Payload: a token that only one listener knows."""
 

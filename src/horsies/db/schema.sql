@@ -299,6 +299,52 @@ CREATE TABLE horsies.queues (
     paused_at timestamp with time zone
 );
 
+CREATE TABLE horsies.schedule_runs (
+    id bigint NOT NULL,
+    schedule_name text NOT NULL,
+    outcome text NOT NULL,
+    slot_at timestamp with time zone,
+    last_slot_at timestamp with time zone,
+    task_id uuid,
+    decided_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT schedule_runs_outcome_is_known CHECK ((outcome = ANY (ARRAY['ENQUEUED'::text, 'SKIPPED'::text, 'MISSED'::text, 'BY_HAND'::text])))
+);
+
+ALTER TABLE horsies.schedule_runs ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME horsies.schedule_runs_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE horsies.schedules (
+    name text NOT NULL,
+    task_name text NOT NULL,
+    queue_name text NOT NULL,
+    priority integer NOT NULL,
+    args json NOT NULL,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real DEFAULT 0 NOT NULL,
+    retry_for text[],
+    pattern jsonb NOT NULL,
+    timezone text NOT NULL,
+    catch_up_missed boolean NOT NULL,
+    max_catch_up_runs integer NOT NULL,
+    jitter_ms integer NOT NULL,
+    overlap text NOT NULL,
+    enabled boolean NOT NULL,
+    declared boolean DEFAULT true NOT NULL,
+    paused_at timestamp with time zone,
+    next_slot_at timestamp with time zone,
+    last_slot_at timestamp with time zone,
+    last_task_id uuid,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL
+)
+WITH (fillfactor='70');
+
 CREATE TABLE horsies.schema_versions (
     version integer NOT NULL,
     name text NOT NULL,
@@ -386,6 +432,12 @@ ALTER TABLE ONLY horsies.nodes
 ALTER TABLE ONLY horsies.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY horsies.schedule_runs
+    ADD CONSTRAINT schedule_runs_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY horsies.schedules
+    ADD CONSTRAINT schedules_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY horsies.schema_versions
     ADD CONSTRAINT schema_versions_pkey PRIMARY KEY (version);
 
@@ -412,6 +464,12 @@ CREATE INDEX nodes_ready_idx ON horsies.nodes USING btree (workflow_id, index) W
 CREATE INDEX nodes_untold_idx ON horsies.nodes USING btree (root_id) WHERE ((NOT told) AND (status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])));
 
 CREATE UNIQUE INDEX nodes_workflow_idx ON horsies.nodes USING btree (workflow_id, index);
+
+CREATE INDEX schedule_runs_decided_idx ON horsies.schedule_runs USING btree (decided_at);
+
+CREATE INDEX schedule_runs_schedule_idx ON horsies.schedule_runs USING btree (schedule_name, id);
+
+CREATE INDEX schedules_due_idx ON horsies.schedules USING btree (next_slot_at) WHERE (paused_at IS NULL);
 
 CREATE INDEX tasks_cancel_idx ON horsies.tasks USING btree (id) WHERE (cancel_requested_at IS NOT NULL);
 

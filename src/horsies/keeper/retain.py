@@ -42,6 +42,8 @@ def duties(schema: str, retention: RetentionConfig) -> dict[str, Duty]:
         found["workflows"] = partial(forget_workflows, retention.workflows)
     if retention.worker_states is not None:
         found["worker states"] = partial(forget_states, retention.worker_states)
+    if retention.schedule_runs is not None:
+        found["schedule runs"] = partial(forget_schedule_runs, retention.schedule_runs)
     return found
 
 
@@ -114,6 +116,10 @@ def _forget_trees(roots: list[str], keep_s: float) -> Op[int]:
 
 def forget_states(keep: timedelta) -> Op[Forgotten]:
     return Forgotten((yield from _in_batches(SQL["forget_states"](keep_s=keep.total_seconds(), limit=BATCH))))
+
+
+def forget_schedule_runs(keep: timedelta) -> Op[Forgotten]:
+    return Forgotten((yield from _in_batches(SQL["forget_schedule_runs"](keep_s=keep.total_seconds(), limit=BATCH))))
 
 
 def forget_keys() -> Op[Forgotten]:

@@ -102,6 +102,18 @@ where id = any(array(
 ))
 returning 1;
 
+-- name: forget_schedule_runs
+delete from {schema}.schedule_runs
+where id = any(array(
+    select old.id
+    from {schema}.schedule_runs as old
+    where old.decided_at < now() - %(keep_s)s::float8 * interval '1 second'
+    order by old.decided_at
+    limit %(limit)s::integer
+    for update skip locked
+))
+returning 1;
+
 -- name: forget_keys
 -- One stretch of a walk over all keys: where it ends, how many were looked at, and how many are gone. A key may go when its task neither lives nor ended
 -- within its window, as for a send (`tasks/keys.sql`); the hour is for a send whose answer was lost and which is made again.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Final, Literal, Self, cast
 
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.database_url import conninfo, masked, url_problem
@@ -14,6 +14,9 @@ from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.retention import RetentionConfig
 from horsies.model.sizes import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
+
+if TYPE_CHECKING:
+    from horsies.model.schedule import ScheduleConfig
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
@@ -131,6 +134,7 @@ class AppConfig:
     resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    schedule: "ScheduleConfig | None" = None
     payload_warning_bytes: int | None = DEFAULT_WARNING_BYTES
     max_payload_bytes: int = DEFAULT_MAX_BYTES
     exception_mapper: Mapping[type[BaseException], str] = field(default_factory=ExceptionMap)
@@ -182,6 +186,7 @@ class AppConfig:
         yield from _queue_problems(self.queue_mode, self.custom_queues)
         yield from instance_problems("recovery", self.recovery, RecoveryConfig, "RecoveryConfig()")
         yield from instance_problems("retention", self.retention, RetentionConfig, "RetentionConfig()")
+        yield from _schedule_problems(self.schedule)
         yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
         if self.cluster_wide_cap is not None:
             yield from number_problems("cluster_wide_cap", self.cluster_wide_cap, 1, 1_000_000)
@@ -234,6 +239,13 @@ def _queue_problems(mode: QueueMode, queues: object) -> Iterator[str]:
         yield "queue_mode CUSTOM needs at least one queue; add custom_queues=[CustomQueueConfig(name=...)]"
     if mode is QueueMode.DEFAULT and queues:
         yield "custom_queues is set but queue_mode is DEFAULT; add queue_mode=QueueMode.CUSTOM, or remove the queues"
+
+
+def _schedule_problems(schedule: object) -> Iterator[str]:
+    if schedule is not None:
+        from horsies.model.schedule import ScheduleConfig  # noqa: PLC0415 - an app without schedules needs no calendar
+
+        yield from instance_problems("schedule", schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
 
 
 def _prefetch_problems(prefetch_buffer: object, claim_lease_ms: object) -> Iterator[str]:

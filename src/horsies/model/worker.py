@@ -19,7 +19,7 @@ class WorkerConfig:
     """Everything defaults to what the app says. 0 for a `max_claim_…` sets no limit of its own.
 
     `queues` serves only these; `queue_priorities` and `queue_max_concurrency` override the app's for this worker.
-    `coalesce_notifies` is how many notifications are taken in before one look at the database.
+    `coalesce_notifies` is how many notifications are taken in before one look at the database. `scheduler` serves the app's schedules as well.
     """
 
     dsn: str | None = field(default=None, repr=False)
@@ -36,6 +36,7 @@ class WorkerConfig:
     queue_max_concurrency: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     coalesce_notifies: int = 100
     shutdown_timeout_ms: int | None = None
+    scheduler: bool = False
     loglevel: str = "INFO"
     log_format: str = "text"
 

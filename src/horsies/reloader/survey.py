@@ -73,7 +73,7 @@ def _look_at(locator: str) -> Survey:
     return Survey(
         folders=[str(folder) for folder in outermost(folders)],
         database_url=None if app.is_embedded else mask_passwords(app.broker.config.database_url),
-        has_schedules=bool(getattr(app.config, "schedule", None)),
+        has_schedules=app.config.schedule is not None,
     )
 
 

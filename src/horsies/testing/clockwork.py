@@ -1,12 +1,16 @@
 """A clock that tests can move. Only the database's clock decides what is due, expired or stale, and nobody can set that one: so what
 moves is every moment in the sandbox's database, backwards.
 
-The tables and their columns are read from the catalogue, so what is added to the schema moves along by itself.
+The tables and their columns are read from the catalogue, so what is added to the schema moves along by itself. Schedules alone stay where they
+are in the calendar, or a daily one would drift with every step: for them the clock goes ahead, and they are ticked at each slot on the way, as by a scheduler
+that has been running all the time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from horsies.app import Horsies
 from horsies.db.load import load
@@ -20,8 +24,15 @@ from horsies.keeper.reap import (
 )
 from horsies.model.options import as_span, span_problems
 from horsies.model.problems import refuse
+from horsies.schedules.declare import Declared, declared
+from horsies.schedules.sync import sync
+from horsies.schedules.tick import SQL as TICK
+from horsies.schedules.tick import tick
 from horsies.tasks.promote import promote
 from horsies.testing.sandbox import sandbox_of
+
+if TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker
 
 SQL = load(__file__)
 
@@ -32,11 +43,17 @@ class Clock:
     def advance(self, by: float | timedelta, *, app: Horsies | None = None) -> None:
         """Let so many seconds pass. What has become due can be drained then, what is too late has expired; nothing is run."""
         refuse("clock.advance()", _problems(by))
-        broker = sandbox_of(app).broker
+        sandbox = sandbox_of(app)
+        broker, ahead = sandbox.broker, _ahead.get(sandbox.broker, timedelta(0))
+        schedules = declared(sandbox.app.config, sandbox.app.tasks)
         broker.run(partial(_advance, as_span(by), broker.config.schema))
+        if schedules is not None:
+            broker.run(partial(_follow_schedules, schedules, ahead, as_span(by)))
+        _ahead[broker] = ahead + as_span(by)
 
 
 clock = Clock()
+_ahead: "WeakKeyDictionary[PostgresBroker, timedelta]" = WeakKeyDictionary()
 
 
 def _problems(by: object) -> Iterator[str]:
@@ -48,6 +65,17 @@ def _advance(by: timedelta, schema: str) -> Op[None]:
     moves = "; ".join(text for (text,) in found)
     yield from script(Statement("move_times", f"begin; {moves}; commit"))
     yield from keep_house()
+
+
+def _follow_schedules(schedules: Sequence[Declared], ahead: timedelta, by: timedelta) -> Op[None]:
+    ((now,),) = yield from rows(TICK["get_moment"](now=None))
+    moment, end = now + ahead, now + ahead + by
+    yield from sync(schedules, moment)
+    while moment <= end:
+        ticked = yield from tick(moment)
+        if ticked.next_due_s is None:
+            return
+        moment += timedelta(seconds=max(0.0, ticked.next_due_s))
 
 
 def keep_house() -> Op[None]:

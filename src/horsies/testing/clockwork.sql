@@ -12,7 +12,7 @@ join pg_attribute on pg_attribute.attrelid = pg_class.oid
 where nspname = %(schema)s::text
 and relkind in ('r', 'p')
 and not relispartition
-and relname <> 'schema_versions'
+and relname not in ('schema_versions', 'schedules', 'schedule_runs')
 and atttypid = 'timestamptz'::regtype
 and not attisdropped
 group by nspname, relname

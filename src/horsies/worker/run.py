@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from typing import cast
 from uuid import uuid4
@@ -20,12 +20,14 @@ from horsies.keeper.keep import Keeper
 from horsies.model.config import AppConfig
 from horsies.model.errors import BrokerError
 from horsies.model.worker import WorkerConfig
+from horsies.schedules.declare import declared
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
+from horsies.worker.scheduler import Scheduler
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 
 TURNS_AT_MOST = 4
@@ -48,6 +50,8 @@ class ExitCode(IntEnum):
 def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start."""
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
+    if config.scheduler:
+        declared(app.config, app.tasks)  # and so is a schedule that could never run
     try:
         open_database(app.broker, app.config)
         return asyncio.run(_run_incarnations(app, config))
@@ -78,7 +82,7 @@ def open_database(broker: PostgresBroker, config: AppConfig) -> None:
 async def _run_incarnations(app: Horsies, config: WorkerConfig) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
     stop = Stop()
-    with _signals(stop):
+    with signals(stop):
         while True:
             try:
                 return await _run(app, config, stop)
@@ -156,7 +160,8 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
             retention=app.config.retention,
             due_in=pump.due_in,
         )
-        async with pool, heartbeat, keeper, pump:
+        scheduling = _scheduler(group, app) if config.scheduler else nullcontext()
+        async with pool, heartbeat, keeper, pump, scheduling:
             with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
@@ -165,6 +170,11 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
+
+
+def _scheduler(group: asyncio.TaskGroup, app: Horsies) -> Scheduler:
+    schedules = declared(app.config, app.tasks)
+    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules)
 
 
 def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
@@ -215,7 +225,7 @@ def _hearing(broker: PostgresBroker, worker: str, pump: Pump, *, beat_now: Calla
 
 
 @contextmanager
-def _signals(stop: Stop) -> Generator[None]:
+def signals(stop: Stop) -> Generator[None]:
     """The first signal asks, the second hurries, the third kills."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

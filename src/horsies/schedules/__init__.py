@@ -1,0 +1,1 @@
+"""Schedules: what is declared, what is stored, and what is due."""

@@ -1,0 +1,43 @@
+-- name: pause_schedule
+update {schema}.schedules
+set paused_at = coalesce(paused_at, now())
+where name = %(name)s::text
+returning paused_at;
+
+-- name: lock_schedule
+select pattern, timezone, enabled, paused_at is not null
+from {schema}.schedules
+where name = %(name)s::text
+for update;
+
+-- name: resume_schedule
+update {schema}.schedules
+set paused_at = null, next_slot_at = %(next_slot)s::timestamptz
+where name = %(name)s::text;
+
+-- name: run_schedule
+-- By the id that was made for it: a second attempt, after one whose outcome is unknown, finds that it has been done. The schedule's row is
+-- locked in a statement before, so that it waits for the first.
+with wanted as (
+    update {schema}.schedules
+    set last_task_id = %(id)s::uuid
+    where name = %(name)s::text
+    and not exists (
+        select
+        from {schema}.schedule_runs
+        where schedule_runs.schedule_name = %(name)s::text
+        and schedule_runs.task_id = %(id)s::uuid
+    )
+    returning *
+),
+enqueued as (
+    insert into {schema}.tasks (
+        id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+    )
+    select
+        last_task_id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+    from wanted
+)
+insert into {schema}.schedule_runs (schedule_name, outcome, task_id)
+select name, 'BY_HAND', last_task_id
+from wanted;

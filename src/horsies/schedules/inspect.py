@@ -1,0 +1,100 @@
+"""What is stored about schedules, for those who look."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from horsies.db.load import load
+from horsies.db.op import Op, rows
+from horsies.model.calendar import next_slot, zone_named
+from horsies.model.patterns import from_stored
+
+SQL = load(__file__)
+
+
+class ScheduleState(StrEnum):
+    """Whether a schedule enqueues anything, and if not, why."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    """By an operator."""
+    DISABLED = "disabled"
+    """By the app, which declares it with enabled=False."""
+    REMOVED = "removed"
+    """The app that was started last does not declare it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInfo:
+    """A schedule as it is stored. `args` is the JSON of what its task is called with."""
+
+    name: str
+    task_name: str
+    queue_name: str
+    args: str
+    pattern: Mapping[str, Any]
+    timezone: str
+    catch_up_missed: bool
+    max_catch_up_runs: int
+    jitter_ms: int
+    overlap: str
+    enabled: bool
+    declared: bool
+    paused_at: datetime | None
+    next_slot_at: datetime | None
+    last_slot_at: datetime | None
+    last_task_id: str | None
+    changed_at: datetime
+
+    @property
+    def state(self) -> ScheduleState:
+        """The first of the reasons not to enqueue, if there is one."""
+        if not self.declared:
+            return ScheduleState.REMOVED
+        if not self.enabled:
+            return ScheduleState.DISABLED
+        return ScheduleState.ACTIVE if self.paused_at is None else ScheduleState.PAUSED
+
+    @property
+    def shown_pattern(self) -> str:
+        """For people."""
+        try:
+            return str(from_stored(self.pattern))
+        except ValueError:
+            return str(dict(self.pattern))
+
+    def next_slots(self, count: int) -> list[datetime]:
+        """The next so many. Raises ValueError for a pattern or a zone that is not known here."""
+        found: list[datetime] = []
+        slot = self.next_slot_at
+        while slot is not None and len(found) < count:
+            found.append(slot)
+            slot = next_slot(from_stored(self.pattern), zone_named(self.timezone), slot)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """What became of a slot, or of all those from `slot_at` to `last_slot_at`."""
+
+    outcome: str
+    slot_at: datetime | None
+    last_slot_at: datetime | None
+    task_id: str | None
+    decided_at: datetime
+
+
+def get_schedules(
+    name: str | None = None, task_name: str | None = None, queue_name: str | None = None
+) -> Op[list[ScheduleInfo]]:
+    """By name."""
+    found = yield from rows(SQL["get_schedules"](name=name, task_name=task_name, queue_name=queue_name))
+    return [ScheduleInfo(*row) for row in found]
+
+
+def get_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
+    """Newest first."""
+    found = yield from rows(SQL["get_schedule_runs"](name=name, limit=limit))
+    return [ScheduleRun(*row) for row in found]

@@ -1,0 +1,111 @@
+"""Sync: what the app declares becomes what is stored.
+
+Done once, when a scheduler starts. Where releases that declare different things run side by side, the last one to start wins, for all of them: a tick
+goes by what is stored. A schedule whose pattern, zone or `enabled` has changed begins anew with its first slot from now on; any other change leaves its
+next slot alone, and a schedule that did not change is not touched. One that is no longer declared is kept, disabled. What an operator has paused stays
+paused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from horsies.db.load import load
+from horsies.db.op import Op, Query, ask
+from horsies.model.calendar import next_slot, zone_named
+from horsies.model.patterns import as_stored
+from horsies.model.schedule import TaskSchedule
+from horsies.schedules.declare import Declared
+from horsies.schedules.tick import SQL as TICK
+from horsies.tasks.terms import params_of
+
+SQL = load(__file__)
+
+_TERMS = ("task_name", "queue_name", "priority", "timeout_ms", "retry_delays_ms", "retry_jitter", "retry_for")
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The names of schedules that were stored for the first time, were changed, and were retired."""
+
+    added: Sequence[str]
+    changed: Sequence[str]
+    retired: Sequence[str]
+
+
+class Stored(NamedTuple):
+    """A schedule as it stands; as its row is read."""
+
+    name: str
+    pattern: Mapping[str, Any]
+    timezone: str
+    enabled: bool
+    next_slot_at: datetime | None
+    is_paused: bool
+
+
+def sync(declared: Sequence[Declared], now: datetime | None = None) -> Op[Synced]:
+    """Harmless when it is done again. `now` is for tests."""
+    _, _, found, ((moment,),) = yield from ask(
+        TICK["begin_tick"](), TICK["set_tick_limits"](), SQL["lock_schedules"](), TICK["get_moment"](now=now)
+    )
+    stored = {row[0]: Stored(*row) for row in found}
+    next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in declared}
+    written, retired, *_ = yield from ask(
+        SQL["store_schedules"](schedules=json.dumps([_row(each, next_slots) for each in declared])),
+        SQL["retire_schedules"](names=list(next_slots)),
+        _record_dropped(stored, next_slots, moment),
+        SQL["notify_schedules"](),
+        TICK["commit_tick"](),
+    )
+    names = [name for (name,) in written]
+    return Synced(
+        added=[name for name in names if name not in stored],
+        changed=[name for name in names if name in stored],
+        retired=[name for (name,) in retired],
+    )
+
+
+def _next_slot(schedule: TaskSchedule, stored: Mapping[str, Stored], moment: datetime) -> datetime | None:
+    if not schedule.enabled:
+        return None
+    known = stored.get(schedule.name)
+    if (
+        known is not None
+        and known.enabled
+        and (known.pattern, known.timezone) == (as_stored(schedule.pattern), schedule.timezone)
+    ):
+        return known.next_slot_at
+    return next_slot(schedule.pattern, zone_named(schedule.timezone), moment)
+
+
+def _record_dropped(stored: Mapping[str, Stored], next_slots: Mapping[str, datetime | None], moment: datetime) -> Query:
+    dropped = {
+        name: row.next_slot_at
+        for name, row in stored.items()
+        if row.next_slot_at is not None
+        and row.next_slot_at <= moment
+        and row.next_slot_at != next_slots.get(name)
+        and not row.is_paused
+    }
+    return SQL["record_dropped"](names=list(dropped), slots=list(dropped.values()))
+
+
+def _row(each: Declared, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
+    schedule, terms = each.schedule, params_of(each.terms)
+    slot = next_slots[schedule.name]
+    return {
+        "name": schedule.name,
+        **{name: terms[name] for name in _TERMS},
+        "args": each.args,
+        "pattern": as_stored(schedule.pattern),
+        "timezone": schedule.timezone,
+        "catch_up_missed": schedule.catch_up_missed,
+        "max_catch_up_runs": schedule.max_catch_up_runs,
+        "jitter_ms": schedule.jitter_ms,
+        "overlap": schedule.overlap,
+        "enabled": schedule.enabled,
+        "next_slot_at": slot.isoformat() if slot else None,
+    }

@@ -1,0 +1,101 @@
+"""Tick: enqueue what is due.
+
+**Each slot exactly once**, whatever dies and however many schedulers there are. A schedule's row says which slot comes next. In one
+transaction a scheduler locks rows that are due (those that another has locked it skips), decides, and in one statement moves each row on to a later
+slot and inserts the tasks of the slots that lie between. Either all of it is committed or nothing. After an unknown outcome nothing needs
+to be known: the next tick, anybody's, reads where the rows stand.
+
+A tick needs no app. What a schedule enqueues and by which pattern is in its row (`sync.py` has put it there), so schedulers of two releases that run side
+by side do the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from horsies.db.load import load
+from horsies.db.op import Op, Query, ask, rows
+from horsies.model.schedule import Overlap
+from horsies.schedules.decide import Decision, Due, SlotOutcome, Verdict, decide
+from horsies.tasks.ids import new_task_ids
+
+BATCH: Final = 1_000
+HISTORY_DAYS: Final = 30
+
+SQL = load(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """What one tick did. `unreadable` are schedules that this process cannot serve, with the reasons."""
+
+    is_full: bool
+    next_due_s: float | None
+    verdicts: Sequence[Verdict] = ()
+    unreadable: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: int = BATCH) -> Op[Ticked]:
+    """One batch. `excluded` are schedules to leave to others. `now` is for tests: only the database's clock decides."""
+    _, _, ((moment,),) = yield from ask(SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_moment"](now=now))
+    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), limit=limit))
+    due = [Due(*row) for row in found]
+    going = yield from _going(due)
+    decisions, unreadable = _decide_all(due, moment, going)
+    verdicts = [verdict for decision in decisions for verdict in decision.verdicts]
+    left_out = [*excluded, *unreadable]
+    *_, ((next_due_s,),) = yield from ask(
+        *([_settle(decisions, verdicts)] if decisions else []),
+        SQL["commit_tick"](),
+        SQL["get_next_due"](now=now, excluded=left_out),
+    )
+    return Ticked(len(due) == limit, next_due_s, verdicts, unreadable)
+
+
+def _going(due: Sequence[Due]) -> Op[set[str]]:
+    """Last runs that have not ended. Asked in a statement of its own, whose snapshot is younger than the locks."""
+    ids = [each.last_task_id for each in due if each.last_task_id and each.overlap == Overlap.SKIP]
+    found = (yield from rows(SQL["get_going"](ids=ids))) if ids else []
+    return {task_id for (task_id,) in found}
+
+
+def _decide_all(due: Sequence[Due], moment: datetime, going: set[str]) -> tuple[list[Decision], dict[str, str]]:
+    decisions, unreadable = list[Decision](), dict[str, str]()
+    for each in due:
+        try:
+            decisions.append(decide(each, moment, is_going=each.last_task_id in going))
+        except ValueError as error:
+            unreadable[each.name] = str(error)
+    return decisions, unreadable
+
+
+def _settle(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> Query:
+    tasks = list(_task_ids(verdicts))
+    last = {verdict.name: task for verdict, task in zip(verdicts, tasks, strict=True) if task}
+    return SQL["settle_slots"](
+        names=[decision.due.name for decision in decisions],
+        slots=[decision.due.next_slot_at for decision in decisions],
+        next_slots=[decision.next_slot_at for decision in decisions],
+        last_slots=[decision.last_slot_at for decision in decisions],
+        last_tasks=[last.get(decision.due.name) for decision in decisions],
+        run_names=[verdict.name for verdict in verdicts],
+        outcomes=[verdict.outcome for verdict in verdicts],
+        run_slots=[verdict.slot_at for verdict in verdicts],
+        run_last_slots=[verdict.last_slot_at for verdict in verdicts],
+        tasks=tasks,
+        delays_ms=[verdict.delay_ms for verdict in verdicts],
+    )
+
+
+def _task_ids(verdicts: Sequence[Verdict]) -> Iterator[str | None]:
+    enqueued = [verdict.outcome is SlotOutcome.ENQUEUED for verdict in verdicts]
+    ids = iter(new_task_ids(sum(enqueued)))
+    for is_enqueued in enqueued:
+        yield next(ids) if is_enqueued else None
+
+
+def forget_runs(days: int = HISTORY_DAYS) -> Op[int]:
+    """Remove a batch of old history; how many rows it was."""
+    gone = yield from rows(SQL["forget_runs"](days=days, limit=BATCH))
+    return len(gone)

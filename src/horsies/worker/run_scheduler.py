@@ -1,0 +1,45 @@
+"""A scheduler as a process of its own, from its start to its exit."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+
+from horsies.app import Horsies
+from horsies.schedules.declare import Declared, declared
+from horsies.worker.backoff import GaveUp
+from horsies.worker.run import ExitCode, Stop, cause_of, open_database, signals
+from horsies.worker.scheduler import Scheduler
+
+log = logging.getLogger("horsies.scheduler")
+
+
+def run_scheduler(app: Horsies) -> ExitCode:
+    """Run until SIGTERM or SIGINT. Raises why it could not start."""
+    schedules = declared(app.config, app.tasks)  # a mistake is told before a database is waited for
+    try:
+        open_database(app.broker, app.config)
+        return asyncio.run(_run(app, schedules))
+    except GaveUp as error:
+        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
+        return ExitCode.GAVE_UP
+    finally:
+        app.close()
+
+
+async def _run(app: Horsies, schedules: Sequence[Declared] | None) -> ExitCode:
+    stop = Stop()
+    if schedules is None:
+        log.info("this app declares no schedules; those that are stored are served")
+    with signals(stop):
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules),
+            ):
+                log.info("scheduler is ready (pid %d)", os.getpid())
+                await stop.asked.wait()
+        except BaseExceptionGroup as failed:
+            raise cause_of(failed) from None
+    log.info("stopped")
+    return ExitCode.CLEAN

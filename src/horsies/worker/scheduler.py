@@ -1,0 +1,133 @@
+"""The scheduler: sleeps until a schedule is due, and ticks. Any number may run; each slot is dealt with once (`schedules/tick.py`)."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from horsies.db.aside import Aside
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.model.recovery import WorkerResilienceConfig
+from horsies.schedules.decide import SlotOutcome
+from horsies.schedules.declare import Declared
+from horsies.schedules.sync import sync
+from horsies.schedules.tick import Ticked, forget_runs, tick
+from horsies.worker.backoff import Backoff
+
+SHORTEST_SLEEP_S: Final = 0.05  # when what is due is another scheduler's
+FORGET_EVERY_S: Final = 3_600.0
+PATIENCE_S: Final = 3.0
+
+log = logging.getLogger("horsies.scheduler")
+
+
+class Scheduler:
+    """A service of a worker, or of a process of its own. `declared` is stored first; None leaves what is stored as it is."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        broker: PostgresBroker,
+        *,
+        resilience: WorkerResilienceConfig,
+        declared: Sequence[Declared] | None,
+    ) -> None:
+        self._group = group
+        self._broker = broker
+        self._link = Aside(broker.config, "scheduler")
+        self._backoff = Backoff(resilience)
+        self._poll_s = resilience.notify_poll_interval_ms / 1000
+        self._declared = declared
+        self._unreadable: dict[str, str] = {}
+        self._forget_at = 0.0
+        self._woken = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._heard)
+        self._scheduling = self._group.create_task(self._schedule())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._heard)
+        self._stopping.set()
+        self._woken.set()
+        if kind is None:
+            await asyncio.wait({self._scheduling}, timeout=PATIENCE_S)  # a tick that is under way ends in a moment
+        self._scheduling.cancel()
+        await self._link.close(None)
+
+    def _heard(self, _payload: str | None) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def _schedule(self) -> None:
+        while not self._stopping.is_set():
+            self._woken.clear()  # before the look, or a change during it would be slept over
+            try:
+                await self._sync()
+                ticked = await self._tick()
+                await self._forget()
+            except DatabaseError as error:
+                await self._recover(error)
+            else:
+                self._backoff.succeeded()
+                if not ticked.is_full:
+                    await _wait(self._woken, self._sleep_s(ticked.next_due_s))
+
+    async def _sync(self) -> None:
+        if self._declared is None:
+            return
+        synced = await self._link.run(sync(self._declared))
+        log.info(
+            "%d schedules are declared: %d new, %d changed, %d removed",
+            len(self._declared),
+            len(synced.added),
+            len(synced.changed),
+            len(synced.retired),
+        )
+        self._declared = None  # once: after that, what is stored counts
+
+    async def _tick(self) -> Ticked:
+        ticked = await self._link.run(tick(excluded=list(self._unreadable)))
+        for name, reason in ticked.unreadable.items():
+            log.error("schedule %r cannot be served by this process: %s", name, reason)
+        self._unreadable |= ticked.unreadable
+        if ticked.verdicts:
+            counts = Counter(verdict.outcome for verdict in ticked.verdicts)
+            log.info(
+                "enqueued %d, skipped %d, missed %d",
+                *(counts[outcome] for outcome in (SlotOutcome.ENQUEUED, SlotOutcome.SKIPPED, SlotOutcome.MISSED)),
+            )
+        return ticked
+
+    async def _forget(self) -> None:
+        if time.monotonic() >= self._forget_at:
+            while await self._link.run(forget_runs()):
+                pass
+            self._forget_at = time.monotonic() + FORGET_EVERY_S
+
+    async def _recover(self, error: DatabaseError) -> None:
+        if trouble_of(error) is Trouble.EXPECTED:
+            self._backoff.contended()
+        else:
+            self._backoff.failed(broker_error(error))
+        await _wait(self._stopping, self._backoff.left_s)
+
+    def _sleep_s(self, next_due_s: float | None) -> float:
+        return self._poll_s if next_due_s is None else min(self._poll_s, max(SHORTEST_SLEEP_S, next_due_s))
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

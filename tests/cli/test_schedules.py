@@ -1,0 +1,173 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from horsies.cli.main import main
+from horsies.db.broker import PostgresBroker
+from horsies.model.patterns import CronSchedule, DailySchedule, IntervalSchedule
+from horsies.model.task import Terms
+from tests.fixtures.journey import column, row
+from tests.schedules.steps import declare, store, tick_at
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+Run = Callable[..., Result]
+VERBS = [("list",), ("show", "report"), ("run", "report"), ("pause", "report"), ("resume", "report")]
+
+
+@pytest.fixture
+def schedules(database: str) -> Run:
+    """`schedules("list", "--json")`, in this process."""
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(main, ["schedules", *words, "--database-url", database])
+
+    return run
+
+
+@pytest.fixture
+def stored(broker: PostgresBroker) -> PostgresBroker:
+    store(
+        broker,
+        declare("report", DailySchedule(time(9, 30)), timezone="Europe/Berlin", args='{"n":1}', jitter=2),
+        declare("mail", IntervalSchedule(minutes=5), terms=Terms("send", "letters")),
+        declare("off", CronSchedule("*/5 9-17 * * mon-fri"), enabled=False),
+        now=NOON,
+    )
+    return broker
+
+
+def said(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def as_json(result: Result) -> Any:
+    return json.loads(said(result))
+
+
+def test_the_list_shows_what_is_stored(schedules: Run, stored: PostgresBroker) -> None:
+    mail, off, report = said(schedules("list")).splitlines()[1:]
+    assert mail.startswith("mail")
+    assert "every 5 minutes" in mail
+    assert "disabled" in off
+    assert "*/5 9-17 * * mon-fri" in off
+    assert "daily at 09:30:00" in report
+    assert "Europe/Berlin" in report
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--task", "send"), ["mail"]),
+        (("--queue", "default"), ["off", "report"]),
+        (("--state", "active"), ["mail", "report"]),
+        (("--state", "disabled"), ["off"]),
+        (("--task", "none"), []),
+    ],
+)
+def test_the_list_can_be_narrowed(
+    schedules: Run, stored: PostgresBroker, words: tuple[str, ...], expected: list[str]
+) -> None:
+    assert [each["name"] for each in as_json(schedules("list", "--json", *words))] == expected
+
+
+def test_a_schedule_is_shown_with_its_next_slots_and_its_history(schedules: Run, stored: PostgresBroker) -> None:
+    tick_at(stored, NOON + timedelta(days=3))
+    shown = as_json(schedules("show", "report", "--json"))
+    assert shown["pattern"] == {"kind": "daily", "time": "09:30:00"}
+    assert shown["state"] == "active"
+    slots = [datetime.fromisoformat(slot) for slot in shown["next_slots"]]
+    assert slots == [datetime(2026, 6, day, 7, 30, tzinfo=UTC) for day in (5, 6, 7, 8, 9)]
+    assert [run["outcome"] for run in shown["runs"]] == ["ENQUEUED", "MISSED"]
+    text = said(schedules("show", "report"))
+    assert "daily at 09:30:00" in text
+    assert " to " in text
+    assert shown["last_task_id"] in text
+    assert len(as_json(schedules("show", "report", "--json", "--limit", "1"))["runs"]) == 1
+
+
+def test_a_schedule_can_be_run_now(schedules: Run, stored: PostgresBroker, sql: psycopg.Connection) -> None:
+    task_id = as_json(schedules("run", "report", "--json"))["task_id"]
+    assert row(sql, "select id::text, args::text from horsies.tasks") == (task_id, '{"n":1}')
+    assert "enqueued task " in said(schedules("run", "off"))
+    assert column(sql, "select outcome from horsies.schedule_runs") == ["BY_HAND", "BY_HAND"]
+
+
+def test_a_schedule_can_be_paused_and_resumed(schedules: Run, stored: PostgresBroker) -> None:
+    assert said(schedules("pause", "report")) == "schedule 'report' is paused\n"
+    shown = as_json(schedules("show", "report", "--json"))
+    assert (shown["state"], shown["next_slots"], shown["next_slot_at"]) == ("paused", [], None)
+    said(schedules("resume", "report"))
+    assert as_json(schedules("show", "report", "--json"))["state"] == "active"
+
+
+@pytest.mark.parametrize("words", VERBS[1:])
+def test_a_schedule_that_is_not_there_is_said_to_be_none(schedules: Run, words: tuple[str, ...]) -> None:
+    result = schedules(*words)
+    assert result.exit_code == 1
+    assert "there is no schedule 'report'; `horsies schedules list` shows those there are" in result.output
+
+
+def test_an_empty_list_is_no_failure(schedules: Run) -> None:
+    result = schedules("list")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "there are no such schedules" in result.stderr
+    assert as_json(schedules("list", "--json")) == []
+
+
+@pytest.mark.parametrize("words", VERBS[:2])
+def test_a_database_that_is_not_there_is_told_in_one_line(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, ["schedules", *words, "--app", "tests.apps.gone:app"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "PostgreSQL: " in result.stderr
+    assert "my-secret" not in result.stderr
+
+
+def test_an_older_schema_is_told_with_its_cure(schedules: Run, sql: psycopg.Connection) -> None:
+    sql.execute("delete from horsies.schema_versions where version > 1")
+    result = schedules("list")
+    assert result.exit_code == 1
+    assert "run `horsies migrate` first" in result.stderr
+
+
+@pytest.mark.promise("A9")
+@pytest.mark.parametrize("words", [(), *[verb[:1] for verb in VERBS]])
+def test_help_says_what_each_does_and_gives_an_example(words: tuple[str, ...]) -> None:
+    text = said(CliRunner().invoke(main, ["schedules", *words, "--help"]))
+    assert "Usage: " in text
+    assert not words or "horsies schedules" in text
+
+
+@pytest.mark.promise("A9")
+def test_the_scheduler_tells_what_is_wrong_with_an_app_before_it_looks_for_a_database(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from horsies import AppConfig, Horsies, IntervalSchedule, ScheduleConfig, TaskSchedule\n"
+        "app = Horsies(AppConfig(schedule=ScheduleConfig(schedules=["
+        "TaskSchedule(name='a', task_name='lost', pattern=IntervalSchedule(hours=1))])))\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-m", "horsies.cli.main", "scheduler", "shop:app"],
+        cwd=tmp_path,
+        env={**os.environ, "HORSIES_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert said.returncode == 1
+    assert "schedule 'a': there is no task 'lost'; this app has none" in said.stderr
+    assert "Traceback" not in said.stderr
+    usage = CliRunner().invoke(main, ["scheduler"], env={"HORSIES_APP": ""})
+    assert usage.exit_code == 2
+    assert "name the APP" in usage.stderr

@@ -1,0 +1,86 @@
+"""Schedules in short words: declared without an app, stored, and looked at."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import psycopg
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.drive import answer_on
+from horsies.db.op import Ask, Op, Request
+from horsies.model.patterns import Pattern
+from horsies.model.schedule import TaskSchedule
+from horsies.model.task import Terms
+from horsies.schedules.declare import Declared
+from horsies.schedules.inspect import ScheduleRun, get_runs
+from horsies.schedules.sync import Synced, sync
+from horsies.schedules.tick import Ticked, tick
+
+T = TypeVar("T")
+
+
+def declare(name: str, pattern: Pattern, *, args: str = "{}", terms: Terms | None = None, **options: Any) -> Declared:
+    schedule = TaskSchedule(name=name, task_name="add", pattern=pattern, **options)
+    return Declared(schedule, terms or Terms("add", "default"), args)
+
+
+def store(broker: PostgresBroker, *declared: Declared, now: datetime | None = None) -> Synced:
+    return broker.run(partial(sync, declared, now))
+
+
+def tick_at(broker: PostgresBroker, now: datetime, **options: Any) -> Ticked:
+    return broker.run(partial(tick, now, **options))
+
+
+def outcomes(ticked: Ticked) -> list[tuple[str, datetime]]:
+    return [(verdict.outcome.value, verdict.slot_at) for verdict in ticked.verdicts]
+
+
+def history(broker: PostgresBroker, name: str, limit: int = 1_000) -> list[ScheduleRun]:
+    """Oldest first."""
+    return broker.run(partial(get_runs, name, limit))[::-1]
+
+
+def slots_of(runs: Sequence[ScheduleRun], outcome: str = "ENQUEUED") -> list[datetime]:
+    return [run.slot_at for run in runs if run.outcome == outcome and run.slot_at is not None]
+
+
+def stored_row(sql: psycopg.Connection, name: str) -> Mapping[str, Any]:
+    cursor = sql.execute("select to_jsonb(schedules) from horsies.schedules where name = %s", [name])
+    (found,) = cursor.fetchone() or ({},)
+    return found
+
+
+def end_all_tasks(sql: psycopg.Connection) -> None:
+    sql.execute("delete from horsies.tasks")
+
+
+class ByHand(Generic[T]):
+    """A verb that is answered request by request, on a connection of its own: it can be left, or robbed, in between."""
+
+    def __init__(self, connection: psycopg.Connection, op: Op[T]) -> None:
+        self._connection = connection
+        self._op = op
+        self.result: T | None = None
+        self.request: Request | None = next(op)
+
+    @property
+    def names(self) -> list[str]:
+        """The statements that come next."""
+        return [query.statement.name for query in self.request.queries] if isinstance(self.request, Ask) else []
+
+    def step(self) -> bool:
+        """Whether there is more to do."""
+        assert isinstance(self.request, Ask)
+        answer = answer_on(self._connection, self.request, "horsies")
+        try:
+            self.request = self._op.send(answer)
+        except StopIteration as end:
+            self.request, self.result = None, end.value
+        return self.request is not None
+
+    def until(self, statement: str) -> None:
+        while statement not in self.names:
+            assert self.step(), f"it ended before {statement}"

@@ -1,0 +1,119 @@
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, time, timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies import ConfigError, DailySchedule, IntervalSchedule
+from horsies.db.broker import PostgresBroker
+from horsies.model.task import Terms
+from horsies.schedules.control import pause, resume, run_now
+from horsies.schedules.inspect import get_schedules
+from horsies.tasks.ids import new_task_id
+from tests.fixtures.journey import row
+from tests.fixtures.planting import Plant
+from tests.schedules.steps import declare, history, outcomes, store, stored_row, tick_at
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def report(broker: PostgresBroker) -> None:
+    """An hourly schedule, stored at noon."""
+    store(broker, declare("report", IntervalSchedule(hours=1), terms=Terms("pack", "parcels", 3)), now=NOON)
+
+
+def test_a_paused_schedule_goes_on_with_its_first_slot_after_the_pause(broker: PostgresBroker) -> None:
+    assert broker.run(partial(pause, "report"))
+    assert tick_at(broker, NOON + 3 * HOUR).verdicts == []
+    assert tick_at(broker, NOON).next_due_s is None
+    assert broker.run(partial(resume, "report", NOON + 3.5 * HOUR))
+    assert tick_at(broker, NOON + 3.5 * HOUR).verdicts == []
+    assert outcomes(tick_at(broker, NOON + 4 * HOUR)) == [("ENQUEUED", NOON + 4 * HOUR)]
+
+
+def test_resuming_what_is_not_paused_changes_nothing(broker: PostgresBroker) -> None:
+    assert broker.run(partial(resume, "report", NOON + 3.5 * HOUR))
+    assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
+
+
+def test_resuming_what_the_app_has_disabled_leaves_it_disabled(broker: PostgresBroker) -> None:
+    broker.run(partial(pause, "report"))
+    store(broker, declare("report", IntervalSchedule(hours=1), enabled=False), now=NOON)
+    assert broker.run(partial(resume, "report", NOON))
+    assert tick_at(broker, NOON + HOUR).verdicts == []
+
+
+def test_resuming_in_a_zone_that_is_not_known_here_says_so(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    broker.run(partial(pause, "report"))
+    sql.execute(
+        """update horsies.schedules set timezone = 'Mars/Olympus', pattern = '{"kind": "daily", "time": "09:00:00"}'"""
+    )
+    with pytest.raises(ConfigError, match="timezone 'Mars/Olympus' is not known"):
+        broker.run(partial(resume, "report", NOON))
+    assert stored_row(sql, "report")["paused_at"] is not None
+
+
+def test_a_run_by_hand_enqueues_now_and_moves_no_slot(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    task_id = new_task_id()
+    assert broker.run(partial(run_now, "report", task_id))
+    assert row(sql, "select id::text, task_name, queue_name, priority from horsies.tasks") == (
+        task_id,
+        "pack",
+        "parcels",
+        3,
+    )
+    (run,) = history(broker, "report")
+    assert (run.outcome, run.task_id, run.slot_at) == ("BY_HAND", task_id, None)
+    assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
+
+
+def test_a_run_by_hand_is_a_last_run_that_others_must_not_overlap(broker: PostgresBroker) -> None:
+    store(broker, declare("report", IntervalSchedule(hours=1), overlap="skip"), now=NOON)
+    broker.run(partial(run_now, "report", new_task_id()))
+    assert outcomes(tick_at(broker, NOON + HOUR)) == [("SKIPPED", NOON + HOUR)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_by_hand_whose_answer_was_lost_is_not_run_twice(
+    broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, when: str
+) -> None:
+    faults("run_schedule", "before" if when == "before" else "after", "drop")  # it travels with its COMMIT
+    verb = partial(run_now, "report", new_task_id())
+    assert broker.run(verb, again=verb)
+    sql.execute("delete from horsies.tasks")  # as if it had been run meanwhile
+    assert broker.run(verb)
+    assert row(sql, "select count(*) from horsies.tasks") == (0,)
+    assert len(history(broker, "report")) == 1
+
+
+def test_two_attempts_of_one_run_by_hand_at_once_enqueue_it_once(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    verb = partial(run_now, "report", new_task_id())
+    with ThreadPoolExecutor(4) as threads:
+        attempts = [threads.submit(broker.run, verb) for _ in range(4)]
+        assert [attempt.result() for attempt in attempts] == [True] * 4
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+def test_a_name_that_is_not_there_is_said_to_be_none(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    for verb in (partial(pause, "mail"), partial(resume, "mail"), partial(run_now, "mail", new_task_id())):
+        assert not broker.run(verb)
+    assert row(sql, "select count(*) from horsies.tasks") == (0,)
+
+
+def test_schedules_are_found_by_task_and_queue(broker: PostgresBroker) -> None:
+    daily = declare("mail", DailySchedule(time(9)), timezone="Europe/Berlin")
+    store(broker, daily, declare("report", IntervalSchedule(hours=1), terms=Terms("pack", "parcels")), now=NOON)
+
+    def names(**filters: str) -> list[str]:
+        return [info.name for info in broker.run(partial(get_schedules, **filters))]
+
+    assert names() == ["mail", "report"]
+    assert names(task_name="pack") == names(queue_name="parcels") == names(name="report") == ["report"]
+    (info,) = broker.run(partial(get_schedules, "mail"))
+    assert info.shown_pattern == "daily at 09:00:00"
+    assert info.next_slots(2) == [datetime(2026, 6, day, 7, tzinfo=UTC) for day in (2, 3)]

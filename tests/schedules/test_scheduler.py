@@ -1,0 +1,176 @@
+"""Schedulers as processes: they start, ride out outages, die, and stop when they are told to."""
+
+import signal
+from collections.abc import Generator, Mapping
+from functools import partial
+from typing import Protocol
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.model.patterns import IntervalSchedule
+from horsies.schedules.control import pause, resume
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import row
+from tests.fixtures.pgbouncer import StartPgBouncer
+from tests.fixtures.proxies import Proxy
+from tests.fixtures.workers import Program, StartWorker
+from tests.schedules.steps import declare, store
+
+APP = "tests.apps.scheduled:app"
+READY = "scheduler is ready"
+# Every slot of every schedule from its first to its last, each of them once, with a task of its own.
+FAULTS = (
+    "select count(*) from (select schedule_name, count(*), count(distinct slot_at) as slots, count(distinct task_id) as tasks, "
+    "extract(epoch from max(slot_at) - min(slot_at)) + 1 as seconds from horsies.schedule_runs where outcome = 'ENQUEUED' "
+    "group by schedule_name) as runs where count <> slots or tasks <> slots or slots <> seconds"
+)
+
+
+class StartScheduler(Protocol):
+    def __call__(
+        self, app: str = ..., *, env: Mapping[str, str] | None = ..., faults: str = ..., until_ready: bool = ...
+    ) -> Program: ...
+
+
+@pytest.fixture
+def scheduler(database: str) -> Generator[StartScheduler]:
+    started: list[Program] = []
+
+    def start(
+        app: str = APP, *, env: Mapping[str, str] | None = None, faults: str = "", until_ready: bool = True
+    ) -> Program:
+        variables = {"HORSIES_DATABASE_URL": database, "HORSIES_FAULTS": faults, **(env or {})}
+        started.append(Program("scheduler", app, env=variables))
+        if until_ready:
+            started[-1].wait_for_log(READY)
+        return started[-1]
+
+    yield start
+    for made in started:
+        made.close()
+
+
+def runs(sql: psycopg.Connection) -> int:
+    (count,) = row(sql, "select count(*) from horsies.schedule_runs where outcome = 'ENQUEUED'")
+    return count
+
+
+def wait_until_settled(sql: psycopg.Connection) -> None:
+    """It has enqueued, and it listens: no connection is being made that a cut could pass by."""
+    listening = (
+        "select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%_schedules\"'"
+    )
+    eventually(lambda: runs(sql) >= 1, what="it works")
+    eventually(lambda: row(sql, listening) == (1,), what="it listens")
+
+
+@pytest.mark.promise("A1", "A9", "T4")
+def test_a_scheduler_enqueues_what_is_due_and_a_worker_runs_it(
+    scheduler: StartScheduler, worker: StartWorker, sql: psycopg.Connection
+) -> None:
+    worker(APP)
+    running = scheduler()
+    finished = "select count(*) from horsies.finished where status = 'COMPLETED' and task_name = 'note'"
+    eventually(lambda: row(sql, finished) >= (2,), what="two runs are done")
+    assert running.terminate() == 0
+    assert "stopped" in running.logs[-1]
+    assert row(sql, FAULTS) == (0,)
+
+
+@pytest.mark.promise("T4")
+def test_a_worker_can_be_the_scheduler_as_well(worker: StartWorker, sql: psycopg.Connection) -> None:
+    running = worker(APP, options=("--scheduler",))
+    eventually(lambda: row(sql, "select count(*) from horsies.finished") >= (1,), what="a run is done")
+    assert running.terminate() == 0
+
+
+@pytest.mark.promise("T4")
+def test_schedulers_that_are_killed_leave_no_slot_out_and_none_twice(
+    scheduler: StartScheduler, sql: psycopg.Connection
+) -> None:
+    env = {"HORSIES_TEST_SCHEDULES": "5"}
+    steady = scheduler(env=env)
+    doomed = [
+        scheduler(env=env, faults=f"{fault}:kill", until_ready=False)
+        for fault in ("lock_due:after", "settle_slots:before", "settle_slots:after")
+    ]
+    assert [each.wait() for each in doomed] == [-signal.SIGKILL] * 3
+    before = runs(sql)
+    eventually(lambda: runs(sql) >= before + 5, what="another second is enqueued")
+    steady.kill()
+    last = scheduler(env=env)
+    before = runs(sql)
+    eventually(lambda: runs(sql) >= before + 5, what="another second is enqueued")
+    assert last.terminate() == 0
+    assert row(sql, FAULTS) == (0,)
+
+
+@pytest.mark.promise("T4")
+def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy) -> None:
+    running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
+    wait_until_settled(sql)
+    proxy.cut()
+    running.wait_for_log("the database does not serve")
+    proxy.heal()
+    before = runs(sql)
+    eventually(lambda: runs(sql) > before, what="it works again")
+    assert running.terminate() == 0
+    assert row(sql, FAULTS) == (0,)
+
+
+def test_schedulers_work_through_a_transaction_pooler_and_leave_nothing_in_its_sessions(
+    scheduler: StartScheduler, sql: psycopg.Connection, pgbouncer: StartPgBouncer
+) -> None:
+    pooler = pgbouncer(server_round_robin=1)
+    running = scheduler(env={"HORSIES_DATABASE_URL": pooler.url})
+    eventually(lambda: runs(sql) >= 2, what="it works")
+    with psycopg.connect(pooler.url, autocommit=True, prepare_threshold=None) as stranger:
+        assert {row(stranger, "select current_setting('enable_nestloop')") for _ in range(6)} == {("on",)}
+    assert running.terminate() == 0
+    assert row(sql, FAULTS) == (0,)
+
+
+def test_a_scheduler_that_was_told_not_to_wait_for_ever_gives_up(
+    scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
+) -> None:
+    running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url, "HORSIES_TEST_ATTEMPTS": "1"})
+    wait_until_settled(sql)
+    proxy.cut()
+    assert running.wait() == 4
+    assert any("gave up after 1 failed attempts" in line for line in running.logs)
+
+
+def test_a_scheduler_that_sleeps_is_woken_when_schedules_change(
+    scheduler: StartScheduler, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    running = scheduler(env={"HORSIES_TEST_SCHEDULES": "0"})
+    running.wait_for_log("0 schedules are declared")
+    store(broker, declare("report", IntervalSchedule(seconds=1)))
+    eventually(lambda: runs(sql) >= 1, what="a schedule that was stored later is served")
+    broker.run(partial(pause, "report"))
+    paused_at = runs(sql)
+    broker.run(partial(resume, "report"))
+    eventually(lambda: runs(sql) > paused_at, what="it goes on")
+
+
+def test_an_app_that_declares_no_schedules_leaves_those_that_are_stored_alone(
+    scheduler: StartScheduler, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", IntervalSchedule(seconds=1)))
+    running = scheduler("tests.apps.basic:app")
+    running.wait_for_log("this app declares no schedules; those that are stored are served")
+    eventually(lambda: runs(sql) >= 1, what="it is served")
+
+
+def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
+    scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
+) -> None:
+    running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
+    wait_until_settled(sql)
+    proxy.cut()
+    running.wait_for_log("the database does not serve")
+    running.signal(signal.SIGINT)
+    assert running.wait() == 0
+    assert not any("Traceback" in line for line in running.logs)

@@ -1,0 +1,200 @@
+from datetime import UTC, datetime, time, timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies import (
+    AppConfig,
+    ConfigError,
+    CronSchedule,
+    CustomQueueConfig,
+    DailySchedule,
+    Horsies,
+    IntervalSchedule,
+    QueueMode,
+    ScheduleConfig,
+    TaskError,
+    TaskResult,
+    TaskSchedule,
+)
+from horsies.db.broker import PostgresBroker
+from horsies.model.task import Terms
+from horsies.schedules.control import pause
+from horsies.schedules.declare import declared
+from horsies.schedules.inspect import get_schedules
+from horsies.schedules.sync import Synced
+from tests.fixtures.journey import row
+from tests.schedules.steps import declare, history, store, stored_row, tick_at
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+HOURLY = IntervalSchedule(hours=1)
+
+
+# -- what an app may declare
+
+
+def app_with(*schedules: TaskSchedule) -> Horsies:
+    queues = [CustomQueueConfig(name="parcels"), CustomQueueConfig(name="letters")]
+    config = AppConfig(
+        queue_mode=QueueMode.CUSTOM, custom_queues=queues, schedule=ScheduleConfig(schedules=list(schedules))
+    )
+    app = Horsies(config)
+
+    @app.task("pack", queue_name="parcels", timeout_ms=7_000)
+    def pack(number: int, at: time | None = None) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=number)
+
+    assert pack(1).is_ok()
+    return app
+
+
+def test_a_declared_schedule_has_the_terms_of_its_task_and_its_encoded_arguments() -> None:
+    app = app_with(
+        TaskSchedule(name="b", task_name="pack", pattern=HOURLY, kwargs={"number": 1, "at": time(9)}),
+        TaskSchedule(name="a", task_name="pack", pattern=HOURLY, kwargs={"number": 2}, queue_name="letters"),
+    )
+    found = declared(app.config, app.tasks)
+    assert found is not None
+    assert [each.schedule.name for each in found] == ["a", "b"]
+    assert [each.terms.queue_name for each in found] == ["letters", "parcels"]
+    assert {each.terms.timeout_ms for each in found} == {7_000}
+    assert [each.args for each in found] == ['{"number":2}', '{"number":1,"at":"09:00:00"}']
+
+
+def test_an_app_may_say_nothing_about_schedules() -> None:
+    app = Horsies()
+    assert declared(app.config, app.tasks) is None
+
+
+def test_everything_that_is_wrong_with_schedules_is_told_at_once() -> None:
+    app = app_with(
+        TaskSchedule(name="lost", task_name="unpack", pattern=HOURLY),
+        TaskSchedule(name="typed", task_name="pack", pattern=HOURLY, kwargs={"number": "one"}),
+        TaskSchedule(name="short", task_name="pack", pattern=HOURLY, queue_name="pigeons"),
+    )
+    with pytest.raises(ConfigError) as raised:
+        declared(app.config, app.tasks)
+    told = str(raised.value)
+    for expected in (
+        "schedule 'lost': there is no task 'unpack'; this app has 'pack'",
+        "schedule 'typed': kwargs: pack() cannot be sent",
+        "schedule 'short': kwargs: pack() cannot be called like this: missing a required argument: 'number'",
+        "schedule 'short': queue_name: there is no queue 'pigeons'; this app has 'parcels', 'letters'",
+    ):
+        assert expected in told
+
+
+def test_everything_that_is_wrong_with_one_schedule_is_told_at_once() -> None:
+    wrong: dict[str, object] = {
+        "name": "",
+        "task_name": 7,
+        "pattern": "0 9 * * *",
+        "kwargs": [1],
+        "queue_name": 3,
+        "timezone": "Europe/Atlantis",
+        "enabled": "yes",
+        "max_catch_up_runs": -1,
+        "jitter": timedelta(days=2),
+        "overlap": "sometimes",
+    }
+    with pytest.raises(ConfigError) as raised:
+        TaskSchedule(**wrong)  # pyright: ignore[reportArgumentType] - wrong types are the point
+    told = str(raised.value)
+    assert "10 problems" in told
+    assert "pattern must be one of IntervalSchedule" in told
+    assert "timezone 'Europe/Atlantis' is not known; choose an IANA name" in told
+    assert "choose at most a day" in told
+
+
+def test_two_schedules_of_one_name_are_refused() -> None:
+    same = TaskSchedule(name="a", task_name="pack", pattern=HOURLY)
+    with pytest.raises(ConfigError, match="there are 2 schedules named 'a'; give each its own name"):
+        ScheduleConfig(schedules=[same, same])
+    with pytest.raises(ConfigError, match=r"schedules\[0\] must be of type TaskSchedule"):
+        ScheduleConfig(schedules=["a"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="schedules must be a list"):
+        ScheduleConfig(schedules=same)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="write schedule=ScheduleConfig"):
+        AppConfig(schedule=[same])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_schedule_cannot_be_changed_afterwards() -> None:
+    kwargs = {"number": 1}
+    schedule = TaskSchedule(name="a", task_name="pack", pattern=HOURLY, kwargs=kwargs)
+    kwargs["number"] = 2
+    assert schedule.kwargs == {"number": 1}
+    with pytest.raises(TypeError):
+        schedule.kwargs["number"] = 3  # pyright: ignore[reportIndexIssue]
+
+
+# -- what becomes of it
+
+
+def test_what_did_not_change_is_not_touched(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    made = [declare("report", HOURLY, args='{"a":1}'), declare("mail", CronSchedule("0 9 * * mon-fri"))]
+    assert store(broker, *made, now=NOON) == Synced(["mail", "report"], [], [])
+    before = sql.execute("select xmin, name, next_slot_at from horsies.schedules order by name").fetchall()
+    assert store(broker, *made, now=NOON + 5 * HOUR) == Synced([], [], [])
+    after = sql.execute("select xmin, name, next_slot_at from horsies.schedules order by name").fetchall()
+    assert after == before
+
+
+def test_a_changed_pattern_begins_anew_and_says_what_it_left_behind(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY), declare("zoned", DailySchedule(time(9))), now=NOON)
+    changed = [
+        declare("report", IntervalSchedule(hours=6)),
+        declare("zoned", DailySchedule(time(9)), timezone="Asia/Tokyo"),
+    ]
+    assert store(broker, *changed, now=NOON + 90 * MINUTE).changed == ["report", "zoned"]
+    assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T18:00:00+00:00"
+    assert stored_row(sql, "zoned")["next_slot_at"] == "2026-06-02T00:00:00+00:00"
+    assert [(run.outcome, run.slot_at) for run in history(broker, "report")] == [("MISSED", NOON + HOUR)]
+    assert history(broker, "zoned") == []
+
+
+def test_any_other_change_leaves_the_next_slot_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    terms = Terms("pack", "parcels", 3, timeout_ms=5)
+    changed = declare("report", HOURLY, args='{"n":2}', terms=terms, jitter=1.5, catch_up_missed=True)
+    assert store(broker, changed, now=NOON + 5 * HOUR).changed == ["report"]
+    stored = stored_row(sql, "report")
+    assert stored["next_slot_at"] == "2026-06-01T13:00:00+00:00"
+    assert (stored["task_name"], stored["args"], stored["jitter_ms"]) == ("pack", {"n": 2}, 1_500)
+    assert history(broker, "report") == []
+
+
+def test_what_is_no_longer_declared_is_kept_but_never_due(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
+    assert store(broker, declare("mail", HOURLY), now=NOON).retired == ["report"]
+    assert [verdict.name for verdict in tick_at(broker, NOON + 5 * HOUR).verdicts if verdict.name == "report"] == []
+    assert [info.state for info in broker.run(get_schedules)] == ["active", "removed"]
+    assert store(broker, declare("mail", HOURLY), now=NOON) == Synced([], [], [])
+    again = store(broker, declare("mail", HOURLY), declare("report", HOURLY), now=NOON + 9 * HOUR)
+    assert again.changed == ["report"]
+    assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T22:00:00+00:00"
+
+
+def test_a_schedule_that_is_disabled_is_stored_and_never_due(broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY, enabled=False), now=NOON)
+    assert tick_at(broker, NOON + 5 * HOUR).verdicts == []
+    store(broker, declare("report", HOURLY), now=NOON + 9 * HOUR)
+    assert [verdict.slot_at for verdict in tick_at(broker, NOON + 10 * HOUR).verdicts] == [NOON + 10 * HOUR]
+
+
+def test_a_pause_outlives_every_change_of_the_app(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    assert broker.run(partial(pause, "report"))
+    store(broker, declare("report", IntervalSchedule(minutes=5)), now=NOON)
+    assert stored_row(sql, "report")["paused_at"] is not None
+    assert tick_at(broker, NOON + 5 * HOUR).verdicts == []
+    assert history(broker, "report") == []
+
+
+def test_a_sync_whose_answer_was_lost_can_be_repeated(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    store(broker, declare("report", HOURLY), now=NOON)
+    assert row(sql, "select count(*) from horsies.schedules") == (1,)

@@ -1,0 +1,313 @@
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, time, timedelta
+from functools import partial
+
+import psycopg
+import pytest
+
+from horsies import BrokerError
+from horsies.db.broker import PostgresBroker
+from horsies.db.faults import When
+from horsies.db.link import Link
+from horsies.db.op import rows
+from horsies.db.trouble import DatabaseError
+from horsies.model.config import PostgresConfig
+from horsies.model.patterns import CronSchedule, DailySchedule, IntervalSchedule
+from horsies.model.retry import RetryPolicy
+from horsies.model.task import Terms
+from horsies.schedules.control import pause
+from horsies.schedules.tick import SQL as TICK
+from horsies.schedules.tick import forget_runs, tick
+from horsies.tasks.finish import finish
+from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.journey import ME, claim, column, completed, do, row
+from tests.fixtures.planting import Plant
+from tests.fixtures.proxies import Proxy
+from tests.schedules.steps import (
+    ByHand,
+    declare,
+    end_all_tasks,
+    history,
+    outcomes,
+    slots_of,
+    store,
+    stored_row,
+    tick_at,
+)
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+HOURLY = IntervalSchedule(hours=1)
+
+
+def test_a_new_schedule_begins_with_its_first_slot_from_now_on(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    assert tick_at(broker, NOON + 59 * MINUTE).verdicts == []
+    assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
+    assert tick_at(broker, NOON + HOUR).verdicts == []
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+def test_a_tick_says_in_how_long_there_is_something_to_do(broker: PostgresBroker) -> None:
+    assert tick_at(broker, NOON).next_due_s is None
+    store(broker, declare("report", HOURLY), declare("mail", DailySchedule(time(12, 10))), now=NOON)
+    assert tick_at(broker, NOON).next_due_s == 600
+    assert tick_at(broker, NOON + 10 * MINUTE).next_due_s == 3_000
+
+
+def test_a_task_is_enqueued_on_the_terms_that_were_stored(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    retry = RetryPolicy.fixed([1, 5], auto_retry_for=["TASK_TIMEOUT"], jitter=0.5)
+    terms = Terms("pack", "parcels", 7, timeout_ms=9_000, retry=retry)
+    store(broker, declare("pack", HOURLY, args='{"n": "\\u0000 \\"x\\""}', terms=terms), now=NOON)
+    tick_at(broker, NOON + HOUR)
+    stored = row(
+        sql,
+        "select task_name, queue_name, priority, args::text, timeout_ms, retry_delays_ms, retry_jitter, retry_for, ready, status from horsies.tasks",
+    )
+    expected = ("pack", "parcels", 7, '{"n": "\\u0000 \\"x\\""}', 9_000, [1_000, 5_000], 0.5, ["TASK_TIMEOUT"])
+    assert stored == (*expected, True, "PENDING")
+
+
+# -- after a time without a scheduler
+
+
+def test_only_the_newest_missed_slot_runs_and_the_others_are_recorded(broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    assert outcomes(tick_at(broker, NOON + 5.5 * HOUR)) == [("MISSED", NOON + HOUR), ("ENQUEUED", NOON + 5 * HOUR)]
+    missed, ran = history(broker, "report")
+    assert (missed.slot_at, missed.last_slot_at, missed.task_id) == (NOON + HOUR, NOON + 4 * HOUR, None)
+    assert ran.task_id is not None
+    assert outcomes(tick_at(broker, NOON + 6 * HOUR)) == [("ENQUEUED", NOON + 6 * HOUR)]
+
+
+def test_all_missed_slots_run_in_their_order_when_they_are_to_be_caught_up(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY, catch_up_missed=True), now=NOON)
+    ticked = tick_at(broker, NOON + 5.5 * HOUR)
+    assert outcomes(ticked) == [("ENQUEUED", NOON + n * HOUR) for n in range(1, 6)]
+    ids = [run.task_id for run in history(broker, "report")]
+    assert column(sql, "select id::text from horsies.tasks order by enqueued_at, id") == ids
+
+
+def test_no_more_than_the_newest_so_many_are_caught_up(broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY, catch_up_missed=True, max_catch_up_runs=2), now=NOON)
+    assert outcomes(tick_at(broker, NOON + 5.5 * HOUR)) == [
+        ("MISSED", NOON + HOUR),
+        ("ENQUEUED", NOON + 4 * HOUR),
+        ("ENQUEUED", NOON + 5 * HOUR),
+    ]
+    assert history(broker, "report")[0].last_slot_at == NOON + 3 * HOUR
+
+
+def test_nothing_is_caught_up_but_what_is_on_time_runs(broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY, max_catch_up_runs=0), now=NOON)
+    assert outcomes(tick_at(broker, NOON + 3.5 * HOUR)) == [("MISSED", NOON + HOUR)]
+    assert history(broker, "report")[0].last_slot_at == NOON + 3 * HOUR
+    assert outcomes(tick_at(broker, NOON + 4 * HOUR + MINUTE / 2)) == [("ENQUEUED", NOON + 4 * HOUR)]
+    assert outcomes(tick_at(broker, NOON + 6 * HOUR)) == [("MISSED", NOON + 5 * HOUR), ("ENQUEUED", NOON + 6 * HOUR)]
+
+
+# -- overlap and jitter
+
+
+def test_a_slot_is_skipped_while_the_last_run_is_still_going(broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY, overlap="skip"), now=NOON)
+    tick_at(broker, NOON + HOUR)
+    assert outcomes(tick_at(broker, NOON + 2 * HOUR)) == [("SKIPPED", NOON + 2 * HOUR)]  # it waits
+    (held,) = claim(broker)
+    assert outcomes(tick_at(broker, NOON + 3 * HOUR)) == [("SKIPPED", NOON + 3 * HOUR)]  # it runs
+    do(broker, finish(ME, [completed(held)]))
+    assert outcomes(tick_at(broker, NOON + 4 * HOUR)) == [("ENQUEUED", NOON + 4 * HOUR)]
+    assert [run.outcome for run in history(broker, "report")] == ["ENQUEUED", "SKIPPED", "SKIPPED", "ENQUEUED"]
+
+
+def test_where_runs_must_not_overlap_only_the_newest_slot_is_caught_up(broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY, overlap="skip", catch_up_missed=True), now=NOON)
+    assert outcomes(tick_at(broker, NOON + 3 * HOUR)) == [("MISSED", NOON + HOUR), ("ENQUEUED", NOON + 3 * HOUR)]
+
+
+def test_jitter_delays_each_slot_by_its_own_share_the_same_for_everybody(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    def due_in() -> float:
+        (seconds,) = row(
+            sql, "select extract(epoch from enqueued_at - sent_at)::float8 from horsies.tasks where not ready"
+        )
+        end_all_tasks(sql)
+        return seconds
+
+    store(broker, declare("report", HOURLY, jitter=1_800), now=NOON)
+    delays: list[float] = []
+    for n in (1, 2, 3):
+        tick_at(broker, NOON + n * HOUR)
+        delays.append(due_in())
+    assert len({round(delay) for delay in delays}) == 3
+    assert all(0 < delay <= 1_801 for delay in delays)
+    sql.execute("update horsies.schedules set next_slot_at = %s", [NOON + HOUR])
+    tick_at(broker, NOON + HOUR)
+    assert abs(due_in() - delays[0]) < 1
+
+
+def test_what_is_so_late_that_its_delay_is_over_runs_at_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", DailySchedule(time(13)), jitter=60), now=NOON)
+    tick_at(broker, NOON + 2 * HOUR)
+    assert row(sql, "select ready from horsies.tasks") == (True,)
+
+
+# -- several schedulers
+
+
+@pytest.mark.promise("T4")
+def test_a_schedule_that_another_scheduler_is_busy_with_is_its_own(database: str, broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
+    with psycopg.connect(database) as other:
+        other.execute("select from horsies.schedules where name = 'report' for update")
+        assert [name for name, *_ in tick_at(broker, NOON + HOUR).verdicts] == ["mail"]
+        other.rollback()
+    assert [name for name, *_ in tick_at(broker, NOON + HOUR).verdicts] == ["report"]
+
+
+@pytest.mark.promise("T4")
+def test_what_was_decided_on_a_slot_that_others_have_dealt_with_meanwhile_changes_nothing(
+    database: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    with psycopg.connect(database, autocommit=True) as connection:
+        late = ByHand(connection, tick(NOON + HOUR))
+        late.until("settle_slots")
+        connection.execute("rollback")  # its locks are gone, and it does not know
+        assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
+        while late.step():
+            pass
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+    assert len(history(broker, "report")) == 1
+    assert stored_row(sql, "report")["last_task_id"] == history(broker, "report")[0].task_id
+
+
+def test_a_schedule_that_is_paused_while_it_is_decided_on_waits_for_the_tick_and_is_paused_then(
+    database: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
+        ticking = ByHand(connection, tick(NOON + HOUR))
+        ticking.until("settle_slots")
+        pausing = threads.submit(broker.run, partial(pause, "report"))
+        wait_until_blocked(sql, on=connection)
+        while ticking.step():
+            pass
+        assert pausing.result()
+    assert len(history(broker, "report")) == 1
+    assert tick_at(broker, NOON + 2 * HOUR).verdicts == []
+
+
+STATEMENTS = ["begin_tick", "lock_due", "settle_slots", "get_next_due"]
+
+
+@pytest.mark.promise("T4")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_a_tick_whose_connection_is_lost_anywhere_is_made_up_for_once(
+    broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, statement: str, when: When
+) -> None:
+    """`settle_slots` travels with the COMMIT: lost after it, nobody knows what became of it."""
+    store(broker, declare("report", HOURLY), now=NOON)
+    faults(statement, when, "drop")
+    with pytest.raises(BrokerError, match="planted fault"):
+        tick_at(broker, NOON + HOUR)
+    again = tick_at(broker, NOON + HOUR)
+    committed = (statement, when) in (("settle_slots", "after"), ("get_next_due", "after"))
+    assert len(again.verdicts) == (0 if committed else 1)
+    assert slots_of(history(broker, "report")) == [NOON + HOUR]
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+
+
+def test_a_connection_that_is_cut_in_the_network_leaves_each_slot_dealt_with_once(
+    broker: PostgresBroker, proxy: Proxy, sql: psycopg.Connection
+) -> None:
+    """At every piece of data that goes over the wire, the COMMIT and its answer among them."""
+    store(broker, declare("report", IntervalSchedule(minutes=1), catch_up_missed=True), now=NOON)
+    config = PostgresConfig(database_url=proxy.url)
+    slot, piece, was_cut = NOON, 0, True
+    while was_cut:
+        slot, piece = slot + MINUTE, piece + 1
+        link = Link(config, "tests")
+        link.run(rows(TICK["get_moment"](now=None)))  # the connection is there
+        proxy.cut_at(piece)
+        with suppress(DatabaseError):
+            link.run(tick(slot))
+        was_cut = not proxy.disarm()
+        link.close()
+        tick_at(broker, slot)
+    # The server may not have noticed yet that a tick was cut off, and keep its lock for it.
+    eventually(lambda: not (tick_at(broker, slot).next_due_s or 0) <= 0, what="nothing is left to do")
+    assert piece > 4
+    assert slots_of(history(broker, "report")) == [NOON + n * MINUTE for n in range(1, piece + 1)]
+    assert row(sql, "select count(*), count(distinct id) from horsies.tasks") == (piece, piece)
+
+
+# -- many
+
+
+@pytest.mark.promise("T4")
+def test_ten_thousand_that_are_due_at_once_take_a_bounded_number_of_statements(
+    database: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """Of different tasks, patterns and zones, some with a delay and some that must not overlap."""
+    zones, count = ["UTC", "Europe/Berlin", "Asia/Kolkata"], 10_000
+    made = [
+        declare(
+            f"schedule {n}",
+            CronSchedule(f"{n % 60} 12 * * *") if n % 2 else IntervalSchedule(days=1, seconds=n),
+            terms=Terms(f"task {n % 700}", "default", n % 5),
+            timezone=zones[n % 3],
+            jitter=n % 4,
+            overlap="skip" if n % 7 else "allow",
+        )
+        for n in range(count)
+    ]
+    store(broker, *made, now=NOON)
+    sql.execute("update horsies.schedules set next_slot_at = %s", [NOON + DAY])
+    statements: list[str] = []
+    is_full = True
+    with psycopg.connect(database, autocommit=True) as connection:
+        while is_full:
+            ticking = ByHand(connection, tick(NOON + DAY))
+            while True:
+                statements += ticking.names
+                if not ticking.step():
+                    break
+            assert ticking.result is not None
+            is_full = ticking.result.is_full
+    assert row(sql, "select count(*) from horsies.tasks") == (count,)
+    assert row(sql, "select count(*) from horsies.schedules where next_slot_at > %s", NOON + DAY) == (count,)
+    assert len(statements) <= 11 * 7
+
+
+# -- the rest
+
+
+def test_a_schedule_that_this_process_cannot_read_is_left_to_others(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY), declare("odd", HOURLY), declare("moon", HOURLY), now=NOON)
+    sql.execute("update horsies.schedules set timezone = 'Mars/Olympus' where name = 'odd'")
+    sql.execute("""update horsies.schedules set pattern = '{"kind": "lunar"}' where name = 'moon'""")
+    ticked = tick_at(broker, NOON + HOUR)
+    assert [verdict.name for verdict in ticked.verdicts] == ["report"]
+    assert ticked.next_due_s == 3_600
+    assert "Mars/Olympus" in ticked.unreadable["odd"]
+    assert "lunar" in ticked.unreadable["moon"]
+    assert tick_at(broker, NOON + HOUR, excluded=["odd", "moon"]).unreadable == {}
+
+
+def test_old_history_is_forgotten(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    for n in (1, 2):
+        tick_at(broker, NOON + n * HOUR)
+    sql.execute(
+        "update horsies.schedule_runs set decided_at = now() - interval '31 days' where slot_at = %s", [NOON + HOUR]
+    )
+    assert broker.run(forget_runs) == 1
+    assert slots_of(history(broker, "report")) == [NOON + 2 * HOUR]
