@@ -1,30 +1,32 @@
-"""Moments and durations as they are typed: `2h`, `2026-11-15T09:00`."""
+"""Moments as people type them: `2h` ago, or a date and time."""
 
 import re
 from datetime import datetime, timedelta
-from typing import Final
+from typing import TypeAlias
 
 import click
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
+Moment: TypeAlias = datetime | timedelta
+"""An absolute one, or how long ago."""
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
-def moment(text: str) -> datetime | timedelta:
-    """A duration, which counts back from now by the database's clock, or a date and time; without a zone, this machine's."""
-    if _DURATION.fullmatch(text):
-        return timedelta(seconds=seconds(text))
+def moment(text: str) -> Moment:
+    """For options. A date and time without a zone is in the machine's own, as those in tables are."""
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+        if ago := _AGO.fullmatch(text.strip()):
+            return timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        return datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{text!r} is no moment; write 90s, 15m, 2h or 7d, or a date such as 2026-11-15T09:00"
+            f"{text!r} is no moment; write 90s, 30m, 2h, 7d or 1w for so long ago, or 2030-12-31T18:00"
         ) from None
 
 
-def seconds(text: str) -> float:
-    """`90s`, `15m`, `2h`."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise click.BadParameter(f"{text!r} is no duration; write 90s, 15m, 2h or 7d")
-    return float(found[1]) * _UNITS[found[2]]
+def absolute(given: Moment | None, now: datetime) -> datetime | None:
+    try:
+        return now - given if isinstance(given, timedelta) else given
+    except OverflowError:
+        raise click.UsageError("that long ago there were no moments; take a shorter time") from None
