@@ -12,7 +12,7 @@ import pytest
 
 import horsies
 from horsies.cli import main as command
-from horsies.doctor.finding import CATALOGUE
+from horsies.doctor.catalogue import CATALOGUE
 from horsies.model import codes
 
 DOCS = Path(__file__).parents[1] / "docs"

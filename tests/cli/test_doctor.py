@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
+from horsies.doctor.catalogue import CATALOGUE
+from horsies.doctor.codes import Code
 from horsies.doctor.examine import ALL
-from horsies.doctor.finding import CATALOGUE, Code
 from tests.cli.test_commands import GONE, Horsies, folder, horsies
 
 __all__ = ["folder", "horsies"]  # fixtures

@@ -100,6 +100,20 @@ def test_the_script_may_be_for_any_schema(migrate: Callable[..., Result], empty_
     assert migrate("--check", "--database-url", empty_database, "--schema", "it's 100%%").exit_code == 0
 
 
+def test_the_script_brings_an_older_schema_to_the_same(migrate: Callable[..., Result], empty_database: str) -> None:
+    """From the first version, which was released: the script for all of them, cut off before the second."""
+    whole = migrate("--sql", "--from", "0").stdout
+    first, _, _ = whole.partition(f"-- {migrations()[1].version:04}_")
+    assert psql(empty_database, f"{first}commit;").stderr == ""
+    pending = json.loads(migrate("--check", "--json", "--database-url", empty_database).stdout)
+    assert (pending["version"], pending["pending"]) == (1, ALL[1:])
+    rest = migrate("--sql", "--database-url", empty_database).stdout
+    assert psql(empty_database, rest).stderr == ""
+    assert dump(empty_database) == SCHEMA_SQL.read_text()
+    again = psql(empty_database, rest)
+    assert "the schema is not at version 1 any more; print the script again" in again.stderr
+
+
 def test_a_script_that_comes_too_late_changes_nothing(
     migrate: Callable[..., Result], empty_database: str, database: str
 ) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from horsies.cli.main import main
 from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
+from tests.cli.test_commands import GONE
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import begin, ended, node, run_out, states, status, take
 
@@ -58,7 +59,7 @@ def failed_map(broker: PostgresBroker, sql: psycopg.Connection) -> str:
 def test_without_runs_there_is_nothing_to_list(workflows: Workflows) -> None:
     found = workflows("list")
     assert (found.exit_code, found.stdout, found.stderr) == (0, "", "no workflows\n")
-    assert json.loads(workflows("list", "--json").stdout) == {"workflows": [], "next": None}
+    assert json.loads(workflows("list", "--json").stdout) == {"workflows": [], "next_after": None}
 
 
 def test_runs_are_listed_newest_first_without_their_parts(workflows: Workflows, broker: PostgresBroker) -> None:
@@ -79,9 +80,9 @@ def test_pages_join_without_gap_or_overlap_also_for_runs_of_one_moment(
     while True:
         page = json.loads(workflows("list", "--json", "--limit", "3", *after).stdout)
         seen += [found["id"] for found in page["workflows"]]
-        if page["next"] is None:
+        if page["next_after"] is None:
             break
-        after = ["--after", page["next"]]
+        after = ["--after", page["next_after"]]
     assert len(seen) == 7
     assert set(seen) == runs
 
@@ -89,7 +90,7 @@ def test_pages_join_without_gap_or_overlap_also_for_runs_of_one_moment(
 def test_a_page_that_is_not_the_last_says_how_to_go_on(workflows: Workflows, broker: PostgresBroker) -> None:
     first, second = (begin(broker, Graph("one", (node(0),))) for _ in range(2))
     found = workflows("list", "--limit", "1")
-    assert f"there are more: --after {second}" in found.stderr
+    assert f"there are more: add --after {second}" in found.stderr
     assert listed(workflows, "--after", second) == [first]
 
 
@@ -110,7 +111,7 @@ def test_runs_are_filtered_by_status_name_and_age(
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("list", "--since", "yesterday"), 2, "write 90s, 15m, 2h or 7d"),
+        (("list", "--since", "yesterday"), 2, "'yesterday' is no moment"),
         (("list", "--status", "LOST"), 2, "'LOST' is not one of"),
         (("list", "--after", str(uuid4())), 1, "give --after an id that was listed"),
         (("show", "one"), 2, "not a valid UUID"),
@@ -123,6 +124,25 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     found = workflows(*words)
     assert (found.exit_code, expected in found.stderr) == (code, True), found.stderr
+
+
+WORDS = [
+    ("list",),
+    ("show", str(uuid4())),
+    *((verb, str(uuid4()), "--dry-run") for verb in ("pause", "resume", "cancel", "retry")),
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words[0])
+def test_each_says_in_one_message_that_a_database_is_not_there_or_not_ours(
+    workflows: Workflows, empty_database: str, words: tuple[str, ...]
+) -> None:
+    gone = workflows(*words, "--database-url", GONE)
+    assert (gone.exit_code, gone.stdout) == (1, "")
+    assert gone.stderr.startswith("Error: PostgreSQL: connection failed")
+    empty = workflows(*words, "--database-url", empty_database)
+    assert (empty.exit_code, empty.stdout) == (1, "")
+    assert "run `horsies migrate` first" in empty.stderr
 
 
 # -- show
@@ -149,7 +169,7 @@ def test_a_program_gets_the_whole_tree(workflows: Workflows, failed_map: str) ->
     assert (source["kind"], source["status"], source["items"], source["workflow"]) == ("task", "COMPLETED", None, None)
     assert source["started_at"] <= source["finished_at"]
     assert every["items"] == {"COMPLETED": 2, "FAILED": 1}
-    assert every["error"]["error_code"] == "BROKEN"
+    assert every["error"].keys() == {"error_code", "message"}  # data may hold secrets
     assert [inner["node_id"] for inner in sub["workflow"]["nodes"]] == ["first", "second"]
 
 
@@ -226,7 +246,7 @@ def test_each_of_several_is_told_and_one_that_is_refused_fails_the_command(
     assert found.stderr == (
         f"{unknown}: no such workflow is known\n{finished} (one): is COMPLETED, and cannot be paused\n"
     )
-    told = json.loads(workflows("resume", finished, run, "--json").stdout)
+    told = json.loads(workflows("resume", finished, run, "--json").stdout)["workflows"]
     assert [(each["id"], each["outcome"]) for each in told] == [(finished, "refused"), (run, "changed")]
 
 

@@ -11,8 +11,8 @@ from horsies.db.broker import PostgresBroker
 from horsies.dev.scratch import scratch_server
 from horsies.dev.server import Server
 from horsies.doctor.case import Case
+from horsies.doctor.codes import Code
 from horsies.doctor.examine import Report, examine
-from horsies.doctor.finding import Code
 from horsies.model.config import PostgresConfig
 from tests.fixtures.journey import ME
 

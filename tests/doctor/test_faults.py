@@ -11,7 +11,8 @@ import pytest
 from horsies.db import session
 from horsies.db.broker import PostgresBroker
 from horsies.db.migrate import library_version
-from horsies.doctor.finding import CATALOGUE, Code, Severity
+from horsies.doctor.catalogue import CATALOGUE
+from horsies.doctor.codes import Code, Severity
 from horsies.model.config import CustomQueueConfig, PostgresConfig
 from horsies.model.graph import Graph
 from tests.cli.test_commands import GONE

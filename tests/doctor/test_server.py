@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from horsies.cli.main import main
 from horsies.dev.server import Server
-from horsies.doctor.finding import Code
+from horsies.doctor.codes import Code
 from tests.doctor.conftest import Doctor
 from tests.fixtures.journey import row
 from tests.fixtures.workers import StartWorker

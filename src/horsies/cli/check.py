@@ -11,8 +11,8 @@ from horsies.cli.inventory import Inventory, KnownTask, take_inventory
 from horsies.cli.mistakes import told_plainly
 from horsies.cli.options import app_argument, json_option
 from horsies.cli.show import show_json, show_table
+from horsies.doctor.codes import Severity
 from horsies.doctor.examine import LIVE, Report
-from horsies.doctor.finding import Severity
 from horsies.model.database_url import masked
 from horsies.model.durations import duration
 

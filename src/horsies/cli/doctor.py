@@ -9,13 +9,14 @@ from typing import Any, Final
 import click
 
 from horsies.app import Horsies
+from horsies.cli.durations import seconds
 from horsies.cli.mistakes import told_plainly
-from horsies.cli.moments import seconds
 from horsies.cli.options import database_option, json_option, optional_app_argument, schema_option, target_of
 from horsies.cli.show import show_json
 from horsies.doctor.case import Case
+from horsies.doctor.codes import Severity
 from horsies.doctor.examine import ALL, Check, Checked, Probe, Report, examine
-from horsies.doctor.finding import Finding, Severity
+from horsies.doctor.finding import Finding
 
 CLEARED: Final = "\r\x1b[K"
 COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}

@@ -141,7 +141,7 @@ def _would_change(verb: Verb, footing: Footing) -> bool:
 
 def _tell(outcomes: list[Outcome], *, as_json: bool) -> None:
     if as_json:
-        show_json(outcomes)
+        show_json({"workflows": outcomes})
     else:
         for outcome in outcomes:
             name = f" ({outcome.name})" if outcome.name else ""

@@ -69,7 +69,7 @@ def list_(
     )
     page, is_more = found[:limit], len(found) > limit
     if as_json:
-        show_json({"workflows": page, "next": page[-1].id if is_more else None})
+        show_json({"workflows": [_plain_run(run) for run in page], "next_after": page[-1].id if is_more else None})
         return
     show_table(
         ["ID", "NAME", "STATUS", "STARTED", "TOOK", "LEFT", "ERROR"],
@@ -77,7 +77,7 @@ def list_(
         empty="no workflows",
     )
     if is_more:
-        click.echo(f"there are more: --after {page[-1].id}", err=True)
+        click.echo(f"there are more: add --after {page[-1].id}", err=True)
 
 
 @workflows.command()
@@ -118,11 +118,20 @@ def _plain(tree: RunTree) -> dict[str, Any]:
             name: getattr(node, name)
             for name in ("node_id", "index", "kind", "status", "task_name", "task_id", "started_at", "finished_at")
         }
-        known["error"] = node.error
+        known["error"] = _plain_error(node.error)
         known["items"] = node.items
         known["workflow"] = None if node.below is None else _plain(node.below)
         nodes.append(known)
-    return {**asdict(tree.run), "nodes": nodes}
+    return {**_plain_run(tree.run), "nodes": nodes}
+
+
+def _plain_run(run: Run) -> dict[str, Any]:
+    return {**asdict(run), "error": _plain_error(run.error)}
+
+
+def _plain_error(error: TaskError | None) -> dict[str, str] | None:
+    """Without its data, which may hold secrets."""
+    return None if error is None else {"error_code": error.error_code, "message": error.message}
 
 
 def _notes(tree: RunTree, above: Way) -> Iterator[tuple[Way, str]]:

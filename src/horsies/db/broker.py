@@ -206,10 +206,6 @@ class PostgresBroker:
             self._refuse_other_database()
         return self._run_apart(migrate.migrate(self.config.schema), self.config.listen_conninfo)
 
-    def schema_standing(self) -> Standing:
-        """At which version the schema is, and what it lacks; nothing is changed. Says at once why the database cannot be reached."""
-        return self._run_apart(migrate.get_standing(self.config.schema), self.config.conninfo)
-
     def require_schema(self) -> None:
         """Refuse a database without our schema, or with an older one; at once when it cannot be reached."""
         self._run_apart(migrate.require_schema(self.config.schema), self.config.conninfo)
@@ -248,6 +244,10 @@ class PostgresBroker:
     async def ensure_schema_initialized_async(self) -> None:
         """The same for asyncio."""
         await self.migrate_async()
+
+    def schema_standing(self) -> Standing:
+        """At which version the schema is, and what it lacks; nothing is changed. Says at once why the database cannot be reached."""
+        return self._run_apart(migrate.get_standing(self.config.schema), self.config.conninfo)
 
     # -- notifications
 

@@ -3,7 +3,8 @@
 from horsies.db.load import load
 from horsies.db.op import Op, ask, one
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 
 SQL = load(__file__)
 

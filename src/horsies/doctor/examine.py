@@ -11,7 +11,8 @@ from horsies.db.op import Op, ask, rows
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.doctor import clocks, listening, schema, server, tasks, vacuum, workers, workflows
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding, Severity, worst
+from horsies.doctor.codes import Code, Severity
+from horsies.doctor.finding import Finding, worst
 from horsies.model.config import PostgresConfig
 
 SQL = load(__file__)

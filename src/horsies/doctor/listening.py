@@ -4,7 +4,8 @@ from horsies.db.load import load
 from horsies.db.op import Op, one
 from horsies.db.roundtrip import Hearing, RoundTrip, try_round_trip
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 from horsies.model.config import PostgresConfig
 
 MAX_USAGE = 0.1

@@ -6,7 +6,8 @@ from horsies.db.migrate import SQL as MIGRATE
 from horsies.db.migrate import library_version
 from horsies.db.op import Op, one, rows
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 
 ENOUGH = 10_000
 ENABLED = ("O", "A")  # always, or unless the session replicates

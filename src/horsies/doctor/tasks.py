@@ -1,11 +1,13 @@
 """Tasks: those that are stuck, and those that wait for too long, for nobody, or behind a pause."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, ask, rows
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 from horsies.doctor.words import tasks
 from horsies.model.durations import duration
 
@@ -13,6 +15,19 @@ LIMIT = 1_000
 NAMED = 10
 
 SQL = load(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Those who wait in one queue. `waiting` is counted only so far."""
+
+    queue: str
+    oldest_s: float
+    waiting: int
+
+    def __str__(self) -> str:
+        count = f"{self.waiting}{' or more' if self.waiting >= LIMIT else ''}"
+        return f"{count} tasks wait in queue {self.queue!r}, the oldest for {duration(self.oldest_s)}"
 
 
 def check_stuck(case: Case) -> Op[list[Finding]]:
@@ -42,25 +57,20 @@ def check_waiting(case: Case) -> Op[list[Finding]]:
     )
     since = dict(paused)
     queues = {queue for (queue,) in served}
-    found: list[Finding] = []
-    for queue, oldest_s, count in waiting:
-        many = f"{count}{' or more' if count >= LIMIT else ''} tasks wait in queue {queue!r}, the oldest for {duration(oldest_s)}"
-        known = {"queue": queue, "waiting": count, "oldest_s": oldest_s}
-        found += _of_queue(case, many, known, paused_s=since.get(queue), is_served=queue in queues)
-    return found
+    return [
+        finding
+        for queue, oldest_s, count in waiting
+        for finding in _of_queue(case, Line(queue, oldest_s, count), since.get(queue), is_served=queue in queues)
+    ]
 
 
-def _of_queue(
-    case: Case, many: str, known: dict[str, object], *, paused_s: float | None, is_served: bool
-) -> Iterator[Finding]:
-    oldest_s = known["oldest_s"]
-    assert isinstance(oldest_s, float)  # noqa: S101 - as it was put there
+def _of_queue(case: Case, line: Line, paused_s: float | None, *, is_served: bool) -> Iterator[Finding]:
     if paused_s is not None:
-        yield Finding(Code.QUEUE_PAUSED, f"{many}; it is paused for {duration(paused_s)}", known)
-    if not is_served and oldest_s > case.stuck_after_s:
-        yield Finding(Code.QUEUE_UNSERVED, many, known)
-    elif paused_s is None and oldest_s > case.max_wait_s:
-        yield Finding(Code.WAITING_LONG, many, known)
+        yield Finding(Code.QUEUE_PAUSED, f"{line}; it is paused for {duration(paused_s)}", asdict(line))
+    if not is_served and line.oldest_s > case.stuck_after_s:
+        yield Finding(Code.QUEUE_UNSERVED, f"{line}", asdict(line))
+    elif paused_s is None and line.oldest_s > case.max_wait_s:
+        yield Finding(Code.WAITING_LONG, f"{line}", asdict(line))
 
 
 def check_caps(case: Case) -> Op[list[Finding]]:

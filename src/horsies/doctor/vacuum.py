@@ -3,7 +3,8 @@
 from horsies.db.load import load
 from horsies.db.op import Op, ask, one, rows
 from horsies.doctor.case import MIB, Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 from horsies.model.durations import duration
 
 SQL = load(__file__)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from horsies.db.load import load
 from horsies.db.op import Op, Row, ask
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 from horsies.doctor.words import NAMED
 from horsies.model.durations import duration
 

@@ -3,7 +3,8 @@
 from horsies.db.load import load
 from horsies.db.op import Op, rows
 from horsies.doctor.case import Case
-from horsies.doctor.finding import Code, Finding
+from horsies.doctor.codes import Code
+from horsies.doctor.finding import Finding
 from horsies.doctor.words import NAMED
 from horsies.workflows.inspect import get_stuck
 
