@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ from psycopg.errors import Diagnostic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.place import TERMS, Place, new_tasks, open_place
+from benchmarks.place import Place, open_place
 from horsies.db import days
 from horsies.db.days import Change
 from horsies.db.dialogue import converse
@@ -35,15 +36,18 @@ from horsies.keeper import retain
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
-from horsies.tasks import enqueue, wait
+from horsies.tasks import wait
 from horsies.tasks.claim import Wanted, as_claims, claim_from_queues, from_start
 from horsies.tasks.finish import finish
-from horsies.tasks.terms import params_of
 
 CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
 MAX_DROP_S, MAX_WAIT_S = 1.0, 0.1
 KEEP = timedelta(days=7)
 T = TypeVar("T")
+SEND = Statement(
+    "send",
+    f"insert into {{schema}}.tasks (task_name, args) select 'note_start', '{{}}' from generate_series(1, {BATCH})",
+)
 BEGIN, COMMIT = Statement("begin", "begin isolation level read committed"), Statement("commit", "commit")
 
 WAITED = re.compile(
@@ -84,16 +88,14 @@ class Traffic:
 
     @contextmanager
     def flowing(self) -> Generator[None]:
-        threads = [threading.Thread(target=self._converse) for _ in range(CONVERSATIONS)]
-        threads.append(threading.Thread(target=self._look))
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(CONVERSATIONS + 1) as threads:
+            talks = [threads.submit(self._converse) for _ in range(CONVERSATIONS)] + [threads.submit(self._look)]
+            try:
+                yield
+            finally:
+                self._over.set()
+            for talk in talks:
+                talk.result()  # one that broke off has measured nothing
 
     def during(self, what: str, act: Callable[[], object]) -> Shown:
         began = time.perf_counter()
@@ -111,14 +113,10 @@ class Traffic:
         wanted = Wanted(worker, TaskStatus.RUNNING, BATCH, 60_000)
         with self._connected() as connection:
             while not self._over.is_set():
-                new = new_tasks(range(BATCH))
-                sent = enqueue.SQL["enqueue_tasks"](
-                    ids=[task.id for task in new], args=[task.args for task in new], **params_of(TERMS)
-                )
                 claim = claim_from_queues(wanted, from_start(["default"]))
                 began = time.perf_counter()
                 *_, claimed, _ = converse(
-                    connection, [BEGIN(), finish(worker, endings), sent, claim, COMMIT()], "horsies"
+                    connection, [BEGIN(), finish(worker, endings), SEND(), claim, COMMIT()], "horsies"
                 )
                 self.turns.append(Span(began, time.perf_counter()))
                 endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in as_claims(claimed)]
