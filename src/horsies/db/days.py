@@ -2,8 +2,8 @@
 
 **Never a long lock.** Everybody who finishes a task, or waits for one, holds a lock on `finished` for a moment. What changes its partitions asks for locks
 that exclude them, and while such a request waits, all others wait behind it. So each change is one short transaction that is sent in one piece (a
-client that falls silent holds nothing), gives a lock 50 ms and a statement 100, and is postponed if that was not enough. Behind an open
-`pg_dump`, which holds all of it, nothing is changed until it is closed.
+client that falls silent holds nothing), gives a lock 50 ms and the moving of rows as much, and is postponed if that was not enough. Behind an
+open `pg_dump`, which holds all of it, nothing is changed until it is closed.
 
 **Making a day.** A day to come is made beside the others and attached, which only the default partition notices. If the default holds rows of it, or
 may get some now, that is not enough: a reader that has just looked up which partitions there are would miss rows that move, and a finisher
@@ -27,6 +27,7 @@ from horsies.db.op import Op, Query, Statement, ask, one, rows
 DAYS_AHEAD = 14
 PREPARE_BELOW = 7  # with a week in hand there is no hurry, and no lock is asked for
 MOVE_AT_MOST = 5_000  # rows
+CONSTANT_WORK, PER_ROW_WORK = "1s", "50ms"  # what a statement may take: the first is for a machine out of breath
 
 SQL = load(__file__)
 log = logging.getLogger("horsies.db")
@@ -84,7 +85,8 @@ def prepare_days(schema: str, keep: timedelta | None = None) -> Op[list[Change]]
         if held > MOVE_AT_MOST:
             log.info("finished_default holds %d tasks of %s, too many to be moved: they stay there", held, first)
         elif held or is_urgent:
-            changes.append((yield from _make_day(schema, Day(table, first, after), moves=moves)))
+            at_most = PER_ROW_WORK if held else CONSTANT_WORK
+            changes.append((yield from _make_day(schema, Day(table, first, after), moves=moves, at_most=at_most)))
             if changes[-1] is not Change.DONE:
                 break  # what is in the way of this one is in the way of the next
     return changes
@@ -105,15 +107,16 @@ def drop_day(schema: str, day: Day) -> Op[Change]:
     return (yield from _briefly("drop", day, *locks, _of(day, "drop_day")))
 
 
-def _make_day(schema: str, day: Day, *, moves: bool) -> Op[Change]:
+def _make_day(schema: str, day: Day, *, moves: bool, at_most: str) -> Op[Change]:
     moving = (SQL["lock_finished"](), SQL["lock_default"](), _of(day, "move_rows")) if moves else ()
-    made = SQL["take_turns"](schema=schema), _of(day, "create_day")
+    made = SQL["take_turns"](schema=schema), _of(day, "create_day"), SQL["wait_little"](statement_timeout=at_most)
     return (yield from _briefly("prepare", day, *made, *moving, _of(day, "attach_day")))
 
 
 def _briefly(what: str, day: Day, *queries: Query) -> Op[Change]:
+    limits = SQL["wait_little"](statement_timeout=CONSTANT_WORK)
     try:
-        yield from ask(SQL["begin_briefly"](), SQL["wait_little"](), *queries, SQL["commit_days"]())
+        yield from ask(SQL["begin_briefly"](), limits, *queries, SQL["commit_days"]())
     except (*_BUSY, *_DONE_BY_ANOTHER, errors.InsufficientPrivilege) as error:
         yield from rows(SQL["roll_back_days"]())
         if isinstance(error, _DONE_BY_ANOTHER):

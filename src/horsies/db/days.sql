@@ -58,7 +58,7 @@ begin isolation level read committed;
 
 -- name: wait_little
 -- Whoever comes while we wait for a lock waits behind us, and whoever comes while we hold it waits too: neither for long, or not at all now.
-select set_config('lock_timeout', '50ms', true), set_config('statement_timeout', '100ms', true);
+select set_config('lock_timeout', '50ms', true), set_config('statement_timeout', %(statement_timeout)s::text, true);
 
 -- name: take_turns
 -- Two that make days at once would only be in each other's way.
