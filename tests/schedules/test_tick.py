@@ -18,7 +18,7 @@ from horsies.model.retry import RetryPolicy
 from horsies.model.task import Terms
 from horsies.schedules.control import pause
 from horsies.schedules.tick import SQL as TICK
-from horsies.schedules.tick import forget_runs, tick
+from horsies.schedules.tick import tick
 from horsies.tasks.finish import finish
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
@@ -300,14 +300,3 @@ def test_a_schedule_that_this_process_cannot_read_is_left_to_others(
     assert "Mars/Olympus" in ticked.unreadable["odd"]
     assert "lunar" in ticked.unreadable["moon"]
     assert tick_at(broker, NOON + HOUR, excluded=["odd", "moon"]).unreadable == {}
-
-
-def test_old_history_is_forgotten(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    store(broker, declare("report", HOURLY), now=NOON)
-    for n in (1, 2):
-        tick_at(broker, NOON + n * HOUR)
-    sql.execute(
-        "update horsies.schedule_runs set decided_at = now() - interval '31 days' where slot_at = %s", [NOON + HOUR]
-    )
-    assert broker.run(forget_runs) == 1
-    assert slots_of(history(broker, "report")) == [NOON + 2 * HOUR]

@@ -21,7 +21,6 @@ from horsies.schedules.decide import Decision, Due, SlotOutcome, Verdict, decide
 from horsies.tasks.ids import new_task_ids
 
 BATCH: Final = 1_000
-HISTORY_DAYS: Final = 30
 
 SQL = load(__file__)
 
@@ -93,9 +92,3 @@ def _task_ids(verdicts: Sequence[Verdict]) -> Iterator[str | None]:
     ids = iter(new_task_ids(sum(enqueued)))
     for is_enqueued in enqueued:
         yield next(ids) if is_enqueued else None
-
-
-def forget_runs(days: int = HISTORY_DAYS) -> Op[int]:
-    """Remove a batch of old history; how many rows it was."""
-    gone = yield from rows(SQL["forget_runs"](days=days, limit=BATCH))
-    return len(gone)

@@ -86,14 +86,3 @@ select extract(epoch from min(next_slot_at) - coalesce(%(now)s::timestamptz, clo
 from {schema}.schedules
 where paused_at is null
 and name <> all(%(excluded)s::text[]);
-
--- name: forget_runs
-delete from {schema}.schedule_runs
-where id = any(array(
-    select id
-    from {schema}.schedule_runs
-    where decided_at < now() - %(days)s::integer * interval '1 day'
-    order by decided_at
-    limit %(limit)s::integer
-))
-returning id;

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,11 +16,10 @@ from horsies.model.recovery import WorkerResilienceConfig
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.declare import Declared
 from horsies.schedules.sync import sync
-from horsies.schedules.tick import Ticked, forget_runs, tick
+from horsies.schedules.tick import Ticked, tick
 from horsies.worker.backoff import Backoff
 
 SHORTEST_SLEEP_S: Final = 0.05  # when what is due is another scheduler's
-FORGET_EVERY_S: Final = 3_600.0
 PATIENCE_S: Final = 3.0
 
 log = logging.getLogger("horsies.scheduler")
@@ -45,7 +43,6 @@ class Scheduler:
         self._poll_s = resilience.notify_poll_interval_ms / 1000
         self._declared = declared
         self._unreadable: dict[str, str] = {}
-        self._forget_at = 0.0
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
 
@@ -76,7 +73,6 @@ class Scheduler:
             try:
                 await self._sync()
                 ticked = await self._tick()
-                await self._forget()
             except DatabaseError as error:
                 await self._recover(error)
             else:
@@ -109,12 +105,6 @@ class Scheduler:
                 *(counts[outcome] for outcome in (SlotOutcome.ENQUEUED, SlotOutcome.SKIPPED, SlotOutcome.MISSED)),
             )
         return ticked
-
-    async def _forget(self) -> None:
-        if time.monotonic() >= self._forget_at:
-            while await self._link.run(forget_runs()):
-                pass
-            self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     async def _recover(self, error: DatabaseError) -> None:
         if trouble_of(error) is Trouble.EXPECTED:
