@@ -57,6 +57,15 @@ def runs(sql: psycopg.Connection) -> int:
     return count
 
 
+def wait_until_settled(sql: psycopg.Connection) -> None:
+    """It has enqueued, and it listens: no connection is being made that a cut could pass by."""
+    listening = (
+        "select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%%_schedules\"'"
+    )
+    eventually(lambda: runs(sql) >= 1, what="it works")
+    eventually(lambda: row(sql, listening) == (1,), what="it listens")
+
+
 @pytest.mark.promise("A1", "A9", "T4")
 def test_a_scheduler_enqueues_what_is_due_and_a_worker_runs_it(
     scheduler: StartScheduler, worker: StartWorker, sql: psycopg.Connection
@@ -101,7 +110,7 @@ def test_schedulers_that_are_killed_leave_no_slot_out_and_none_twice(
 @pytest.mark.promise("T4")
 def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy) -> None:
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
-    eventually(lambda: runs(sql) >= 1, what="it works")
+    wait_until_settled(sql)
     proxy.cut()
     running.wait_for_log("the database does not serve")
     proxy.heal()
@@ -123,8 +132,11 @@ def test_schedulers_work_through_a_transaction_pooler_and_leave_nothing_in_its_s
     assert row(sql, FAULTS) == (0,)
 
 
-def test_a_scheduler_that_was_told_not_to_wait_for_ever_gives_up(scheduler: StartScheduler, proxy: Proxy) -> None:
+def test_a_scheduler_that_was_told_not_to_wait_for_ever_gives_up(
+    scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
+) -> None:
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url, "HORSIES_TEST_ATTEMPTS": "1"})
+    wait_until_settled(sql)
     proxy.cut()
     assert running.wait() == 4
     assert any("gave up after 1 failed attempts" in line for line in running.logs)
@@ -153,9 +165,10 @@ def test_an_app_that_declares_no_schedules_leaves_those_that_are_stored_alone(
 
 
 def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
-    scheduler: StartScheduler, proxy: Proxy
+    scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
 ) -> None:
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
+    wait_until_settled(sql)
     proxy.cut()
     running.wait_for_log("the database does not serve")
     running.signal(signal.SIGINT)
