@@ -60,7 +60,7 @@ def runs(sql: psycopg.Connection) -> int:
 def wait_until_settled(sql: psycopg.Connection) -> None:
     """It has enqueued, and it listens: no connection is being made that a cut could pass by."""
     listening = (
-        "select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%_schedules\"'"
+        "select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%%_schedules\"'"
     )
     eventually(lambda: runs(sql) >= 1, what="it works")
     eventually(lambda: row(sql, listening) == (1,), what="it listens")
