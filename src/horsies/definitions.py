@@ -6,6 +6,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
+from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
@@ -47,6 +48,7 @@ class Definitions:
 
     def __init__(self, config: AppConfig) -> None:
         self.config = config
+        self.tracer: Tracer | None = None
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
         self._child_start_hooks: list[Hook] = []

@@ -97,12 +97,12 @@ def ready(child: Child) -> Child:
 
 
 def add(ticket: int, left: int, right: int) -> Fields:
-    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}', None)
+    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}', None, None)
 
 
 def gate(ticket: int, folder: Path) -> Fields:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
-    return (ticket, "an id", "gate", "default", 1, None, args, None)
+    return (ticket, "an id", "gate", "default", 1, None, args, None, None)
 
 
 @pytest.mark.promise("W6")

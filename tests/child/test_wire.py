@@ -84,14 +84,14 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(sent: list[Message
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
-    unpacker, message = Unpacker(), Run([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None)])
+    unpacker, message = Unpacker(), Run([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None)])
     stream = pack(message)
     heard = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
     assert heard == [message]
 
 
 def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
-    (run,) = read(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None)])))
+    (run,) = read(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None, None)])))
     assert isinstance(run, Run)
     assert Assignment(*run.assignments[0]) == Assignment(
         ticket=7, task_id="id", task_name="name", queue_name="queue", attempt=2, timeout_ms=None, args="{}"

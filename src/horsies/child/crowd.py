@@ -78,7 +78,7 @@ class Crowd:
         if isinstance(prepared, TaskError):
             self._end(running, failed(running, prepared))
             return
-        context = context_of(running, self._progress.report)
+        context = context_of(running, self._progress.report, prepared.task.tracer)
         if prepared.task.is_async:
             on_loop = OnLoop(running)
             task = self._loop.create_task(self._run_on_loop(on_loop, running, prepared), context=context)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from horsies.child.running import Outcome, Running
 from horsies.child.wire import Done
+from horsies.events import TaskRaised, emit, end_span, subscribers
 from horsies.model.codec import ResultTypeError, encode_error
 from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
@@ -61,6 +62,13 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
 def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
     running.is_over = True
+    done = _concluded(running, task, outcome)
+    if running.span is not None:
+        end_span(running.span, done.error_code, outcome[1])
+    return done
+
+
+def _concluded(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     returned, raised = outcome
     if running.is_timed_out:
         wants_retry = task.retry_policy is not None and issubclass(TaskTimeoutError, task.retry_policy.exceptions)
@@ -70,6 +78,9 @@ def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Do
     if running.is_cancelled and any(isinstance(error, _CANCELLED) for error in _chain(raised)):
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
+    if subscribers:
+        given = running.assignment
+        emit(TaskRaised(given.task_id, task.name, given.queue_name, given.attempt, raised))
     return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
 
 

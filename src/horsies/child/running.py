@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from horsies.child.wire import Assignment, Reason
+from horsies.events import Run, Span, Tracer, begin_span
 from horsies.model.errors import TaskCancelledError, TaskTimeoutError
 from horsies.tasks.current import CurrentTask, set_current_task
 
@@ -26,6 +27,7 @@ class Running:
     is_cancelled: bool = False
     is_struck: bool = False
     is_over: bool = False
+    span: Span | None = None
 
     def ask(self, reason: Reason) -> None:
         """Whoever asks must then make it known to the task."""
@@ -53,8 +55,12 @@ def begin(assignment: Assignment) -> Running:
     return Running(assignment, time.perf_counter_ns())
 
 
-def context_of(running: Running, report: Callable[[int, float | None, str | None], None]) -> Context:
-    """A context of its own, in which `current_task()` is this one. What the start hooks have set is seen in it."""
+def context_of(
+    running: Running, report: Callable[[int, float | None, str | None], None], tracer: Tracer | None
+) -> Context:
+    """A context of its own, in which `current_task()` is this one, and its span that of all spans within. What the start hooks have
+    set is seen in it.
+    """
     assignment, context = running.assignment, copy_context()
     timeout_s = None if assignment.timeout_ms is None else assignment.timeout_ms / 1000
 
@@ -73,7 +79,13 @@ def context_of(running: Running, report: Callable[[int, float | None, str | None
         report=report_own,
     )
     context.run(set_current_task, current)
+    if tracer is not None:
+        running.span = context.run(begin_span, tracer, _as_work(assignment))
     return context
+
+
+def _as_work(assignment: Assignment) -> Run:
+    return Run(assignment.task_id, assignment.task_name, assignment.queue_name, assignment.attempt, assignment.trace)
 
 
 Outcome = tuple[Any, BaseException | None]

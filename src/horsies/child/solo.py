@@ -68,7 +68,7 @@ class Solo:
         return conclude(running, prepared.task, self._call(running, prepared))
 
     def _call(self, running: Running, call: Call) -> Outcome:
-        context = context_of(running, self._progress.report)
+        context = context_of(running, self._progress.report, call.task.tracer)
         if not call.task.is_async:
             return self._main.call(running, lambda: context.run(call.function))
         on_loop, loop = OnLoop(running), self._runner.get_loop()

@@ -33,6 +33,7 @@ class Assignment(NamedTuple):
     timeout_ms: int | None
     args: str
     inputs: str | None = None
+    trace: str | None = None
 
 
 # -- to the child
@@ -52,7 +53,7 @@ class Boot(NamedTuple):
     path: tuple[str, ...] = ()
 
 
-Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None]
+Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None]
 """Of an `Assignment`: a plain tuple is what marshal writes."""
 
 

@@ -26,6 +26,8 @@ class Terms:
     retry: RetryPolicy | None = None
     due: datetime | timedelta | None = None
     good_until: datetime | None = None
+    trace: str | None = None
+    """Of the trace in which they are sent; see `horsies.events.Tracer`."""
 
 
 class NewTask(NamedTuple):
@@ -54,6 +56,7 @@ class Claim:
     """Of a task that a workflow runs: the run at the top of its tree."""
     inputs: str | None = None
     """What its node is handed beside the arguments, as JSON that nobody between database and child reads."""
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from horsies.db.op import Op
+from horsies.events import Tracer, subscribers
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.config import AppConfig
 from horsies.model.options import Key, as_span, span_problems
@@ -18,6 +19,7 @@ from horsies.tasks.enqueue import enqueue, enqueue_again, enqueue_within
 from horsies.tasks.handle import InertHandle, TaskHandle
 from horsies.tasks.ids import new_task_id, new_task_ids
 from horsies.tasks.suppress import sends_are_suppressed
+from horsies.tasks.watch import watched
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -33,6 +35,8 @@ class Outlet(Protocol):
     def config(self) -> AppConfig: ...
     @property
     def broker(self) -> "PostgresBroker": ...
+    @property
+    def tracer(self) -> Tracer | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +129,38 @@ class Sender(Generic[P, T]):
         if not tasks or sends_are_suppressed():
             return self._inert(tasks)
         if self._connection is None:
-            warn_in_event_loop(
-                _INSTEAD
-            )  # a lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`
-            ids = self._outlet.broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
-        else:
-            ids = self._outlet.broker.run_on(self._connection, self._verb(enqueue_within, tasks))
-        return self._handles(ids)
+            # A lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`.
+            warn_in_event_loop(_INSTEAD)
+        if not self._is_watched:
+            return self._handles(self._commit(tasks))
+        with watched(self._outlet.tracer, tasks) as send:
+            send.ids = self._commit(send.tasks)
+        return self._handles(send.ids)
+
+    def _commit(self, tasks: Sequence[NewTask]) -> list[TaskId]:
+        broker = self._outlet.broker
+        if self._connection is None:
+            return broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
+        return broker.run_on(self._connection, self._verb(enqueue_within, tasks))
 
     async def _send_async(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
         if not tasks or sends_are_suppressed():
             return self._inert(tasks)
+        if not self._is_watched:
+            return self._handles(await self._commit_async(tasks))
+        with watched(self._outlet.tracer, tasks) as send:
+            send.ids = await self._commit_async(send.tasks)
+        return self._handles(send.ids)
+
+    async def _commit_async(self, tasks: Sequence[NewTask]) -> list[TaskId]:
         broker = self._outlet.broker
         if self._connection is None:
-            ids = await broker.run_async(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
-        else:
-            ids = await broker.run_on_async(self._connection, self._verb(enqueue_within, tasks))
-        return self._handles(ids)
+            return await broker.run_async(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
+        return await broker.run_on_async(self._connection, self._verb(enqueue_within, tasks))
+
+    @property
+    def _is_watched(self) -> bool:
+        return bool(subscribers) or self._outlet.tracer is not None
 
     def _verb(
         self, verb: Callable[[Sequence[NewTask], Key | None], Op[list[TaskId]]], tasks: Sequence[NewTask]

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 
+from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.errors import ConfigError, QueueError
 from horsies.model.graph import Join, NodeKind
@@ -51,6 +52,11 @@ class Sendable(Sender[P, T]):
         self.__name__ = getattr(function, "__name__", name)
         self.__module__ = function.__module__
         self.__wrapped__ = function  # what `inspect.signature` and documentation tools look for
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Who traces its app."""
+        return self._outlet.tracer
 
     @property
     def is_async(self) -> bool:

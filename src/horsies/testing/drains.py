@@ -151,7 +151,7 @@ class Drain:
         if isinstance(prepared, TaskError):
             done = failed(running, prepared)
         else:
-            outcome = yield Job(running, prepared, context_of(running, _noted(reports)))
+            outcome = yield Job(running, prepared, context_of(running, _noted(reports), prepared.task.tracer))
             raised = outcome[1]
             done = conclude(running, prepared.task, outcome)
         status = yield lambda: self._finish(claim, done, reports)
@@ -197,7 +197,15 @@ def _ends_more_than_the_task(raised: BaseException) -> bool:
 
 def _assignment(claim: Claim) -> Assignment:
     return Assignment(
-        1, claim.id, claim.task_name, claim.queue_name, claim.attempt, claim.timeout_ms, claim.args, claim.inputs
+        1,
+        claim.id,
+        claim.task_name,
+        claim.queue_name,
+        claim.attempt,
+        claim.timeout_ms,
+        claim.args,
+        claim.inputs,
+        claim.trace,
     )
 
 

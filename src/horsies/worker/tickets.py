@@ -66,6 +66,7 @@ class Tickets:
                     claim.timeout_ms,
                     claim.args,
                     claim.inputs,
+                    claim.trace,
                 )
             )
         return run
