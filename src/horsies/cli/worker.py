@@ -11,7 +11,7 @@ from horsies.child.main import LOG_FORMAT
 from horsies.cli.mistakes import told_plainly
 from horsies.cli.options import LOG_LEVELS, app_argument
 from horsies.locate import load_app
-from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
+from horsies.model.worker import DEFAULT_METRICS_HOST, DEFAULT_TASKS_PER_CHILD, WorkerConfig
 from horsies.worker.run import run_worker
 
 
@@ -62,6 +62,12 @@ from horsies.worker.run import run_worker
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Answer /metrics, /healthz and /readyz on this port.  [default: on none]",
+)
+@click.option("--metrics-host", default=DEFAULT_METRICS_HOST, show_default=True, help="The address of that port.")
 @click.option("--loglevel", type=LOG_LEVELS, default="INFO", show_default=True, help="What is logged to stderr.")
 @told_plainly
 def worker(app: str, *, queues: str | None, shutdown_timeout: float | None, loglevel: str, **options: Any) -> None:

@@ -32,6 +32,7 @@ from horsies.db.channels import Channel
 from horsies.db.connect import connect
 from horsies.db.session import backend_pid, is_direct
 from horsies.db.trouble import broker_error
+from horsies.events import ListenerDeaf, ListenerHealed, emit, subscribers
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 
@@ -67,6 +68,8 @@ class Listener:
         self._bells = Bells()
         self._in_force: set[Channel] = set()
         self._deaf = False
+        self.heard_at: float | None = None
+        """When the last notification came in, on the monotonic clock; None before the first."""
         self._has_said_deaf = False
         self._closing = False
         self._wake_reader, self._waker = socket.socketpair()
@@ -183,6 +186,7 @@ class Listener:
             self._heard(notification.relname.decode(), notification.extra.decode())
 
     def _heard(self, name: str, payload: str) -> None:
+        self.heard_at = time.monotonic()
         names = {channel.name_in(self._config.schema): channel for channel in self._in_force}
         channel = names.get(name)
         if channel is Channel.TEST:
@@ -203,6 +207,8 @@ class Listener:
             return  # some other process tests itself
         self._token = None
         self._ever_heard = True
+        if self._deaf and subscribers:
+            emit(ListenerHealed())
         self._deaf = False
         self._test_due = time.monotonic() + TEST_EVERY_S
 
@@ -222,6 +228,8 @@ class Listener:
         self._has_said_deaf = True
 
     def _fall_deaf(self) -> None:
+        if not self._deaf and subscribers:
+            emit(ListenerDeaf())
         self._deaf = True
         self._bells.ring_all()
 

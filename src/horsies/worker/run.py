@@ -22,6 +22,8 @@ from horsies.model.errors import BrokerError
 from horsies.model.worker import WorkerConfig
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
+from horsies.worker.checkup import Checkup, Subject
+from horsies.worker.endpoints import endpoints
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
@@ -48,9 +50,11 @@ class ExitCode(IntEnum):
 def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start."""
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
+    checkup = Checkup()
     try:
-        open_database(app.broker, app.config)
-        return asyncio.run(_run_incarnations(app, config))
+        with endpoints(app, config, checkup):
+            open_database(app.broker, app.config)
+            return asyncio.run(_run_incarnations(app, config, checkup))
     except GaveUp as error:
         log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
         return ExitCode.GAVE_UP
@@ -75,13 +79,14 @@ def open_database(broker: PostgresBroker, config: AppConfig) -> None:
             return
 
 
-async def _run_incarnations(app: Horsies, config: WorkerConfig) -> ExitCode:
+async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
     stop = Stop()
+    checkup.loop = asyncio.get_running_loop()
     with _signals(stop):
         while True:
             try:
-                return await _run(app, config, stop)
+                return await _run(app, config, stop, checkup)
             except BaseExceptionGroup as group:
                 error = _cause(group)
                 if not isinstance(error, DeclaredDead):
@@ -105,7 +110,7 @@ class Stop:
         self.asked.set()
 
 
-async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
+async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
     books = Books(
@@ -149,6 +154,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
         stop.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
         keeper = Keeper(group, worker, database=database, recovery=recovery, due_in=pump.due_in)
+        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, stop.asked.is_set)
         async with pool, heartbeat, keeper, pump:
             with _hearing(app.broker, worker, pump):
                 queues = ", ".join(books.marks.queues)
