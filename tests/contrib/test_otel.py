@@ -88,7 +88,8 @@ def bench(database: str) -> Generator[Bench]:
 
 
 def is_below(span: ReadableSpan, above: ReadableSpan) -> bool:
-    return span.parent == place(above)
+    parent, other = span.parent, place(above)
+    return parent is not None and (parent.trace_id, parent.span_id) == (other.trace_id, other.span_id)
 
 
 def place(span: ReadableSpan) -> SpanContext:

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Generator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psycopg
 import pytest
@@ -90,6 +91,13 @@ def exported() -> dict[str, tuple[str, set[str]]]:
 def test_the_page_lists_every_metric_and_no_other() -> None:
     listed = {row["name"]: row["kind"] for row in ROW.finditer((ROOT / "docs" / "monitoring.md").read_text())}
     assert listed == {name: kind for name, (kind, _) in exported().items()}
+
+
+def test_the_page_lists_every_event_with_its_fields() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    listed = re.findall(r"^\| `([A-Z]\w+)` \| [^|`]+ \|([^|]*)\|$", page, re.MULTILINE)
+    made = {kind.__name__: ", ".join(each.name for each in fields(kind)) for kind in get_args(events.Event)}
+    assert {name: words.strip() for name, words in listed} == made
 
 
 @pytest.mark.parametrize("path", ["deploy/grafana/horsies.json", "deploy/prometheus/horsies-alerts.yml"])
