@@ -17,7 +17,7 @@ from horsies.events import TasksClaimed
 from horsies.tasks import depths
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| `(?P<name>horsies_\w+)` \| (?P<kind>\w+) \| (?P<labels>[^|]*) \| [^|]+ \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(?P<name>horsies_\w+)` \| (?P<kind>\w+) \|(?P<labels>[^|]*)\| [^|]+ \|$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -59,6 +59,14 @@ def test_the_oldest_is_found_in_any_priority_and_the_count_has_an_end(
     (depth,) = basic.app.broker.run(lambda: depths.get_depths(["default"]))
     assert depth.waiting == 5
     assert 9 * 3600 <= depth.oldest_s < 9 * 3600 + 60
+
+
+def test_an_empty_queue_beside_a_long_one_is_not_looked_for_in_all_of_it(sql: psycopg.Connection) -> None:
+    sql.execute("insert into horsies.tasks (task_name, queue_name) select 'add', 'long' from generate_series(1, 5000)")
+    sql.execute("analyze horsies.tasks")
+    query = depths.SQL["get_depths"](queues=["long", "empty"], count_at_most=100, priorities_at_most=100)
+    plan = sql.execute(b"explain " + query.statement.for_schema("horsies"), query.params).fetchall()
+    assert not [line for (line,) in plan if "Seq Scan on tasks" in line]
 
 
 def test_names_that_nobody_knows_share_one_label(basic: Any, registry: CollectorRegistry) -> None:

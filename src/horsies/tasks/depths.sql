@@ -11,6 +11,8 @@ select
             where tasks.queue_name = queue.name
             and tasks.status = 'PENDING'
             and tasks.ready
+            -- Or a queue that is empty would be looked for in the whole table, where others are long.
+            order by tasks.priority, tasks.enqueued_at
             limit %(count_at_most)s::integer
         ) as waiting
     ),
