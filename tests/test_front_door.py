@@ -1,16 +1,16 @@
 """What `import horsies` gives, and what it leaves alone."""
 
+import ast
 import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.resources import files
 
 import pytest
 
 import horsies
-
-LATER = "PostgresBroker"  # loaded when it is asked for
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -22,11 +22,26 @@ def test_the_list_of_public_names_is_sorted_and_has_no_name_twice() -> None:
 
 
 def test_every_public_name_is_there_and_nothing_else_is() -> None:
+    given = {name: getattr(horsies, name) for name in horsies.__all__}
+    assert all(value is getattr(horsies, name) for name, value in given.items())
     modules = {name for name, value in vars(horsies).items() if inspect.ismodule(value)}
-    there = {name for name in vars(horsies) if not name.startswith("_")} - modules
-    assert there == {name for name in horsies.__all__ if name != LATER}
-    assert getattr(horsies, LATER).__name__ == LATER
+    assert {name for name in vars(horsies) if not name.startswith("_")} - modules == set(horsies.__all__)
     assert not hasattr(horsies, "PostgresBrocker")
+
+
+def test_type_checkers_find_every_public_name_where_it_comes_from() -> None:
+    """They read the imports under TYPE_CHECKING; the interpreter never does."""
+    (source,) = (files("horsies") / "__init__.py").read_text(encoding="utf-8").partition("__all__")[:1]
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    seen = {
+        alias.name: getattr(import_module(node.module or ""), alias.name) for node in imports for alias in node.names
+    }
+    assert seen == {name: getattr(horsies, name) for name in horsies.__all__}
+
+
+def test_the_front_door_shows_every_name_before_it_is_asked_for() -> None:
+    done = run("import horsies; assert set(horsies.__all__) <= set(dir(horsies)), dir(horsies)")
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_exception_that_may_reach_a_user_is_public() -> None:
@@ -63,14 +78,17 @@ def test_the_whole_api_of_a_task_can_be_imported_from_the_front() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["psycopg", "psycopg_pool", "click", "horsies.dev.server", "horsies.worker"])
+@pytest.mark.parametrize(
+    "module",
+    ["psycopg", "psycopg_pool", "click", "pydantic", "asyncio", "horsies.app", "horsies.dev.server", "horsies.worker"],
+)
 def test_importing_horsies_does_not_bring(module: str) -> None:
     """A process that only defines or runs tasks need not load a database driver, a command line or a server."""
     done = run(f"import horsies, sys; sys.exit({module!r} in sys.modules and 'it is loaded')")
     assert done.returncode == 0, done.stderr
 
 
-def test_defining_a_task_does_not_load_the_driver() -> None:
+def test_defining_a_plain_task_loads_neither_the_driver_nor_what_validates_nor_what_sends() -> None:
     code = """
 import sys
 from horsies import Horsies, TaskError, TaskResult
@@ -79,7 +97,7 @@ app = Horsies()
 def add(left: int, right: int) -> TaskResult[int, TaskError]:
     return TaskResult(ok=left + right)
 assert add(1, 2).ok_value == 3
-assert "psycopg" not in sys.modules
+assert not {"psycopg", "pydantic_core", "asyncio", "horsies.workflows", "horsies.db", "horsies.events"} & sys.modules.keys()
 """
     done = run(code)
     assert done.returncode == 0, done.stderr

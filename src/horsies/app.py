@@ -1,31 +1,35 @@
-"""`Horsies`: one application, what it consists of and the verbs of those who operate it."""
+"""`Horsies`: one application, what it consists of and the verbs of those who operate it.
+
+Every child of a worker loads this and calls hardly any of it, so the verbs load what they need when they are called.
+"""
+
+from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
-from uuid import UUID
 
 from horsies.definitions import Definitions
 from horsies.model.codec import ResultCodec
 from horsies.model.config import AppConfig, PostgresConfig
 from horsies.model.problems import instance_problems, refuse
-from horsies.model.result import TaskError, TaskResult
-from horsies.model.worker import WorkerConfig
-from horsies.tasks.gather import Gathering
-from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
-from horsies.tasks.ids import as_task_id, as_workflow_id
-from horsies.tasks.inspect import WorkerState, get_worker_states
-from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import Sendable
-from horsies.workflows.handle import WorkflowHandle
-from horsies.workflows.spec import WorkflowSpec
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+    from uuid import UUID
+
     from horsies.db.broker import PostgresBroker
+    from horsies.model.result import TaskError, TaskResult
+    from horsies.model.worker import WorkerConfig
+    from horsies.tasks.gather import Gathering
+    from horsies.tasks.handle import TaskHandle
+    from horsies.tasks.inspect import WorkerState
+    from horsies.workflows.handle import WorkflowHandle
+    from horsies.workflows.spec import WorkflowSpec
 
 T = TypeVar("T")
 
@@ -44,10 +48,10 @@ class Horsies(Definitions):
     # -- the database
 
     @property
-    def broker(self) -> "PostgresBroker":
+    def broker(self) -> PostgresBroker:
         """The connection to the database, made at first need."""
         if self._broker is None:
-            from horsies.db.broker import PostgresBroker  # noqa: PLC0415 - a child that never sends need not load psycopg
+            from horsies.db.broker import PostgresBroker
 
             configured = self._configured_database()
             broker = PostgresBroker(configured or _embedded_database(), resilience=self.config.resilience)
@@ -67,7 +71,7 @@ class Horsies(Definitions):
         self.config, self._broker = replace(self.config, broker=broker), None
 
     @contextmanager
-    def using(self, broker: "PostgresBroker") -> Generator[None]:
+    def using(self, broker: PostgresBroker) -> Generator[None]:
         """For a while, this broker and its database, whatever was configured. For tests (`horsies.testing`)."""
         former = self.config, self._broker
         self.config, self._broker = replace(self.config, broker=broker.config), broker
@@ -88,6 +92,9 @@ class Horsies(Definitions):
     def handle(self, task_id: str | UUID, task: Sendable[..., T]) -> TaskHandle[T]: ...
     def handle(self, task_id: str | UUID, task: Sendable[..., Any] | None = None) -> TaskHandle[Any]:
         """A handle from a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
+        from horsies.tasks.handle import TaskHandle
+        from horsies.tasks.ids import as_task_id
+
         if not isinstance(task, Sendable | None):  # pyright: ignore[reportUnnecessaryIsInstance] - its name is no task
             raise TypeError(
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
@@ -101,37 +108,49 @@ class Horsies(Definitions):
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[T]) -> WorkflowHandle[T]: ...
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[Any] | None = None) -> WorkflowHandle[Any]:
         """A handle of a run from a stored id; nothing is looked up. With its specification it has the type of the workflow's value."""
+        from horsies.tasks.ids import as_workflow_id
+        from horsies.workflows.handle import WorkflowHandle
+
         if spec is not None:
             return spec.handle(workflow_id)
         return WorkflowHandle(as_workflow_id(workflow_id), self)
 
     def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
         """Wait for all of them; the results in the order of the handles. What has not ended in time is `err(WAIT_TIMEOUT)`."""
-        return Gathering(handles, lambda: self.broker, timeout_ms).all()
+        return self._gathering(handles, timeout_ms).all()
 
     async def gather_async(
         self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
     ) -> list[TaskResult[T, TaskError]]:
         """The same for asyncio code."""
-        return await Gathering(handles, lambda: self.broker, timeout_ms).all_async()
+        return await self._gathering(handles, timeout_ms).all_async()
 
     def as_completed(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> Iterator[TaskHandle[T]]:
         """The handles, each as soon as its task has ended: `get()` then returns at once. Raises `WaitTimeoutError` when the time runs
         out before all have.
         """
+        from horsies.tasks.handle import refuse_in_event_loop
+
         refuse_in_event_loop("as_completed()", "async for handle in app.as_completed_async(handles)")
-        return Gathering(handles, lambda: self.broker, timeout_ms).completed()
+        return self._gathering(handles, timeout_ms).completed()
 
     def as_completed_async(
         self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
     ) -> AsyncIterator[TaskHandle[T]]:
         """The same for asyncio code."""
-        return Gathering(handles, lambda: self.broker, timeout_ms).completed_async()
+        return self._gathering(handles, timeout_ms).completed_async()
+
+    def _gathering(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None) -> Gathering[T]:
+        from horsies.tasks.gather import Gathering
+
+        return Gathering(handles, lambda: self.broker, timeout_ms)
 
     # -- operation
 
     def run_worker(self, config: WorkerConfig | None = None) -> int:
         """Run a worker in this process until SIGTERM or SIGINT; its exit code. Must be called on the main thread."""
+        from horsies.model.worker import WorkerConfig
+
         if config is not None:
             refuse("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         # By name: a worker stands above the app, and an app that only sends never loads it.
@@ -139,26 +158,38 @@ class Horsies(Definitions):
 
     def pause_queue(self, name: str) -> None:
         """Nothing more is claimed from this queue, by any worker, until it is resumed. Sends are accepted."""
+        from horsies.tasks.queues import pause_queue
+
         self.broker.run(partial(pause_queue, self.config.queue_named(name).name))
 
     async def pause_queue_async(self, name: str) -> None:
         """The same for asyncio code."""
+        from horsies.tasks.queues import pause_queue
+
         await self.broker.run_async(partial(pause_queue, self.config.queue_named(name).name))
 
     def resume_queue(self, name: str) -> None:
         """Workers claim from this queue again, and those that wait hear of it."""
+        from horsies.tasks.queues import resume_queue
+
         self.broker.run(partial(resume_queue, self.config.queue_named(name).name))
 
     async def resume_queue_async(self, name: str) -> None:
         """The same for asyncio code."""
+        from horsies.tasks.queues import resume_queue
+
         await self.broker.run_async(partial(resume_queue, self.config.queue_named(name).name))
 
     def worker_states(self, worker_id: str | None = None) -> list[WorkerState]:
         """The newest health snapshot of every worker, or the history of one, newest first."""
+        from horsies.tasks.inspect import get_worker_states
+
         return self.broker.run(partial(get_worker_states, worker_id))
 
     async def worker_states_async(self, worker_id: str | None = None) -> list[WorkerState]:
         """The same for asyncio code."""
+        from horsies.tasks.inspect import get_worker_states
+
         return await self.broker.run_async(partial(get_worker_states, worker_id))
 
     @property
@@ -178,6 +209,6 @@ class Horsies(Definitions):
 
 
 def _embedded_database() -> PostgresConfig:
-    from horsies.dev.embedded import embedded_database_url  # noqa: PLC0415 - an extra; only when nothing is configured
+    from horsies.dev.embedded import embedded_database_url  # an extra; only when nothing is configured
 
     return PostgresConfig(database_url=embedded_database_url())

@@ -1,28 +1,34 @@
-"""What an application consists of: its tasks, its workflows, the hooks of its children. Checked as it is defined."""
+"""What an application consists of: its tasks, its workflows, the hooks of its children. Checked as it is defined.
+
+Every child of a worker loads this: what only workflows need is loaded by the first of them.
+"""
+
+from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
 from horsies.model.config import AppConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
-from horsies.model.graph import OnError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
-from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import SizeWatch
-from horsies.tasks.node import AnyNode, WorkflowNode, listed
 from horsies.tasks.task import AsyncTask, Sendable, Task
-from horsies.workflows.draft import Draft, SuccessPolicy
-from horsies.workflows.spec import WorkflowSpec, specify
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from datetime import timedelta
+
     from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
+    from horsies.model.graph import OnError
+    from horsies.model.result import TaskError, TaskResult
+    from horsies.tasks.node import AnyNode, WorkflowNode
+    from horsies.workflows.draft import SuccessPolicy
+    from horsies.workflows.spec import WorkflowSpec
 
 MAX_NAME = 200
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
@@ -30,8 +36,8 @@ MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
 P = ParamSpec("P")
 T = TypeVar("T")
 OnErrorWord: TypeAlias = Literal["fail", "pause"]
-Hook: TypeAlias = Callable[[], object]
-AnyHook = TypeVar("AnyHook", bound=Hook)
+Hook: TypeAlias = "Callable[[], object]"
+AnyHook = TypeVar("AnyHook", bound="Hook")
 
 
 class TaskDecorator(Protocol):
@@ -55,7 +61,7 @@ class Definitions:
         self._child_stop_hooks: list[Hook] = []
 
     @property
-    def broker(self) -> "PostgresBroker":
+    def broker(self) -> PostgresBroker:
         """Where what is defined here is sent to."""
         raise NotImplementedError
 
@@ -170,7 +176,7 @@ class Definitions:
         tasks: Sequence[WorkflowNode[Any]],
         *,
         output: AnyNode[Any] | None = None,
-        on_error: OnError | OnErrorWord = OnError.FAIL,
+        on_error: OnError | OnErrorWord = "fail",
         success_policy: SuccessPolicy | None = None,
         time_limit: float | timedelta | None = None,
         definition_key: str | None = None,
@@ -179,6 +185,10 @@ class Definitions:
 
         Its value is that of `output`. `time_limit` is in seconds or a timedelta, from its start.
         """
+        from horsies.tasks.node import listed
+        from horsies.workflows.draft import Draft
+        from horsies.workflows.spec import specify
+
         draft = Draft(
             name=name,
             nodes=listed(tasks),

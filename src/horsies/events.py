@@ -11,18 +11,51 @@ A subscriber hears the events of its own process: sends in a producer (and in a 
 code raised in the child. It is called where the event happens, on whatever thread that is, before the work goes on: it must be quick, safe from
 several threads, and must not wait. One that raises breaks nothing; that is logged once.
 
-While nobody subscribes, no event is even made: `if subscribers:` is all that the hot path pays.
+While nobody subscribes, no event is even made, and this module is not loaded: `if subscribers:` is all that the hot path pays (`watchers.py`).
 
 A `Tracer` is asked at the beginning of a send, of a start and of a run, gives a `Span` that is ended with it, and what the span says of its trace
 travels with the task. There is at most one for each app (`app.tracer`); `horsies.contrib.otel` is one.
 """
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-log = logging.getLogger("horsies.events")
+from horsies.watchers import complain, emit, subscribe, subscribers, unsubscribe
+
+__all__ = [
+    "ChildDied",
+    "ChildRecycled",
+    "ChildStarted",
+    "DatabaseTrouble",
+    "Event",
+    "HeartbeatMissed",
+    "ListenerDeaf",
+    "ListenerHealed",
+    "Run",
+    "Send",
+    "Span",
+    "Start",
+    "TaskEnded",
+    "TaskRaised",
+    "TaskRetried",
+    "TaskStarted",
+    "TasksClaimed",
+    "TasksExpired",
+    "TasksReaped",
+    "TasksSent",
+    "Tracer",
+    "TurnDone",
+    "Work",
+    "WorkerBuried",
+    "WorkflowStarted",
+    "begin_span",
+    "emit",
+    "end_span",
+    "subscribe",
+    "subscribers",
+    "unsubscribe",
+]
 
 
 # -- in producers
@@ -208,37 +241,6 @@ Event: TypeAlias = (
     | TasksReaped
     | TasksExpired
 )
-Subscriber: TypeAlias = Callable[[Event], object]
-
-subscribers: list[Subscriber] = []
-"""Ask whether there is any before an event is made."""
-_broken: set[int] = set()
-
-
-def subscribe(subscriber: Subscriber) -> Subscriber:
-    """It hears everything that happens in this process from now on. Can be used as a decorator."""
-    if subscriber not in subscribers:
-        subscribers.append(subscriber)
-    return subscriber
-
-
-def unsubscribe(subscriber: Subscriber) -> None:
-    subscribers[:] = [other for other in subscribers if other != subscriber]
-    _broken.discard(id(subscriber))
-
-
-def emit(event: Event) -> None:
-    for subscriber in tuple(subscribers):  # others may come and go meanwhile
-        try:
-            subscriber(event)
-        except Exception as error:  # noqa: BLE001 - user code, and the work goes on
-            _complain(subscriber, error)
-
-
-def _complain(culprit: object, error: Exception) -> None:
-    if id(culprit) not in _broken:
-        _broken.add(id(culprit))
-        log.error("%r failed; this is said once, and the work goes on without it", culprit, exc_info=error)
 
 
 # -- traces
@@ -295,7 +297,7 @@ def begin_span(tracer: Tracer, work: Work) -> Span | None:
     try:
         return tracer.begin(work)
     except Exception as error:  # noqa: BLE001 - the same as a subscriber
-        _complain(tracer, error)
+        complain(tracer, error)
         return None
 
 
@@ -303,4 +305,4 @@ def end_span(span: Span, error_code: str | None = None, raised: BaseException | 
     try:
         span.end(error_code, raised)
     except Exception as error:  # noqa: BLE001 - the same
-        _complain(type(span), error)
+        complain(type(span), error)

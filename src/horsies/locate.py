@@ -3,10 +3,7 @@
 import importlib
 import importlib.util
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +12,6 @@ from horsies.model.errors import HorsiesError, LocateError
 from horsies.tasks.suppress import suppress_sends
 
 _OURS = Path(__file__).parent
-_LIBRARIES = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 def load_app(
@@ -107,6 +103,8 @@ def _origin(name: str) -> Path | None:
 def _import_lone_file(path: Path) -> ModuleType:
     name = path.stem
     if _origin(name) not in (None, path):  # `queue.py` must not take the place of Python's own
+        from hashlib import sha256  # noqa: PLC0415 - brings OpenSSL
+
         name = f"{name}_{sha256(bytes(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -130,6 +128,9 @@ def _where(error: BaseException) -> str:
 
 def _line_of(error: BaseException) -> str:
     """The line of the user's own code that raised it: not where a library that it called gave up."""
+    import sysconfig  # noqa: PLC0415 - every child loads this module, and hardly one of them has an error to report
+    import traceback  # noqa: PLC0415 - the same
+
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     frames = [
@@ -137,6 +138,7 @@ def _line_of(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith("<") and not Path(frame.filename).is_relative_to(_OURS)
     ]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in libraries)]
     last = (own or frames)[-1:]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

@@ -1,5 +1,6 @@
 """A child alone, spoken to as its worker does."""
 
+import json
 import os
 import socket
 import subprocess
@@ -233,3 +234,42 @@ def test_programs_that_a_task_starts_do_not_inherit_the_socket(ready: Child) -> 
         pytest.skip("this system does not show the flags of descriptors")
     line = next(line for line in flags.read_text().splitlines() if line.startswith("flags:"))
     assert int(line.split()[1], 8) & os.O_CLOEXEC
+
+
+UNNEEDED = [
+    "pydantic_core",
+    "pydantic",
+    "asyncio",
+    "psycopg",
+    "horsies.db",
+    "horsies.workflows",
+    "horsies.model.worker",
+]
+
+
+@pytest.mark.promise("C4")
+def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None:
+    """It is started anew for every hundred of them: what it loads is paid for again and again."""
+    child.say(boot("tests.apps.plain:app"))
+    child.say(Run([plain(1, "add", left=1, right=0.5, note="ä"), plain(2, "fail"), plain(3, "loaded", names=UNNEEDED)]))
+    done = [message for message in (child.hear() for _ in range(8)) if isinstance(message, Done)]
+    assert [(message.result, message.error_code) for message in done] == [
+        ('{"sum":1.5,"note":"ä"}', None),
+        (None, "UNHANDLED_ERROR"),
+        ("[]", None),
+    ]
+
+
+def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None:
+    child.say(boot("tests.apps.plain:app"))
+    child.say(Run([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
+    done = [message for message in (child.hear() for _ in range(8)) if isinstance(message, Done)]
+    assert [(message.result, message.error_code) for message in done] == [
+        ('{"sum":7,"note":""}', None),
+        (None, "WORKER_SERIALIZATION_ERROR"),
+        ('["pydantic"]', None),
+    ]
+
+
+def plain(ticket: int, name: str, **arguments: object) -> Fields:
+    return (ticket, "an id", name, "default", 1, None, json.dumps(arguments, ensure_ascii=False), None, None)

@@ -50,6 +50,12 @@ LISTENERS = (
 
 
 @pytest.fixture
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a notification can wake who waits."""
+    monkeypatch.setattr(desk, "POLL_S", 60.0)
+
+
+@pytest.fixture
 def threads() -> Generator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
@@ -100,9 +106,8 @@ def test_a_waiter_is_woken_by_the_notification(
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    no_polling: None,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)  # only a notification can wake it
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
     do(other, notify_done(run_all(other)))
@@ -110,9 +115,8 @@ def test_a_waiter_is_woken_by_the_notification(
 
 
 async def test_a_waiting_coroutine_is_woken_by_the_notification(
-    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     (sent,) = send_new(other)
     waiting = asyncio.ensure_future(wait_for_async(async_broker, sent.id))
     await until_read(sql)
@@ -188,9 +192,8 @@ def test_an_id_that_was_not_made_by_us_is_found_too(
 
 
 def test_200_waiting_threads_use_one_listen_connection(
-    broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     sent = send_new(other, 200)
     outcomes: list[Ended | NotEnded] = []
 
@@ -216,9 +219,8 @@ def test_everyone_looks_when_too_many_have_ended_to_name_them(
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    no_polling: None,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     first, *_ = send_new(other, 201)
     waiting = begin_to_wait(threads, broker, first, sql)
     do(other, notify_done(run_all(other)))
@@ -226,9 +228,8 @@ def test_everyone_looks_when_too_many_have_ended_to_name_them(
 
 
 async def test_threads_and_coroutines_wait_for_the_same_task(
-    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     (sent,) = send_new(other)
     waiting = [
         *(asyncio.ensure_future(wait_for_async(async_broker, sent.id)) for _ in range(3)),
@@ -241,9 +242,8 @@ async def test_threads_and_coroutines_wait_for_the_same_task(
 
 
 async def test_when_the_one_who_reads_is_cancelled_another_takes_over(
-    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     first, second = send_new(other, 2)
     reading = asyncio.ensure_future(wait_for_async(async_broker, first.id))
     waiting = asyncio.ensure_future(wait_for_async(async_broker, second.id))
@@ -262,9 +262,8 @@ def test_a_task_whose_transaction_commits_later_is_waited_for(
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    no_polling: None,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     task = new_task()
     with psycopg.connect(database) as transaction:
         transaction.execute("insert into horsies.tasks (id, task_name) values (%s, 'add')", [task.id])
@@ -306,9 +305,8 @@ def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
+    no_polling: None,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
     with PostgresBroker(config, resilience=QUICK) as broker:
         (sent,) = send_new(other)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horsies.child.desk import Desk
+from horsies.child.loop import Loop
 from horsies.child.outcome import Call, conclude, failed, prepare
 from horsies.child.progress import ProgressReports
 from horsies.child.running import Running, begin, context_of
@@ -34,14 +35,11 @@ class _Seat:
 class Crowd:
     """Works through the desk. Everything but `_run_on_thread` and the reader's two calls happens on the event loop."""
 
-    def __init__(
-        self, tasks: Mapping[str, Sendable[..., Any]], desk: Desk, runner: asyncio.Runner, concurrency: int
-    ) -> None:
+    def __init__(self, tasks: Mapping[str, Sendable[..., Any]], desk: Desk, loop: Loop, concurrency: int) -> None:
         self._tasks = tasks
         self._desk = desk
-        self._runner = runner
         self._concurrency = concurrency
-        self._loop = runner.get_loop()
+        self._own_loop, self._loop = loop, loop.get()
         self._progress = ProgressReports(desk.send)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="horsies-task")
         self._seats: dict[int, _Seat] = {}
@@ -50,7 +48,7 @@ class Crowd:
 
     def work(self, early: Iterable[Message]) -> None:
         """Until told to stop and nothing is left."""
-        self._runner.run(self._work(early))
+        self._own_loop.run(self._work(early))
         self._threads.shutdown()
 
     async def _work(self, early: Iterable[Message]) -> None:

@@ -1,6 +1,5 @@
 """`@app.on_child_start` and `@app.on_child_stop`, inside the child."""
 
-import asyncio
 import inspect
 import logging
 import traceback
@@ -8,6 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from horsies.app import Horsies
+from horsies.child.loop import Loop
 from horsies.definitions import Hook
 from horsies.model.errors import HorsiesError
 
@@ -18,29 +18,29 @@ class HookError(HorsiesError):
     """A start hook failed: the child cannot serve."""
 
 
-def run_start_hooks(app: Horsies, runner: asyncio.Runner, at: Callable[[str], None]) -> None:
+def run_start_hooks(app: Horsies, loop: Loop, at: Callable[[str], None]) -> None:
     """`at` hears what comes next."""
     for hook in app.child_start_hooks:
         at(f"hook {_name(hook)}")
         try:
-            _run(hook, runner)
+            _run(hook, loop)
         except BaseException as error:
             raise HookError(f"start hook {_name(hook)} failed: {_where(error)}") from error
 
 
-def run_stop_hooks(app: Horsies, runner: asyncio.Runner, at: Callable[[str], None]) -> None:
+def run_stop_hooks(app: Horsies, loop: Loop, at: Callable[[str], None]) -> None:
     """One that fails does not keep the others from running."""
     for hook in app.child_stop_hooks:
         at(f"hook {_name(hook)}")
         try:
-            _run(hook, runner)
+            _run(hook, loop)
         except BaseException:
             log.exception("stop hook %s failed", _name(hook))
 
 
-def _run(hook: Hook, runner: asyncio.Runner) -> None:
+def _run(hook: Hook, loop: Loop) -> None:
     if inspect.iscoroutinefunction(hook):
-        runner.run(hook())
+        loop.run(hook())
     else:
         hook()
 

@@ -6,7 +6,6 @@ thread runs the tasks: one at a time (`Solo`), or it runs an event loop for many
 A child holds no database connection for queue work, and never outlives its parent.
 """
 
-import asyncio
 import fcntl
 import gc
 import logging
@@ -16,18 +15,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from horsies import locate
 from horsies.app import Horsies
-from horsies.child.crowd import Crowd
 from horsies.child.desk import Desk, Inbox
 from horsies.child.guard import die_with, ignore_signals
 from horsies.child.hooks import run_start_hooks, run_stop_hooks
+from horsies.child.loop import Loop
 from horsies.child.memory import rss_meter
 from horsies.child.solo import Solo
 from horsies.child.title import set_title
 from horsies.child.wire import Boot, Booting, Message, Ready, Refused, pack
 from horsies.model.errors import HorsiesError
+
+if TYPE_CHECKING:
+    from horsies.child.crowd import Crowd
 
 LEAVE_S = 5.0
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
@@ -53,6 +57,8 @@ def load(boot: Boot, at: Callable[[str], None]) -> Horsies:
     app = locate.load_app(boot.app, imports=boot.imports, before=lambda module: at(f"importing {module}"))
     if boot.dsn is not None:
         app.use_database(boot.dsn)
+    if boot.concurrency > 1 or any(task.is_async for task in app.tasks.values()):
+        import_module("asyncio")  # now, when nobody waits for it, and once for all children of a template
     return app
 
 
@@ -66,18 +72,21 @@ def live(link: socket.socket, load: Callable[[Boot, Callable[[str], None]], Hors
     def at(what: str) -> None:
         link.sendall(pack(Booting(what)))
 
-    with asyncio.Runner() as runner:
+    with Loop() as loop:
         try:
             app = load(boot, at)
-            run_start_hooks(app, runner, at)
+            run_start_hooks(app, loop, at)
         except HorsiesError as error:
             link.sendall(pack(Refused(str(error))))
             return
-        _serve(link, inbox, boot, early, app, runner)
+        _serve(link, inbox, boot, early, app, loop)
         set_title("leaving")
-        run_stop_hooks(app, runner, at)
+        run_stop_hooks(app, loop, at)
         threading.Thread(target=_lose_patience, name="horsies-exit", daemon=True).start()
-        runner.run(app.close_async())
+        if loop.is_made:
+            loop.run(app.close_async())
+        else:
+            app.close()
 
 
 def _lose_patience() -> None:
@@ -88,13 +97,18 @@ def _lose_patience() -> None:
     os._exit(0)
 
 
-def _serve(
-    link: socket.socket, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, runner: asyncio.Runner
-) -> None:
+def _serve(link: socket.socket, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, loop: Loop) -> None:
     rss_mb = rss_meter()
     desk = Desk(link, inbox, boot.max_memory_mb, rss_mb)
-    crew = Solo(app.tasks, desk, runner) if boot.concurrency == 1 else Crowd(app.tasks, desk, runner, boot.concurrency)
+    crew = Solo(app.tasks, desk, loop) if boot.concurrency == 1 else _crowd(app, desk, loop, boot.concurrency)
     set_title("idle")
     gc.collect()
+    gc.freeze()  # what is loaded stays: later collections, and the end of the process, need not look at it
     desk.send(pack(Ready(os.getpid(), rss_mb())))
     crew.work(early)
+
+
+def _crowd(app: Horsies, desk: Desk, loop: Loop, concurrency: int) -> "Crowd":
+    from horsies.child.crowd import Crowd  # noqa: PLC0415 - brings asyncio
+
+    return Crowd(app.tasks, desk, loop, concurrency)

@@ -1,17 +1,16 @@
 """From a task's name and arguments to a call, and from what the call did to an ending. Whatever user code does, it is a value."""
 
-import asyncio
 import logging
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from horsies.child.running import Outcome, Running
 from horsies.child.wire import Done
-from horsies.events import TaskRaised, emit, end_span, subscribers
 from horsies.model.codec import ResultTypeError, encode_error
 from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
@@ -21,7 +20,10 @@ from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import TaskStatus
 from horsies.tasks.task import Sendable
-from horsies.workflows.inputs import read
+from horsies.watchers import emit, subscribers
+
+if TYPE_CHECKING:
+    from horsies.workflows.inputs import Inputs
 
 MAX_WORDS = 64 * 1024
 
@@ -30,6 +32,8 @@ log = logging.getLogger("horsies.child")
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A task with its arguments."""
+
     task: Sendable[..., Any]
     function: Callable[[], Any]
 
@@ -44,7 +48,7 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
             message=f"this worker has no task named {assignment.task_name!r}; "
             "is its module in app.discover_tasks([...]), and is this worker up to date?",
         )
-    inputs = None if assignment.inputs is None else read(assignment.inputs)
+    inputs = None if assignment.inputs is None else _inputs(assignment.inputs)
     text = assignment.args if inputs is None else inputs.put_into(assignment.args)
     if isinstance(text, TaskError):
         return text
@@ -59,11 +63,19 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
     return Call(task, partial(task.function, *args, **kwargs))
 
 
+def _inputs(text: str) -> "Inputs":
+    from horsies.workflows.inputs import read  # noqa: PLC0415 - most tasks are no nodes of workflows
+
+    return read(text)
+
+
 def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
     running.is_over = True
     done = _concluded(running, task, outcome)
     if running.span is not None:
+        from horsies.events import end_span  # noqa: PLC0415 - for nobody else
+
         end_span(running.span, done.error_code, outcome[1])
     return done
 
@@ -75,10 +87,12 @@ def _concluded(running: Running, task: Sendable[..., Any], outcome: Outcome) -> 
         return failed(running, _timed_out(running, raised), wants_retry=wants_retry)
     if raised is None:
         return _returned(running, task, returned)
-    if running.is_cancelled and any(isinstance(error, _CANCELLED) for error in _chain(raised)):
+    if running.is_cancelled and any(map(_is_cancellation, _chain(raised))):
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
     if subscribers:
+        from horsies.events import TaskRaised  # noqa: PLC0415 - for nobody else
+
         given = running.assignment
         emit(TaskRaised(given.task_id, task.name, given.queue_name, given.attempt, raised))
     return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
@@ -154,7 +168,9 @@ def _timed_out(running: Running, raised: BaseException | None) -> TaskError:
     )
 
 
-_CANCELLED = (TaskCancelledError, asyncio.CancelledError)
+def _is_cancellation(error: BaseException) -> bool:
+    asyncio = sys.modules.get("asyncio")  # where it is not loaded, nobody can have raised its exception
+    return isinstance(error, TaskCancelledError) or (asyncio is not None and isinstance(error, asyncio.CancelledError))
 
 
 def _cancelled(raised: BaseException) -> TaskError:

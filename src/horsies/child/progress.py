@@ -19,6 +19,8 @@ INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class _Told:
+    """Of one ticket."""
+
     due_at: float
     """When something may be sent again."""
     waiting: Progress | None = None

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horsies.child.wire import Assignment, Reason
-from horsies.events import Run, Span, Tracer, begin_span
 from horsies.model.errors import TaskCancelledError, TaskTimeoutError
 from horsies.tasks.current import CurrentTask, set_current_task
+
+if TYPE_CHECKING:
+    from horsies.events import Span, Tracer
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,7 @@ class Running:
     is_cancelled: bool = False
     is_struck: bool = False
     is_over: bool = False
-    span: Span | None = None
+    span: "Span | None" = None
 
     def ask(self, reason: Reason) -> None:
         """Whoever asks must then make it known to the task."""
@@ -56,7 +58,7 @@ def begin(assignment: Assignment) -> Running:
 
 
 def context_of(
-    running: Running, report: Callable[[int, float | None, str | None], None], tracer: Tracer | None
+    running: Running, report: Callable[[int, float | None, str | None], None], tracer: "Tracer | None"
 ) -> Context:
     """A context of its own, in which `current_task()` is this one, and its span that of all spans within. What the start hooks have
     set is seen in it.
@@ -80,12 +82,14 @@ def context_of(
     )
     context.run(set_current_task, current)
     if tracer is not None:
-        running.span = context.run(begin_span, tracer, _as_work(assignment))
+        running.span = context.run(_begin_span, tracer, assignment)
     return context
 
 
-def _as_work(assignment: Assignment) -> Run:
-    return Run(assignment.task_id, assignment.task_name, assignment.queue_name, assignment.attempt, assignment.trace)
+def _begin_span(tracer: "Tracer", given: Assignment) -> "Span | None":
+    from horsies.events import Run, begin_span  # noqa: PLC0415 - for nobody else
+
+    return begin_span(tracer, Run(given.task_id, given.task_name, given.queue_name, given.attempt, given.trace))
 
 
 Outcome = tuple[Any, BaseException | None]

@@ -10,16 +10,18 @@ On threads the exception may strike just before or just after the function's own
 at most once for a task (`Running`), hence what the inner `except` lets slip, the outer one gets.
 """
 
-import asyncio
 import ctypes
 import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horsies.child.running import Outcome, Running
+
+if TYPE_CHECKING:
+    import asyncio
 
 SOFT_STOP = signal.SIGURG
 FIRST_PAUSE_S = 0.01
@@ -120,6 +122,8 @@ class OnLoop:
         self._task: asyncio.Task[Any] | None = None  # while it is inside the coroutine
 
     async def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Outcome:
+        import asyncio  # noqa: PLC0415 - a coroutine runs, so it is loaded
+
         try:
             self._task = asyncio.current_task()
             self._running.strike()  # asked before it began

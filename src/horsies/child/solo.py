@@ -1,11 +1,11 @@
 """One task at a time, on the main thread."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from horsies.child.desk import Desk
+from horsies.child.loop import Loop
 from horsies.child.outcome import Call, conclude, failed, prepare
 from horsies.child.progress import ProgressReports
 from horsies.child.running import Outcome, Running, begin, context_of
@@ -23,10 +23,10 @@ class Solo:
     tasks never find themselves on a thread with a running loop: `asyncio.run()` in them works.
     """
 
-    def __init__(self, tasks: Mapping[str, Sendable[..., Any]], desk: Desk, runner: asyncio.Runner) -> None:
+    def __init__(self, tasks: Mapping[str, Sendable[..., Any]], desk: Desk, loop: Loop) -> None:
         self._tasks = tasks
         self._desk = desk
-        self._runner = runner
+        self._loop = loop
         self._main = MainThread()
         self._progress = ProgressReports(desk.send)
         self._changed = threading.Event()
@@ -71,10 +71,10 @@ class Solo:
         context = context_of(running, self._progress.report, call.task.tracer)
         if not call.task.is_async:
             return self._main.call(running, lambda: context.run(call.function))
-        on_loop, loop = OnLoop(running), self._runner.get_loop()
+        on_loop, loop = OnLoop(running), self._loop.get()
         # Whoever still finds the former way to stop it has asked before this line, and `call` looks after it.
         self._stop = lambda: loop.call_soon_threadsafe(on_loop.stop)
-        return self._runner.run(on_loop.call(call.function), context=context)
+        return self._loop.run(on_loop.call(call.function), context=context)
 
     def _show(self, title: str) -> None:
         if title != self._title:

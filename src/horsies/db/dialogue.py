@@ -10,6 +10,7 @@ went well; names are never used twice, so one that was prepared in vain does no 
 Neither reading nor writing waits here: `Courier` waits on an event loop, `converse` in a blocking caller.
 """
 
+import logging
 import select
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -24,6 +25,7 @@ from psycopg.errors import error_from_result
 from horsies.db.op import Query, Rows
 from horsies.db.placeholders import numbered, texts
 
+log = logging.getLogger("horsies.db")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _dialogues: "WeakKeyDictionary[psycopg.Connection, Dialogue]" = WeakKeyDictionary()
 
@@ -39,13 +41,17 @@ class Dialogue:
         self._new: dict[str, bytes] = {}
         self._prepared_first: list[bool] = []  # of each statement under way: its preparation is answered before it
         self._results: list[pq.abc.PGresult] = []
-        self._is_asked = False
+        self._unanswered = 0  # pieces, each of which is committed by itself
 
-    def say(self, queries: Sequence[Query], schema: str) -> None:
+    def say(self, queries: Sequence[Query], schema: str, afterwards: Query | None = None) -> None:
         self._new, self._results = {}, []
         self._prepared_first = [self._send(query, schema) for query in queries]
         self._pgconn.pipeline_sync()
-        self._is_asked = True
+        self._unanswered = 1
+        if afterwards is not None:
+            self._send(afterwards, schema)
+            self._pgconn.pipeline_sync()
+            self._unanswered = 2
 
     def _send(self, query: Query, schema: str) -> bool:
         text, names = numbered(query.statement.text, schema)
@@ -71,14 +77,16 @@ class Dialogue:
     def _is_complete(self) -> bool:
         try:
             self._pgconn.consume_input()
-            while self._is_asked and not self._pgconn.is_busy():
+            while self._unanswered and not self._pgconn.is_busy():
                 result = self._next_result()
                 if result is None:
                     continue  # between two statements
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    self._is_asked = False
-                    return True
-                self._results.append(result)
+                    self._unanswered -= 1
+                    if not self._unanswered:
+                        return True
+                else:
+                    self._results.append(result)
         except psycopg.OperationalError:
             for result in self._results:
                 _insist(result)  # why the server closed the connection tells more than that it did
@@ -98,7 +106,10 @@ class Dialogue:
             if prepared_first:
                 _insist(next(results))
             answers.append(self._rows(_insist(next(results))))
-        self._prepared |= self._new
+        if failed := [result for result in results if result.status in _FAILED]:
+            log_untold(error_from_result(failed[0]))
+        else:
+            self._prepared |= self._new
         return answers
 
     def _rows(self, result: pq.abc.PGresult) -> Rows:
@@ -109,13 +120,20 @@ class Dialogue:
         return cast("Rows", transformer.load_rows(0, result.ntuples, cast("Callable[..., object]", tuple)))
 
 
+def log_untold(error: psycopg.Error) -> None:
+    """What was asked is done; only what should have been said of it afterwards failed."""
+    log.warning("a notification could not be sent; whoever waits for it looks again by itself: %s", error)
+
+
 def _insist(result: pq.abc.PGresult) -> pq.abc.PGresult:
     if result.status in _FAILED:
         raise error_from_result(result)
     return result
 
 
-def converse(connection: psycopg.Connection, queries: Sequence[Query], schema: str) -> list[Rows]:
+def converse(
+    connection: psycopg.Connection, queries: Sequence[Query], schema: str, afterwards: Query | None = None
+) -> list[Rows]:
     """One round trip, blocking. A connection that is left in the middle of it, by Ctrl-C for one, is closed."""
     dialogue = _dialogues.get(connection)
     if dialogue is None:
@@ -123,7 +141,7 @@ def converse(connection: psycopg.Connection, queries: Sequence[Query], schema: s
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
     try:
-        dialogue.say(queries, schema)
+        dialogue.say(queries, schema, afterwards)
         _write(pgconn)
         return _read(pgconn, dialogue)
     finally:

@@ -32,9 +32,9 @@ from horsies.db.channels import Channel
 from horsies.db.connect import connect
 from horsies.db.session import backend_pid, is_direct
 from horsies.db.trouble import broker_error
-from horsies.events import ListenerDeaf, ListenerHealed, emit, subscribers
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
+from horsies.watchers import emit, subscribers
 
 TEST_EVERY_S = 30.0
 TEST_ANSWER_S = 3.0
@@ -207,9 +207,7 @@ class Listener:
             return  # some other process tests itself
         self._token = None
         self._ever_heard = True
-        if self._deaf and subscribers:
-            emit(ListenerHealed())
-        self._deaf = False
+        self._turn(to_deaf=False)
         self._test_due = time.monotonic() + TEST_EVERY_S
 
     def _failed(self) -> None:
@@ -228,10 +226,15 @@ class Listener:
         self._has_said_deaf = True
 
     def _fall_deaf(self) -> None:
-        if not self._deaf and subscribers:
-            emit(ListenerDeaf())
-        self._deaf = True
+        self._turn(to_deaf=True)
         self._bells.ring_all()
+
+    def _turn(self, *, to_deaf: bool) -> None:
+        was_deaf, self._deaf = self._deaf, to_deaf
+        if subscribers and was_deaf != to_deaf:
+            from horsies.events import ListenerDeaf, ListenerHealed  # noqa: PLC0415 - for nobody else
+
+            emit(ListenerDeaf() if to_deaf else ListenerHealed())
 
     def _lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()

@@ -6,7 +6,8 @@ drivers that answer are in `drive.py`.
 
 Requests:
 
-- `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them.
+- `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them. What is to be said `afterwards`
+  travels with them too, but is done when they are committed, and cannot undo them: if it fails, that is logged. On connections of our own only.
 - `Copy`: rows in bulk by COPY, made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
 
@@ -64,6 +65,7 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Ask:
     queries: Sequence[Query]
+    afterwards: Query | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,12 @@ Op: TypeAlias = Generator[Request, Any, T]
 def ask(*queries: Query) -> Op[list[Rows]]:
     """Several statements in one round trip."""
     answer: list[Rows] = yield Ask(queries)
+    return answer
+
+
+def ask_and_tell(query: Query, *, afterwards: Query) -> Op[Rows]:
+    """The rows of one statement, which is a transaction of its own or ends one; the other is not part of it."""
+    (answer,) = yield Ask((query,), afterwards)
     return answer
 
 

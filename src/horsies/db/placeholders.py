@@ -4,7 +4,7 @@ Text serves for everything, because every parameter in our statements is cast.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 
@@ -25,14 +25,14 @@ def numbered(text: str, schema: str, cast: str = "") -> tuple[str, tuple[str, ..
     return render(_PLACEHOLDER.sub(number, text), schema), tuple(names)
 
 
-def texts(params: Mapping[str, object], names: Sequence[str]) -> Iterator[str | None]:
-    return (_text(params[name]) for name in names)
+def texts(params: Mapping[str, object], names: Sequence[str]) -> list[str | None]:
+    """In the order of the names. Most are text already, or nothing."""
+    values = [params[name] for name in names]
+    return [value if value is None or isinstance(value, str) else _text(value) for value in values]
 
 
-def _text(value: object) -> str | None:
+def _text(value: object) -> str:
     match value:
-        case None | str():
-            return value
         case bool():
             return "t" if value else "f"
         case int() | float():

@@ -11,6 +11,16 @@ CREATE FUNCTION horsies.new_id() RETURNS uuid
     from lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as milliseconds
 $$;
 
+CREATE FUNCTION horsies.news_of(ready boolean, priority integer, enqueued_at timestamp with time zone, queue_name text) RETURNS text
+    LANGUAGE sql
+    AS $$
+    select case
+        when ready
+        then priority || ' ' || (extract(epoch from enqueued_at) * 1000000)::bigint || ' ' || queue_name
+        else 'later ' || (extract(epoch from enqueued_at - clock_timestamp()) * 1000000)::bigint
+    end
+$$;
+
 CREATE FUNCTION horsies.node_inputs(node uuid) RETURNS text
     LANGUAGE plpgsql STABLE
     AS $$
@@ -66,14 +76,7 @@ CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
 begin
-    perform pg_notify(
-        'horsies_7474d027_new',
-        case
-            when ready
-            then priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
-            else 'later ' || (extract(epoch from min(enqueued_at) - clock_timestamp()) * 1000000)::bigint
-        end
-    )
+    perform pg_notify('horsies_7474d027_new', "horsies".news_of(ready, priority, min(enqueued_at), queue_name))
     from inserted
     group by queue_name, priority, ready;
     return null;
@@ -434,4 +437,4 @@ CREATE INDEX workflows_root_idx ON horsies.workflows USING btree (root_id);
 
 ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
 
-CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION horsies.notify_new_tasks();
+CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT WHEN ((current_setting('horsies.told'::text, true) IS DISTINCT FROM 'afterwards'::text)) EXECUTE FUNCTION horsies.notify_new_tasks();

@@ -10,6 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
+from horsies.model.annotations import Wanted
 from horsies.model.task import Terms
 
 Step: TypeAlias = str | int
@@ -129,13 +130,6 @@ class RefMode(StrEnum):
     VALUE = "value"  # its good value
     RESULT = "result"  # `{"ok": value}` or `{"err": error}`, as a TaskResult is written
     EACH = "each"  # one item of its list; in a map only, and only once
-
-
-class Wanted(StrEnum):
-    """A parameter that is filled in when the task runs, and that nobody passes."""
-
-    CONTEXT = "workflow_ctx"
-    META = "workflow_meta"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 import reprlib
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pydantic_core import ErrorDetails
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
-from horsies.model.annotations import NOT_JSON
-
+NOT_JSON: Final = "not_json"
 MAX_SHOWN: Final = 80
 MAX_LINE: Final = 400
 MAX_PROBLEMS: Final = 20
@@ -31,14 +31,14 @@ _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
-def report(what: str, noun: str, problems: Sequence[ErrorDetails]) -> str:
+def report(what: str, noun: str, problems: "Sequence[ErrorDetails]") -> str:
     lines = [f"\n  - {_problem_line(noun, problem)}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"\n  - and {len(problems) - MAX_PROBLEMS} more")
     return f"{what}:{''.join(lines)}"
 
 
-def _problem_line(noun: str, problem: ErrorDetails) -> str:
+def _problem_line(noun: str, problem: "ErrorDetails") -> str:
     got = "" if problem["type"] in _SAYS_IT_ALL else f" (got {_short_repr(problem['input'])})"
     return f"{_place(noun, problem['loc'])}{one_line(problem['msg'])}{got}{_advice(problem['msg'])}"
 

@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
-
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
 
 from horsies.model.errors import HorsiesError
-from horsies.model.result_schema import Halves, halves_schema
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
 ERROR_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -127,7 +127,9 @@ class TaskResult(Generic[T_co, E_co]):
         raise AttributeError("a TaskResult cannot be changed")
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        from horsies.model.result_schema import halves_schema  # noqa: PLC0415 - pydantic asks, so pydantic is there
+
         good, bad = get_args(source) or (Any, TaskError)
         return halves_schema(good, bad, handler, halved=_halved, joined=lambda halves: cls(**halves))
 
@@ -151,7 +153,7 @@ def _remade(ok: object, err: TaskError | None) -> TaskResult[object, TaskError]:
     return TaskResult(ok=ok) if err is None else TaskResult(err=err)
 
 
-def _halved(result: object) -> Halves | None:
+def _halved(result: object) -> dict[str, Any] | None:
     if not isinstance(result, TaskResult):
         return None
     known = cast("TaskResult[Any, TaskError]", result)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from horsies.model.errors import OutsideTaskError
-from horsies.model.task import TaskId
+from horsies.model.terms import TaskId
 
 MAX_MESSAGE = 1_000
 

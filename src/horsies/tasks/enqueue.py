@@ -6,13 +6,18 @@ in slices if it is for later or on a caller's connection, inside one transaction
 A send whose outcome is unknown (the connection was lost, perhaps at COMMIT) is repeated with the same ids. Because all of it was
 committed or nothing, the first id stands for all: the probe waits for a first attempt that is still under way, and tells whether
 there is anything left to send, even if it has been run and finished meanwhile.
+
+Workers are told of an ordinary send when it is committed, not in it: a NOTIFY holds a lock of the whole cluster until its transaction is
+durable, so eight producers would wait for one another's disk. Both travel together, so only a server that dies between the two can
+leave a task untold, and then workers find it when they look by themselves. Whatever else inserts rows is told of by a trigger.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from horsies.db.arrays import array
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Row, ask, copy, rows
+from horsies.db.op import Op, Query, Row, ask, ask_and_tell, copy, rows
 from horsies.model.options import Key
 from horsies.model.task import NewTask, TaskId
 from horsies.tasks import keys
@@ -27,8 +32,9 @@ SQL = load(__file__)
 def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
     """Their ids; with a key, the id of the task that has it, which may be another."""
     if key is None and len(first := next(_slices(tasks))) == len(tasks):
-        yield from rows(_insert(first))
-        return [task.id for task in tasks]
+        ids = [task.id for task in tasks]
+        yield from ask_and_tell(_insert(first, "afterwards"), afterwards=SQL["notify_enqueued"](ids=ids))
+        return ids
     yield from rows(SQL["begin_send"]())
     if _can_be_copied(tasks):
         yield from copy(SQL["copy_tasks"], _rows(tasks))
@@ -45,7 +51,8 @@ def enqueue_again(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[T
     _, _, probe = yield from ask(SQL["begin_send"](), SQL["probe"](id=first), SQL["withdraw_probe"](id=first))
     is_new = probe == [(False,)]
     ids = (yield from enqueue_within(tasks, key)) if is_new else [task.id for task in tasks]
-    yield from rows(SQL["commit_send"]())
+    # The first attempt may have been cut off before it told anybody.
+    yield from ask_and_tell(SQL["commit_send"](), afterwards=SQL["notify_enqueued"](ids=ids[:SLICE_ROWS]))
     return ids
 
 
@@ -93,6 +100,7 @@ def _rows(tasks: Sequence[NewTask]) -> Iterator[Row]:
         yield task.id, task.args, *same
 
 
-def _insert(tasks: Sequence[NewTask]) -> Query:
+def _insert(tasks: Sequence[NewTask], told: Literal["", "afterwards"] = "") -> Query:
+    """The trigger notifies at the commit, unless workers are told afterwards."""
     ids, args = [task.id for task in tasks], [task.args for task in tasks]
-    return SQL["enqueue_tasks"](ids=ids, args=args, **params_of(tasks[0].terms))
+    return SQL["enqueue_tasks"](ids=ids, args=args, told=told, **params_of(tasks[0].terms))

@@ -17,7 +17,23 @@ cross join (
     from (
         select coalesce(%(eta)s::timestamptz, statement_timestamp() + %(delay_s)s::float8 * interval '1 second')
     ) as asked (moment)
-) as due (at);
+) as due (at)
+-- For this transaction only; see `notify_enqueued`.
+cross join (select set_config('horsies.told', %(told)s::text, true)) as telling;
+
+-- name: notify_enqueued
+-- After the commit. All of them were due at the same moment; what is gone has been taken by somebody, and needs no waking.
+select pg_notify('{new_channel}', {schema}.news_of(task.ready, task.priority, task.enqueued_at, task.queue_name))
+from unnest(%(ids)s::uuid[]) as sent (id)
+-- One by one, by the primary key: for `= any` and a limit the planner may prefer to read the table from its start.
+cross join lateral (
+    select ready, priority, enqueued_at, queue_name
+    from {schema}.tasks
+    where id = sent.id
+    and status = 'PENDING'
+    offset 0
+) as task
+limit 1;
 
 -- name: copy_tasks
 -- The same for very many that are due now: what is not given is what the table's defaults say.

@@ -1,22 +1,33 @@
-"""`Task`: a function that can be sent. Made by `@app.task`, which has checked it."""
+"""`Task`: a function that can be sent. Made by `@app.task`, which has checked it.
 
-from collections.abc import Callable, Coroutine, Sequence
+Every child of a worker loads this: what only sends and workflows need is loaded by the first of them.
+"""
+
+from __future__ import annotations
+
 from dataclasses import replace
-from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from horsies.events import Tracer
-from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
+from horsies.model.codec import ok_type
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.graph import Join, NodeKind
-from horsies.model.mapper import ErrorCodes
-from horsies.model.options import OnConflict, SendOptions
-from horsies.model.result import TaskError, TaskResult
-from horsies.model.retry import RetryPolicy
-from horsies.model.task import Terms
-from horsies.tasks.node import AnyNode, JoinWord, NodeMaker, TaskNode
-from horsies.tasks.send import Call, Outlet, Sender
+from horsies.model.terms import Terms
+from horsies.tasks.call import Call
+from horsies.tasks.send import Sender
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from datetime import datetime, timedelta
+
+    from horsies.events import Tracer
+    from horsies.model.codec import ArgumentsCodec, ResultCodec
+    from horsies.model.graph import Join
+    from horsies.model.mapper import ErrorCodes
+    from horsies.model.options import OnConflict, SendOptions
+    from horsies.model.result import TaskError, TaskResult
+    from horsies.model.retry import RetryPolicy
+    from horsies.tasks.call import Outlet
+    from horsies.tasks.node import AnyNode, JoinWord, NodeMaker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +101,8 @@ class Sendable(Sender[P, T]):
         connection: object | None = None,
     ) -> Sender[P, T]:
         """The same verbs with options. All that is wrong with them is reported here, together."""
+        from horsies.model.options import SendOptions
+
         options = SendOptions(
             good_until=good_until,
             priority=priority,
@@ -116,7 +129,7 @@ class Sendable(Sender[P, T]):
         *,
         node_id: str | None = None,
         waits_for: Sequence[AnyNode[Any] | str] = (),
-        join: Join | JoinWord = Join.ALL,
+        join: Join | JoinWord = "all",
         min_success: int | None = None,
         allow_failed_deps: bool = False,
         workflow_ctx_from: Sequence[AnyNode[Any] | str] | None = None,
@@ -126,6 +139,8 @@ class Sendable(Sender[P, T]):
     ) -> NodeMaker[P, T]:
         """This task as a node of a workflow: the options here, the task's own arguments in the call that follows."""
         options = {name: value for name, value in locals().items() if name != "self"}
+        from horsies.tasks.node import NodeMaker, TaskNode
+
         return NodeMaker(partial(TaskNode, self, **options))
 
     def map_node(
@@ -143,6 +158,9 @@ class Sendable(Sender[P, T]):
         One argument must be `each(node)`. At most `max_parallel` of them run at once.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
+        from horsies.model.graph import NodeKind
+        from horsies.tasks.node import NodeMaker, TaskNode
+
         return NodeMaker(partial(TaskNode, self, kind=NodeKind.MAP, **options))
 
     def _refuse(self, options: SendOptions) -> None:

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from horsies.model.graph import Join, OnError
+from horsies.tasks.call import Outlet
 from horsies.tasks.node import AnyNode, Flow, JoinWord, WorkflowNode, by_name, listed
-from horsies.tasks.send import Outlet
 from horsies.tasks.task import Sendable
 
 T_co = TypeVar("T_co", covariant=True)

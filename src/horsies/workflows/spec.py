@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from horsies.events import Start, WorkflowStarted, emit, subscribers
 from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.tasks.ids import as_workflow_id
 from horsies.tasks.node import AnyNode, NodeKey, WorkflowNode
-from horsies.tasks.send import warn_in_event_loop
+from horsies.tasks.post import warn_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
-from horsies.tasks.watch import traced
+from horsies.watchers import emit, subscribers
 from horsies.workflows.build import build
 from horsies.workflows.draft import Draft, Registry
 from horsies.workflows.drafts import Drafts
@@ -110,6 +109,12 @@ class WorkflowSpec(Generic[Out_co]):
     @contextmanager
     def _watched(self, beginning: Beginning) -> Generator[Beginning]:
         """Its tasks carry the trace of the start, and subscribers hear of it."""
+        if not subscribers and self.registry.tracer is None:
+            yield beginning
+            return
+        from horsies.events import Start, WorkflowStarted  # noqa: PLC0415 - for nobody else
+        from horsies.tasks.watch import traced  # noqa: PLC0415 - the same
+
         began = time.perf_counter()
         with traced(self.registry.tracer, Start(self.name, beginning.root)) as trace:
             yield replace(beginning, trace=trace)

@@ -1,0 +1,42 @@
+"""The event loop of a child, made when something first runs on it: a child that only runs functions never loads asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine
+    from contextvars import Context
+
+T = TypeVar("T")
+
+
+class Loop:
+    """One for the whole life of the child, so that what a hook opens on it serves the tasks."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    @property
+    def is_made(self) -> bool:
+        return self._runner is not None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        if self._runner is None:
+            import asyncio  # noqa: PLC0415 - see above
+
+            self._runner = asyncio.Runner()
+        return self._runner.get_loop()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, context: Context | None = None) -> T:
+        self.get()
+        assert self._runner is not None  # noqa: S101 - it has just been made
+        return self._runner.run(coroutine, context=context)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._runner is not None:
+            self._runner.close()

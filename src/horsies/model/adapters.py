@@ -1,0 +1,183 @@
+"""Annotations turned into pydantic adapters.
+
+`Any`, `object` and a missing annotation mean "a JSON value and nothing else". pydantic would take anything there and
+write it as best it can, and a datetime would arrive as a string: here it is refused, with the advice to annotate it.
+Inside the fields of a model or a dataclass pydantic's own rules hold.
+"""
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NotRequired, Union, cast, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    SecretBytes,
+    SecretStr,
+    TypeAdapter,
+    ValidationInfo,
+)
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import CoreSchema, PydanticCustomError
+from typing_extensions import TypeAliasType, TypedDict
+
+from horsies.model.annotations import shown_type
+from horsies.model.errors import TaskDefinitionError
+from horsies.model.payload import Adapter
+from horsies.model.refusal import NOT_JSON
+
+MAX_DEPTH: Final = 180  # the JSON parser stops at 200, and the payload has levels of its own
+
+_CONFIG: Final = ConfigDict(
+    ser_json_bytes="base64",
+    val_json_bytes="base64",
+    ser_json_inf_nan="strings",
+    revalidate_instances="always",  # nothing else ever checks the fields of a plain dataclass
+)
+
+
+def arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> Adapter:
+    """One adapter for all arguments together: a dict by parameter name."""
+    try:
+        return _dict_adapter(parameters)
+    except Exception:  # pydantic runs the schema hooks of the user's own types
+        for name, parameter in parameters.items():  # now one by one, to find out which it is
+            try:
+                _dict_adapter({name: parameter})
+            except Exception as error:
+                shown = shown_type(parameter.annotation)
+                raise _cannot_be_encoded(f"{function_name}: parameter '{name}' is annotated {shown}", error) from error
+        raise
+
+
+def value_adapter(tp: Any, what: str) -> Adapter:
+    try:
+        return _adapter(json_where_any(tp))
+    except Exception as error:  # pydantic runs the schema hooks of the user's own types
+        raise _cannot_be_encoded(f"{what} is annotated {shown_type(tp)}", error) from error
+
+
+def json_where_any(tp: Any) -> Any:
+    """The same annotation with `AnyJson` wherever it says `Any`, or leaves it open as a bare `list` does."""
+    for never, why in _NEVER_JSON:
+        if tp is never or get_origin(tp) is never:
+            raise TypeError(why)
+    for open_type, closed in _OPEN_TYPES:
+        if tp is open_type:
+            return closed
+    origin, arguments = get_origin(tp), get_args(tp)
+    if origin is Annotated:
+        return Annotated[(json_where_any(arguments[0]), *arguments[1:])]
+    if origin is Literal or not arguments:
+        return tp
+    inner = tuple(argument if argument is Ellipsis else json_where_any(argument) for argument in arguments)
+    if inner == arguments:
+        return tp
+    return Union[inner] if origin in {Union, types.UnionType} else origin[inner]  # noqa: UP007 - a tuple of types
+
+
+def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> Adapter:
+    make_typed_dict = cast("Callable[[str, dict[str, Any]], Any]", TypedDict)
+    arguments = make_typed_dict("Arguments", {name: _field_type(parameter) for name, parameter in parameters.items()})
+    return _adapter(Annotated[arguments, _NoOtherKeys()])
+
+
+def _adapter(tp: Any) -> Adapter:
+    # A dataclass, a model or a TypedDict at the root refuses a configuration; behind an alias it takes it.
+    alias: Any = TypeAliasType("Payload", tp)  # pyright: ignore[reportGeneralTypeIssues]
+    return Adapter(TypeAdapter(alias, config=_CONFIG))
+
+
+def _field_type(parameter: inspect.Parameter) -> Any:
+    annotation = json_where_any(Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation)
+    match parameter.kind:
+        case inspect.Parameter.VAR_POSITIONAL:
+            return NotRequired[tuple[annotation, ...]]
+        case inspect.Parameter.VAR_KEYWORD:
+            return NotRequired[dict[str, annotation]]
+        case _:
+            return annotation if parameter.default is inspect.Parameter.empty else NotRequired[annotation]
+
+
+class _NoOtherKeys:
+    """Closes the dict of arguments alone; `extra="forbid"` in the configuration would reach into user types."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        cast("dict[str, Any]", handler.resolve_ref_schema(schema))["extra_behavior"] = "forbid"
+        return schema
+
+
+def _cannot_be_encoded(what: str, error: Exception) -> TaskDefinitionError:
+    why = "" if isinstance(error, PydanticSchemaGenerationError) else f" ({str(error).splitlines()[0]})"
+    return TaskDefinitionError(
+        f"{what}, which cannot be encoded{why}; use a type that pydantic can write as JSON and read"
+    )
+
+
+def _json_only(value: object, info: ValidationInfo) -> object:
+    if info.mode == "python" and (why := _not_json(value, "", MAX_DEPTH)):
+        raise PydanticCustomError(NOT_JSON, "{why}", {"why": why})
+    return value
+
+
+def _not_json(value: object, path: str, depth: int) -> str | None:
+    """Why a value is no JSON value, or None. Recursion has a bound, so a value that contains itself ends here too."""
+    why = None
+    match value:
+        case float() if not math.isfinite(value):
+            why = f"{value}{path} is no JSON value; annotate it as float to send it"
+        case None | str() | int() | float():
+            pass
+        case list() | dict() if depth == 0:
+            why = f"it is nested more than {MAX_DEPTH} levels deep, or contains itself"
+        case list() | dict():
+            items = _items(cast("list[object] | dict[object, object]", value), path or " at ")
+            why = next((found for inner, item in items if (found := _not_json(item, inner, depth - 1))), None)
+        case _Key(key):
+            why = f"the key {key!r:.80}{path} is no string; annotate the dict with the type of its keys to send it"
+        case _:
+            why = f"a {type(value).__name__}{path} is no JSON value; annotate it with its type to send it"
+    return why
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A dict's key where only a string is allowed."""
+
+    key: object
+
+
+def _items(value: list[object] | dict[object, object], path: str) -> Iterator[tuple[str, object]]:
+    """What is inside, each with the path to it."""
+    if isinstance(value, list):
+        yield from ((f"{path}[{position}]", item) for position, item in enumerate(value))
+        return
+    for key, item in value.items():
+        if not isinstance(key, str):
+            yield path, _Key(key)
+        yield f"{path}[{key!r:.40}]", item
+
+
+AnyJson = Annotated[Any, AfterValidator(_json_only)]
+
+# Compared by identity: an annotation need not be hashable.
+_OPEN_TYPES: Final[tuple[tuple[Any, Any], ...]] = (
+    (Any, AnyJson),
+    (object, AnyJson),
+    (list, list[AnyJson]),
+    (dict, dict[str, AnyJson]),
+    (tuple, tuple[AnyJson, ...]),
+    (set, set[AnyJson]),
+    (frozenset, frozenset[AnyJson]),
+)
+_NEVER_JSON: Final[tuple[tuple[Any, str], ...]] = (
+    (get_origin(Callable[[], None]), "a function cannot be sent"),
+    (type, "a class cannot be sent"),
+    (SecretStr, "it writes asterisks in place of its value; take a str"),
+    (SecretBytes, "it writes asterisks in place of its value; take bytes"),
+)

@@ -1,0 +1,56 @@
+"""Payloads by way of pydantic: a value checked and written as JSON, a JSON text read and checked, and why not, in words."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from horsies.model.arrival import change
+from horsies.model.errors import PayloadError
+from horsies.model.refusal import UNWRITABLE, advised, changed, one_line, report
+from horsies.model.sizes import SizeWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Writes and reads the values of one annotation."""
+
+    by_type: TypeAdapter[Any]
+
+    def write(self, value: object, what: str, noun: str, mismatch: type[PayloadError], watch: SizeWatch) -> str:
+        checked = self._checked(value, what, noun, mismatch)
+        payload = self._dumped(checked, what)
+        watch.look(payload, what)
+        arrived = self.read(payload, f"{what}: it could be written as JSON, but not read back", noun)
+        if found := change(checked, arrived):
+            raise PayloadError(
+                f"{what}: it could be written as JSON, but would arrive changed:\n  - {changed(noun, *found)}"
+            )
+        return payload.decode()
+
+    def read(self, text: str | bytes, what: str, noun: str) -> Any:
+        try:
+            return self.by_type.validator.validate_json(text, by_alias=False, by_name=True)
+        except ValidationError as error:
+            raise PayloadError(report(what, noun, error.errors(include_url=False))) from None
+        except Exception as error:  # a validator of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+    def _checked(self, value: object, what: str, noun: str, mismatch: type[PayloadError]) -> Any:
+        try:
+            return self.by_type.validator.validate_python(value, strict=True, by_alias=False, by_name=True)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+            kind = PayloadError if all(problem["type"] in UNWRITABLE for problem in problems) else mismatch
+            raise kind(report(what, noun, problems)) from None
+        except Exception as error:  # a validator of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+    def _dumped(self, checked: object, what: str) -> bytes:
+        try:
+            return self.by_type.serializer.to_json(checked, warnings="error", round_trip=True, by_alias=False)
+        except PydanticSerializationError as error:
+            raise PayloadError(f"{what}: {advised(error)}") from None
+        except Exception as error:  # a serializer of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error

@@ -1,0 +1,32 @@
+"""What a task is to be called with, and where that goes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
+
+from horsies.model.config import AppConfig
+
+if TYPE_CHECKING:
+    from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Outlet(Protocol):
+    """Where a task's sends go: the app."""
+
+    @property
+    def config(self) -> AppConfig: ...
+    @property
+    def broker(self) -> "PostgresBroker": ...
+    @property
+    def tracer(self) -> "Tracer | None": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[P, T]):
+    """What a task is to be called with, checked and encoded. Made by `task.call(...)`, for `send_many`."""
+
+    task_name: str
+    args: str
