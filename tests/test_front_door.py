@@ -97,7 +97,7 @@ app = Horsies()
 def add(left: int, right: int) -> TaskResult[int, TaskError]:
     return TaskResult(ok=left + right)
 assert add(1, 2).ok_value == 3
-assert not {"psycopg", "pydantic_core", "asyncio", "horsies.workflows", "horsies.db"} & sys.modules.keys()
+assert not {"psycopg", "pydantic_core", "asyncio", "horsies.workflows", "horsies.db", "horsies.events"} & sys.modules.keys()
 """
     done = run(code)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
     from horsies.model.graph import OnError
     from horsies.model.result import TaskError, TaskResult
     from horsies.tasks.node import AnyNode, WorkflowNode
@@ -53,6 +54,7 @@ class Definitions:
 
     def __init__(self, config: AppConfig) -> None:
         self.config = config
+        self.tracer: Tracer | None = None
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
         self._child_start_hooks: list[Hook] = []

@@ -91,7 +91,7 @@ def test_a_message_arrives_byte_by_byte() -> None:
 
 
 def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
-    (run,) = read(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None, "root")])))
+    (run,) = read(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
     assert isinstance(run, Run)
     assert Assignment(*run.assignments[0]) == Assignment(
         ticket=7,

@@ -13,7 +13,7 @@ from horsies.db.load import load
 from horsies.db.op import Query, Statement
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, Terms
-from horsies.tasks import enqueue, keys, release, retry, wait
+from horsies.tasks import depths, enqueue, keys, release, retry, wait
 from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, from_start, start
 from horsies.tasks.finish import finish
 from horsies.tasks.list import TaskFilter, list_query
@@ -155,6 +155,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),
         "list_newest": list_query(TaskFilter(), 50, None),
         "get_endings": retry.SQL["get_endings"](ids=ids),
+        "get_depths": depths.SQL["get_depths"](queues=["default", "other"], count_at_most=100, priorities_at_most=10),
         "withdraw_probe": enqueue.SQL["withdraw_probe"](id=ids[0]),
         "take_key": keys.SQL["take_key"](**KEYED),
         "replace_pending": keys.SQL["replace_pending"](
@@ -173,7 +174,7 @@ HOT = [
     "finish_one", "finish_hundred", "release_one", "release_hundred",
     "lock_roots", "advance_nodes", "withdraw_tasks", "open_maps", "open_runs", "open_tasks", "end_runs", "get_unsettled",
     "get_held", "get_one_ended", "get_hundred_ended", "get_ended_unpruned", "withdraw_probe", "take_key", "replace_pending",
-    "list_newest", "get_endings",
+    "list_newest", "get_endings", "get_depths",
 ]  # fmt: skip
 
 

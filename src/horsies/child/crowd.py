@@ -15,7 +15,7 @@ from horsies.child.desk import Desk
 from horsies.child.loop import Loop
 from horsies.child.outcome import Call, conclude, prepare, refused
 from horsies.child.progress import ProgressReports
-from horsies.child.running import Running, begin, context_of
+from horsies.child.running import Running, begin, context_of, trace
 from horsies.child.softstop import OnLoop, OtherThread
 from horsies.child.title import set_title
 from horsies.child.wire import Began, Done, Message, Reason, pack
@@ -77,6 +77,7 @@ class Crowd:
         if isinstance(prepared, TaskError):
             self._end(running, context.run(refused, running, prepared))
             return
+        trace(running, context, prepared.task.tracer)
         if prepared.task.is_async:
             on_loop = OnLoop(running)
             task = self._loop.create_task(self._run_on_loop(on_loop, running, prepared), context=context)

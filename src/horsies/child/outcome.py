@@ -20,6 +20,7 @@ from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import TaskStatus
 from horsies.tasks.task import Sendable
+from horsies.watchers import emit, subscribers
 
 if TYPE_CHECKING:
     from horsies.workflows.inputs import Inputs
@@ -77,6 +78,15 @@ def refused(running: Running, error: TaskError) -> Done:
 def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
     running.is_over = True
+    done = _concluded(running, task, outcome)
+    if running.span is not None:
+        from horsies.events import end_span  # noqa: PLC0415 - for nobody else
+
+        end_span(running.span, done.error_code, outcome[1])
+    return done
+
+
+def _concluded(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     returned, raised = outcome
     if running.is_timed_out:
         wants_retry = task.retry_policy is not None and issubclass(TaskTimeoutError, task.retry_policy.exceptions)
@@ -88,6 +98,11 @@ def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Do
         log.info("task %s has stopped, as it was asked to", task.name)
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
+    if subscribers:
+        from horsies.events import TaskRaised  # noqa: PLC0415 - for nobody else
+
+        given = running.assignment
+        emit(TaskRaised(given.task_id, task.name, given.queue_name, given.attempt, raised))
     return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
 
 

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horsies.child.wire import Assignment, Reason
 from horsies.model.errors import TaskCancelledError, TaskTimeoutError
 from horsies.tasks.current import CurrentTask, set_current_task
+
+if TYPE_CHECKING:
+    from horsies.events import Span, Tracer
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +29,7 @@ class Running:
     is_cancelled: bool = False
     is_struck: bool = False
     is_over: bool = False
+    span: "Span | None" = None
 
     def ask(self, reason: Reason) -> None:
         """Whoever asks must then make it known to the task."""
@@ -75,6 +79,16 @@ def context_of(running: Running, report: Callable[[int, float | None, str | None
     )
     context.run(set_current_task, current)
     return context
+
+
+def trace(running: Running, context: Context, tracer: "Tracer | None") -> None:
+    """Begin its span, if somebody traces it; spans that are made in its context are within."""
+    if tracer is not None:
+        from horsies.events import Run, begin_span  # noqa: PLC0415 - for nobody else
+
+        given = running.assignment
+        run = Run(given.task_id, given.task_name, given.queue_name, given.attempt, given.trace)
+        running.span = context.run(begin_span, tracer, run)
 
 
 Outcome = tuple[Any, BaseException | None]

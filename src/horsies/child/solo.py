@@ -9,7 +9,7 @@ from horsies.child.desk import Desk
 from horsies.child.loop import Loop
 from horsies.child.outcome import Call, conclude, prepare, refused
 from horsies.child.progress import ProgressReports
-from horsies.child.running import Outcome, Running, begin, context_of
+from horsies.child.running import Outcome, Running, begin, context_of, trace
 from horsies.child.softstop import MainThread, OnLoop
 from horsies.child.title import set_title
 from horsies.child.wire import Assignment, Began, Done, Message, Reason, pack
@@ -67,6 +67,7 @@ class Solo:
         context = context_of(running, self._progress.report)
         if isinstance(prepared, TaskError):
             return context.run(refused, running, prepared)
+        trace(running, context, prepared.task.tracer)
         outcome = self._call(running, prepared, context)
         return context.run(conclude, running, prepared.task, outcome)
 

@@ -34,6 +34,7 @@ class Assignment(NamedTuple):
     args: str
     inputs: str | None = None
     root_id: str | None = None
+    trace: str | None = None
 
 
 # -- to the child

@@ -34,6 +34,7 @@ from horsies.db.session import backend_pid, is_direct, is_shared, unlisten
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
+from horsies.watchers import emit, subscribers
 
 TEST_EVERY_S = 30.0
 TEST_ANSWER_S = 3.0
@@ -65,6 +66,8 @@ class Listener:
         self._bells = Bells()
         self._in_force: set[Channel] = set()
         self._deaf = False
+        self.heard_at: float | None = None
+        """When the last notification came in, on the monotonic clock; None before the first."""
         self._has_said_deaf = False
         self._closing = False
         self._wake_reader, self._waker = socket.socketpair()
@@ -173,6 +176,7 @@ class Listener:
             self._heard(notification.relname.decode(), notification.extra.decode())
 
     def _heard(self, name: str, payload: str) -> None:
+        self.heard_at = time.monotonic()
         names = {channel.name_in(self._config.schema): channel for channel in self._in_force}
         channel = names.get(name)
         if channel is Channel.TEST:
@@ -193,7 +197,7 @@ class Listener:
             return  # some other process tests itself
         self._token = None
         self._ever_heard = True
-        self._deaf = False
+        self._turn(to_deaf=False)
         self._test_due = time.monotonic() + TEST_EVERY_S
 
     def _failed(self) -> None:
@@ -212,8 +216,15 @@ class Listener:
         self._has_said_deaf = True
 
     def _fall_deaf(self) -> None:
-        self._deaf = True
+        self._turn(to_deaf=True)
         self._bells.ring_all()
+
+    def _turn(self, *, to_deaf: bool) -> None:
+        was_deaf, self._deaf = self._deaf, to_deaf
+        if subscribers and was_deaf != to_deaf:
+            from horsies.events import ListenerDeaf, ListenerHealed  # noqa: PLC0415 - for nobody else
+
+            emit(ListenerDeaf() if to_deaf else ListenerHealed())
 
     def _lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()

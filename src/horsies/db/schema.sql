@@ -110,6 +110,7 @@ CREATE TABLE horsies.finished (
     finished_at timestamp with time zone NOT NULL,
     root_id uuid,
     node_id uuid,
+    trace text,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 )
 PARTITION BY RANGE (finished_at);
@@ -141,6 +142,7 @@ CREATE TABLE horsies.tasks (
     root_id uuid,
     node_id uuid,
     takes_inputs boolean,
+    trace text,
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
     CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
@@ -173,7 +175,8 @@ CREATE VIEW horsies.all_tasks AS
     tasks.started_at,
     NULL::timestamp with time zone AS finished_at,
     tasks.root_id,
-    tasks.node_id
+    tasks.node_id,
+    tasks.trace
    FROM horsies.tasks
 UNION ALL
  SELECT finished.id,
@@ -201,7 +204,8 @@ UNION ALL
     finished.started_at,
     finished.finished_at,
     finished.root_id,
-    finished.node_id
+    finished.node_id,
+    finished.trace
    FROM horsies.finished;
 
 CREATE TABLE horsies.finished_default (
@@ -231,6 +235,7 @@ CREATE TABLE horsies.finished_default (
     finished_at timestamp with time zone CONSTRAINT finished_finished_at_not_null NOT NULL,
     root_id uuid,
     node_id uuid,
+    trace text,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 );
 
@@ -290,6 +295,7 @@ CREATE TABLE horsies.nodes (
     result json,
     error json,
     finished_at timestamp with time zone,
+    trace text,
     CONSTRAINT nodes_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'READY'::text, 'ENQUEUED'::text, 'RUNNING'::text, 'COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])))
 )
 WITH (fillfactor='70');

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from horsies.db.aside import Aside
 from horsies.db.op import Op
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.events import TasksExpired, TasksReaped, WorkerBuried, emit, subscribers
 from horsies.keeper import reap
 from horsies.keeper.retainer import Retainer
 from horsies.keeper.watch import Watch
@@ -46,6 +47,7 @@ class Keeper:
         self._link = Aside(database, "keeper")
         self._retainer = Retainer(group, database=database, retention=retention)
         self._looks = 0
+        self.is_elected = False
 
     async def __aenter__(self) -> Self:
         self._keeping = self._group.create_task(self._keep())
@@ -65,26 +67,30 @@ class Keeper:
                 await self._look()
             except DatabaseError as error:
                 self._watch.break_off()
+                self.is_elected = False  # as far as we know
                 level = logging.DEBUG if trouble_of(error) is Trouble.LOST else logging.WARNING
                 log.log(level, "the keeper could not look after the workers: %s", broker_error(error))
             # Spread out, so that candidates do not all ask at the same moment.
             await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
     async def _look(self) -> None:
-        is_keeper = await self._link.run(reap.take_lease(self._worker, self._lease_ms))
-        self._retainer.be_on_duty(whether=is_keeper)
-        if not is_keeper:
+        self.is_elected = await self._link.run(reap.take_lease(self._worker, self._lease_ms))
+        self._retainer.be_on_duty(whether=self.is_elected)
+        if not self.is_elected:
             self._watch.break_off()
             return
         await self._bury_the_dead()
         reaped = await self._do(reap.reap_orphans)
         if reaped and reaped.count:
             log.warning("ended or gave back %d tasks of dead workers", reaped.count)
+            if subscribers:
+                emit(TasksReaped(reaped.count))
         if reaped and reaped.due_s is not None:
             self._due_in(reaped.due_s)
         await self._do(reap.release_overdue)
         await self._do(reap.cancel_returned)
-        await self._do(reap.expire)
+        if (expired := await self._do(reap.expire)) and subscribers:
+            emit(TasksExpired(expired))
         await self._do(reap.end_overdue_workflows)
         if self._looks % SEEK_EVERY == 0:
             await self._do(reap.find_lost_nodes)
@@ -107,3 +113,5 @@ class Keeper:
         for worker in self._watch.observe(heartbeats, asked_at, time.monotonic()):
             if worker != self._worker and await self._link.run(reap.bury(worker, heartbeats[worker])):
                 log.warning("worker %s is dead: its heartbeat stood still", worker)
+                if subscribers:
+                    emit(WorkerBuried(worker))

@@ -36,6 +36,7 @@ class Claim:
     """Of a task that a workflow runs: the run at the top of its tree."""
     inputs: str | None = None
     """What its node is handed beside the arguments, as JSON that nobody between database and child reads."""
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,3 +25,5 @@ class Terms:
     retry: RetryPolicy | None = None
     due: datetime | timedelta | None = None
     good_until: datetime | None = None
+    trace: str | None = None
+    """Of the trace in which they are sent; see `horsies.events.Tracer`."""

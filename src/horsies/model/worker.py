@@ -12,6 +12,7 @@ from horsies.model.problems import number_problems, refuse
 LOGLEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 LOG_FORMATS = ("text", "json")
 DEFAULT_TASKS_PER_CHILD = 100
+DEFAULT_METRICS_HOST = "0.0.0.0"  # noqa: S104 - scrapers and probes come from other machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,8 @@ class WorkerConfig:
     """Everything defaults to what the app says. 0 for a `max_claim_…` sets no limit of its own.
 
     `queues` serves only these; `queue_priorities` and `queue_max_concurrency` override the app's for this worker.
-    `coalesce_notifies` is how many notifications are taken in before one look at the database. `scheduler` serves the app's schedules as well.
+    `coalesce_notifies` is how many notifications are taken in before one look at the database. `scheduler` serves the app's schedules as well. With
+    `metrics_port` the worker answers `/metrics`, `/healthz` and `/readyz` there.
     """
 
     dsn: str | None = field(default=None, repr=False)
@@ -39,6 +41,8 @@ class WorkerConfig:
     scheduler: bool = False
     loglevel: str = "INFO"
     log_format: str = "text"
+    metrics_port: int | None = None
+    metrics_host: str = DEFAULT_METRICS_HOST
 
     def __post_init__(self) -> None:
         if self.processes is None:
@@ -72,6 +76,10 @@ class WorkerConfig:
         yield from number_problems("coalesce_notifies", self.coalesce_notifies, 1, 1_000_000)
         if self.shutdown_timeout_ms is not None:
             yield from number_problems("shutdown_timeout_ms", self.shutdown_timeout_ms, 0, 86_400_000)
+        if self.metrics_port is not None:
+            yield from number_problems("metrics_port", self.metrics_port, 1, 65_535)
+        if not isinstance(self.metrics_host, str) or not self.metrics_host:  # pyright: ignore[reportUnnecessaryIsInstance]
+            yield f"metrics_host is {self.metrics_host!r}; give an address of this machine, such as '127.0.0.1', or leave it out"
         if self.loglevel not in LOGLEVELS:
             yield f"loglevel is {self.loglevel!r}; choose one of {', '.join(LOGLEVELS)}"
         if self.log_format not in LOG_FORMATS:

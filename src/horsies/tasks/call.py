@@ -7,6 +7,7 @@ from horsies.model.config import AppConfig
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +20,8 @@ class Outlet(Protocol):
     def config(self) -> AppConfig: ...
     @property
     def broker(self) -> "PostgresBroker": ...
+    @property
+    def tracer(self) -> "Tracer | None": ...
 
 
 @dataclass(frozen=True, slots=True)

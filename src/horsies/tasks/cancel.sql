@@ -30,14 +30,14 @@ insert into {schema}.finished (
     error_code, error,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id
+    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
 )
 select
     id, task_name, queue_name, priority, 'CANCELLED', args,
     'TASK_CANCELLED', %(error)s::json,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id
+    attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace
 from gone
 returning id::text;
 

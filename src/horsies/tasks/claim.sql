@@ -60,7 +60,7 @@ where id = any(array(select next.id from next))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
     coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
-    case when takes_inputs then {schema}.node_inputs(node_id) end;
+    case when takes_inputs then {schema}.node_inputs(node_id) end, trace;
 
 -- name: claim_from_queues
 -- One lane per queue, whatever the priorities in it: from the start of the queue it finds everything there is, and it is where
@@ -125,7 +125,7 @@ where id = any(array(select next.id from next))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
     coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
-    case when takes_inputs then {schema}.node_inputs(node_id) end;
+    case when takes_inputs then {schema}.node_inputs(node_id) end, trace;
 
 -- name: start_tasks
 -- CLAIMED rows of the buffer become RUNNING. A row that is not returned was lost (its lease ran out and another worker has it, or

@@ -95,7 +95,7 @@ def _rows(tasks: Sequence[NewTask]) -> Iterator[Row]:
         if terms.retry
         else [None, 0.0, None]
     )
-    same = (terms.task_name, terms.queue_name, terms.priority, terms.good_until, terms.timeout_ms, *retry)
+    same = (terms.task_name, terms.queue_name, terms.priority, terms.good_until, terms.timeout_ms, *retry, terms.trace)
     for task in tasks:
         yield task.id, task.args, *same
 

@@ -2,12 +2,13 @@
 -- One statement however many there are: the trigger notifies once for all of them.
 insert into {schema}.tasks (
     id, task_name, queue_name, priority, args, ready, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for
+    timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace
 )
 select
     new.id, %(task_name)s::text, %(queue_name)s::text, %(priority)s::integer, new.args,
     due.at is null, coalesce(due.at, now()), %(good_until)s::timestamptz,
-    %(timeout_ms)s::integer, %(retry_delays_ms)s::integer[], %(retry_jitter)s::real, %(retry_for)s::text[]
+    %(timeout_ms)s::integer, %(retry_delays_ms)s::integer[], %(retry_jitter)s::real, %(retry_for)s::text[],
+    %(trace)s::text
 from unnest(%(ids)s::uuid[], %(args)s::json[]) as new (id, args)
 cross join (
     -- A delay counts from now, also in a transaction that was begun long ago. Whether a moment has passed is asked of the
@@ -37,7 +38,7 @@ limit 1;
 -- name: copy_tasks
 -- The same for very many that are due now: what is not given is what the table's defaults say.
 copy {schema}.tasks (
-    id, args, task_name, queue_name, priority, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+    id, args, task_name, queue_name, priority, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace
 ) from stdin;
 
 -- name: begin_send

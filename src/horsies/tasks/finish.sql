@@ -26,14 +26,14 @@ insert into {schema}.finished (
     result, error_code, error,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id
+    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
 )
 select
     ended.id, task_name, queue_name, priority, ending.status, args,
     ending.result, ending.error_code, ending.error,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts + 1, ended.claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id
+    attempts + 1, ended.claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
 from ended
 join ending on ending.id = ended.id and ending.claim_no = ended.claim_no
 returning id::text;
@@ -132,14 +132,14 @@ moved as (
         error_code, error,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id
+        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
     )
     select
         id, task_name, queue_name, priority, ending_status, args,
         error_code, error,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts + 1, claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id
+        attempts + 1, claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
     from held
     where not retries
 )

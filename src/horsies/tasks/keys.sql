@@ -73,7 +73,8 @@ with replaced as (
         timeout_ms = %(timeout_ms)s::integer,
         retry_delays_ms = %(retry_delays_ms)s::integer[],
         retry_jitter = %(retry_jitter)s::real,
-        retry_for = %(retry_for)s::text[]
+        retry_for = %(retry_for)s::text[],
+        trace = %(trace)s::text
     from (
         select case when asked.moment > now() then asked.moment end
         from (

@@ -18,9 +18,13 @@ from horsies.tasks.enqueue import enqueue, enqueue_again, enqueue_within
 from horsies.tasks.handle import InertHandle, TaskHandle
 from horsies.tasks.ids import new_task_id, new_task_ids
 from horsies.tasks.suppress import sends_are_suppressed
+from horsies.watchers import subscribers
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from horsies.db.broker import PostgresBroker
+    from horsies.tasks.watch import Watched
 
 T = TypeVar("T")
 
@@ -83,23 +87,43 @@ class Post(Generic[T]):
         if not tasks or sends_are_suppressed():
             return self._inert(tasks)
         if self._connection is None:
-            warn_in_event_loop(
-                _INSTEAD
-            )  # a lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`
-            ids = self._outlet.broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
-        else:
-            ids = self._outlet.broker.run_on(self._connection, self._verb(enqueue_within, tasks))
-        return self._handles(ids)
+            # A lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`.
+            warn_in_event_loop(_INSTEAD)
+        if not self._is_watched:
+            return self._handles(self._commit(tasks))
+        with self._watched(tasks) as send:
+            send.ids = self._commit(send.tasks)
+        return self._handles(send.ids)
+
+    def _commit(self, tasks: Sequence[NewTask]) -> list[TaskId]:
+        broker = self._outlet.broker
+        if self._connection is None:
+            return broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
+        return broker.run_on(self._connection, self._verb(enqueue_within, tasks))
 
     async def send_async(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
         if not tasks or sends_are_suppressed():
             return self._inert(tasks)
+        if not self._is_watched:
+            return self._handles(await self._commit_async(tasks))
+        with self._watched(tasks) as send:
+            send.ids = await self._commit_async(send.tasks)
+        return self._handles(send.ids)
+
+    async def _commit_async(self, tasks: Sequence[NewTask]) -> list[TaskId]:
         broker = self._outlet.broker
         if self._connection is None:
-            ids = await broker.run_async(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
-        else:
-            ids = await broker.run_on_async(self._connection, self._verb(enqueue_within, tasks))
-        return self._handles(ids)
+            return await broker.run_async(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
+        return await broker.run_on_async(self._connection, self._verb(enqueue_within, tasks))
+
+    @property
+    def _is_watched(self) -> bool:
+        return bool(subscribers) or self._outlet.tracer is not None
+
+    def _watched(self, tasks: Sequence[NewTask]) -> "AbstractContextManager[Watched]":
+        from horsies.tasks.watch import watched  # noqa: PLC0415 - for nobody else
+
+        return watched(self._outlet.tracer, tasks)
 
     def _verb(
         self, verb: Callable[[Sequence[NewTask], Key | None], Op[list[TaskId]]], tasks: Sequence[NewTask]

@@ -45,7 +45,7 @@ with gone as (
 )
 insert into {schema}.tasks (
     id, task_name, queue_name, priority, args, sent_at, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, attempts, claim_no
+    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, attempts, claim_no, trace
 )
 select
     id, task_name, queue_name, priority, args, sent_at, statement_timestamp(),
@@ -74,7 +74,8 @@ select
     end,
     attempts,
     -- A retry that is repeated knows by this that it was done, even if the task has ended again unclaimed.
-    claim_no + 1
+    claim_no + 1,
+    trace
 from gone
 returning id::text;
 

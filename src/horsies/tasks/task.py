@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime, timedelta
 
+    from horsies.events import Tracer
     from horsies.model.codec import ArgumentsCodec, ResultCodec
     from horsies.model.graph import Join
     from horsies.model.mapper import ErrorCodes
@@ -62,6 +63,11 @@ class Sendable(Sender[P, T]):
         self.__name__ = getattr(function, "__name__", name)
         self.__module__ = function.__module__
         self.__wrapped__ = function  # what `inspect.signature` and documentation tools look for
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Who traces its app."""
+        return self._outlet.tracer
 
     @property
     def is_async(self) -> bool:

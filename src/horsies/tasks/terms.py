@@ -18,4 +18,5 @@ def params_of(terms: Terms) -> dict[str, object]:
         "retry_delays_ms": list(retry.delays_ms) if retry else None,
         "retry_jitter": retry.jitter if retry else 0.0,
         "retry_for": list(retry.codes) if retry else None,
+        "trace": terms.trace,
     }

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from horsies.app import Horsies
 from horsies.child.outcome import conclude, prepare, refused
-from horsies.child.running import begin, context_of
+from horsies.child.running import begin, context_of, trace
 from horsies.child.wire import Assignment, Done
 from horsies.db.load import load
 from horsies.db.op import Op, rows
@@ -151,6 +151,7 @@ class Drain:
         if isinstance(prepared, TaskError):
             done = context.run(refused, running, prepared)
         else:
+            trace(running, context, prepared.task.tracer)
             outcome = yield Job(running, prepared, context)
             raised = outcome[1]
             done = context.run(conclude, running, prepared.task, outcome)
@@ -206,6 +207,7 @@ def _assignment(claim: Claim) -> Assignment:
         args=claim.args,
         inputs=claim.inputs,
         root_id=claim.root_id,
+        trace=claim.trace,
     )
 
 

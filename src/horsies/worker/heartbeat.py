@@ -21,8 +21,9 @@ from typing import Self, TypeVar
 
 from horsies.db.aside import Aside
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Rows, ask, rows
+from horsies.db.op import Op, Query, Rows, ask, one, rows
 from horsies.db.trouble import DatabaseError, broker_error
+from horsies.events import HeartbeatMissed, emit, subscribers
 from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
@@ -66,7 +67,7 @@ class Heartbeat:
         self._books = books
         self._pump = pump
         self._resilience = resilience
-        self._beat_s = recovery.heartbeat_ms / 1000
+        self.beat_s = recovery.heartbeat_ms / 1000
         self._snapshot_s = recovery.snapshot_ms / 1000
         self._snapshot_at = 0.0
         self._in_doubt = in_doubt
@@ -75,6 +76,10 @@ class Heartbeat:
         self._health = Health()
         self._liveness = Liveness(recovery.frozen_after_ms)
         self._link = Aside(database, "heartbeat")
+        self.answered_at: float | None = None
+        """When the database has last taken a sign of life, on the monotonic clock; None before the first."""
+        self.is_missing = False
+        """The last one was not taken."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -95,7 +100,7 @@ class Heartbeat:
     async def _beat_for_ever(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else self._beat_s):
+                async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else self.beat_s):
                     await self._in_doubt.wait()
             self._in_doubt.clear()
             self._liveness.look(list(self._books.roster))
@@ -103,6 +108,9 @@ class Heartbeat:
                 held = await self._link.run(self._beat())
             except DatabaseError as error:
                 log.debug("a heartbeat failed: %s", broker_error(error))
+                self.is_missing = True
+                if subscribers:
+                    emit(HeartbeatMissed())
                 await asyncio.sleep(self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter
                 self._in_doubt.set()
             else:
@@ -120,11 +128,19 @@ class Heartbeat:
     def _beat(self) -> Op[Rows]:
         worker = self._books.worker
         # Alone: nothing that takes long may hold up the sign of life, and together they would be one transaction.
-        alive = yield from rows(SQL["beat"](id=worker))
-        if not alive:
+        if not (yield from self._sign_of_life(SQL["beat"](id=worker))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
         held, *_ = yield from ask(get_held(worker), *self._snapshots())
         return held
+
+    def _sign_of_life(self, sign: Query) -> Op[bool]:
+        """Whether it was taken. The answer is what the database's clock says."""
+        asked_at = time.time()
+        row = yield from one(sign)
+        self.answered_at, self.is_missing = time.monotonic(), False
+        if row is not None:
+            self._pump.herald.ahead_s = row[0] - (asked_at + time.time()) / 2
+        return row is not None
 
     def _snapshots(self) -> list[Query]:
         now = time.monotonic()
@@ -162,7 +178,7 @@ class Heartbeat:
         backoff = Backoff(self._resilience)
         while True:
             try:
-                await self._link.run(rows(self._registration()))
+                await self._link.run(self._sign_of_life(self._registration()))
             except DatabaseError as error:
                 reason = broker_error(error)
                 if not reason.retryable:

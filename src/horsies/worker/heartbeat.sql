@@ -10,13 +10,14 @@ values (
     %(library_version)s::text
 )
 -- Said again after an answer that was lost.
-on conflict (id) do nothing;
+on conflict (id) do nothing
+returning extract(epoch from clock_timestamp())::float8;
 
 -- name: beat
 update {schema}.workers
 set heartbeat_at = clock_timestamp()
 where id = %(id)s::uuid
-returning id;
+returning extract(epoch from heartbeat_at)::float8;
 
 -- name: take_snapshot
 insert into {schema}.worker_states (

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from horsies.child.wire import Boot
+from horsies.events import ChildDied, ChildRecycled, ChildStarted, emit, subscribers
 from horsies.model.errors import HorsiesError
 from horsies.worker.booting import see_it_boot
 from horsies.worker.member import Member, Reports
@@ -175,6 +176,8 @@ class Pool:
         await see_it_boot(member, self._options.boot_timeout_s)
         if member.ready.is_set():
             self._pause_s = 0.0
+            if subscribers:
+                emit(ChildStarted(member.pid))
 
     def _bury(self, member: Member, cause: str) -> None:
         was_place = member in self._places
@@ -188,6 +191,8 @@ class Pool:
             log.warning("child %d %s; another takes its place", member.pid, cause)
         elif was_place:
             log.info("child %d has left: it %s", member.pid, cause)
+        if subscribers and member.ready.is_set():
+            emit(ChildRecycled(member.pid) if is_expected else ChildDied(member.pid, cause))
         self._tend()
 
     def _unborn(self, member: Member, cause: str) -> str:
@@ -210,6 +215,11 @@ class Pool:
         self._not_before = time.monotonic() + self._pause_s
         log.error("a replacement child did not start, the next try is in %g s: %s", self._pause_s, reason)
         asyncio.get_running_loop().call_later(self._pause_s, self._tend)
+
+    @property
+    def ready_count(self) -> int:
+        """How many places have somebody who can work."""
+        return sum(member.ready.is_set() for member in list(self._places))
 
     # -- replacement
 

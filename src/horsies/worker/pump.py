@@ -20,6 +20,7 @@ from typing import Self
 
 from horsies.db.courier import Courier
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.events import DatabaseTrouble, emit, subscribers
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
@@ -28,6 +29,7 @@ from horsies.worker.books import Books
 from horsies.worker.clerk import Clerk
 from horsies.worker.dispatch import dispatch
 from horsies.worker.frames import SLOW_AFTER_S
+from horsies.worker.herald import Herald
 from horsies.worker.stops import Stops
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 
@@ -64,7 +66,8 @@ class Pump:
         self._in_doubt = in_doubt
         self._grace_s = grace_ms / 1000
         self._stops = Stops(books, self._grace_s)
-        self.clerk = Clerk(books, self._stops, entered=self._go, armed=self._arm_now)
+        self.herald = Herald()
+        self.clerk = Clerk(books, self._stops, self.herald, entered=self._go, armed=self._arm_now)
         self._due_at: float | None = None
         self._couriers = [Courier(database, "worker") for _ in range(turns)]
         self._idle_couriers = list(self._couriers)
@@ -235,6 +238,8 @@ class Pump:
             self._failed(turn, error)
         else:
             self._backoff.succeeded()
+            if subscribers:
+                self.herald.turned(turn, outcome, time.monotonic() - departed)
             self._note_claims(turn, outcome, heard_count, moment, departed)
             dispatch(
                 self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
@@ -268,7 +273,10 @@ class Pump:
     def _failed(self, turn: Turn, error: DatabaseError) -> None:
         self._books.put_back(turn)
         self._books.marks.heard(None)
-        match trouble_of(error):
+        trouble = trouble_of(error)
+        if subscribers:
+            emit(DatabaseTrouble(trouble.name.lower()))
+        match trouble:
             case Trouble.EXPECTED:
                 self._backoff.contended()
             case Trouble.REFUSED if turn.endings:

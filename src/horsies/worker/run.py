@@ -23,6 +23,8 @@ from horsies.model.worker import WorkerConfig
 from horsies.schedules.declare import declared
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
+from horsies.worker.checkup import Checkup, Subject
+from horsies.worker.endpoints import endpoints
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
@@ -52,9 +54,11 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
     if config.scheduler:
         declared(app.config, app.tasks)  # and so is a schedule that could never run
+    checkup = Checkup()
     try:
-        open_database(app.broker, app.config)
-        return asyncio.run(_run_incarnations(app, config))
+        with endpoints(app, config, checkup):
+            open_database(app.broker, app.config)
+            return asyncio.run(_run_incarnations(app, config, checkup))
     except GaveUp as error:
         log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
         return ExitCode.GAVE_UP
@@ -79,13 +83,14 @@ def open_database(broker: PostgresBroker, config: AppConfig) -> None:
             return
 
 
-async def _run_incarnations(app: Horsies, config: WorkerConfig) -> ExitCode:
+async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
     stop = Stop()
+    checkup.loop = asyncio.get_running_loop()
     with signals(stop):
         while True:
             try:
-                return await _run(app, config, stop)
+                return await _run(app, config, stop, checkup)
             except BaseExceptionGroup as group:
                 error = cause_of(group)
                 if not isinstance(error, DeclaredDead):
@@ -109,7 +114,7 @@ class Stop:
         self.asked.set()
 
 
-async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
+async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
     books = Books(
@@ -160,6 +165,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop) -> ExitCode:
             retention=app.config.retention,
             due_in=pump.due_in,
         )
+        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, stop.asked.is_set)
         scheduling = _scheduler(group, app) if config.scheduler else nullcontext()
         async with pool, heartbeat, keeper, pump, scheduling:
             with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):

@@ -67,6 +67,7 @@ class Tickets:
                     claim.args,
                     claim.inputs,
                     claim.root_id,
+                    claim.trace,
                 )
             )
         return run

@@ -5,7 +5,7 @@ COMMIT in the same round trip: inside the transaction, NOTIFY would hold a clust
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from horsies.db.load import load
@@ -69,6 +69,8 @@ class Outcome:
     """What the database made of it; `claimed` has a list for each of the turn's `wanted`."""
 
     ended: frozenset[TaskId] = frozenset()
+    retried: Mapping[TaskId, float] = field(default_factory=dict[TaskId, float])
+    """Of these, those that were only put off, and for how many seconds."""
     started: frozenset[TaskId] = frozenset()
     claimed: Sequence[Sequence[Claim]] = ()
     promoted: Sequence[str] = ()
@@ -145,6 +147,7 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
     due = [seconds for _, seconds in rows("retry")] + [seconds for (seconds,) in rows("next due")]
     return Outcome(
         ended=frozenset(row[0] for row in rows("finish") + rows("retry")),
+        retried={task_id: seconds for task_id, seconds in rows("retry") if seconds is not None},
         started=frozenset(row[0] for row in rows("start")),
         claimed=[as_claims(answer) for answer in answers.get("claim", ())],
         promoted=[lane for _, lane in rows("promote")],

@@ -168,12 +168,12 @@ runs as (
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, takes_inputs, wants_meta, item, made_by
+    args, refs, inputs, takes_inputs, wants_meta, item, made_by, trace
 )
 select
     gen_random_uuid(), root_id, child_id, item.number - 1, node_id || '[' || item.number - 1 || ']', 'task', '{}', '{}', 0, false,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, takes_inputs, wants_meta, item.value, task_name
+    args, refs, inputs, takes_inputs, wants_meta, item.value, task_name, trace
 from opening
 cross join lateral json_array_elements(case when opening.is_list then opening.list else '[]' end) with ordinality as item (value, number);
 
@@ -254,11 +254,11 @@ counted as (
 )
 insert into {schema}.tasks (
     id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id,
-    takes_inputs
+    takes_inputs, trace
 )
 select
     task_id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, id,
-    takes_inputs
+    takes_inputs, trace
 from opened
 order by workflow_id, index;
 

@@ -1,7 +1,9 @@
 """`WorkflowSpec`: a workflow that has been checked, and can be started any number of times."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -12,6 +14,7 @@ from horsies.tasks.ids import as_workflow_id
 from horsies.tasks.node import AnyNode, NodeKey, WorkflowNode
 from horsies.tasks.post import warn_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
+from horsies.watchers import emit, subscribers
 from horsies.workflows.build import build
 from horsies.workflows.draft import Draft, Registry
 from horsies.workflows.drafts import Drafts
@@ -78,9 +81,11 @@ class WorkflowSpec(Generic[Out_co]):
         broker = self.registry.broker
         if connection is None:
             warn_in_event_loop("await spec.start_async()")
-            broker.run(partial(start, beginning), again=partial(start, beginning))
-        else:
-            broker.run_on(connection, partial(start_within, beginning))
+        with self._watched(beginning) as beginning:
+            if connection is None:
+                broker.run(partial(start, beginning), again=partial(start, beginning))
+            else:
+                broker.run_on(connection, partial(start_within, beginning))
         return self.handle(beginning.root)
 
     async def start_async(
@@ -91,14 +96,30 @@ class WorkflowSpec(Generic[Out_co]):
         if sends_are_suppressed():
             return InertWorkflowHandle(beginning.root, self.registry)
         broker = self.registry.broker
-        if connection is None:
-            await broker.run_async(partial(start, beginning), again=partial(start, beginning))
-        else:
-            await broker.run_on_async(connection, partial(start_within, beginning))
+        with self._watched(beginning) as beginning:
+            if connection is None:
+                await broker.run_async(partial(start, beginning), again=partial(start, beginning))
+            else:
+                await broker.run_on_async(connection, partial(start_within, beginning))
         return self.handle(beginning.root)
 
     def _beginning(self, workflow_id: str | UUID | None) -> Beginning:
         return plan(self.startable(), None if workflow_id is None else as_workflow_id(workflow_id))
+
+    @contextmanager
+    def _watched(self, beginning: Beginning) -> Generator[Beginning]:
+        """Its tasks carry the trace of the start, and subscribers hear of it."""
+        if not subscribers and self.registry.tracer is None:
+            yield beginning
+            return
+        from horsies.events import Start, WorkflowStarted  # noqa: PLC0415 - for nobody else
+        from horsies.tasks.watch import traced  # noqa: PLC0415 - the same
+
+        began = time.perf_counter()
+        with traced(self.registry.tracer, Start(self.name, beginning.root)) as trace:
+            yield replace(beginning, trace=trace)
+        if subscribers:
+            emit(WorkflowStarted(self.name, beginning.root, time.perf_counter() - began))
 
     def handle(self, workflow_id: str | UUID) -> WorkflowHandle[Out_co]:
         """A handle from a stored id; nothing is looked up."""

@@ -32,6 +32,7 @@ class Beginning:
     nodes: str
     is_flat: bool
     """There is no sub-workflow and no map at its top."""
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ def _statements(beginning: Beginning) -> list[Query]:
     open_first = advance.open_flat if beginning.is_flat else advance.open_all
     return [
         SQL["insert_runs"](start_id=beginning.start_id, runs=beginning.runs),
-        SQL["insert_nodes"](root=beginning.root, start_id=beginning.start_id, nodes=beginning.nodes),
+        SQL["insert_nodes"](
+            root=beginning.root, start_id=beginning.start_id, nodes=beginning.nodes, trace=beginning.trace
+        ),
         *open_first([beginning.root]),
     ]
 

@@ -19,12 +19,12 @@ on conflict (id) do nothing;
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list
+    args, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list, trace
 )
 select
     id, %(root)s::uuid, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args::json, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list
+    args::json, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list, %(trace)s::text
 from json_to_recordset(%(nodes)s::json) as node (
     id uuid, workflow_id uuid, index integer, node_id text, kind text, status text, waits_for integer[], dependents uuid[],
     needed integer, allow_failed_deps boolean, task_name text, queue_name text, priority integer, timeout_ms integer,

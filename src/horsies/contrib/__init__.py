@@ -1,0 +1,1 @@
+"""Edges to other systems, each behind an extra: `horsies[prometheus]`, `horsies[otel]`."""

@@ -1,0 +1,128 @@
+"""Traces by OpenTelemetry: `pip install horsies[otel]`, and in the module of the app
+
+    from horsies.contrib import otel
+    otel.instrument(app)
+
+A send is a PRODUCER span, the run of its task a CONSUMER span below it, in whatever process and whatever attempt; a start of a workflow is the
+parent of all its tasks. Names and attributes follow the semantic conventions for messaging. Only the API is used: which spans are kept and where they go
+is set up with the SDK, by you, in the same module (it is imported by producers, and by every child of a worker).
+"""
+
+import json
+from contextvars import Token
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+
+from horsies.app import Horsies
+from horsies.events import Run, Send, Start, Work
+
+SYSTEM = "horsies"
+FLUSH_MS = 5_000
+
+
+def instrument(app: Horsies, *, tracer_provider: TracerProvider | None = None) -> None:
+    """Trace what this app sends and runs, here and in the children that import this module. Calling it again changes nothing."""
+    if app.tracer is not None:
+        return
+    app.tracer = OpenTelemetry(tracer_provider)
+
+    @app.on_child_stop
+    def flush() -> None:
+        _flush(tracer_provider or trace.get_tracer_provider())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTelemetry:
+    """A `horsies.events.Tracer`."""
+
+    provider: TracerProvider | None
+
+    def begin(self, work: Work) -> "Recording":
+        tracer = trace.get_tracer(
+            "horsies", tracer_provider=self.provider
+        )  # as it is now: the SDK may be set up after us
+        match work:
+            case Send() | Start():
+                span = tracer.start_span(_name(work), kind=SpanKind.PRODUCER, attributes=_attributes(work))
+            case Run():
+                parent = None if work.trace is None else propagate.extract(json.loads(work.trace))
+                span = tracer.start_span(_name(work), parent, SpanKind.CONSUMER, _attributes(work))
+        return Recording(span, context.attach(trace.set_span_in_context(span)), is_run=isinstance(work, Run))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A `horsies.events.Span`."""
+
+    span: Span
+    token: Token[Any]
+    is_run: bool
+
+    @property
+    def trace(self) -> str | None:
+        """What the propagator that is set up would write into headers: trace context and baggage, unless told otherwise."""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        return json.dumps(carrier) if carrier else None
+
+    def end(self, error_code: str | None, raised: BaseException | None) -> None:
+        if raised is not None:
+            self.span.record_exception(raised)
+        if error_code is not None or raised is not None:
+            kind = error_code or type(raised).__qualname__
+            self.span.set_attribute("error.type", kind)
+            self.span.set_status(Status(StatusCode.ERROR, str(raised) if raised is not None else kind))
+        self.span.end()
+        if not self.is_run:  # the context of a run ends with it, and may be another's to leave
+            context.detach(self.token)
+
+
+def _name(work: Work) -> str:
+    match work:
+        case Send(task_name):
+            return f"send {task_name}"
+        case Start(workflow_name):
+            return f"start {workflow_name}"
+        case Run(_, task_name):
+            return f"run {task_name}"
+
+
+def _attributes(work: Work) -> dict[str, str | int]:
+    match work:
+        case Send(task_name, queue_name, task_ids):
+            own = {"messaging.message.id": task_ids[0]} if len(task_ids) == 1 else {}
+            many = {"messaging.batch.message_count": len(task_ids)} if len(task_ids) > 1 else {}
+            return _messaging("send", "send", queue_name) | {"horsies.task.name": task_name} | own | many
+        case Start(workflow_name, workflow_id):
+            return {
+                "messaging.system": SYSTEM,
+                "messaging.operation.name": "start",
+                "messaging.operation.type": "send",
+                "horsies.workflow.name": workflow_name,
+                "horsies.workflow.id": workflow_id,
+            }
+        case Run(task_id, task_name, queue_name, attempt):
+            return _messaging("run", "process", queue_name) | {
+                "messaging.message.id": task_id,
+                "horsies.task.name": task_name,
+                "horsies.task.attempt": attempt,
+            }
+
+
+def _messaging(name: str, kind: str, queue_name: str) -> dict[str, str | int]:
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.destination.name": queue_name,
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+    }
+
+
+def _flush(provider: object) -> None:
+    """A child may leave before a batch is full. The API knows of no flush; the SDK's provider has one."""
+    flush = getattr(provider, "force_flush", None)
+    if flush is not None:
+        flush(FLUSH_MS)

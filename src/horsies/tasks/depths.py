@@ -1,0 +1,30 @@
+"""Depths: how much waits in each queue, and for how long, at a cost that does not grow with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horsies.db.load import load
+from horsies.db.op import Op, rows
+
+COUNT_AT_MOST = 100_000
+PRIORITIES_AT_MOST = 100
+
+SQL = load(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """One queue. `waiting` is counted up to `COUNT_AT_MOST`; what is not due yet does not wait."""
+
+    queue_name: str
+    waiting: int
+    oldest_s: float
+    in_flight: int
+    is_paused: bool
+
+
+def get_depths(queues: Sequence[str]) -> Op[list[Depth]]:
+    found = yield from rows(
+        SQL["get_depths"](queues=list(queues), count_at_most=COUNT_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST)
+    )
+    return [Depth(*row) for row in found]
