@@ -55,7 +55,7 @@ class Boot(NamedTuple):
     log_format: str = "text"
 
 
-Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None]
+Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None, str | None]
 """Of an `Assignment`: a plain tuple is what marshal writes."""
 
 
