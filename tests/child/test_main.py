@@ -98,12 +98,12 @@ def ready(child: Child) -> Child:
 
 
 def add(ticket: int, left: int, right: int) -> Fields:
-    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}', None, None)
+    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}', None, None, None)
 
 
 def gate(ticket: int, folder: Path) -> Fields:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
-    return (ticket, "an id", "gate", "default", 1, None, args, None, None)
+    return (ticket, "an id", "gate", "default", 1, None, args, None, None, None)
 
 
 @pytest.mark.promise("W6")
@@ -273,4 +273,4 @@ def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None
 
 
 def plain(ticket: int, name: str, **arguments: object) -> Fields:
-    return (ticket, "an id", name, "default", 1, None, json.dumps(arguments, ensure_ascii=False), None, None)
+    return (ticket, "an id", name, "default", 1, None, json.dumps(arguments, ensure_ascii=False), None, None, None)

@@ -84,7 +84,7 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(sent: list[Message
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
-    unpacker, message = Unpacker(), Run([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None)])
+    unpacker, message = Unpacker(), Run([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None, None)])
     stream = pack(message)
     heard = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
     assert heard == [message]
