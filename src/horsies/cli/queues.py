@@ -10,8 +10,9 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import dry_run_option, json_option, on_database, yes_option
-from horsies.cli.show import duration, show_json, show_table
+from horsies.cli.show import show_json, show_table
 from horsies.cli.sweep import sweep
+from horsies.model.durations import duration
 from horsies.model.status import TaskStatus
 from horsies.tasks.cancel import cancel_unstarted
 from horsies.tasks.list import TaskFilter, TaskLine

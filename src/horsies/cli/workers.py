@@ -10,7 +10,8 @@ import click
 from horsies.app import Horsies
 from horsies.cli.ids import worker_named
 from horsies.cli.options import json_option, on_database
-from horsies.cli.show import duration, show_json, show_table, shown
+from horsies.cli.show import show_json, show_table, shown
+from horsies.model.durations import duration
 from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.workers import WorkerLine, get_heartbeats, list_workers
 from horsies.tasks.workers import ping as ping_workers
