@@ -77,7 +77,7 @@ def test_the_list_shows_what_is_stored(schedules: Run, stored: PostgresBroker) -
 def test_the_list_can_be_narrowed(
     schedules: Run, stored: PostgresBroker, words: tuple[str, ...], expected: list[str]
 ) -> None:
-    assert [each["name"] for each in as_json(schedules("list", "--json", *words))] == expected
+    assert [each["name"] for each in as_json(schedules("list", "--json", *words))["schedules"]] == expected
 
 
 def test_a_schedule_is_shown_with_its_next_slots_and_its_history(schedules: Run, stored: PostgresBroker) -> None:
@@ -106,8 +106,10 @@ def test_a_schedule_can_be_paused_and_resumed(schedules: Run, stored: PostgresBr
     assert said(schedules("pause", "report")) == "schedule 'report' is paused\n"
     shown = as_json(schedules("show", "report", "--json"))
     assert (shown["state"], shown["next_slots"], shown["next_slot_at"]) == ("paused", [], None)
-    said(schedules("resume", "report"))
+    assert said(schedules("resume", "report")) == "schedule 'report' is not paused\n"
     assert as_json(schedules("show", "report", "--json"))["state"] == "active"
+    assert as_json(schedules("pause", "report", "--json")) == {"name": "report", "is_paused": True}
+    assert as_json(schedules("resume", "report", "--json")) == {"name": "report", "is_paused": False}
 
 
 @pytest.mark.parametrize("words", VERBS[1:])
@@ -122,7 +124,7 @@ def test_an_empty_list_is_no_failure(schedules: Run) -> None:
     assert result.exit_code == 0
     assert result.stdout == ""
     assert "there are no such schedules" in result.stderr
-    assert as_json(schedules("list", "--json")) == []
+    assert as_json(schedules("list", "--json")) == {"schedules": []}
 
 
 @pytest.mark.parametrize("words", VERBS[:2])
