@@ -1,4 +1,7 @@
-"""Depths: how much waits in each queue, and for how long, at a cost that does not grow with it."""
+"""Depths: how much waits in each queue, and for how long, at a cost that does not grow with it.
+
+Less than `queues.list_queues` tells, of the app's queues only, and cheaper: every worker is asked for it at every scrape.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
