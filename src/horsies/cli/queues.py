@@ -76,7 +76,11 @@ def _settings(target: Horsies, name: str) -> dict[str, Any]:
 @json_option
 @on_database()
 def pause(target: Horsies, *, name: str, as_json: bool) -> None:
-    """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted."""
+    """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted.
+
+    \b
+    horsies queues pause mail --app shop:app
+    """
     _check_name(target, name)
     verb = partial(pause_queue, name)
     target.broker.run(verb, again=verb)
@@ -91,7 +95,11 @@ def pause(target: Horsies, *, name: str, as_json: bool) -> None:
 @json_option
 @on_database()
 def resume(target: Horsies, *, name: str, as_json: bool) -> None:
-    """Let workers claim from a paused queue again."""
+    """Let workers claim from a paused queue again.
+
+    \b
+    horsies queues resume mail --app shop:app
+    """
     _check_name(target, name)
     verb = partial(resume_queue, name)
     target.broker.run(verb, again=verb)

@@ -33,6 +33,9 @@ def list_(target: Horsies, *, as_json: bool) -> None:
 
     A worker registers when it starts, and is struck off when it stops, or some time after its heartbeat has stopped. Ages are told by the database's
     clock.
+
+    \b
+    horsies workers list --app shop:app
     """
     lines = target.broker.run(list_workers)
     if as_json:
@@ -71,6 +74,9 @@ def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
     """Show one worker and its health over time, newest first; the beginning of its id is enough.
 
     Also of workers that have gone: snapshots are kept for a day.
+
+    \b
+    horsies workers show 36101082 --limit 100
     """
     found = worker_named(target, worker_id)
     line = next((line for line in target.broker.run(list_workers) if line.id == found), None)
@@ -116,6 +122,9 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
 
     A notification asks each of them for a heartbeat, at once; it is given by the worker's own loop, however busy its children are. A worker that does not hear
     notifications (behind a pooler, without listen_url) answers with its next heartbeat. Exit code 1: not all have answered.
+
+    \b
+    horsies workers ping --timeout 30
     """
     named = [worker_named(target, beginning) for beginning in worker_ids]
     wanted = named or [line.id for line in target.broker.run(list_workers)]

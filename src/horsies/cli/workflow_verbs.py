@@ -64,6 +64,9 @@ def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
     """Let no further node of these runs begin.
 
     What runs goes on; what only waits in a queue is taken back. `resume` goes on from there.
+
+    \b
+    horsies workflows pause 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
     _tell([_apply(target, PAUSE, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
@@ -74,7 +77,11 @@ def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
 @json_option
 @on_database()
 def resume(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
-    """Let paused runs go on, sub-workflows included, whoever or whatever has paused them."""
+    """Let paused runs go on, sub-workflows included, whoever or whatever has paused them.
+
+    \b
+    horsies workflows resume 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
     _tell([_apply(target, RESUME, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
 
@@ -88,6 +95,9 @@ def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, a
     """End these runs: what has not begun never will, what runs is asked to stop.
 
     Asks first. `retry` runs again what was cut off.
+
+    \b
+    horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
     """
     if not dry_run:
         confirm(f"Cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
@@ -103,6 +113,9 @@ def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
     """Run again what failed or was skipped in runs that are FAILED, CANCELLED or PAUSED.
 
     What has succeeded is kept. Of runs that were started, not of a sub-workflow alone.
+
+    \b
+    horsies workflows retry 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
     _tell([_apply(target, RETRY, one, dry_run=dry_run) for one in ids], as_json=as_json)
 

@@ -49,7 +49,7 @@ def list_(
     after: str | None,
     as_json: bool,
 ) -> None:
-    """Runs that were started, newest first.
+    """List runs that were started, newest first.
 
     \b
     horsies workflows list --status FAILED --since 2h
@@ -85,7 +85,11 @@ def list_(
 @json_option
 @on_database()
 def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
-    """One run: its nodes with their states, durations and errors, sub-workflows and maps included."""
+    """Show one run: its nodes with their states, durations and errors, sub-workflows and maps included.
+
+    \b
+    horsies workflows show 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
     tree = target.broker.run(partial(get_run_tree, workflow_id))
     if as_json:
         show_json(_plain(tree))
