@@ -129,7 +129,7 @@ def purge(target: Horsies, *, name: str, **how: bool) -> None:
         gone = len(target.broker.run(verb, again=verb))
         return Counter(CANCELLED=gone, LEFT=len(lines) - gone)
 
-    wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.EXPIRED])
+    wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
     words = {"CANCELLED": "cancelled", "LEFT": "begun or ended meanwhile, and left alone"}
     sweep(target, wanted, act, verb="cancel", words=words, **how)
 
