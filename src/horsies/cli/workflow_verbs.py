@@ -100,7 +100,7 @@ def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, a
     horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
     """
     if not dry_run:
-        confirm(f"Cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
+        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
     _tell([_apply(target, CANCEL, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
 
