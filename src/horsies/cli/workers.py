@@ -9,6 +9,7 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.ids import worker_named
+from horsies.cli.moments import seconds
 from horsies.cli.options import json_option, on_database
 from horsies.cli.show import show_json, show_table, shown
 from horsies.model.durations import duration
@@ -114,7 +115,7 @@ class Answer:
 
 @workers.command()
 @click.argument("worker_ids", metavar="[ID]...", nargs=-1)
-@click.option("--timeout", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait.")
 @json_option
 @on_database()
 def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json: bool) -> None:
@@ -124,7 +125,7 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
     notifications (behind a pooler, without listen_url) answers with its next heartbeat. Exit code 1: not all have answered.
 
     \b
-    horsies workers ping --timeout 30
+    horsies workers ping --timeout 30s
     """
     named = [worker_named(target, beginning) for beginning in worker_ids]
     wanted = named or [line.id for line in target.broker.run(list_workers)]
