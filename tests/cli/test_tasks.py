@@ -197,6 +197,15 @@ def test_nothing_is_done_to_many_without_a_word_of_confirmation(
     assert len(column(sql, "select id from horsies.tasks")) == 1
 
 
+def test_a_dry_run_with_ids_says_how_they_stand(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    (task,) = send_new(broker, 1)
+    ran = cli("tasks", "cancel", task.id, ME, "--dry-run")
+    assert ran.out == f"{task.id}: PENDING, would cancel it\n{ME}: not found\n"
+    assert cli("tasks", "retry", task.id, "--dry-run").out == f"{task.id}: PENDING, left as it is\n"
+    assert cli("tasks", "cancel", task.id, "--dry-run", "--json").json == {"tasks": {task.id: "PENDING"}}
+    assert column(sql, "select status from horsies.tasks") == ["PENDING"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -208,7 +217,6 @@ def test_nothing_is_done_to_many_without_a_word_of_confirmation(
         (["purge", "--status=PENDING"], "not for PENDING"),
         (["retry", "--status=RUNNING"], "not for RUNNING"),
         (["cancel", "--status=FAILED"], "not for FAILED"),
-        (["cancel", ME, "--dry-run"], "--dry-run is for filters"),
         (["show", "0198"], "give it in full"),
         (["show"], "ID"),
         (["list", "--status=LOST"], "--status"),

@@ -51,12 +51,12 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
 
 async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    stop = Stop()
+    life = Life()
     checkup.loop = asyncio.get_running_loop()
-    with signals(stop.ask):
+    with signals(life.ask):
         while True:
             try:
-                return await _run(app, config, stop, checkup)
+                return await _run(app, config, life, checkup)
             except BaseExceptionGroup as group:
                 error = cause_of(group)
                 if not isinstance(error, DeclaredDead):
@@ -64,11 +64,12 @@ async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup
                 log.warning("%s; starting anew", error)
 
 
-class Stop:
-    """How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
+class Life:
+    """What outlives an incarnation. How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.schedules_are_stored = asyncio.Event()
         self.pump: Pump | None = None
         self.heartbeat: Heartbeat | None = None
 
@@ -80,7 +81,7 @@ class Stop:
         self.asked.set()
 
 
-async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup) -> ExitCode:
+async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
     books = Books(
@@ -111,7 +112,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup)
             coalesce=config.coalesce_notifies,
             in_doubt=in_doubt.set,
         )
-        stop.pump = pump
+        life.pump = pump
         heartbeat = Heartbeat(
             group,
             books,
@@ -121,7 +122,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup)
             recovery=recovery,
             in_doubt=in_doubt,
         )
-        stop.heartbeat = heartbeat
+        life.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
         keeper = Keeper(
             group,
@@ -131,22 +132,23 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup)
             retention=app.config.retention,
             due_in=pump.due_in,
         )
-        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, stop.asked.is_set)
-        scheduling = _scheduler(group, app) if config.scheduler else nullcontext()
+        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
+        scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, keeper, pump, scheduling:
             with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
-                await stop.asked.wait()
+                await life.asked.wait()
                 log.info("stopping: no more claims, waiting for what runs")
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
 
 
-def _scheduler(group: asyncio.TaskGroup, app: Horsies) -> Scheduler:
-    schedules = declared(app.config, app.tasks)
-    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules)
+def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
+    """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
+    schedules = None if are_stored.is_set() else declared(app.config, app.tasks)
+    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules, stored=are_stored.set)
 
 
 def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
