@@ -17,7 +17,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench promises clean
+.PHONY: help demo test check format cover bench chaos promises clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ cover: $(ready) ## the tests once more, with the lines they miss
 
 bench: $(ready) ## the benchmarks
 	$(bin)/python -m benchmarks $(ARGS)
+
+chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost
+	$(bin)/python -m benchmarks.chaos $(ARGS)
 
 promises: $(ready) ## which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")

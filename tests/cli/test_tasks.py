@@ -50,7 +50,7 @@ def test_a_list_as_json_has_stable_keys(cli: Cli, broker: PostgresBroker) -> Non
     (line,) = found["tasks"]
     assert line.keys() == {
         "id", "task_name", "queue_name", "priority", "status", "attempts", "claim_no", "sent_at", "enqueued_at", "started_at",
-        "finished_at", "worker", "error_code", "workflow_id",
+        "finished_at", "worker", "error_code", "root_id",
     }  # fmt: skip
     assert found["next_after"] == line["id"] != failed_id
 
@@ -89,7 +89,7 @@ def test_the_tasks_of_a_workflow_are_found_and_its_nodes_are_not_retried_alone(c
     shop.pack.send(2)
     end_all(shop.app.broker)
     (line,) = cli("tasks", "list", "--json", "--workflow", handle.workflow_id).json["tasks"]
-    assert line["workflow_id"] == handle.workflow_id
+    assert line["root_id"] == handle.workflow_id
     assert f"{handle.workflow_id} (ship), node box" in cli("tasks", "show", line["id"]).out
     assert "retry the workflow" in cli("tasks", "retry", line["id"], "--force").out
 

@@ -91,6 +91,9 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
 
     Arguments, results and the data of errors are shown only with --payload: of long ones the beginning, and with --json all. What an
     exception said, and its traceback, is shown always.
+
+    \b
+    horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
     """
     characters = 0 if not payload else WHOLE if as_json else PAYLOAD_CHARACTERS
     found = target.broker.run(partial(show_stored, task_id, characters=characters))
