@@ -70,6 +70,14 @@ def test_it_says_in_one_message_that_the_database_is_not_there(words: tuple[str,
     assert "my-secret" not in ran.err
 
 
+@pytest.mark.parametrize("option", ["--database-url=", "--schema=", "--app="])
+def test_an_empty_name_of_a_database_does_not_lead_to_another(cli: Cli, option: str) -> None:
+    """As in `--database-url "$STAGING"` where that is not set."""
+    ran = cli("tasks", "purge", "--all", "--yes", option)
+    assert ran.code == 2
+    assert "is empty" in ran.err
+
+
 def test_they_name_migrate_where_the_schema_is_older(database: str, sql: psycopg.Connection) -> None:
     sql.execute("delete from horsies.schema_versions where version > 1")
     expect_migrate_to_be_named(database)

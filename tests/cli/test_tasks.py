@@ -178,6 +178,21 @@ def test_all_that_match_are_cancelled(cli: Cli, broker: PostgresBroker, sql: psy
     assert cli("tasks", "cancel", "--task=add", "--yes", "--json").json["outcomes"] == {"REQUESTED": 1}
 
 
+@pytest.mark.parametrize("verb", ["cancel", "retry", "purge"])
+def test_an_empty_filter_never_means_everything(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection, verb: str
+) -> None:
+    """As in `--worker "$WORKER"` where that is not set."""
+    send_new(broker)
+    end_all(broker)
+    send_new(broker)
+    everything = "select row(id, status, claim_no)::text from horsies.all_tasks order by id"
+    before = column(sql, everything)
+    for option in ("--worker", "--queue", "--task", "--error-code", "--since", "--until", "--workflow"):
+        cli("tasks", verb, f"{option}=", "--yes")
+        assert column(sql, everything) == before, option
+
+
 def test_a_dry_run_counts_and_changes_nothing(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker, 3)
     assert cli("tasks", "cancel", "--task=add", "--dry-run").out == "would cancel 3 tasks\n"
