@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.workers import StartWorker
+from tests.fixtures.workers import Program, StartWorker
 from tests.worker.steps import begun
 
 GAVE_UP = 4
@@ -93,3 +93,15 @@ def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leave
     assert task.get(20_000).ok_value == 3
     assert row(sql, "select attempts from horsies.finished where id = %s", task.task_id) == (1,)
     assert other.terminate() == 0
+
+
+@pytest.mark.promise("W10", "W11")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["worker", "scheduler"])
+def test_one_that_waits_for_its_database_leaves_cleanly(command: str, number: signal.Signals) -> None:
+    nobody = {"HORSIES_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
+    program = Program(command, "tests.apps.plain:app", env=nobody)
+    program.wait_for_log("could not|connection|retry")
+    program.signal(number)
+    assert program.wait() == 0
+    program.close()

@@ -24,7 +24,7 @@ from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
 from horsies.worker.scheduler import Scheduler
-from horsies.worker.service import ExitCode, cause_of, open_database, signals
+from horsies.worker.service import ExitCode, StoppedEarly, cause_of, open_database, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 
 TURNS_AT_MOST = 4
@@ -45,6 +45,9 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     except GaveUp as error:
         log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
         return ExitCode.GAVE_UP
+    except StoppedEarly:
+        log.info("stopped")
+        return ExitCode.CLEAN
     finally:
         app.close()
 

@@ -9,7 +9,7 @@ from horsies.app import Horsies
 from horsies.schedules.declare import Declared, declared
 from horsies.worker.backoff import GaveUp
 from horsies.worker.scheduler import Scheduler
-from horsies.worker.service import ExitCode, cause_of, open_database, signals
+from horsies.worker.service import ExitCode, StoppedEarly, cause_of, open_database, signals
 
 log = logging.getLogger("horsies.scheduler")
 
@@ -23,6 +23,9 @@ def run_scheduler(app: Horsies) -> ExitCode:
     except GaveUp as error:
         log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
         return ExitCode.GAVE_UP
+    except StoppedEarly:
+        log.info("stopped")
+        return ExitCode.CLEAN
     finally:
         app.close()
 

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import cast
+from types import FrameType
+from typing import Final, cast
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig
 from horsies.model.errors import BrokerError
 from horsies.worker.backoff import Backoff
+
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("horsies.worker")
 
@@ -29,33 +32,53 @@ class ExitCode(IntEnum):
     """The database stayed away for longer than it was told to wait."""
 
 
+class StoppedEarly(BaseException):
+    """It was told to stop while it waited for its database."""
+
+
 def open_database(broker: PostgresBroker, config: AppConfig) -> None:
     """Wait for the database if it must be, and bring its schema up to date."""
     backoff = Backoff(config.resilience)
-    while True:
-        try:
-            applied = broker.migrate()
-        except BrokerError as error:
-            if not error.retryable:
-                raise
-            backoff.failed(error)
-            time.sleep(backoff.left_s)
-        else:
-            if applied:
-                log.info("migrations applied: %s", ", ".join(applied))
-            return
+    with _leaving_at_once():
+        while True:
+            try:
+                applied = broker.migrate()
+            except BrokerError as error:
+                if not error.retryable:
+                    raise
+                backoff.failed(error)
+                time.sleep(backoff.left_s)
+            else:
+                break
+    if applied:
+        log.info("migrations applied: %s", ", ".join(applied))
+
+
+@contextmanager
+def _leaving_at_once() -> Generator[None]:
+    """There is no event loop yet, and nothing to bring to an end."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise StoppedEarly
+
+    former = {number: signal.signal(number, leave) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
 def signals(ask: Callable[[], None]) -> Generator[None]:
     """Each of those that ask a process to stop calls this, on the event loop."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPPING:
         loop.add_signal_handler(number, ask)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOPPING:
             loop.remove_signal_handler(number)
 
 
