@@ -19,12 +19,12 @@ ASYNC = "chancy.executors.asyncex.AsyncExecutor"
 app = Chancy(database_url())
 
 
-@job(queue="plain")
+@job(queue="processes")
 def plain(*, n: int) -> None:
     note_start(n)
 
 
-@job(queue="sleep")
+@job(queue="processes")
 def sleep(*, n: int) -> None:
     note_start(n)
     time.sleep(SLEEP_S)
@@ -45,9 +45,12 @@ class ChancyAdapter(Adapter):
         self.admin = psycopg.connect(database_url(), autocommit=True)
         await app.__aenter__()
         await app.migrate()
-        await app.declare(Queue("plain", concurrency=2, eager_polling=BEST))
-        await app.declare(Queue("sleep", concurrency=2, eager_polling=BEST))
-        await app.declare(Queue("async", concurrency=500 if BEST else 2, executor=ASYNC, eager_polling=BEST))
+        # Without eager polling a backlog is looked at every five seconds only.
+        if BEST:
+            await app.declare(Queue("async", concurrency=500, executor=ASYNC, eager_polling=True))
+        else:
+            await app.declare(Queue("processes", concurrency=2, eager_polling=True))
+            await app.declare(Queue("async", concurrency=2, executor=ASYNC, eager_polling=True))
 
     async def close(self) -> None:
         await app.__aexit__(None, None, None)

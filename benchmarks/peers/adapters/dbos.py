@@ -1,4 +1,4 @@
-"""DBOS: every task is a workflow of its own on a queue, polled. `best` polls every 10 ms and takes more at once."""
+"""DBOS: every task is a workflow of its own on a queue, polled. `default` polls every second and takes all there is, `best` polls every 10 ms."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
 # The package is in an environment of its own.
@@ -101,7 +101,7 @@ class Dbos(Adapter):
 def launch() -> None:
     DBOS(config={"name": "bench", "system_database_url": URL, "application_version": VERSION, "log_level": "WARNING"})
     DBOS.launch()
-    DBOS.register_queue("tasks", worker_concurrency=50 if BEST else 2, **POLLING)
+    DBOS.register_queue("tasks", **({"worker_concurrency": 50} if BEST else {}), **POLLING)
     DBOS.register_queue("sleepers", worker_concurrency=2, **POLLING)
     DBOS.register_queue("workflows", **POLLING)
 
