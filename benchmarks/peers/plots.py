@@ -21,6 +21,8 @@ LOG_SPREAD = 20
 def main() -> int:
     report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     folder = Path(sys.argv[2])
+    for old in folder.glob("peers-*.png"):
+        old.unlink()
     for measure, unit in report["units"].items():
         bars = [
             (entry["label"], entry["medians"][measure], entry["rounds"][measure], _colour(entry))

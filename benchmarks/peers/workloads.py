@@ -19,6 +19,7 @@ READY_S = 90
 LOOK_S = 0.02
 WARM_UP = 5
 IDLE_S = 2
+LATENCY_S = 60
 STEPS, WIDTH = 10, 20
 
 Numbers = dict[str, float]
@@ -183,18 +184,18 @@ def _live(bench: Bench, sizes: Sizes, chosen: set[str]) -> Iterator[Numbers]:
 
 
 def _warm_up(bench: Bench, workers: Workers) -> None:
-    bench.ask("latency", WARM_UP, within_s=READY_S, insist=workers.insist)
+    bench.ask("latency", WARM_UP, READY_S, within_s=READY_S, insist=workers.insist)
     for path in bench.starts_folder.iterdir():
         path.write_bytes(b"")  # written by appending: what follows starts at the front
 
 
 def _latency(bench: Bench, workers: Workers, sizes: Sizes) -> Numbers:
-    answer = bench.ask("latency", sizes.latency, insist=workers.insist)
+    answer = bench.ask("latency", sizes.latency, LATENCY_S, insist=workers.insist)
     results = answer["seconds"]
     moments = dict(bench.starts(-sizes.latency, 0))
     begins = [moments[-1 - number] - sent for number, sent in enumerate(answer["sends"]) if -1 - number in moments]
-    if len(begins) < sizes.latency:
-        raise PeerFailed(f"{len(begins)} of {sizes.latency} tasks of the latency workload began")
+    if len(begins) < len(results):
+        raise PeerFailed(f"{len(begins)} of {len(results)} tasks of the latency workload began")
     numbers = {f"latency p{percent}": percentile(results, percent) * 1000 for percent in (50, 95, 99)}
     return numbers | {"start p50": percentile(begins, 50) * 1000}
 

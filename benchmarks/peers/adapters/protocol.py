@@ -166,12 +166,15 @@ async def _send(adapter: Adapter, count: str) -> Numbers:
     return {"seconds": time.monotonic() - began}
 
 
-async def _latency(adapter: Adapter, count: str) -> Numbers:
-    """The moments are on the clock that tasks note their start with; the numbers go down from -1, and are like no others."""
+async def _latency(adapter: Adapter, count: str, limit_s: str) -> Numbers:
+    """A slow system stops when the time is up. The moments are on the clock that tasks note their start with; the numbers go down from -1, and are like no others."""
     sends: list[float] = []
     taken: list[float] = []
+    until = time.monotonic() + float(limit_s)
     for number in range(int(count)):
         began = time.monotonic()
+        if began > until:
+            break
         await adapter.wait(await adapter.send(-1 - number))
         taken.append(time.monotonic() - began)
         sends.append(began)
