@@ -17,7 +17,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-peers promises clean
+.PHONY: help demo test check format cover bench bench-peers chaos promises clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ bench: $(ready) ## the benchmarks
 
 bench-peers: $(ready) ## the same workloads for other task queues and for ours: about an hour
 	$(bin)/python -m benchmarks.peers $(ARGS)
+
+chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost
+	$(bin)/python -m benchmarks.chaos $(ARGS)
 
 promises: $(ready) ## which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")

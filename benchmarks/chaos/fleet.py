@@ -85,7 +85,7 @@ class Fleet:
     """Leaving it ends every process that it has started, whatever state they are in."""
 
     def __init__(self, folder: Path, posts: Sequence[Post], *, dead_after_ms: int, rng: random.Random) -> None:
-        self._folder = folder
+        self.folder = folder
         self._posts = posts
         self._dead_after_ms = dead_after_ms
         self._rng = rng
@@ -172,7 +172,7 @@ class Fleet:
         """A session of its own, so that Ctrl-C reaches it only through us."""
         self._count += 1
         name = f"w{self._count}"
-        log = self._folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         command = [*post.before, sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.chaos.app:app"]
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.chaos.check import Violation
 from benchmarks.chaos.faults import KINDS
@@ -46,6 +47,8 @@ class Account:
     seconds: float = 0.0
     skipped: str | None = None
     interrupted: bool = False
+    kept: Path | None = None
+    """Where its history and its logs are, if something is wrong."""
 
     @property
     def faults(self) -> Counter[str]:

@@ -60,6 +60,7 @@ def _as_dict(account: Account) -> dict[str, object]:
         "faults": dict(sorted(account.faults.items())),
         "violations": {str(rule): count for rule, count in by_rule(account.violations).items()},
         "problems": account.problems,
+        "kept": None if account.kept is None else str(account.kept),
         "examples": [str(violation) for violation in account.violations[:SHOWN]],
     }
 
@@ -125,5 +126,7 @@ def _print_words(console: Console, account: Account) -> None:
         console.print(f"section {account.section} was interrupted; what had happened by then was checked")
     for words in [*map(str, account.violations[:SHOWN]), *account.problems]:
         console.print(f"{account.section}: {words}", markup=False, highlight=False)
+    if account.kept is not None:
+        console.print(f"{account.section}: history and logs are kept in {account.kept}", soft_wrap=True)
     if len(account.violations) > SHOWN:
         console.print(f"{account.section}: and {len(account.violations) - SHOWN} more")

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import psycopg
 
 from benchmarks.chaos import hosts
-from benchmarks.chaos.check import check
 from benchmarks.chaos.faults import (
     HOST_FAULTS,
     ORDER,
@@ -24,6 +23,7 @@ from benchmarks.chaos.faults import (
 from benchmarks.chaos.field import Field
 from benchmarks.chaos.fleet import ALL_ROUND, BUFFERED, CROWDED, Fleet, Post
 from benchmarks.chaos.history import History, Outcome, Sent
+from benchmarks.chaos.judge import judge
 from benchmarks.chaos.ledger import read_rows, unsettled, wait_until_settled
 from benchmarks.chaos.notes import read_notes
 from benchmarks.chaos.pair import scratch_pair
@@ -116,15 +116,14 @@ def run_order(plan: Plan, watch: Watch) -> Account:
         wait_until_settled(url, plan.patience_s, lambda left: watch(f"{left} left to end"))
         field.fleet.stop()
         with psycopg.connect(url, autocommit=True) as sql:
-            account.history = History(
+            history = History(
                 notes=tuple(read_notes(field.fleet.notes)),
                 sent=tuple(sent),
                 rows=tuple(read_rows(sql)),
                 blows=tuple(field.blows),
                 in_order=True,
             )
-    account.violations = check(account.history)
-    account.problems = field.fleet.problems
+        judge(account, history, field.fleet)
     return account
 
 

@@ -6,11 +6,10 @@ from contextlib import ExitStack, closing
 
 import psycopg
 
-from benchmarks.chaos.check import check
-from benchmarks.chaos.evidence import Evidence
 from benchmarks.chaos.faults import Fault
 from benchmarks.chaos.field import Field
 from benchmarks.chaos.history import History
+from benchmarks.chaos.judge import judge
 from benchmarks.chaos.ledger import read_flows, read_rows, wait_until_settled
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.notes import read_notes
@@ -18,6 +17,8 @@ from benchmarks.chaos.plan import Account, Plan, Watch
 from benchmarks.chaos.shop import CAPS, make_shop
 
 TICK_S = 0.2
+PATIENT_S = 5.0
+"""With less patience, a busy machine alone may silence a worker for so long."""
 REGISTERED = "select count(*) from horsies.workers where pid = any(%s)"
 
 
@@ -103,9 +104,8 @@ class Trial:
                 time.sleep(TICK_S)
 
     def _judge(self, load: Load) -> None:
-        account = self._account
         with psycopg.connect(self._field.admin_url(), autocommit=True) as sql:
-            account.history = History(
+            history = History(
                 notes=tuple(read_notes(self._field.fleet.notes)),
                 sent=tuple(load.sent),
                 keyed=tuple(load.keyed),
@@ -116,9 +116,6 @@ class Trial:
                 started_flows=tuple(load.flows),
                 blows=tuple(self._field.blows),
                 caps=CAPS,
-                judges_deaths=self._plan.dead_after_s >= 5,
+                judges_deaths=self._plan.dead_after_s >= PATIENT_S,
             )
-        account.violations = check(account.history)
-        account.in_vain = Evidence(account.history).in_vain()
-        account.problems += [*self._field.fleet.problems, *load.errors]
-        account.seconds = time.monotonic() - self._began
+        judge(self._account, history, self._field.fleet, load.errors)

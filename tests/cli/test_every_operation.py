@@ -1,8 +1,12 @@
 """What every operator's command does where there is nothing, or not what it needs."""
 
+from collections.abc import Iterator
+
+import click
 import psycopg
 import pytest
 
+from horsies.cli.main import main
 from tests.cli.conftest import Cli, run
 
 GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nobody listens on port 1
@@ -23,20 +27,39 @@ COMMANDS = [
     ("workers", "list"),
     ("workers", "show", "0198"),
     ("workers", "ping"),
+    ("workflows", "list"),
+    ("workflows", "show", ID),
+    ("workflows", "pause", ID),
+    ("workflows", "resume", ID),
+    ("workflows", "cancel", ID, "--yes"),
+    ("workflows", "retry", ID),
+    ("schedules", "list"),
+    ("schedules", "show", "report"),
+    ("schedules", "run", "report"),
+    ("schedules", "pause", "report"),
+    ("schedules", "resume", "report"),
 ]
-FRUITLESS = {("tasks", "show"), ("tasks", "cancel"), ("tasks", "retry"), ("workers", "show"), ("workers", "ping")}
+OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",)}
+"""They run on, or work on what is not there, each in its own way: they have tests of their own."""
+UNKNOWN = {("tasks", "show"), ("workers", "show"), ("workflows", "show")} | {
+    ("schedules", verb) for verb in ("show", "run", "pause", "resume")
+}
+"""There is nothing to tell of what is not there."""
+FRUITLESS = {("tasks", "cancel"), ("tasks", "retry"), ("workers", "ping")} | {
+    ("workflows", verb) for verb in ("pause", "resume", "cancel", "retry")
+}
 every_command = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 
 
 @every_command
 def test_it_works_on_an_empty_database_and_speaks_json_too(cli: Cli, words: tuple[str, ...]) -> None:
     ran = cli(*words)
-    is_fruitless = words[:2] in FRUITLESS and "--task" not in words
+    is_fruitless = words[:2] in UNKNOWN | FRUITLESS and "--task" not in words
     assert ran.code == (1 if is_fruitless else 0), ran.err
     assert ran.out or ran.err
     spoken = cli(*words, "--json")
     assert spoken.code == ran.code
-    assert spoken.out.startswith("{") == (words[1:2] != ("show",))
+    assert spoken.out.startswith("{") == (words[:2] not in UNKNOWN)
 
 
 @every_command
@@ -47,21 +70,54 @@ def test_it_says_in_one_message_that_the_database_is_not_there(words: tuple[str,
     assert "my-secret" not in ran.err
 
 
+@pytest.mark.parametrize("option", ["--database-url=", "--schema=", "--app="])
+def test_an_empty_name_of_a_database_does_not_lead_to_another(cli: Cli, option: str) -> None:
+    """As in `--database-url "$STAGING"` where that is not set."""
+    ran = cli("tasks", "purge", "--all", "--yes", option)
+    assert ran.code == 2
+    assert "is empty" in ran.err
+
+
 def test_they_name_migrate_where_the_schema_is_older(database: str, sql: psycopg.Connection) -> None:
     sql.execute("delete from horsies.schema_versions where version > 1")
+    expect_migrate_to_be_named(database)
+
+
+def test_they_name_migrate_where_there_is_no_schema(empty_database: str) -> None:
+    expect_migrate_to_be_named(empty_database)
+
+
+def expect_migrate_to_be_named(database: str) -> None:
     for words in COMMANDS:
         ran = run(*words, database_url=database)
         assert (ran.code, ran.out) == (1, "")
         assert "run `horsies migrate` first" in ran.err
 
 
-@every_command
-def test_its_help_says_what_it_does(words: tuple[str, ...]) -> None:
-    names = words[: 1 if words[0] == "status" else 2]
+def leaves(command: click.Command, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield names, command
+        return
+    for name, below in command.commands.items():
+        yield from leaves(below, (*names, name))
+
+
+LEAVES = dict(leaves(main))
+
+
+def test_no_command_is_left_out_here() -> None:
+    tested = {words[: 1 if words[0] == "status" else 2] for words in COMMANDS}
+    assert tested | OTHERS == LEAVES.keys()
+
+
+@pytest.mark.promise("A9")
+@pytest.mark.parametrize("names", LEAVES, ids=" ".join)
+def test_its_help_says_what_it_does_and_gives_an_example(names: tuple[str, ...]) -> None:
     ran = run(*names, "--help", database_url=None)
     assert ran.code == 0
-    assert "--database-url" in ran.out
+    assert "--database-url" in ran.out or names in OTHERS
     assert len(ran.out.splitlines()[2].strip()) > 30
+    assert f"horsies {' '.join(names)}" in "\n".join(ran.out.splitlines()[2:])
 
 
 def test_without_app_and_database_it_says_how_to_name_them() -> None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
+from horsies.keeper.reap import expire
 from horsies.tasks.finish import finish
 from horsies.tasks.overview import count_finished
 from tests.cli.conftest import Cli
@@ -68,7 +69,7 @@ def test_a_queue_is_paused_and_resumed(cli: Cli, broker: PostgresBroker, app_fil
     send(broker, new_task(queue_name="mail"))
     assert cli("queues", "pause", "mail", "--app", app_file).out == "queue 'mail' is paused\n"
     assert claim(broker, queues=["mail"]) == []
-    assert cli("queues", "resume", "mail").out == "queue 'mail' is served\n"
+    assert cli("queues", "resume", "mail").out == "queue 'mail' is not paused\n"
     assert len(claim(broker, queues=["mail"])) == 1
 
 
@@ -90,9 +91,13 @@ def test_purging_a_queue_cancels_what_has_not_begun_and_tells_those_who_wait(
     *_, delayed = send_new(broker, 3)
     sql.execute(LATER, [delayed.id])
     send(broker, new_task(queue_name="mail"))
+    (expired,) = send_new(broker)
+    sql.execute("update horsies.tasks set good_until = now() where id = %s", [expired.id])
+    assert broker.run(expire) == 1
     assert cli("queues", "purge", "default", "--dry-run").out == "would cancel 3 tasks\n"
     assert cli("queues", "purge", "default", "--yes").out == "3: cancelled\n"
-    assert column(sql, "select status || ' ' || error_code from horsies.finished") == ["CANCELLED TASK_CANCELLED"] * 3
+    ended = column(sql, "select status || ' ' || error_code from horsies.finished order by 1")
+    assert ended == ["CANCELLED TASK_CANCELLED"] * 3 + ["EXPIRED TASK_EXPIRED"]
     assert column(sql, "select queue_name from horsies.tasks order by 1") == ["default", "mail"]
     assert column(sql, "select id from horsies.tasks where cancel_requested_at is not null") == []
 
@@ -157,7 +162,7 @@ def test_the_status_has_queues_workers_and_what_has_ended(
     register(sql, ME)
     found = cli("status", app_file, "--json").json
     assert found.keys() == {
-        "server", "queues", "workers", "finished_last_hour", "workflows", "oldest_waiting_s",
+        "server", "queues", "workers", "finished_last_hour", "workflows", "schedules", "oldest_waiting_s",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
     assert found["finished_last_hour"] == {"COMPLETED": 1}

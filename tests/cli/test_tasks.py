@@ -50,7 +50,7 @@ def test_a_list_as_json_has_stable_keys(cli: Cli, broker: PostgresBroker) -> Non
     (line,) = found["tasks"]
     assert line.keys() == {
         "id", "task_name", "queue_name", "priority", "status", "attempts", "claim_no", "sent_at", "enqueued_at", "started_at",
-        "finished_at", "worker", "error_code", "workflow_id",
+        "finished_at", "worker", "error_code", "root_id",
     }  # fmt: skip
     assert found["next_after"] == line["id"] != failed_id
 
@@ -89,7 +89,7 @@ def test_the_tasks_of_a_workflow_are_found_and_its_nodes_are_not_retried_alone(c
     shop.pack.send(2)
     end_all(shop.app.broker)
     (line,) = cli("tasks", "list", "--json", "--workflow", handle.workflow_id).json["tasks"]
-    assert line["workflow_id"] == handle.workflow_id
+    assert line["root_id"] == handle.workflow_id
     assert f"{handle.workflow_id} (ship), node box" in cli("tasks", "show", line["id"]).out
     assert "retry the workflow" in cli("tasks", "retry", line["id"], "--force").out
 
@@ -178,6 +178,21 @@ def test_all_that_match_are_cancelled(cli: Cli, broker: PostgresBroker, sql: psy
     assert cli("tasks", "cancel", "--task=add", "--yes", "--json").json["outcomes"] == {"REQUESTED": 1}
 
 
+@pytest.mark.parametrize("verb", ["cancel", "retry", "purge"])
+def test_an_empty_filter_never_means_everything(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection, verb: str
+) -> None:
+    """As in `--worker "$WORKER"` where that is not set."""
+    send_new(broker)
+    end_all(broker)
+    send_new(broker)
+    everything = "select row(id, status, claim_no)::text from horsies.all_tasks order by id"
+    before = column(sql, everything)
+    for option in ("--worker", "--queue", "--task", "--error-code", "--since", "--until", "--workflow"):
+        cli("tasks", verb, f"{option}=", "--yes")
+        assert column(sql, everything) == before, option
+
+
 def test_a_dry_run_counts_and_changes_nothing(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker, 3)
     assert cli("tasks", "cancel", "--task=add", "--dry-run").out == "would cancel 3 tasks\n"
@@ -197,6 +212,15 @@ def test_nothing_is_done_to_many_without_a_word_of_confirmation(
     assert len(column(sql, "select id from horsies.tasks")) == 1
 
 
+def test_a_dry_run_with_ids_says_how_they_stand(cli: Cli, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    (task,) = send_new(broker, 1)
+    ran = cli("tasks", "cancel", task.id, ME, "--dry-run")
+    assert ran.out == f"{task.id}: PENDING, would cancel it\n{ME}: not found\n"
+    assert cli("tasks", "retry", task.id, "--dry-run").out == f"{task.id}: PENDING, left as it is\n"
+    assert cli("tasks", "cancel", task.id, "--dry-run", "--json").json == {"tasks": {task.id: "PENDING"}}
+    assert column(sql, "select status from horsies.tasks") == ["PENDING"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -208,7 +232,6 @@ def test_nothing_is_done_to_many_without_a_word_of_confirmation(
         (["purge", "--status=PENDING"], "not for PENDING"),
         (["retry", "--status=RUNNING"], "not for RUNNING"),
         (["cancel", "--status=FAILED"], "not for FAILED"),
-        (["cancel", ME, "--dry-run"], "--dry-run is for filters"),
         (["show", "0198"], "give it in full"),
         (["show"], "ID"),
         (["list", "--status=LOST"], "--status"),

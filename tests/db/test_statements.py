@@ -26,7 +26,11 @@ from tests.fixtures.server import DatabaseServer
 SCHEMA = "horsies"
 ROOT = Path(horsies.__file__).parent
 TWINS = sorted(path for path in ROOT.rglob("*.sql") if path.with_suffix(".py").exists())
-STATEMENTS = {f"{twin.stem}.{name}": found for twin in TWINS for name, found in load(str(twin)).items()}
+STATEMENTS = {
+    f"{twin.relative_to(ROOT).with_suffix('')}.{name}": found
+    for twin in TWINS
+    for name, found in load(str(twin)).items()
+}
 
 _PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
 _NOT_PLANNED = re.compile(r"(begin|commit|rollback|create|alter|drop|truncate|lock|copy|do)\b")
@@ -35,7 +39,13 @@ KEYED = {"id": ME, "task_name": "add", "key": "k", "args_hash": "", "window_s": 
 
 
 def test_the_sql_files_are_found() -> None:
-    assert {"claim.claim_from_marks", "finish.finish_tasks", "turn.set_limits", "wait.get_ended"} <= STATEMENTS.keys()
+    some = {
+        "tasks/claim.claim_from_marks",
+        "tasks/finish.finish_tasks",
+        "worker/turn.set_limits",
+        "tasks/wait.get_ended",
+    }
+    assert some <= STATEMENTS.keys()
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
@@ -155,7 +165,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),
         "list_newest": list_query(TaskFilter(), 50, None),
         "get_endings": retry.SQL["get_endings"](ids=ids),
-        "get_depths": depths.SQL["get_depths"](queues=["default", "other"], count_at_most=100, priorities_at_most=10),
+        "get_depths": depths.SQL["get_depths"](queues=["default", "other"], counted=100, priorities_at_most=10),
         "withdraw_probe": enqueue.SQL["withdraw_probe"](id=ids[0]),
         "take_key": keys.SQL["take_key"](**KEYED),
         "replace_pending": keys.SQL["replace_pending"](
@@ -193,7 +203,7 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
 ) -> None:
     with filled.transaction():
         filled.execute("set local plan_cache_mode = force_generic_plan")
-        found = planned(f"advance.{name}", filled)
+        found = planned(f"workflows/advance.{name}", filled)
     assert re.search(r"\$\d", found), found
     assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
 

@@ -94,6 +94,14 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         Code.WAITING_LONG,
         TASK + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
+    "a schedule that nobody serves": (
+        Code.SCHEDULES_UNSERVED,
+        (
+            "insert into horsies.schedules (name, task_name, queue_name, priority, args, pattern, timezone, catch_up_missed, "
+            "max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at) values ('nightly', 'add', 'default', 100, '{}', "
+            "'{}', 'UTC', false, 1, 0, 'allow', true, now() - interval '1 hour')"
+        ),
+    ),
     "a queue that nobody serves": (
         Code.QUEUE_UNSERVED,
         TASK + "queue_name, enqueued_at) values ('add', 'mial', now() - interval '1 hour')",

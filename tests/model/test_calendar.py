@@ -162,8 +162,19 @@ def test_a_pattern_can_be_stored_and_read_again(made: tuple[Pattern, Wanted]) ->
     assert from_stored(as_stored(IntervalSchedule(hours=2))) == IntervalSchedule(hours=2)
 
 
-@pytest.mark.parametrize("stored", [{"kind": "lunar"}, {}, {"kind": "daily"}, {"kind": "hourly", "minute": 77}])
-def test_a_pattern_of_another_release_is_refused(stored: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"kind": "lunar"},
+        {"kind": ["daily"]},
+        {},
+        [],
+        {"kind": "daily"},
+        {"kind": "daily", "time": ["09:00", "17:00"]},
+        {"kind": "hourly", "minute": 77},
+    ],
+)
+def test_a_pattern_of_another_release_is_refused(stored: Any) -> None:
     with pytest.raises(ValueError, match=r"not known|cannot be read"):
         from_stored(stored)
 

@@ -11,8 +11,10 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.op import Statement, rows
 from horsies.model.config import PostgresConfig
 from horsies.tasks.enqueue import enqueue
+from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import column, new_task
 from tests.fixtures.planting import Plant
+from tests.fixtures.proxies import Proxy
 from tests.fixtures.shops import Shop
 from tests.tasks.test_enqueue import heard, listen_to_new
 
@@ -44,6 +46,29 @@ async def test_an_async_send_whose_notification_fails_is_still_sent(shop: Shop, 
     sent = [await shop.pack.send_async(1), await shop.pack.send_async(2)]  # the connection is in order after the first
     assert column(sql, "select id::text from horsies.tasks order by id") == [handle.task_id for handle in sent]
     await shop.app.close_async()
+
+
+def test_an_async_send_does_not_wait_for_its_commit_to_tell(
+    shop: Shop, sql: psycopg.Connection, proxy: Proxy, database: str
+) -> None:
+    """Both travel together: one round trip, and a producer that dies in it leaves nothing untold."""
+    shop.app.use_database(proxy.url)
+    listen_to_new(sql)
+
+    async def send() -> None:
+        await shop.pack.send_async(1)
+        assert len(heard(sql)) == 1
+        with psycopg.connect(database) as blocker:
+            blocker.execute("lock table horsies.tasks in share mode")
+            sending = asyncio.create_task(shop.pack.send_async(2))
+            await asyncio.to_thread(wait_until_blocked, sql, blocker)
+            proxy.freeze()  # no answer comes back from now on
+        await asyncio.to_thread(eventually, lambda: heard(sql), what="workers are told")
+        proxy.thaw()
+        await sending
+        await shop.app.close_async()
+
+    asyncio.run(send())
 
 
 def test_every_way_to_send_tells_once(shop: Shop, sql: psycopg.Connection) -> None:

@@ -69,11 +69,10 @@ async def test_children_with_equal_loads_do_not_grow_old_together() -> None:
 @pytest.mark.promise("C3")
 async def test_the_replacement_is_started_ahead_of_time_and_waits() -> None:
     async with open_pool(processes=1, max_tasks=10) as pump:
-        for _ in range(7):
-            await pump.value("quick")
         (old,) = pump.roster
         assert not old.is_aged
-        await pump.value("quick")
+        for _ in range(8):
+            await pump.value("quick")
         spare = await pump.until(lambda: next((m for m in pump.warm() if m is not old), None), "a spare is warm")
         assert not spare.is_open  # it has no place yet
         assert old.is_open

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from horsies.workflows.inputs import Inputs
 
 MAX_WORDS = 64 * 1024
+_OUR_ROOM = __file__.removesuffix("outcome.py")
 
 log = logging.getLogger("horsies.child")
 
@@ -78,12 +79,23 @@ def refused(running: Running, error: TaskError) -> Done:
 def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:
     """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
     running.is_over = True
+    if outcome[1] is not None:
+        _begin_at_user_code(outcome[1])
     done = _concluded(running, task, outcome)
     if running.span is not None:
         from horsies.events import end_span  # noqa: PLC0415 - for nobody else
 
         end_span(running.span, done.error_code, outcome[1])
     return done
+
+
+def _begin_at_user_code(raised: BaseException) -> None:
+    """How we came to call the task tells nobody anything."""
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_ROOM):
+        trace = trace.tb_next
+    if trace is not None:
+        raised.__traceback__ = trace
 
 
 def _concluded(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import click
 
 from horsies.app import Horsies
-from horsies.cli.durations import seconds
 from horsies.cli.mistakes import told_plainly
+from horsies.cli.moments import seconds
 from horsies.cli.options import database_option, json_option, optional_app_argument, schema_option, target_of
 from horsies.cli.show import show_json
 from horsies.doctor.case import Case

@@ -60,7 +60,7 @@ class Asked:
             queue_name=self.queue,
             task_name=self.task,
             error_code=self.error_code,
-            worker=any_worker(target, self.worker) if self.worker else None,
+            worker=None if self.worker is None else any_worker(target, self.worker),
             since=absolute(self.since, now),
             until=absolute(self.until, now),
             workflow_id=self.workflow,

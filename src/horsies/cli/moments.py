@@ -10,7 +10,7 @@ Moment: TypeAlias = datetime | timedelta
 """An absolute one, or how long ago by the database's clock."""
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
 
 
 def moment(text: str) -> Moment:
@@ -26,8 +26,8 @@ def moment(text: str) -> Moment:
 
 
 def seconds(text: str) -> float:
-    """`90s`, `15m`, `2h`."""
-    found = _DURATION.fullmatch(text.strip())
+    """`90s`, `15m`, `2h`; a bare number is one of seconds, as in other options."""
+    found = _DURATION.fullmatch(text.strip()) or _DURATION.fullmatch(f"{text.strip()}s")
     if found is None:
         raise click.BadParameter(f"{text!r} is no duration; write 90s, 15m, 2h or 7d")
     return float(found[1]) * _UNITS[found[2]]

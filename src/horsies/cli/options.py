@@ -78,6 +78,8 @@ def on_database(*, app: Callable[[Any], Any] = app_option) -> Callable[[Callable
 
 def target_of(app: str | None, database_url: str | None, schema: str | None = None) -> Horsies:
     """The app; or one without tasks on this database, or on that of the environment."""
+    if "" in (app, database_url, schema):  # a variable that is not set must not lead to another database
+        raise click.UsageError("the APP, --database-url or --schema is empty; name it, or leave it out")
     url = database_url or (None if app else os.environ.get("HORSIES_DATABASE_URL"))
     if url:
         return Horsies(AppConfig(broker=PostgresConfig(database_url=url, schema=schema or DEFAULT_SCHEMA)))

@@ -1,7 +1,7 @@
 """`horsies queues`: list, pause, resume and purge."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -10,8 +10,10 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import dry_run_option, json_option, on_database, yes_option
-from horsies.cli.show import duration, show_json, show_table
+from horsies.cli.show import show_json, show_table
 from horsies.cli.sweep import sweep
+from horsies.db.op import Op
+from horsies.model.durations import duration
 from horsies.model.status import TaskStatus
 from horsies.tasks.cancel import cancel_unstarted
 from horsies.tasks.list import TaskFilter, TaskLine
@@ -75,14 +77,12 @@ def _settings(target: Horsies, name: str) -> dict[str, Any]:
 @json_option
 @on_database()
 def pause(target: Horsies, *, name: str, as_json: bool) -> None:
-    """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted."""
-    _check_name(target, name)
-    verb = partial(pause_queue, name)
-    target.broker.run(verb, again=verb)
-    if as_json:
-        show_json({"name": name, "is_paused": True})
-    else:
-        click.echo(f"queue {name!r} is paused")
+    """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted.
+
+    \b
+    horsies queues pause mail --app shop:app
+    """
+    _switch(target, name, partial(pause_queue, name), is_paused=True, as_json=as_json)
 
 
 @queues.command()
@@ -90,14 +90,21 @@ def pause(target: Horsies, *, name: str, as_json: bool) -> None:
 @json_option
 @on_database()
 def resume(target: Horsies, *, name: str, as_json: bool) -> None:
-    """Let workers claim from a paused queue again."""
+    """Let workers claim from a paused queue again.
+
+    \b
+    horsies queues resume mail --app shop:app
+    """
+    _switch(target, name, partial(resume_queue, name), is_paused=False, as_json=as_json)
+
+
+def _switch(target: Horsies, name: str, verb: Callable[[], Op[None]], *, is_paused: bool, as_json: bool) -> None:
     _check_name(target, name)
-    verb = partial(resume_queue, name)
     target.broker.run(verb, again=verb)
     if as_json:
-        show_json({"name": name, "is_paused": False})
+        show_json({"name": name, "is_paused": is_paused})
     else:
-        click.echo(f"queue {name!r} is served")
+        click.echo(f"queue {name!r} is {'paused' if is_paused else 'not paused'}")
 
 
 @queues.command()
@@ -122,7 +129,7 @@ def purge(target: Horsies, *, name: str, **how: bool) -> None:
         gone = len(target.broker.run(verb, again=verb))
         return Counter(CANCELLED=gone, LEFT=len(lines) - gone)
 
-    wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.EXPIRED])
+    wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
     words = {"CANCELLED": "cancelled", "LEFT": "begun or ended meanwhile, and left alone"}
     sweep(target, wanted, act, verb="cancel", words=words, **how)
 

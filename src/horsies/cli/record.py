@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 
 import click
 
-from horsies.cli.show import duration, show_json, show_table, shown
+from horsies.cli.show import show_json, show_table, shown
+from horsies.model.durations import duration
 from horsies.model.result import TaskError
 from horsies.tasks.inspect import TaskInfo
 from horsies.tasks.show import Stored

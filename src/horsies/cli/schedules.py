@@ -1,5 +1,6 @@
 """`horsies schedules`: look at what is enqueued by itself, hold it, let it go on, run it now."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -10,13 +11,14 @@ import click
 from horsies.app import Horsies
 from horsies.cli.options import json_option, on_database
 from horsies.cli.show import show_json, show_table, shown
+from horsies.db.op import Op
 from horsies.schedules.control import pause, resume, run_now
 from horsies.schedules.inspect import ScheduleInfo, ScheduleRun, ScheduleState, get_runs, get_schedules
 from horsies.tasks.ids import new_task_id
 
 SLOTS = 5
 
-name_argument = click.argument("name")
+name_argument = click.argument("name", metavar="NAME")
 
 
 @click.group()
@@ -35,20 +37,20 @@ def schedules() -> None:
 )
 @json_option
 @on_database()
-def list_(app: Horsies, *, task_name: str | None, queue_name: str | None, state: str | None, as_json: bool) -> None:
+def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, state: str | None, as_json: bool) -> None:
     """List the schedules, with their next and their last slot.
 
     \b
     Example:
       horsies schedules list --state paused
     """
-    found = app.broker.run(partial(get_schedules, None, task_name, queue_name))
+    found = target.broker.run(partial(get_schedules, None, task_name, queue_name))
     found = [info for info in found if state is None or info.state == state]
     if as_json:
-        show_json([_as_json(info) for info in found])
+        show_json({"schedules": [_as_json(info) for info in found]})
         return
     show_table(
-        ["name", "task", "pattern", "timezone", "state", "next slot", "last slot"],
+        ["NAME", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
         [
             [
                 info.name, info.task_name, info.shown_pattern, info.timezone, info.state.value,
@@ -65,17 +67,17 @@ def list_(app: Horsies, *, task_name: str | None, queue_name: str | None, state:
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="So much of its history.")
 @json_option
 @on_database()
-def show(app: Horsies, name: str, *, limit: int, as_json: bool) -> None:
+def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     """Show a schedule: its definition, its next slots, and what became of the last ones.
 
     \b
     Example:
       horsies schedules show nightly-report --limit 50
     """
-    info = next(iter(app.broker.run(partial(get_schedules, name))), None)
+    info = next(iter(target.broker.run(partial(get_schedules, name))), None)
     if info is None:
         raise _unknown(name)
-    runs = app.broker.run(partial(get_runs, name, limit))
+    runs = target.broker.run(partial(get_runs, name, limit))
     if as_json:
         show_json(_as_json(info) | {"next_slots": _next_slots(info), "runs": [asdict(run) for run in runs]})
         return
@@ -83,7 +85,7 @@ def show(app: Horsies, name: str, *, limit: int, as_json: bool) -> None:
         click.echo(f"{heading:<12} {shown(value)}")
     click.echo()
     show_table(
-        ["decided", "outcome", "slot", "task"],
+        ["DECIDED", "OUTCOME", "SLOT", "TASK"],
         [[run.decided_at, run.outcome, _slots(run), run.task_id] for run in runs],
         empty="nothing has been due yet",
     )
@@ -93,7 +95,7 @@ def show(app: Horsies, name: str, *, limit: int, as_json: bool) -> None:
 @name_argument
 @json_option
 @on_database()
-def run(app: Horsies, name: str, *, as_json: bool) -> None:
+def run(target: Horsies, name: str, *, as_json: bool) -> None:
     """Enqueue a schedule's task once, now.
 
     Its slots stay as they are. Works for a paused schedule, too, and while another run is going.
@@ -104,7 +106,7 @@ def run(app: Horsies, name: str, *, as_json: bool) -> None:
     """
     task_id = new_task_id()
     verb = partial(run_now, name, task_id)
-    if not app.broker.run(verb, again=verb):
+    if not target.broker.run(verb, again=verb):
         raise _unknown(name)
     if as_json:
         show_json({"name": name, "task_id": task_id})
@@ -114,8 +116,9 @@ def run(app: Horsies, name: str, *, as_json: bool) -> None:
 
 @schedules.command("pause")
 @name_argument
+@json_option
 @on_database()
-def pause_(app: Horsies, name: str) -> None:
+def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
     """Let a schedule enqueue nothing until it is resumed.
 
     Runs that are going are not touched. A new deployment does not end the pause; `horsies schedules resume` does.
@@ -124,16 +127,14 @@ def pause_(app: Horsies, name: str) -> None:
     Example:
       horsies schedules pause nightly-report
     """
-    verb = partial(pause, name)
-    if not app.broker.run(verb, again=verb):
-        raise _unknown(name)
-    click.echo(f"schedule {name!r} is paused")
+    _switch(target, name, partial(pause, name), is_paused=True, as_json=as_json)
 
 
 @schedules.command("resume")
 @name_argument
+@json_option
 @on_database()
-def resume_(app: Horsies, name: str) -> None:
+def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
     """Let a paused schedule go on, with its first slot from now on.
 
     What it would have enqueued during the pause is not made up for; `horsies schedules run` does that, once.
@@ -142,10 +143,16 @@ def resume_(app: Horsies, name: str) -> None:
     Example:
       horsies schedules resume nightly-report
     """
-    verb = partial(resume, name)
-    if not app.broker.run(verb, again=verb):
+    _switch(target, name, partial(resume, name), is_paused=False, as_json=as_json)
+
+
+def _switch(target: Horsies, name: str, verb: Callable[[], Op[bool]], *, is_paused: bool, as_json: bool) -> None:
+    if not target.broker.run(verb, again=verb):
         raise _unknown(name)
-    click.echo(f"schedule {name!r} is not paused")
+    if as_json:
+        show_json({"name": name, "is_paused": is_paused})
+    else:
+        click.echo(f"schedule {name!r} is {'paused' if is_paused else 'not paused'}")
 
 
 def _unknown(name: str) -> click.ClickException:

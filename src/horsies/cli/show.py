@@ -32,7 +32,7 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, heading in enumerate(headings):
         is_number = all(isinstance(row[place], int | float | None) for row in found)
-        table.add_column(heading.upper(), justify="right" if is_number else "left", overflow="fold")
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for row in found:
         table.add_row(*(Text(shown(value)) for value in row))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)

@@ -17,6 +17,7 @@ from horsies.cli.sweep import sweep
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.tasks.cancel import CancelOutcome, cancel_many
+from horsies.tasks.inspect import get_status
 from horsies.tasks.list import FINAL, LIVE, TaskFilter, TaskLine, list_tasks
 from horsies.tasks.purge import purge as purge_endings
 from horsies.tasks.retry import Retry, RetryOutcome
@@ -91,6 +92,9 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
 
     Arguments, results and the data of errors are shown only with --payload: of long ones the beginning, and with --json all. What an
     exception said, and its traceback, is shown always.
+
+    \b
+    horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
     """
     characters = 0 if not payload else WHOLE if as_json else PAYLOAD_CHARACTERS
     found = target.broker.run(partial(show_stored, task_id, characters=characters))
@@ -196,7 +200,8 @@ def _act_on(
         sweep(target, wanted, lambda lines: _counted(act([line.id for line in lines])), verb=verb, words=words, **how)
         return
     if how["dry_run"]:
-        raise click.UsageError("--dry-run is for filters; look at a task by `horsies tasks show`")
+        _show_statuses(target, task_ids, verb=verb, of=of, as_json=how["as_json"])
+        return
     outcomes = act(task_ids)
     if how["as_json"]:
         show_json({"tasks": {task_id: outcome.name for task_id, outcome in outcomes.items()}})
@@ -205,6 +210,18 @@ def _act_on(
             click.echo(f"{task_id}: {outcome.value}")
     if not good.issuperset(outcomes.values()):
         raise click.exceptions.Exit(1)
+
+
+def _show_statuses(
+    target: Horsies, task_ids: Sequence[TaskId], *, verb: str, of: Sequence[TaskStatus], as_json: bool
+) -> None:
+    statuses = {task_id: target.broker.run(partial(get_status, task_id)) for task_id in task_ids}
+    if as_json:
+        show_json({"tasks": {task_id: status or "NOT_FOUND" for task_id, status in statuses.items()}})
+        return
+    for task_id, status in statuses.items():
+        what = "not found" if status is None else f"{status}, {f'would {verb} it' if status in of else 'left as it is'}"
+        click.echo(f"{task_id}: {what}")
 
 
 def _counted(outcomes: Mapping[TaskId, Outcome]) -> Counter[str]:

@@ -85,13 +85,16 @@ def worker(
     reload: bool,
     **options: Any,
 ) -> None:
-    """Run tasks until told to stop.
+    """Run the tasks of an app until told to stop.
 
     SIGTERM or Ctrl-C asks the worker to stop: it claims no more, lets what is running end, and exits 0. A second one interrupts
     what still runs, a third kills it.
 
     Exit codes: 0 stopped when asked, 1 could not start or go on, 2 wrong usage, 3 stopped, but tasks were interrupted, 4 the database stayed
     away for longer than db_retry_max_attempts allows.
+
+    \b
+    horsies worker shop.tasks:app --processes 4 --queues mail,media
     """
     configure_logging(options["loglevel"], options["log_format"])
     if options["max_tasks_per_child"] == 1 or options["max_tasks_per_child"] < 0:

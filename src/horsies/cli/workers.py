@@ -9,8 +9,10 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.ids import worker_named
+from horsies.cli.moments import seconds
 from horsies.cli.options import json_option, on_database
-from horsies.cli.show import duration, show_json, show_table, shown
+from horsies.cli.show import show_json, show_table, shown
+from horsies.model.durations import duration
 from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.workers import WorkerLine, get_heartbeats, list_workers
 from horsies.tasks.workers import ping as ping_workers
@@ -32,6 +34,9 @@ def list_(target: Horsies, *, as_json: bool) -> None:
 
     A worker registers when it starts, and is struck off when it stops, or some time after its heartbeat has stopped. Ages are told by the database's
     clock.
+
+    \b
+    horsies workers list --app shop:app
     """
     lines = target.broker.run(list_workers)
     if as_json:
@@ -70,6 +75,9 @@ def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
     """Show one worker and its health over time, newest first; the beginning of its id is enough.
 
     Also of workers that have gone: snapshots are kept for a day.
+
+    \b
+    horsies workers show 36101082 --limit 100
     """
     found = worker_named(target, worker_id)
     line = next((line for line in target.broker.run(list_workers) if line.id == found), None)
@@ -107,7 +115,7 @@ class Answer:
 
 @workers.command()
 @click.argument("worker_ids", metavar="[ID]...", nargs=-1)
-@click.option("--timeout", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait.")
 @json_option
 @on_database()
 def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json: bool) -> None:
@@ -115,6 +123,9 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
 
     A notification asks each of them for a heartbeat, at once; it is given by the worker's own loop, however busy its children are. A worker that does not hear
     notifications (behind a pooler, without listen_url) answers with its next heartbeat. Exit code 1: not all have answered.
+
+    \b
+    horsies workers ping --timeout 30s
     """
     named = [worker_named(target, beginning) for beginning in worker_ids]
     wanted = named or [line.id for line in target.broker.run(list_workers)]

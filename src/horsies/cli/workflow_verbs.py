@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
-from uuid import UUID
 
 import click
 
 from horsies.app import Horsies
+from horsies.cli.ids import full_id
 from horsies.cli.options import confirm, dry_run_option, json_option, on_database, yes_option
 from horsies.cli.show import show_json
 from horsies.db.op import Op
@@ -52,7 +52,7 @@ class Outcome:
     words: str
 
 
-ids_argument = click.argument("ids", metavar="ID...", type=click.UUID, nargs=-1, required=True)
+ids_argument = click.argument("ids", metavar="ID...", type=full_id, nargs=-1, required=True)
 
 
 @click.command()
@@ -60,12 +60,15 @@ ids_argument = click.argument("ids", metavar="ID...", type=click.UUID, nargs=-1,
 @dry_run_option
 @json_option
 @on_database()
-def pause(app: Horsies, ids: tuple[UUID, ...], *, dry_run: bool, as_json: bool) -> None:
+def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
     """Let no further node of these runs begin.
 
     What runs goes on; what only waits in a queue is taken back. `resume` goes on from there.
+
+    \b
+    horsies workflows pause 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    _tell([_apply(app, PAUSE, str(one), dry_run=dry_run) for one in ids], as_json=as_json)
+    _tell([_apply(target, PAUSE, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
 
 @click.command()
@@ -73,9 +76,13 @@ def pause(app: Horsies, ids: tuple[UUID, ...], *, dry_run: bool, as_json: bool) 
 @dry_run_option
 @json_option
 @on_database()
-def resume(app: Horsies, ids: tuple[UUID, ...], *, dry_run: bool, as_json: bool) -> None:
-    """Let paused runs go on, sub-workflows included, whoever or whatever has paused them."""
-    _tell([_apply(app, RESUME, str(one), dry_run=dry_run) for one in ids], as_json=as_json)
+def resume(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Let paused runs go on, sub-workflows included, whoever or whatever has paused them.
+
+    \b
+    horsies workflows resume 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _tell([_apply(target, RESUME, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
 
 @click.command()
@@ -84,14 +91,17 @@ def resume(app: Horsies, ids: tuple[UUID, ...], *, dry_run: bool, as_json: bool)
 @dry_run_option
 @json_option
 @on_database()
-def cancel(app: Horsies, ids: tuple[UUID, ...], *, yes: bool, dry_run: bool, as_json: bool) -> None:
+def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> None:
     """End these runs: what has not begun never will, what runs is asked to stop.
 
     Asks first. `retry` runs again what was cut off.
+
+    \b
+    horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
     """
     if not dry_run:
-        confirm(f"Cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
-    _tell([_apply(app, CANCEL, str(one), dry_run=dry_run) for one in ids], as_json=as_json)
+        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
+    _tell([_apply(target, CANCEL, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
 
 @click.command()
@@ -99,19 +109,22 @@ def cancel(app: Horsies, ids: tuple[UUID, ...], *, yes: bool, dry_run: bool, as_
 @dry_run_option
 @json_option
 @on_database()
-def retry(app: Horsies, ids: tuple[UUID, ...], *, dry_run: bool, as_json: bool) -> None:
+def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
     """Run again what failed or was skipped in runs that are FAILED, CANCELLED or PAUSED.
 
     What has succeeded is kept. Of runs that were started, not of a sub-workflow alone.
+
+    \b
+    horsies workflows retry 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    _tell([_apply(app, RETRY, str(one), dry_run=dry_run) for one in ids], as_json=as_json)
+    _tell([_apply(target, RETRY, one, dry_run=dry_run) for one in ids], as_json=as_json)
 
 
 VERBS: Final = (pause, resume, cancel, retry)
 
 
-def _apply(app: Horsies, verb: Verb, workflow_id: str, *, dry_run: bool) -> Outcome:
-    footing = app.broker.run(partial(get_footing, workflow_id))
+def _apply(target: Horsies, verb: Verb, workflow_id: str, *, dry_run: bool) -> Outcome:
+    footing = target.broker.run(partial(get_footing, workflow_id))
     if footing is None:
         return Outcome(workflow_id, None, None, "refused", "no such workflow is known")
     run = footing.run
@@ -121,7 +134,7 @@ def _apply(app: Horsies, verb: Verb, workflow_id: str, *, dry_run: bool) -> Outc
         return Outcome(run.id, run.name, run.status, "unchanged", f"is {run.status} already")
     if dry_run:
         return Outcome(run.id, run.name, run.status, "changed", f"would be {verb.done}")
-    if app.broker.run(partial(verb.do, workflow_id), again=partial(verb.do, workflow_id)):
+    if target.broker.run(partial(verb.do, workflow_id), again=partial(verb.do, workflow_id)):
         return Outcome(run.id, run.name, run.status, "changed", verb.done)
     return Outcome(run.id, run.name, run.status, "unchanged", "somebody else was faster")
 

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import click
 
 from horsies.app import Horsies
+from horsies.cli.ids import full_id
 from horsies.cli.moments import moment
 from horsies.cli.options import json_option, on_database
 from horsies.cli.show import show_json, show_table, shown
@@ -36,35 +36,35 @@ def workflows() -> None:
 @click.option("--name", help="Only runs of this workflow.")
 @click.option("--since", type=moment, metavar="WHEN", help="Only those started since: 2h, 7d, or a date and time.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
-@click.option("--after", type=click.UUID, metavar="ID", help="Go on after this one, the last of the page before.")
+@click.option("--after", type=full_id, metavar="ID", help="Go on after this one, the last of the page before.")
 @json_option
 @on_database()
 def list_(
-    app: Horsies,
+    target: Horsies,
     *,
     statuses: tuple[str, ...],
     name: str | None,
     since: datetime | timedelta | None,
     limit: int,
-    after: UUID | None,
+    after: str | None,
     as_json: bool,
 ) -> None:
-    """Runs that were started, newest first.
+    """List runs that were started, newest first.
 
     \b
     horsies workflows list --status FAILED --since 2h
     horsies workflows list --json --limit 1000 --after ID
     """
-    if after is not None and app.broker.run(partial(get_footing, str(after))) is None:
+    if after is not None and target.broker.run(partial(get_footing, after)) is None:
         raise NodeNotFoundError(f"no workflow {after} is known; give --after an id that was listed")
-    found = app.broker.run(
+    found = target.broker.run(
         partial(
             list_runs,
             limit=limit + 1,
             statuses=[WorkflowStatus(status.upper()) for status in statuses],
             name=name,
             since=since,
-            after=None if after is None else str(after),
+            after=after,
         )
     )
     page, is_more = found[:limit], len(found) > limit
@@ -81,12 +81,16 @@ def list_(
 
 
 @workflows.command()
-@click.argument("workflow_id", metavar="ID", type=click.UUID)
+@click.argument("workflow_id", metavar="ID", type=full_id)
 @json_option
 @on_database()
-def show(app: Horsies, workflow_id: UUID, *, as_json: bool) -> None:
-    """One run: its nodes with their states, durations and errors, sub-workflows and maps included."""
-    tree = app.broker.run(partial(get_run_tree, str(workflow_id)))
+def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
+    """Show one run: its nodes with their states, durations and errors, sub-workflows and maps included.
+
+    \b
+    horsies workflows show 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    tree = target.broker.run(partial(get_run_tree, workflow_id))
     if as_json:
         show_json(_plain(tree))
         return
@@ -108,7 +112,7 @@ def show(app: Horsies, workflow_id: UUID, *, as_json: bool) -> None:
         rows = [(node.node_id, node.status, node.task_id, _node_took(node), _words(node.error)) for node in tree.nodes]
         show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], rows, empty="no items")
     else:
-        click.echo(text_tree(*app.broker.run(partial(get_picture, run.id)), dict(_notes(tree, ()))))
+        click.echo(text_tree(*target.broker.run(partial(get_picture, run.id)), dict(_notes(tree, ()))))
 
 
 def _plain(tree: RunTree) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from horsies import events
 from horsies.app import Horsies
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.errors import HorsiesError
-from horsies.tasks.depths import COUNT_AT_MOST, Depth, get_depths
+from horsies.tasks.depths import COUNTED_AT_MOST, Depth, get_depths
 from horsies.worker.checkup import Vitals
 
 FRESH_S = 5.0
@@ -224,7 +224,9 @@ def _of_queues(depths: Sequence[Depth]) -> Iterator[Metric]:
             family.add_metric([queue], found)
         return family
 
-    yield gauge("waiting", f"Tasks that are due and wait, counted up to {COUNT_AT_MOST}.", lambda depth: depth.waiting)
+    yield gauge(
+        "waiting", f"Tasks that are due and wait, counted up to {COUNTED_AT_MOST}.", lambda depth: depth.waiting
+    )
     yield gauge("oldest_seconds", "How long the oldest of these has waited.", lambda depth: depth.oldest_s)
     yield gauge("in_flight", "Tasks that workers hold, all over the cluster.", lambda depth: depth.in_flight)
     yield gauge("paused", "1 while nothing is claimed from it.", lambda depth: depth.is_paused)

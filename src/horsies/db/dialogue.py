@@ -7,12 +7,13 @@ driver still makes the connections, and turns results and errors into Python's.
 Statements are prepared when first used, if the session is ours (see `session`). A name counts as prepared only after a batch that
 went well; names are never used twice, so one that was prepared in vain does no harm.
 
-Neither reading nor writing waits here: `Courier` waits on an event loop, `converse` in a blocking caller.
+Neither reading nor writing waits here: `Courier` waits on a worker's event loop, `converse` in a blocking caller, `converse_async` in one
+on any event loop.
 """
 
 import logging
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -21,13 +22,14 @@ import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
+from psycopg.waiting import Ready, Wait
 
 from horsies.db.op import Query, Rows
 from horsies.db.placeholders import numbered, texts
 
 log = logging.getLogger("horsies.db")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
-_dialogues: "WeakKeyDictionary[psycopg.Connection, Dialogue]" = WeakKeyDictionary()
+_dialogues: "WeakKeyDictionary[psycopg.Connection | psycopg.AsyncConnection, Dialogue]" = WeakKeyDictionary()
 
 
 class Dialogue:
@@ -135,20 +137,54 @@ def converse(
     connection: psycopg.Connection, queries: Sequence[Query], schema: str, afterwards: Query | None = None
 ) -> list[Rows]:
     """One round trip, blocking. A connection that is left in the middle of it, by Ctrl-C for one, is closed."""
-    dialogue = _dialogues.get(connection)
-    if dialogue is None:
-        dialogue = _dialogues[connection] = Dialogue(connection)
-    pgconn = connection.pgconn
+    dialogue, pgconn = _dialogue_on(connection), connection.pgconn
     pgconn.enter_pipeline_mode()
     try:
         dialogue.say(queries, schema, afterwards)
         _write(pgconn)
         return _read(pgconn, dialogue)
     finally:
-        if pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE:
+        if _is_over(pgconn):
             pgconn.exit_pipeline_mode()
         else:
             connection.close()
+
+
+async def converse_async(
+    connection: psycopg.AsyncConnection, queries: Sequence[Query], schema: str, afterwards: Query | None = None
+) -> list[Rows]:
+    """The same, awaiting. The driver's own pipeline would wait for the commit before it sends what is said afterwards."""
+    dialogue, pgconn = _dialogue_on(connection), connection.pgconn
+    pgconn.enter_pipeline_mode()
+    try:
+        dialogue.say(queries, schema, afterwards)
+        return await connection.wait(_exchange(pgconn, dialogue))
+    finally:
+        if _is_over(pgconn):
+            pgconn.exit_pipeline_mode()
+        else:
+            await connection.close()
+
+
+def _dialogue_on(connection: psycopg.Connection | psycopg.AsyncConnection) -> Dialogue:
+    dialogue = _dialogues.get(connection)
+    if dialogue is None:
+        dialogue = _dialogues[connection] = Dialogue(connection)
+    return dialogue
+
+
+def _is_over(pgconn: pq.abc.PGconn) -> bool:
+    return pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE
+
+
+def _exchange(pgconn: pq.abc.PGconn, dialogue: Dialogue) -> Generator[Wait, Ready | int, list[Rows]]:
+    """Says what it waits for, to be called when that is so, or perhaps is."""
+    while pgconn.flush():
+        yield Wait.RW
+        pgconn.consume_input()  # as in `_write`
+    while (answer := dialogue.hear()) is None:
+        yield Wait.R
+    return answer
 
 
 def _write(pgconn: pq.abc.PGconn) -> None:

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import psycopg
 
 from horsies.db import faults
-from horsies.db.dialogue import converse, log_untold
-from horsies.db.op import Ask, Copy, Query, Rows, Script, render
+from horsies.db.dialogue import converse, converse_async
+from horsies.db.op import Ask, Copy, Rows, Script, render
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -76,28 +76,9 @@ async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Co
         return await _copy_on_async(connection, request, schema)
     names = [query.statement.name for query in request.queries]
     faults.strike(connection, names, "before")
-    if len(request.queries) == 1 and request.afterwards is None:
-        (query,) = request.queries
-        cursors = [await connection.execute(query.statement.for_schema(schema), query.params)]
-    else:
-        async with connection.pipeline() as pipeline:
-            cursors = [await connection.execute(q.statement.for_schema(schema), q.params) for q in request.queries]
-            if request.afterwards is not None:
-                await pipeline.sync()
-                await _tell(connection, request.afterwards, schema)
-    answer = [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+    answer = await converse_async(connection, request.queries, schema, request.afterwards)
     faults.strike(connection, names, "after")
     return answer
-
-
-async def _tell(connection: psycopg.AsyncConnection, query: Query, schema: str) -> None:
-    try:
-        cursor = await connection.execute(query.statement.for_schema(schema), query.params)
-        await cursor.fetchall()
-    except psycopg.Error as error:
-        if connection.broken:
-            raise
-        log_untold(error)
 
 
 async def _copy_on_async(connection: psycopg.AsyncConnection, request: Copy, schema: str) -> list[Rows]:

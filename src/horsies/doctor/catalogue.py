@@ -221,6 +221,11 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
         "Tasks wait in a queue that is paused.",
         "Resume it with `horsies queues resume NAME` when the reason for the pause is gone.",
     ),
+    Code.SCHEDULES_UNSERVED: Entry(
+        _ERROR,
+        "Slots of schedules are long overdue: no scheduler runs, or none that can read them.",
+        "Start `horsies scheduler APP` or a worker with `--scheduler`; if one runs, read its log.",
+    ),
     Code.CAP_EXCEEDED: Entry(
         _ERROR,
         "More tasks of a queue are in flight than the app's `max_concurrency` allows: workers run with another configuration.",

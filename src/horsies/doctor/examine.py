@@ -9,7 +9,7 @@ from horsies.db.link import Link
 from horsies.db.load import load
 from horsies.db.op import Op, ask, rows
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
-from horsies.doctor import clocks, listening, schema, server, tasks, vacuum, workers, workflows
+from horsies.doctor import clocks, listening, schedules, schema, server, tasks, vacuum, workers, workflows
 from horsies.doctor.case import Case
 from horsies.doctor.codes import Code, Severity
 from horsies.doctor.finding import Finding, worst
@@ -78,6 +78,7 @@ ALL: Final[Sequence[Check | Probe]] = (
     Check("waiting tasks", tasks.check_waiting),
     CAPS,
     Check("workflows", workflows.check_workflows),
+    Check("schedules", schedules.check_schedules),
 )
 
 

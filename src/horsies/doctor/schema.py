@@ -1,6 +1,6 @@
 """The schema: its version, what this user may do in it, the trigger that wakes workers, and the days of finished tasks."""
 
-from horsies.db.days import DAYS_AHEAD
+from horsies.db.days import DAYS_AHEAD, get_rights
 from horsies.db.load import load
 from horsies.db.migrate import SQL as MIGRATE
 from horsies.db.migrate import library_version
@@ -39,11 +39,11 @@ def check_privileges(case: Case) -> Op[list[Finding]]:
 
 
 def check_days_privilege(case: Case) -> Op[list[Finding]]:
-    row = yield from one(SQL["may_make_days"](schema=case.schema))
-    if row is None or row[0]:
+    rights = yield from get_rights(case.schema)
+    if rights.suffice:
         return []
-    seen = f"this user is no member of {row[1]}, who owns the tables, or may not create in the schema"
-    return [Finding(Code.DAYS_PRIVILEGE_MISSING, seen, {"owner": row[1]})]
+    seen = f"{rights.user} is no member of {rights.owner}, who owns the tables, or may not create in the schema"
+    return [Finding(Code.DAYS_PRIVILEGE_MISSING, seen, {"owner": rights.owner})]
 
 
 def check_trigger(case: Case) -> Op[list[Finding]]:

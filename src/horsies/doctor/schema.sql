@@ -31,14 +31,6 @@ where nspname = %(schema)s::text
 and not has_function_privilege(pg_proc.oid, 'EXECUTE')
 order by 2;
 
--- name: may_make_days
--- Partitions are made by members of the role that owns the table, who may create in the schema.
-select pg_has_role(relowner, 'USAGE') and has_schema_privilege(relnamespace, 'CREATE'), relowner::regrole::text
-from pg_class
-join pg_namespace on pg_namespace.oid = relnamespace
-where nspname = %(schema)s::text
-and relname = 'finished';
-
 -- name: get_trigger
 select tgenabled::text
 from pg_trigger

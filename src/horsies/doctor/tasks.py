@@ -1,33 +1,19 @@
 """Tasks: those that are stuck, and those that wait for too long, for nobody, or behind a pause."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, ask, rows
 from horsies.doctor.case import Case
 from horsies.doctor.codes import Code
 from horsies.doctor.finding import Finding
-from horsies.doctor.words import tasks
+from horsies.doctor.words import LISTED, tasks
 from horsies.model.durations import duration
+from horsies.tasks.queues import QueueLine, list_queues
 
 LIMIT = 1_000
-NAMED = 10
 
 SQL = load(__file__)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Those who wait in one queue. `waiting` is counted only so far."""
-
-    queue: str
-    oldest_s: float
-    waiting: int
-
-    def __str__(self) -> str:
-        count = f"{self.waiting}{' or more' if self.waiting >= LIMIT else ''}"
-        return f"{count} tasks wait in queue {self.queue!r}, the oldest for {duration(self.oldest_s)}"
 
 
 def check_stuck(case: Case) -> Op[list[Finding]]:
@@ -46,43 +32,43 @@ def check_stuck(case: Case) -> Op[list[Finding]]:
         if answer:
             longest = max(row[2] or 0.0 for row in answer)
             seen = f"{tasks(answer, LIMIT)}; for up to {duration(longest)}"
-            known = {"count": len(answer), "task_ids": [row[0] for row in answer[:NAMED]], "seconds": longest}
+            known = {"count": len(answer), "task_ids": [row[0] for row in answer[:LISTED]], "seconds": longest}
             found.append(Finding(code, seen, known))
     return found
 
 
 def check_waiting(case: Case) -> Op[list[Finding]]:
-    waiting, served, paused = yield from ask(
-        SQL["get_waiting"](enough=LIMIT), SQL["get_served"](stale_s=case.stale_after_s), SQL["get_paused"]()
-    )
-    since = dict(paused)
+    lines = yield from list_queues(LIMIT)
+    served = yield from rows(SQL["get_served"](stale_s=case.stale_after_s))
     queues = {queue for (queue,) in served}
-    return [
-        finding
-        for queue, oldest_s, count in waiting
-        for finding in _of_queue(case, Line(queue, oldest_s, count), since.get(queue), is_served=queue in queues)
-    ]
+    return [finding for line in lines for finding in _of_queue(case, line, is_served=line.name in queues)]
 
 
-def _of_queue(case: Case, line: Line, paused_s: float | None, *, is_served: bool) -> Iterator[Finding]:
-    if paused_s is not None:
-        yield Finding(Code.QUEUE_PAUSED, f"{line}; it is paused for {duration(paused_s)}", asdict(line))
-    if not is_served and line.oldest_s > case.stuck_after_s:
-        yield Finding(Code.QUEUE_UNSERVED, f"{line}", asdict(line))
-    elif paused_s is None and line.oldest_s > case.max_wait_s:
-        yield Finding(Code.WAITING_LONG, f"{line}", asdict(line))
+def _of_queue(case: Case, line: QueueLine, *, is_served: bool) -> Iterator[Finding]:
+    oldest_s = line.oldest_waiting_s
+    if oldest_s is None:
+        return
+    count = f"{line.waiting} or more" if line.more_waiting else f"{line.waiting}"
+    seen = f"{count} tasks wait in queue {line.name!r}, the oldest for {duration(oldest_s)}"
+    known = {"queue": line.name, "oldest_s": oldest_s, "waiting": line.waiting}
+    if line.paused_at is not None:
+        yield Finding(Code.QUEUE_PAUSED, f"{seen}; it is paused since {line.paused_at:%Y-%m-%d %H:%M:%S%z}", known)
+    if not is_served and oldest_s > case.stuck_after_s:
+        yield Finding(Code.QUEUE_UNSERVED, seen, known)
+    elif line.paused_at is None and oldest_s > case.max_wait_s:
+        yield Finding(Code.WAITING_LONG, seen, known)
 
 
 def check_caps(case: Case) -> Op[list[Finding]]:
     """Which caps a worker minds is not written down anywhere; that one is exceeded can be seen."""
     caps = {queue.name: queue.max_concurrency for queue in case.queues or () if queue.max_concurrency is not None}
-    in_flight = (yield from rows(SQL["get_in_flight"](queues=list(caps)))) if caps else []
+    lines = (yield from list_queues(LIMIT)) if caps else []
     return [
         Finding(
             Code.CAP_EXCEEDED,
-            f"{count} tasks of queue {queue!r} are in flight, and max_concurrency is {caps[queue]}",
-            {"queue": queue, "in_flight": count, "max_concurrency": caps[queue]},
+            f"{in_flight} tasks of queue {line.name!r} are in flight, and max_concurrency is {caps[line.name]}",
+            {"queue": line.name, "in_flight": in_flight, "max_concurrency": caps[line.name]},
         )
-        for queue, count in in_flight
-        if count > caps[queue]
+        for line in lines
+        if (in_flight := line.claimed + line.running) > caps.get(line.name, in_flight)
     ]

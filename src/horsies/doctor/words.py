@@ -1,10 +1,11 @@
-"""Numbers in the words of findings."""
+"""Numbers in the words of findings, and how many are named."""
 
 from collections.abc import Sequence
 
 from horsies.db.op import Row
 
-NAMED = 3
+NAMED = 3  # to people
+LISTED = 10  # to programs
 
 
 def tasks(rows: Sequence[Row], limit: int) -> str:

@@ -5,10 +5,8 @@ from horsies.db.op import Op, rows
 from horsies.doctor.case import Case
 from horsies.doctor.codes import Code
 from horsies.doctor.finding import Finding
-from horsies.doctor.words import NAMED
+from horsies.doctor.words import LISTED, NAMED
 from horsies.workflows.inspect import get_stuck
-
-LISTED = 10
 
 SQL = load(__file__)
 

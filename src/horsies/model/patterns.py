@@ -204,16 +204,16 @@ def as_stored(pattern: Pattern) -> dict[str, Any]:
 
 def from_stored(stored: Mapping[str, Any]) -> Pattern:
     """Raises ValueError for what this release does not know."""
-    values = dict(stored)
-    kind = _KINDS.get(values.pop("kind", ""))
-    if kind is None:
-        raise ValueError(f"a pattern of kind {stored.get('kind')!r} is not known; a newer release has stored it")
-    if "time" in values:
-        values["time"] = time.fromisoformat(values["time"])
     try:
+        values = dict(stored)
+        kind = _KINDS.get(values.pop("kind", ""))
+        if kind is None:
+            raise ValueError(f"a pattern of kind {stored.get('kind')!r} is not known; a newer release has stored it")
+        if "time" in values:
+            values["time"] = time.fromisoformat(values["time"])
         return kind(**values)
-    except (TypeError, ConfigError) as error:
-        raise ValueError(f"the stored pattern {dict(stored)!r} cannot be read: {error}") from None
+    except (TypeError, AttributeError, ConfigError) as error:
+        raise ValueError(f"the stored pattern {stored!r} cannot be read: {error}") from None
 
 
 def _time_of_day(at: time) -> str:

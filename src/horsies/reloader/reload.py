@@ -16,7 +16,7 @@ from horsies.model.errors import HorsiesError
 from horsies.reloader.part import ASKS, Part
 from horsies.reloader.survey import Survey, outermost, survey
 from horsies.reloader.watch import Watch
-from horsies.worker.run import cause_of
+from horsies.worker.service import cause_of
 
 RELOAD_GRACE_S = 3.0  # for tasks that run when the code changes; then they are interrupted, then killed
 

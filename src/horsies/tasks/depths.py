@@ -1,4 +1,7 @@
-"""Depths: how much waits in each queue, and for how long, at a cost that does not grow with it."""
+"""Depths: how much waits in each queue, and for how long, at a cost that does not grow with it.
+
+Less than `queues.list_queues` tells, of the app's queues only, and cheaper: every worker is asked for it at every scrape.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from horsies.db.load import load
 from horsies.db.op import Op, rows
 
-COUNT_AT_MOST = 100_000
+COUNTED_AT_MOST = 100_000
 PRIORITIES_AT_MOST = 100
 
 SQL = load(__file__)
@@ -14,7 +17,7 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """One queue. `waiting` is counted up to `COUNT_AT_MOST`; what is not due yet does not wait."""
+    """One queue. `waiting` is counted up to `COUNTED_AT_MOST`; what is not due yet does not wait."""
 
     queue_name: str
     waiting: int
@@ -25,6 +28,6 @@ class Depth:
 
 def get_depths(queues: Sequence[str]) -> Op[list[Depth]]:
     found = yield from rows(
-        SQL["get_depths"](queues=list(queues), count_at_most=COUNT_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST)
+        SQL["get_depths"](queues=list(queues), counted=COUNTED_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST)
     )
     return [Depth(*row) for row in found]

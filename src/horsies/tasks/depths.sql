@@ -13,7 +13,7 @@ select
             and tasks.ready
             -- Or a queue that is empty would be looked for in the whole table, where others are long.
             order by tasks.priority, tasks.enqueued_at
-            limit %(count_at_most)s::integer
+            limit %(counted)s::integer
         ) as waiting
     ),
     coalesce((

@@ -33,7 +33,7 @@ class Gathering(Generic[T]):
         for handle in self._handles:
             self._by_id.setdefault(handle.task_id, {})[handle] = None
         if timeout_ms != 0 and any(handle.ended is None for handle in self._handles):
-            warn_inside_task(stacklevel=3)  # the call of the app's method
+            warn_inside_task(stacklevel=4)  # the call of the app's method
 
     def all(self) -> list[TaskResult[T, TaskError]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")

@@ -85,7 +85,7 @@ def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
     known: list[Any] = list(row)
     status, (error, progress, failed) = row[4], row[-3:]
     known[4] = TaskStatus(status)
-    known[-3] = _error(error)
+    known[-3] = stored_error(error)
     known[-2:] = (
         json.loads(progress) if progress else None,
         [_failed_attempt(json.loads(text)) for text in failed or ()],
@@ -97,14 +97,15 @@ def _failed_attempt(stored: dict[str, Any]) -> FailedAttempt:
     return FailedAttempt(
         stored["attempt"],
         stored["error_code"],
-        _error(json.dumps(stored["error"])),
+        stored_error(json.dumps(stored["error"])),
         stored["worker"],
         datetime.fromisoformat(stored["started_at"]) if stored["started_at"] else None,
         datetime.fromisoformat(stored["ended_at"]),
     )
 
 
-def _error(text: str | None) -> TaskError | None:
+def stored_error(text: str | None) -> TaskError | None:
+    """Of a column that may be null in two ways, as JSON and as none."""
     return None if text is None or text == "null" else decode_error(text)
 
 

@@ -56,7 +56,8 @@ class TaskLine:
     finished_at: datetime | None
     worker: str | None
     error_code: str | None
-    workflow_id: str | None
+    root_id: str | None
+    """The outermost run of a workflow that it belongs to."""
 
 
 def list_tasks(wanted: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskLine]]:

@@ -13,7 +13,7 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """What is in one queue now. What waits, and what is delayed in all queues together, is counted up to 100 000; there may be more then."""
+    """What is in one queue now. What waits, and what is delayed in all queues together, is counted only so far; there may be more then."""
 
     name: str
     waiting: int = 0
@@ -45,7 +45,7 @@ def get_paused_queues() -> Op[list[str]]:
     return [name for (name,) in found]
 
 
-def list_queues() -> Op[list[QueueLine]]:
-    """Every queue that has a task, a switch or a worker, by name."""
-    found = yield from rows(SQL["list_queues"](counted=COUNTED_AT_MOST))
+def list_queues(counted: int | None = None) -> Op[list[QueueLine]]:
+    """Every queue that has a task, a switch or a worker, by name. Counts go no further than `counted`."""
+    found = yield from rows(SQL["list_queues"](counted=counted or COUNTED_AT_MOST))
     return [QueueLine(*row) for row in found]

@@ -53,6 +53,8 @@ waiting as (
             where tasks.queue_name = line.queue_name
             and tasks.status = 'PENDING'
             and tasks.ready
+            -- Or the few of a short queue would be looked for in the whole table, where others are long.
+            order by tasks.priority, tasks.enqueued_at
             limit %(counted)s::integer
         ) as few
     ) as counted

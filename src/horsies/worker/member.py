@@ -77,6 +77,7 @@ class Member:
         self.rss_mb = 0.0
         self.recalled = False
         self.began_at = 0.0
+        self._born_at = self._ready_at = time.monotonic()
         self._has_news = False
         self._unanswered_since: float | None = None
         self.spare_room: Callable[[], int] | None = None
@@ -211,7 +212,7 @@ class Member:
     @property
     def is_aged(self) -> bool:
         """Its replacement is wanted, or will be soon."""
-        return self._age.is_aged
+        return self._age.is_aged(time.monotonic() - self._ready_at)
 
     def reprieve(self) -> bool:
         """Nobody can take its place: better an old child than none. False: it cannot go on, because it leaves a task behind."""
@@ -283,6 +284,8 @@ class Member:
             )
             self.kill()
         else:
+            self._ready_at = time.monotonic()
+            self._age.start_s = self._ready_at - self._born_at
             self.ready.set()
             self._changed()
 

@@ -3,13 +3,9 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from enum import IntEnum
-from typing import cast
 from uuid import uuid4
 
 from horsies.app import Horsies
@@ -17,11 +13,9 @@ from horsies.child.wire import Boot
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.keeper.keep import Keeper
-from horsies.model.config import AppConfig
-from horsies.model.errors import BrokerError
 from horsies.model.worker import WorkerConfig
 from horsies.schedules.declare import declared
-from horsies.worker.backoff import Backoff, GaveUp
+from horsies.worker.backoff import GaveUp
 from horsies.worker.books import Books
 from horsies.worker.checkup import Checkup, Subject
 from horsies.worker.endpoints import endpoints
@@ -30,23 +24,12 @@ from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
 from horsies.worker.scheduler import Scheduler
+from horsies.worker.service import ExitCode, cause_of, open_database, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 
 TURNS_AT_MOST = 4
 
 log = logging.getLogger("horsies.worker")
-
-
-class ExitCode(IntEnum):
-    """How a worker ended, for whoever started it."""
-
-    CLEAN = 0
-    FAILED = 1
-    """It could not start, or not go on."""
-    KILLED_TASKS = 3
-    """It stopped as asked, but had to interrupt tasks that did not end in time."""
-    GAVE_UP = 4
-    """The database stayed away for longer than it was told to wait."""
 
 
 def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
@@ -66,31 +49,14 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
         app.close()
 
 
-def open_database(broker: PostgresBroker, config: AppConfig) -> None:
-    """Wait for the database if it must be, and bring its schema up to date."""
-    backoff = Backoff(config.resilience)
-    while True:
-        try:
-            applied = broker.migrate()
-        except BrokerError as error:
-            if not error.retryable:
-                raise
-            backoff.failed(error)
-            time.sleep(backoff.left_s)
-        else:
-            if applied:
-                log.info("migrations applied: %s", ", ".join(applied))
-            return
-
-
 async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    stop = Stop()
+    life = Life()
     checkup.loop = asyncio.get_running_loop()
-    with signals(stop):
+    with signals(life.ask):
         while True:
             try:
-                return await _run(app, config, stop, checkup)
+                return await _run(app, config, life, checkup)
             except BaseExceptionGroup as group:
                 error = cause_of(group)
                 if not isinstance(error, DeclaredDead):
@@ -98,11 +64,12 @@ async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup
                 log.warning("%s; starting anew", error)
 
 
-class Stop:
-    """How often we were asked to stop, and who wants to know."""
+class Life:
+    """What outlives an incarnation. How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.schedules_are_stored = asyncio.Event()
         self.pump: Pump | None = None
         self.heartbeat: Heartbeat | None = None
 
@@ -114,7 +81,7 @@ class Stop:
         self.asked.set()
 
 
-async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup) -> ExitCode:
+async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
     books = Books(
@@ -145,7 +112,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup)
             coalesce=config.coalesce_notifies,
             in_doubt=in_doubt.set,
         )
-        stop.pump = pump
+        life.pump = pump
         heartbeat = Heartbeat(
             group,
             books,
@@ -155,7 +122,7 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup)
             recovery=recovery,
             in_doubt=in_doubt,
         )
-        stop.heartbeat = heartbeat
+        life.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
         keeper = Keeper(
             group,
@@ -165,22 +132,23 @@ async def _run(app: Horsies, config: WorkerConfig, stop: Stop, checkup: Checkup)
             retention=app.config.retention,
             due_in=pump.due_in,
         )
-        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, stop.asked.is_set)
-        scheduling = _scheduler(group, app) if config.scheduler else nullcontext()
+        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
+        scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, keeper, pump, scheduling:
             with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
-                await stop.asked.wait()
+                await life.asked.wait()
                 log.info("stopping: no more claims, waiting for what runs")
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
 
 
-def _scheduler(group: asyncio.TaskGroup, app: Horsies) -> Scheduler:
-    schedules = declared(app.config, app.tasks)
-    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules)
+def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
+    """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
+    schedules = None if are_stored.is_set() else declared(app.config, app.tasks)
+    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules, stored=are_stored.set)
 
 
 def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
@@ -228,23 +196,3 @@ def _hearing(broker: PostgresBroker, worker: str, pump: Pump, *, beat_now: Calla
     finally:
         listener.unsubscribe(Channel.NEW, None, new)
         listener.unsubscribe(Channel.CONTROL, worker, control)
-
-
-@contextmanager
-def signals(stop: Stop) -> Generator[None]:
-    """The first signal asks, the second hurries, the third kills."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.ask)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """What brought a task group down: the first of its errors."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error

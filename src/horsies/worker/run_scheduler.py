@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from horsies.app import Horsies
 from horsies.schedules.declare import Declared, declared
 from horsies.worker.backoff import GaveUp
-from horsies.worker.run import ExitCode, Stop, cause_of, open_database, signals
 from horsies.worker.scheduler import Scheduler
+from horsies.worker.service import ExitCode, cause_of, open_database, signals
 
 log = logging.getLogger("horsies.scheduler")
 
@@ -28,17 +28,17 @@ def run_scheduler(app: Horsies) -> ExitCode:
 
 
 async def _run(app: Horsies, schedules: Sequence[Declared] | None) -> ExitCode:
-    stop = Stop()
+    stop = asyncio.Event()
     if schedules is None:
         log.info("this app declares no schedules; those that are stored are served")
-    with signals(stop):
+    with signals(stop.set):
         try:
             async with (
                 asyncio.TaskGroup() as group,
                 Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules),
             ):
                 log.info("scheduler is ready (pid %d)", os.getpid())
-                await stop.asked.wait()
+                await stop.wait()
         except BaseExceptionGroup as failed:
             raise cause_of(failed) from None
     log.info("stopped")

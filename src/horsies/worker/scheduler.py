@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -26,7 +26,9 @@ log = logging.getLogger("horsies.scheduler")
 
 
 class Scheduler:
-    """A service of a worker, or of a process of its own. `declared` is stored first; None leaves what is stored as it is."""
+    """A service of a worker, or of a process of its own. `declared` is stored first; None leaves what is stored as it is. `stored` is told when
+    that is done.
+    """
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Scheduler:
         *,
         resilience: WorkerResilienceConfig,
         declared: Sequence[Declared] | None,
+        stored: Callable[[], None] = lambda: None,
     ) -> None:
         self._group = group
         self._broker = broker
@@ -42,6 +45,7 @@ class Scheduler:
         self._backoff = Backoff(resilience)
         self._poll_s = resilience.notify_poll_interval_ms / 1000
         self._declared = declared
+        self._stored = stored
         self._unreadable: dict[str, str] = {}
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -92,6 +96,7 @@ class Scheduler:
             len(synced.retired),
         )
         self._declared = None  # once: after that, what is stored counts
+        self._stored()
 
     async def _tick(self) -> Ticked:
         ticked = await self._link.run(tick(excluded=list(self._unreadable)))

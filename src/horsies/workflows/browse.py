@@ -7,11 +7,11 @@ from typing import Any
 
 from horsies.db.load import load
 from horsies.db.op import Op, Row, ask, one, rows
-from horsies.model.codec import decode_error
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError
 from horsies.model.task import TaskId
+from horsies.tasks.inspect import stored_error
 
 SQL = load(__file__)
 
@@ -120,7 +120,7 @@ def _tree(runs: Sequence[Row], nodes: Sequence[Row], items: Mapping[str, Mapping
 
 def _run(row: Sequence[Any]) -> Run:
     run_id, name, status, *known, error = row
-    return Run(run_id, name, WorkflowStatus(status), *known, error=_error(error))
+    return Run(run_id, name, WorkflowStatus(status), *known, error=stored_error(error))
 
 
 def _node(row: Row, below: Any) -> NodeOfRun:
@@ -134,11 +134,7 @@ def _node(row: Row, below: Any) -> NodeOfRun:
         task_id=task_id,
         started_at=started_at,
         finished_at=finished_at,
-        error=_error(error),
+        error=stored_error(error),
         below=below if isinstance(below, RunTree) else None,
         items=None if isinstance(below, RunTree) else below,
     )
-
-
-def _error(text: str | None) -> TaskError | None:
-    return None if text is None or text == "null" else decode_error(text)
