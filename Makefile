@@ -17,10 +17,10 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench chaos promises clean
+.PHONY: help demo test check format cover bench bench-peers chaos promises clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12  JOBS=auto  ARGS="-k claim"'
 
 demo: $(ready) ## a worker, a few tasks and their results, on a PostgreSQL of its own
@@ -49,6 +49,9 @@ cover: $(ready) ## the tests once more, with the lines they miss
 bench: $(ready) ## the benchmarks
 	$(bin)/python -m benchmarks $(ARGS)
 
+bench-peers: $(ready) ## the same workloads for other task queues and for ours: about an hour
+	$(bin)/python -m benchmarks.peers $(ARGS)
+
 chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost
 	$(bin)/python -m benchmarks.chaos $(ARGS)
 
@@ -56,7 +59,7 @@ promises: $(ready) ## which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")
 
 clean: ## remove everything that the other targets made
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
+	rm -rf .venv benchmarks/.peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made from scratch each time: an environment that was repaired is not the one a newcomer gets.

@@ -1,0 +1,91 @@
+"""awa-pg: a core in Rust that calls coroutines, and keeps no results. `default` has two slots, `best` 200 in each of two processes."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportArgumentType=false
+# The package is in an environment of its own.
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import awa
+
+from benchmarks.peers.adapters.protocol import POLL_S, SLEEP_S, Adapter, database_url, note_start, serve, settings
+
+BEST = settings() == "best"
+SLOTS = 200 if BEST else 2
+
+
+@dataclass
+class Plain:
+    n: int
+
+
+@dataclass
+class Sleep:
+    n: int
+
+
+async def work() -> None:
+    client = awa.AsyncClient(database_url())
+
+    @client.task(Plain, queue="plain")
+    async def plain(job: Any) -> None:
+        note_start(job.args.n)
+
+    @client.task(Sleep, queue="sleep")
+    async def sleep(job: Any) -> None:
+        note_start(job.args.n)
+        await asyncio.sleep(SLEEP_S)
+
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    await client.start([("plain", SLOTS), ("sleep", 2)])
+    await stopped.wait()
+    await client.shutdown()
+
+
+class Awa(Adapter):
+    blocks = False
+    keeps_results = False
+    two_slots = not BEST
+    has_asyncio = True
+
+    async def open(self) -> None:
+        self.client = awa.AsyncClient(database_url())
+        await self.client.migrate()
+        await self.client.install_queue_storage()  # the engine of 0.6
+        self.sent = 0
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def workers(self) -> list[list[str]]:
+        command = [sys.executable, "-m", "benchmarks.peers.adapters.awa", "worker"]
+        return [command] * 2 if BEST else [command]
+
+    async def bulk(self, kind: str, numbers: range) -> None:
+        make, queue = (Sleep, "sleep") if kind == "sleep" else (Plain, "plain")
+        self.sent += len(numbers)
+        await self.client.enqueue_many_copy([make(number) for number in numbers], queue=queue)
+
+    async def send(self, number: int) -> Any:
+        self.sent += 1
+        return (await self.client.insert(Plain(number), queue="plain")).id
+
+    async def wait(self, sent: Any) -> None:
+        while str((await self.client.get_job(sent)).state).rpartition(".")[2].lower() != "completed":  # noqa: ASYNC110 - it tells nobody when a task has ended
+            await asyncio.sleep(POLL_S)
+
+    async def done(self) -> int:
+        """What was enqueued and is no longer there: how endings are stored is nothing that users may query."""
+        await self.client.flush_admin_metadata()
+        return self.sent - sum(stat.total_queued for stat in await self.client.queue_stats())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["worker"]:
+        asyncio.run(work())
+    else:
+        serve(Awa())
