@@ -67,9 +67,11 @@ def test_programs_get_codes_numbers_and_cures(doctor: Run, sql: psycopg.Connecti
     assert len({check["name"] for check in told["checks"]}) == len(ALL)
 
 
-def test_the_queues_of_an_app_are_compared_with_those_of_the_workers(doctor: Run, sql: psycopg.Connection) -> None:
+def test_the_queues_of_an_app_are_compared_with_those_of_the_workers(
+    doctor: Run, sql: psycopg.Connection, app_file: str
+) -> None:
     sql.execute(LIVES.replace("{default}", "{email}").encode())
-    assert "QUEUE_WITHOUT_WORKER: no worker serves default" in doctor("tests.apps.basic:app").stdout
+    assert "QUEUE_WITHOUT_WORKER: no worker serves mail, media" in doctor(app_file).stdout
     assert "QUEUE_WITHOUT_WORKER" not in doctor().stdout  # nothing is known of an app
 
 

@@ -1,7 +1,9 @@
 """On a server as one has it in production: nothing is wrong there, until somebody plants what concerns the whole server."""
 
 import json
+import secrets
 from collections.abc import Generator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,11 +18,12 @@ from tests.fixtures.workers import StartWorker
 
 
 def test_a_healthy_system_with_a_live_worker_has_no_findings_at_all(
-    sturdy_server: Server, worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+    sturdy_server: Server, worker: StartWorker, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HORSIES_DATABASE_URL", sturdy_server.url())
-    worker("tests.apps.basic:app", database_url=sturdy_server.url())
-    found = CliRunner().invoke(main, ["doctor", "tests.apps.basic:app", "--strict", "--json"])
+    app = tmp_path / f"healthy_{secrets.token_hex(4)}.py"  # its own: the apps of other tests are at other databases
+    app.write_text(f"from horsies import *\napp = Horsies(AppConfig.for_database_url({sturdy_server.url()!r}))\n")
+    worker(f"{app}:app", database_url=sturdy_server.url())
+    found = CliRunner().invoke(main, ["doctor", f"{app}:app", "--strict", "--json"])
     assert (found.exit_code, json.loads(found.stdout)["findings"]) == (0, [])
 
 

@@ -55,8 +55,11 @@ class _Server:
         async with await asyncio.start_server(self._serve_one, sock=listener, limit=REQUEST_BYTES):
             started.set_result(lambda: loop.call_soon_threadsafe(stop.set) and None)
             await stop.wait()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            clients = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in clients:
                 task.cancel()  # or some Pythons would wait for the clients
+            await asyncio.gather(*clients, return_exceptions=True)
+            await asyncio.sleep(0)  # a transport that was aborted closes its socket in the next round
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._clients += 1
