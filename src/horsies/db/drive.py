@@ -7,6 +7,7 @@ import psycopg
 
 from horsies.db import faults
 from horsies.db.dialogue import converse, converse_async
+from horsies.db.lines import in_pieces
 from horsies.db.op import Ask, Copy, Rows, Script, render
 
 R = TypeVar("R")
@@ -61,8 +62,8 @@ def _copy_on(connection: psycopg.Connection, request: Copy, schema: str) -> list
     names = [request.statement.name]
     faults.strike(connection, names, "before")
     with connection.cursor() as cursor, cursor.copy(request.statement.for_schema(schema)) as copy:
-        for row in request.rows:
-            copy.write_row(row)
+        for piece in in_pieces(request.lines):
+            copy.write(piece)
     faults.strike(connection, names, "after")
     return []
 
@@ -85,7 +86,7 @@ async def _copy_on_async(connection: psycopg.AsyncConnection, request: Copy, sch
     names = [request.statement.name]
     faults.strike(connection, names, "before")
     async with connection.cursor() as cursor, cursor.copy(request.statement.for_schema(schema)) as copy:
-        for row in request.rows:
-            await copy.write_row(row)
+        for piece in in_pieces(request.lines):
+            await copy.write(piece)
     faults.strike(connection, names, "after")
     return []

@@ -8,7 +8,7 @@ Requests:
 
 - `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them. What is to be said `afterwards`
   travels with them too, but is done when they are committed, and cannot undo them: if it fails, that is logged. On connections of our own only.
-- `Copy`: rows in bulk by COPY, made while the ones before are on their way. On connections of our own only.
+- `Copy`: rows in bulk by COPY, as lines (`lines.py`), made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
 
 Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
@@ -71,7 +71,7 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Copy:
     statement: Statement
-    rows: Iterable[Row]
+    lines: Iterable[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def one(query: Query) -> Op[Row | None]:
     return found[0] if found else None
 
 
-def copy(statement: Statement, rows: Iterable[Row]) -> Op[None]:
-    yield Copy(statement, rows)
+def copy(statement: Statement, lines: Iterable[str]) -> Op[None]:
+    yield Copy(statement, lines)
 
 
 def script(statement: Statement) -> Op[None]:

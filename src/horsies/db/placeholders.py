@@ -28,10 +28,11 @@ def numbered(text: str, schema: str, cast: str = "") -> tuple[str, tuple[str, ..
 def texts(params: Mapping[str, object], names: Sequence[str]) -> list[str | None]:
     """In the order of the names. Most are text already, or nothing."""
     values = [params[name] for name in names]
-    return [value if value is None or isinstance(value, str) else _text(value) for value in values]
+    return [value if value is None or isinstance(value, str) else text(value) for value in values]
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """Of what is neither text nor nothing."""
     match value:
         case bool():
             return "t" if value else "f"

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from horsies.db.arrays import array
+from horsies.db.lines import field
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Row, ask, ask_and_tell, copy, rows
+from horsies.db.op import Op, Query, ask, ask_and_tell, copy, rows
 from horsies.model.options import Key
 from horsies.model.task import NewTask, TaskId
 from horsies.tasks import keys
@@ -37,7 +38,7 @@ def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]
         return ids
     yield from rows(SQL["begin_send"]())
     if _can_be_copied(tasks):
-        yield from copy(SQL["copy_tasks"], _rows(tasks))
+        yield from copy(SQL["copy_tasks"], _lines(tasks))
         ids = [task.id for task in tasks]
     else:
         ids = yield from enqueue_within(tasks, key)
@@ -88,16 +89,13 @@ def _can_be_copied(tasks: Sequence[NewTask]) -> bool:
     return len(tasks) > SLICE_ROWS and terms.due is None and all(task.terms is terms for task in tasks)
 
 
-def _rows(tasks: Sequence[NewTask]) -> Iterator[Row]:
-    terms = tasks[0].terms
-    retry = (
-        [array(terms.retry.delays_ms), terms.retry.jitter, array(terms.retry.codes)]
-        if terms.retry
-        else [None, 0.0, None]
-    )
-    same = (terms.task_name, terms.queue_name, terms.priority, terms.good_until, terms.timeout_ms, *retry, terms.trace)
+def _lines(tasks: Sequence[NewTask]) -> Iterator[str]:
+    terms, retry = tasks[0].terms, tasks[0].terms.retry
+    policy = (array(retry.delays_ms), retry.jitter, array(retry.codes)) if retry else (None, 0.0, None)
+    same = (terms.task_name, terms.queue_name, terms.priority, terms.good_until, terms.timeout_ms, *policy, terms.trace)
+    rest = "\t".join(map(field, same)) + "\n"
     for task in tasks:
-        yield task.id, task.args, *same
+        yield f"{task.id}\t{field(task.args)}\t{rest}"
 
 
 def _insert(tasks: Sequence[NewTask], told: Literal["", "afterwards"] = "") -> Query:
