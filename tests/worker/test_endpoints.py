@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def test_a_scrape_counts_exactly_what_has_become_of_the_tasks(
     handles += [watched.fail.send(), watched.crash.send(), watched.crash_once.send(str(tmp_path / "mark"))]
     for handle in handles:
         handle.get(PATIENCE_MS)
+    # A waiter may read an ending before the worker has heard that it is written, and counts it.
+    eventually(lambda: ended(ask(port, "/metrics").samples()) == len(handles), what="all endings are counted")
     seen = ask(port, "/metrics").samples()
 
     def of(name: str, task: str, **labels: str) -> float | None:
@@ -61,6 +63,10 @@ def test_a_scrape_counts_exactly_what_has_become_of_the_tasks(
     assert seen["horsies_worker_slots"] == 1
     assert seen["horsies_worker_children_memory_bytes"] > 1e6
     assert seen["horsies_database_up"] == 1
+
+
+def ended(seen: Mapping[str, float]) -> float:
+    return sum(count for name, count in seen.items() if name.startswith("horsies_tasks_ended_total"))
 
 
 def test_a_worker_is_ready_unless_its_database_is_away_or_it_is_leaving(
