@@ -87,22 +87,7 @@ class Life:
 async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
-    books = Books(
-        worker=worker,
-        database=database,
-        limits=limits_of(app.config, config),
-        roster=roster,
-        frames=frames_of(app.config, config),
-        marks=marks_of(app.config, config),
-    )
-    log.info(
-        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",
-        config.process_count,
-        app.config.cluster_wide_cap,
-        config.max_claim_per_worker or books.frames.ceiling,
-        config.max_claim_batch,
-        config.concurrency,
-    )
+    books = _open_books(app, config, worker, roster)
     in_doubt = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         pump = Pump(
@@ -146,6 +131,26 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
+
+
+def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Member]) -> Books:
+    books = Books(
+        worker=worker,
+        database=app.broker.config,
+        limits=limits_of(app.config, config),
+        roster=roster,
+        frames=frames_of(app.config, config),
+        marks=marks_of(app.config, config),
+    )
+    log.info(
+        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",
+        config.process_count,
+        app.config.cluster_wide_cap,
+        config.max_claim_per_worker or books.frames.ceiling,
+        config.max_claim_batch,
+        config.concurrency,
+    )
+    return books
 
 
 def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
