@@ -3,10 +3,12 @@
 import os
 import time
 from functools import cache
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from horsies import AppConfig, Horsies, PostgresConfig, Task, TaskError, TaskResult
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DATABASE_URL = "BENCH_DATABASE_URL"
 PREFETCH = "BENCH_PREFETCH"
@@ -32,11 +34,11 @@ def make_app(database_url: str, prefetch: Prefetch) -> tuple[Horsies, Task[[int]
 @cache
 def _starts_file() -> int:
     """One file per process, written without a buffer: a start that happened is seen whatever comes after."""
-    path = Path(os.environ[STARTS_FOLDER]) / str(os.getpid())
+    path = os.path.join(os.environ[STARTS_FOLDER], str(os.getpid()))  # noqa: PTH118 - children need not load pathlib
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def read_starts(folder: Path) -> list[tuple[int, float]]:
+def read_starts(folder: "Path") -> list[tuple[int, float]]:
     """(number, moment on the monotonic clock) of every start, in order of time."""
     lines = [line.split() for path in folder.iterdir() for line in path.read_text(encoding="ascii").splitlines()]
     return sorted(((int(number), float(moment)) for number, moment in lines), key=lambda start: start[1])

@@ -32,10 +32,12 @@ def test_one_that_was_reprieved_works_on_and_is_still_to_be_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("given", "served_s", "is_aged"),
-    [(10, 1.0, False), (10, 0.1, True), (50, 1.0, True), (50, 3.0, False), (0, 0.0, False)],
+    [(10, 1.0, False), (10, 0.1, True), (50, 1.0, True), (50, 3.0, False), (0, 0.0, False), (9, 0.001, False)],
 )
 def test_a_replacement_that_takes_long_to_start_is_wanted_earlier(
     given: int, served_s: float, *, is_aged: bool
 ) -> None:
-    """It takes a second to start. After 10 of 100 tasks in a second there are nine seconds left; in a tenth of one, not even one."""
+    """It takes a second to start. After 10 of 100 tasks in a second there are nine seconds left; in a tenth of one, not even one.
+    Fewer than ten tell nothing.
+    """
     assert Age(100, given, start_s=1.0).is_aged(served_s) is is_aged

@@ -76,7 +76,7 @@ def test_a_node_is_sent_on_the_terms_of_its_task_unless_it_has_others() -> None:
     other = only(fetch.node(queue="slow", priority=5, good_until=until)("a")).terms
     assert plain is not None
     assert (plain.task_name, plain.queue_name, plain.timeout_ms, plain.retry) == ("fetch", "web", 1_000, POLICY)
-    assert other == dataclasses.replace(plain, queue_name="slow", priority=5, good_until=until)
+    assert other == plain._replace(queue_name="slow", priority=5, good_until=until)
 
 
 def test_the_explicit_form_says_the_same() -> None:

@@ -2,12 +2,12 @@
 
 import logging
 import os
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from horsies.child.link import Link
 from horsies.child.wire import (
     Assignment,
     Done,
@@ -30,7 +30,6 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 
 log = logging.getLogger("horsies.child")
-RECV_BYTES = 1 << 18
 
 
 class Runs(Protocol):
@@ -43,14 +42,14 @@ class Runs(Protocol):
 class Inbox:
     """Messages from the parent, whose death ends the process."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._unpacker = Unpacker()
 
     def receive(self) -> list[Message]:
         """At least one."""
         while True:
-            data = self._link.recv(RECV_BYTES)
+            data = self._link.receive()
             if not data:
                 os._exit(0)
             if messages := list(self._unpacker.feed(data)):
@@ -60,7 +59,7 @@ class Inbox:
 class Desk:
     """The tray of what has not begun, and the way to the parent."""
 
-    def __init__(self, link: socket.socket, inbox: Inbox, max_memory_mb: float | None, rss_mb: Callable[[], float]):
+    def __init__(self, link: Link, inbox: Inbox, max_memory_mb: float | None, rss_mb: Callable[[], float]):
         self._link = link
         self._inbox = inbox
         self._max_memory_mb = max_memory_mb
@@ -87,7 +86,7 @@ class Desk:
 
     def send(self, frames: bytes) -> None:
         with self._sending:
-            self._link.sendall(frames)
+            self._link.send(frames)
 
     def ending(self, done: Done) -> bytes:
         """The frames that report an ending, with the measure taken. Too big: what has not begun goes back with it."""

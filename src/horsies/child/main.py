@@ -10,7 +10,6 @@ import fcntl
 import gc
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from horsies.app import Horsies
 from horsies.child.desk import Desk, Inbox
 from horsies.child.guard import die_with, ignore_signals
 from horsies.child.hooks import run_start_hooks, run_stop_hooks
+from horsies.child.link import Link
 from horsies.child.loop import Loop
 from horsies.child.memory import rss_meter
 from horsies.child.solo import Solo
@@ -44,7 +44,7 @@ def main(fd: int) -> None:
     die_with(os.getppid())
     ignore_signals()
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)  # what a task starts must not keep the socket open
-    with socket.socket(fileno=fd) as link:
+    with Link(fd) as link:
         live(link, load)
 
 
@@ -63,7 +63,7 @@ def load(boot: Boot, at: Callable[[str], None]) -> Horsies:
     return app
 
 
-def live(link: socket.socket, load: Callable[[Boot, Callable[[str], None]], Horsies]) -> None:
+def live(link: Link, load: Callable[[Boot, Callable[[str], None]], Horsies]) -> None:
     """From the first message to the last."""
     inbox = Inbox(link)
     boot, *early = inbox.receive()
@@ -71,14 +71,14 @@ def live(link: socket.socket, load: Callable[[Boot, Callable[[str], None]], Hors
         raise TypeError("a child's first message is what to load")
 
     def at(what: str) -> None:
-        link.sendall(pack(Booting(what)))
+        link.send(pack(Booting(what)))
 
     with Loop() as loop:
         try:
             app = load(boot, at)
             run_start_hooks(app, loop, at)
         except HorsiesError as error:
-            link.sendall(pack(Refused(str(error))))
+            link.send(pack(Refused(str(error))))
             return
         _serve(link, inbox, boot, early, app, loop)
         set_title("leaving")
@@ -98,13 +98,14 @@ def _lose_patience() -> None:
     os._exit(0)
 
 
-def _serve(link: socket.socket, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, loop: Loop) -> None:
+def _serve(link: Link, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, loop: Loop) -> None:
     rss_mb = rss_meter()
     desk = Desk(link, inbox, boot.max_memory_mb, rss_mb)
     crew = Solo(app.tasks, desk, loop) if boot.concurrency == 1 else _crowd(app, desk, loop, boot.concurrency)
     set_title("idle")
-    gc.collect()
-    gc.freeze()  # what is loaded stays: later collections, and the end of the process, need not look at it
+    if boot.max_memory_mb is not None:
+        gc.collect()  # it is measured by what it keeps
+    gc.freeze()  # what is loaded stays: no collection, and not the end of the process either, need look at it
     desk.send(pack(Ready(os.getpid(), rss_mb())))
     crew.work(early)
 

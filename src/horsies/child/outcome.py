@@ -5,9 +5,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from horsies.child.running import Outcome, Running
 from horsies.child.wire import Done
@@ -31,8 +30,7 @@ _OUR_ROOM = __file__.removesuffix("outcome.py")
 log = logging.getLogger("horsies.child")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A task with its arguments."""
 
     task: Sendable[..., Any]

@@ -20,6 +20,7 @@ import sys
 import threading
 
 from horsies.child.guard import die_with, ignore_signals
+from horsies.child.link import Link
 from horsies.child.main import live, load
 from horsies.child.memory import rss_meter
 from horsies.child.title import set_title
@@ -68,7 +69,7 @@ class Template:
         self._control = control
         self._children: dict[int, int] = {}  # descriptors of their processes, and their pids
 
-    def serve(self) -> socket.socket:
+    def serve(self) -> Link:
         """Returns in every child, with its socket. The template itself never returns."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -80,20 +81,19 @@ class Template:
                 elif (link := self._answer(poll)) is not None:
                     return link
 
-    def _answer(self, poll: "select.poll") -> socket.socket | None:
+    def _answer(self, poll: "select.poll") -> Link | None:
         data, fds, _flags, _address = socket.recv_fds(self._control, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)  # the worker is gone, or needs us no longer
         (message,) = Unpacker().feed(data)
         if not isinstance(message, Fork) or len(fds) != 1:
             raise TypeError(f"a template is never sent {message} with {len(fds)} descriptors")
-        link = socket.socket(fileno=fds[0])
         try:
             if self._fork(poll):
-                return link
+                return Link(fds[0])
         except OSError as error:  # out of processes or descriptors, for now
             self._control.sendall(pack(Refused(f"cannot fork: {error}")))
-        link.close()
+        os.close(fds[0])
         return None
 
     def _fork(self, poll: "select.poll") -> bool:

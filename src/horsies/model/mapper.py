@@ -6,8 +6,7 @@ knows a group of nothing but those, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from horsies.model.result import ERROR_CODE
 
@@ -51,8 +50,7 @@ class ExceptionMap(Mapping[type[BaseException], str]):
         return f"{{{shown}}}"
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorCodes:
+class ErrorCodes(NamedTuple):
     """What one task's exceptions are called."""
 
     of_task: ExceptionMap

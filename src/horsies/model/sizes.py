@@ -5,8 +5,7 @@ by every look at its row. Something big is told of in the log of whoever wrote i
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from horsies.model.errors import PayloadError
 
@@ -17,8 +16,7 @@ MOST_BYTES: Final = 256 * 1024 * 1024  # quoted it may double, and PostgreSQL ta
 log = logging.getLogger("horsies.payload")
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadLimits:
+class PayloadLimits(NamedTuple):
     """`warning_bytes` None: nothing is told."""
 
     warning_bytes: int | None = DEFAULT_WARNING_BYTES

@@ -1,8 +1,7 @@
 """On which terms tasks are sent."""
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from horsies.model.retry import RetryPolicy
 
@@ -11,8 +10,7 @@ TaskId: TypeAlias = str
 DEFAULT_PRIORITY = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """On which terms tasks are sent: all but what they are called with, the same for a whole batch.
 
     `due` is a moment, or how long from now on the database's clock; None is now.

@@ -1,7 +1,7 @@
 """What an app declares, checked against its tasks and queues: all problems at once, before anything is stored."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from horsies.model.config import AppConfig
@@ -50,7 +50,7 @@ def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, Sen
 
 
 def _declared(schedule: TaskSchedule, task: Sendable[..., Any]) -> Declared:
-    terms = replace(task.terms, queue_name=schedule.queue_name or task.queue_name)
+    terms = task.terms._replace(queue_name=schedule.queue_name or task.queue_name)
     return Declared(schedule, terms, task.arguments.encode((), schedule.kwargs))
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -58,7 +57,7 @@ class Post(Generic[T]):
         if self._terms.due is not None:
             problems.append("eta and schedule() both say when; use send() with eta, or schedule() without")
         refuse(f"schedule() of task {self._terms.task_name!r}", problems)
-        terms = replace(self._terms, due=as_span(delay)) if delay else self._terms
+        terms = self._terms._replace(due=as_span(delay)) if delay else self._terms
         return [NewTask(new_task_id(), self._arguments.encode(args, kwargs), terms)]
 
     def batch(self, calls: Iterable[object]) -> list[NewTask]:

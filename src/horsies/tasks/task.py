@@ -5,7 +5,6 @@ Every child of a worker loads this: what only sends and workflows need is loaded
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -116,7 +115,7 @@ class Sendable(Sender[P, T]):
         given = {"queue_name": queue_name, "priority": priority, "due": eta, "good_until": good_until}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Sender(
-            replace(self._terms, **changes),
+            self._terms._replace(**changes),
             arguments=self.arguments,
             result=self.result,
             outlet=self._outlet,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from horsies.events import Send, TasksSent, Tracer, Work, begin_span, emit, end_span, subscribers
 from horsies.model.task import NewTask, TaskId
@@ -48,5 +48,5 @@ def traced(tracer: Tracer | None, work: Work) -> Generator[str | None]:
 
 def _carrying(trace: str, tasks: Sequence[NewTask]) -> list[NewTask]:
     """All on the same terms still: they go by one statement, or by COPY."""
-    terms = replace(tasks[0].terms, trace=trace)
+    terms = tasks[0].terms._replace(trace=trace)
     return [task._replace(terms=terms) for task in tasks]

@@ -6,6 +6,8 @@ AGED = 0.8
 """Of its tasks it has been given so many when its replacement is wanted."""
 AHEAD = 2.0
 """And earlier if it will need one sooner than so many times what a start takes: while there is nobody to take its place it would stand idle."""
+PACED = 0.1
+"""Its pace is known when it has been given so many: one task tells nothing of the next."""
 
 
 @dataclass(slots=True)
@@ -40,4 +42,6 @@ class Age:
             return False
         if self.given >= min(self.budget - 1, self.budget * AGED):
             return True
+        if self.given < self.budget * PACED:
+            return False
         return served_s * (self.budget - self.given) < AHEAD * self.start_s * self.given

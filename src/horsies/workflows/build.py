@@ -127,7 +127,7 @@ def _task(scope: Scope, position: int, node: TaskNode[Any], common: Node) -> Nod
     return replace(
         common,
         kind=node.kind,
-        terms=replace(task.terms, **{name: value for name, value in changes.items() if value is not None}),
+        terms=task.terms._replace(**{name: value for name, value in changes.items() if value is not None}),
         args=fit.text,
         refs=tuple(fit.refs),
         max_parallel=node.max_parallel,
