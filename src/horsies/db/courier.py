@@ -122,19 +122,21 @@ class _Session:
     async def _ask(self, queries: Sequence[Query]) -> list[Rows]:
         self._dialogue.say(queries, self._schema)
         answered = self._answered = self._loop.create_future()
-        self._flush()
+        if not self._flush():
+            self._loop.add_writer(self._socket, self._writable)
         return await answered
 
-    def _flush(self) -> None:
+    def _writable(self) -> None:
+        if self._flush():
+            self._loop.remove_writer(self._socket)
+
+    def _flush(self) -> bool:
+        """Whether nothing is left to be written: all is out, or it broke."""
         try:
-            is_full = self._pgconn.flush()
+            return not self._pgconn.flush()
         except psycopg.Error as error:
             self._settle(error)
-            return
-        if is_full:
-            self._loop.add_writer(self._socket, self._flush)
-        else:
-            self._loop.remove_writer(self._socket)
+            return True
 
     def _readable(self) -> None:
         try:

@@ -133,7 +133,7 @@ class Books:
         return self.promotes and not self.stopping
 
     def _starts(self) -> list[Claim]:
-        if self.stopping:
+        if self.stopping or not self.buffer:
             return []
         return [self.buffer.popleft().claim for _ in range(min(self._room(), len(self.buffer)))]
 
@@ -141,6 +141,8 @@ class Books:
         if self.stopping or not self.more or (self.limits.caps.is_any and any(turn.wanted for turn in self.in_flight)):
             return []  # while something is capped, claims of one worker would only wait for each other's lock
         free = self._free(len(starts))
+        if free <= 0:
+            return []
         run = max(0, min(self._room() - len(starts), free))
         hold = free - run if self.frames.buffers else 0
         batch = self.limits.max_claim_batch

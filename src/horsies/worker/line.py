@@ -43,8 +43,8 @@ class Line:
             return
         nothing_waits = not self._out
         self._out += pack(message)
-        if nothing_waits:
-            self._writable()
+        if nothing_waits and not self._write():
+            self._loop.add_writer(self._socket.fileno(), self._writable)
 
     def drain(self) -> None:
         """A dead child's last words are still in the socket."""
@@ -76,13 +76,15 @@ class Line:
         return bool(data)
 
     def _writable(self) -> None:
+        if self._write():
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _write(self) -> bool:
+        """Whether nothing is left to be written."""
         try:
             del self._out[: self._socket.send(self._out)]
         except BlockingIOError:
             pass
         except OSError:
             self._out.clear()  # it is dying; its end is noticed by its process
-        if self._out:
-            self._loop.add_writer(self._socket.fileno(), self._writable)
-        else:
-            self._loop.remove_writer(self._socket.fileno())
+        return not self._out
