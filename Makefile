@@ -17,7 +17,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-peers chaos promises clean
+.PHONY: help demo test check format cover bench bench-mix bench-peers chaos promises clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ cover: $(ready) ## the tests once more, with the lines they miss
 
 bench: $(ready) ## the benchmarks
 	$(bin)/python -m benchmarks $(ARGS)
+
+bench-mix: $(ready) ## fast and slow tasks together: who waits for whom
+	$(bin)/python -m benchmarks.mix $(ARGS)
 
 bench-peers: $(ready) ## the same workloads for other task queues and for ours: about an hour
 	$(bin)/python -m benchmarks.peers $(ARGS)

@@ -25,17 +25,18 @@ def drain(place: Place, prefetch: Prefetch, count: int, *options: str) -> Draine
     place.clear("horsies")
     place.fill("horsies", count)
     with running_worker(place, prefetch, *options) as worker:
-        _wait_until_empty(place, worker)
+        wait_until_empty(place, worker)
         starts = worker.starts()
     done_s = _seconds(place)
     problems = [f"drain with prefetch_buffer={prefetch}: {problem}" for problem in _problems(place, starts, count)]
     return Drained((count - 1) / (starts[-1][1] - starts[0][1]), count / done_s, problems)
 
 
-def _wait_until_empty(place: Place, worker: Worker) -> None:
+def wait_until_empty(place: Place, *workers: Worker) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while place.admin.execute("select from horsies.tasks limit 1").rowcount:
-        worker.insist()
+        for worker in workers:
+            worker.insist()
         if time.monotonic() > deadline:
             raise TimeoutError(f"the backlog was not done within {TIMEOUT_S} s")
         time.sleep(LOOK_S)

@@ -28,6 +28,15 @@ def make_app(database_url: str, prefetch: Prefetch) -> tuple[Horsies, Task[[int]
     def count_to(n: int) -> TaskResult[list[int], TaskError]:
         return TaskResult(ok=list(range(n)))
 
+    @app.task("stay")
+    def stay(n: int, seconds: float) -> TaskResult[int, TaskError]:
+        """Notes when it began and ended, by the clock that the database goes by."""
+        began = time.time()
+        if seconds:
+            time.sleep(seconds)
+        os.write(_starts_file(), f"{n} {began} {time.time()}\n".encode())
+        return TaskResult(ok=n)
+
     return app, note_start
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import horsies
-from horsies.cli import main as command
+from horsies.cli.worker import worker as command
 from horsies.doctor.catalogue import CATALOGUE
 from horsies.model import codes
 
@@ -212,7 +212,7 @@ def test_the_example_configurations_are_accepted() -> None:
     flags = re.findall(r"^# horsies worker \S+ (.+)$", code, re.MULTILINE)
     assert flags
     for line in flags:
-        command.worker.make_context("worker", ["shop:app", *line.split()])
+        command.make_context("worker", ["shop:app", *line.split()])
 
 
 @pytest.mark.promise("T4")

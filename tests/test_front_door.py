@@ -103,6 +103,20 @@ assert not {"psycopg", "pydantic_core", "asyncio", "horsies.workflows", "horsies
     assert done.returncode == 0, done.stderr
 
 
+def test_a_worker_s_command_loads_neither_what_validates_nor_what_other_commands_need() -> None:
+    """It would hold them for as long as it lives."""
+    code = """
+import sys
+from click.testing import CliRunner
+from horsies.cli.main import main
+assert CliRunner().invoke(main, ["worker", "--help"]).exit_code == 0
+assert "horsies.worker.run" in sys.modules
+assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.build", "horsies.doctor"} & sys.modules.keys()
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -98,7 +98,10 @@ def leaves(command: click.Command, names: tuple[str, ...] = ()) -> Iterator[tupl
     if not isinstance(command, click.Group):
         yield names, command
         return
-    for name, below in command.commands.items():
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
         yield from leaves(below, (*names, name))
 
 

@@ -32,6 +32,43 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
         assert (member.load, member.is_open) == (0, True)
 
 
+async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for_too(tmp_path: Path) -> None:
+    """None of them need be slow for the last one to wait long."""
+    go = tmp_path / "go"
+    async with open_pool(frame=5) as pump:
+        *_, last, _behind = send_together(
+            pump, *[("sleep", {"seconds": 0.05})] * 3, ("gate", {"until": str(go)}), ("quick", {})
+        )
+        member, _ticket = await pump.beginning(last)
+        assert member.is_stuck(member.began_at, slow_after_s=0.15)
+        go.touch()
+        await pump.ending(last)
+
+
+async def test_what_a_child_did_before_is_nobody_s_wait(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool(frame=2) as pump:
+        await pump.ending(pump.send("sleep", seconds=0.05))
+        slow, _behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}))
+        member, _ticket = await pump.beginning(slow)
+        assert not member.is_stuck(member.began_at, slow_after_s=0.0)
+        go.touch()
+        await pump.ending(slow)
+
+
+async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -> None:
+    """Not even if nothing had to be recalled from it."""
+    go = tmp_path / "go"
+    async with open_pool(frame=3) as pump:
+        slow = pump.send("gate", until=str(go))
+        member, _ticket = await pump.beginning(slow)
+        member.began_at -= 1
+        assert (member.recalled, member.load, member.is_open) == (False, 1, False)
+        go.touch()
+        await pump.ending(slow)
+        assert member.is_open
+
+
 async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(frame=3, max_tasks=10) as pump:

@@ -2,7 +2,7 @@
 
 RUNNING is durable before user code starts, so a child that works through tiny tasks one by one waits for a commit between any
 two. With prefetch it is given a *frame*: as many tasks as it works through in a few milliseconds by measurement, started
-together. If the measurement was wrong and one of them is slow, those behind it are recalled and released. A child that runs many at
+together. If the measurement was wrong and one of them is slow, or all are slower than thought, those behind are recalled and released. A child that runs many at
 once (`concurrency`) needs no frames: its places are many.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 FRAME_US = 5_000
 FRAME_MAX = 256
 SLOW_AFTER_S = 0.02
-"""A task that has run this long is slow: what waits behind it in its child is recalled."""
+"""A task that has run this long is slow, and so are many that have together: what waits behind them in their child is recalled."""
 
 TINY_US = 1_000
 NEW_WEIGHT = 0.1

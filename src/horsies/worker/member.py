@@ -29,6 +29,7 @@ from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
 from horsies.worker.age import Age
+from horsies.worker.frames import SLOW_AFTER_S
 from horsies.worker.line import Line
 from horsies.worker.process import Births, Process, words
 from horsies.worker.tickets import Tickets
@@ -77,6 +78,7 @@ class Member:
         self.rss_mb = 0.0
         self.recalled = False
         self.began_at = 0.0
+        self._worked_us = 0
         self._born_at = self._ready_at = time.monotonic()
         self._has_news = False
         self._unanswered_since: float | None = None
@@ -137,6 +139,7 @@ class Member:
             and not self.recalled
             and not self.is_retiring
             and self.budget_left != 0
+            and not self._is_slow(time.monotonic())
         )
 
     @property
@@ -153,17 +156,25 @@ class Member:
         return len(self.tickets)
 
     def is_stuck(self, now: float, slow_after_s: float) -> bool:
-        """Its current task has run for long, and nobody has asked yet for what waits behind it."""
+        """What runs before those that wait here has taken long, one task or many of them, and nobody has asked yet for them back."""
         return (
             self._boot.concurrency == 1
             and not self.recalled
             and self.tickets.has_begun
-            and now - self.began_at > slow_after_s
+            and self._ahead_s(now) > slow_after_s
         )
+
+    def _ahead_s(self, now: float) -> float:
+        """Only what tasks take counts, and not what comes between them: that is the same wherever they run."""
+        return now - self.began_at + self.tickets.worked_before(self._worked_us) / 1_000_000
+
+    def _is_slow(self, now: float) -> bool:
+        """Its current task takes so long that nothing should wait behind it."""
+        return self._boot.concurrency == 1 and self.tickets.has_begun and now - self.began_at > SLOW_AFTER_S
 
     def assign(self, claims: Iterable[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
-        run = self.tickets.give(claims)
+        run = self.tickets.give(claims, self._worked_us)
         self._age.given += len(run.assignments)
         self._send(run)
 
@@ -265,6 +276,7 @@ class Member:
 
     def _ended(self, done: Done) -> None:
         self.recalled = False
+        self._worked_us += done.duration_us
         self._age.is_too_big = self._age.is_too_big or done.leaving
         self._reports.done(self.tickets.end(done.ticket), done)
 

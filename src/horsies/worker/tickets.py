@@ -1,5 +1,6 @@
 """What one child has been given and has not ended: claims by *ticket*, the number they have between the parent and this child."""
 
+from collections import deque
 from collections.abc import Iterable
 
 from horsies.child.wire import Run
@@ -16,6 +17,8 @@ class Tickets:
         self._begun: set[int] = set()
         self._verdicts: dict[int, TaskError] = {}
         self._abandoned: set[int] = set()
+        self._frames: deque[tuple[int, int]] = deque()
+        """Of those that have not all begun: the last ticket, and what the child had worked when they were given."""
         self._last = 0
 
     def __len__(self) -> int:
@@ -35,6 +38,10 @@ class Tickets:
     def has_unbegun(self) -> bool:
         return len(self._given) > len(self._begun)
 
+    def worked_before(self, worked_us: int) -> int:
+        """How much of its work the child has done since the first that has not begun was given."""
+        return worked_us - self._frames[0][1] if self._frames else 0
+
     @property
     def is_deserted(self) -> bool:
         """Nothing is left but what was abandoned."""
@@ -51,7 +58,10 @@ class Tickets:
         """What runs under this ticket, if it still does."""
         return self._given.get(ticket) if ticket in self._begun else None
 
-    def give(self, claims: Iterable[Claim]) -> Run:
+    def give(self, claims: Iterable[Claim], worked_us: int) -> Run:
+        """To a child that has worked so much in its life."""
+        if not self.has_unbegun:
+            self._frames.clear()
         run = Run([])
         for claim in claims:
             self._last += 1
@@ -70,10 +80,13 @@ class Tickets:
                     claim.trace,
                 )
             )
+        self._frames.append((self._last, worked_us))
         return run
 
     def begin(self, ticket: int) -> Claim:
         self._begun.add(ticket)
+        while self._frames and self._frames[0][0] <= ticket:
+            self._frames.popleft()
         return self._given[ticket]
 
     def end(self, ticket: int) -> Claim:
