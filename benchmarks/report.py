@@ -23,7 +23,7 @@ WIDTH = 130  # when it is not a terminal that reads
 
 def print_report(numbers: Numbers, one: Cost, group: Cost, bars: list[Bar], problems: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(_measures(numbers), _costs(one, group), _bars(bars))
+    console.print(_measures(numbers), _costs(one, group), bars_table(bars))
     for problem in problems:
         console.print(f"[red]WRONG[/red]: {problem}", highlight=False)
 
@@ -56,7 +56,7 @@ def _costs(one: Cost, group: Cost) -> Table:
     return table
 
 
-def _bars(bars: list[Bar]) -> Table:
+def bars_table(bars: list[Bar]) -> Table:
     table = Table("bar", title="bars; in brackets: for comparison only", title_justify="left")
     for head in ("is", "wanted", "verdict"):
         table.add_column(head, justify="right")

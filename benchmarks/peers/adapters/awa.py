@@ -51,6 +51,7 @@ class Awa(Adapter):
     keeps_results = False
     two_slots = not BEST
     has_asyncio = True
+    only_asyncio = True
 
     async def open(self) -> None:
         self.client = awa.AsyncClient(database_url())

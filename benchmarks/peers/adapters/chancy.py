@@ -40,6 +40,7 @@ class ChancyAdapter(Adapter):
     keeps_results = False
     two_slots = not BEST
     has_asyncio = True
+    only_asyncio = BEST
 
     async def open(self) -> None:
         self.admin = psycopg.connect(database_url(), autocommit=True)
