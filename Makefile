@@ -49,7 +49,7 @@ cover: $(ready) ## the tests once more, with the lines they miss
 bench: $(ready) ## the benchmarks
 	$(bin)/python -m benchmarks $(ARGS)
 
-bench-peers: $(ready) ## the same workloads for other task queues and for ours: about an hour
+bench-peers: $(ready) ## the same workloads for other task queues and for ours: 45 minutes
 	$(bin)/python -m benchmarks.peers $(ARGS)
 
 chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost

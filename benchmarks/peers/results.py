@@ -12,7 +12,7 @@ from statistics import median
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.bars import Bar
 from benchmarks.peers.sizes import Sizes
@@ -65,7 +65,7 @@ def print_results(results: Results, entries: list[Entry], bars: list[Bar]) -> No
 
 def _table(results: Results, entries: list[Entry], units: dict[str, str]) -> Table:
     table = Table(
-        "system, settings",
+        Column("system, settings", no_wrap=True),
         title="medians; in brackets: how many times better ours is with like settings",
         title_justify="left",
     )

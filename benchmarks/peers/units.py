@@ -5,6 +5,6 @@ WORKFLOWS = {"workflows": "/s", "chain p50": "ms"}
 LATENCIES = {"latency p50": "ms", "latency p95": "ms", "latency p99": "ms", "start p50": "ms"}
 REST = {"memory": "MB", "sleep": "of ideal"}
 
-TABLES = ({**RATES, **WORKFLOWS}, {**LATENCIES, **REST})
+TABLES = (RATES, LATENCIES, {**WORKFLOWS, **REST})
 UNITS = {**RATES, **WORKFLOWS, **LATENCIES, **REST}
 LOWER_IS_BETTER = {"ms", "MB"}

@@ -16,8 +16,8 @@ from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskNode, Tas
 
 BEST = settings() == "best"
 TIMEOUT_MS = 120_000
-AT_ONCE = 10
-"""As many as its pool of connections may have, and a few less."""
+AT_ONCE = 5
+"""As many as its pool of connections keeps: those beyond are opened and closed for each send."""
 
 app = Horsies(
     AppConfig(
