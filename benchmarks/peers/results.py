@@ -56,7 +56,8 @@ class Results:
 def print_results(results: Results, entries: list[Entry], bars: list[Bar]) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     for units in TABLES:
-        console.print(_table(results, entries, units))
+        if any(results.median(entry.key, name) is not None for entry in entries for name in units):
+            console.print(_table(results, entries, units))
     if bars:
         console.print(bars_table(bars))
     for problem in results.problems:
