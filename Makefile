@@ -52,7 +52,7 @@ bench: $(ready) ## the benchmarks
 bench-mix: $(ready) ## fast and slow tasks together: who waits for whom
 	$(bin)/python -m benchmarks.mix $(ARGS)
 
-bench-peers: $(ready) ## the same workloads for other task queues and for ours: about an hour
+bench-peers: $(ready) ## the same workloads for other task queues and for ours: 45 minutes
 	$(bin)/python -m benchmarks.peers $(ARGS)
 
 chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost

@@ -1,6 +1,7 @@
 """`python -m benchmarks.peers`: other task queues and ours, the same workloads, in turns. Prints a table, writes JSON and plots."""
 
 import argparse
+import random
 import signal
 import subprocess
 import sys
@@ -11,18 +12,24 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from benchmarks.bars import Bar
+from benchmarks.peers.bars import bars
 from benchmarks.peers.environments import NotInstalled, base_version, find_python, install, install_plots
 from benchmarks.peers.processes import environment
-from benchmarks.peers.results import FOLDER, LATEST, Results, print_table, write_json
+from benchmarks.peers.results import FOLDER, LATEST, Results, print_results, write_json
 from benchmarks.peers.servers import Servers, find_redis, open_servers
+from benchmarks.peers.session import Sessions
+from benchmarks.peers.sizes import FULL, QUICK, Sizes
 from benchmarks.peers.systems import ROOT, SYSTEMS, Entry, System
-from benchmarks.peers.workloads import FULL, QUICK, WORKLOADS, Sizes, measure
+from benchmarks.peers.workloads import WORKLOADS, measure
 
 INTERRUPTED = 130
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    for asked_to_stop in STOPS:
+        signal.signal(asked_to_stop, _interrupt)
     options = _options()
     sizes = QUICK if options.quick else FULL
     if options.rounds:
@@ -83,19 +90,51 @@ def _run(only: list[str] | None, settings: list[str] | None, workloads: list[str
         if settings is None or name in settings
     ]
     _say("starting the servers")
-    with open_servers(redis) as servers:
-        for number in range(1, sizes.rounds + 1):
-            # Each round begins with another system, so that nobody always follows the same neighbour.
-            turn = number % len(entries) if entries else 0
-            for entry in [*entries[turn:], *entries[:turn]]:
-                _say(f"round {number}/{sizes.rounds}: {entry.label}")
-                _measure(servers, entry, pythons[entry.system.name], sizes, set(workloads), results)
-        postgres = servers.settings()
-        _say("done, stopping")
-    print_table(results, entries)
-    write_json(results, entries, sizes=sizes, postgres=postgres, about={"python": base_version(base)})
+    about: dict[str, object] = {"python": base_version(base), "rounds_done": 0}
+    try:
+        with open_servers(redis) as servers:
+            about["postgres"] = servers.settings()
+            for number in _rounds(servers, entries, pythons, sizes, set(workloads), results):
+                about["rounds_done"] = number
+                write_json(results, entries, _judged(results, sizes), sizes=sizes, about=about)
+            _say("done, stopping")
+    finally:  # also of what was interrupted, what there is
+        judged = _judged(results, sizes)
+        print_results(results, entries, judged)
+        write_json(results, entries, judged, sizes=sizes, about=about)
     _plot(base)
-    return 1 if results.problems else 0
+    return 1 if results.problems or not all(bar.passed for bar in judged if bar.judged) else 0
+
+
+def _rounds(
+    servers: Servers,
+    entries: list[Entry],
+    pythons: dict[str, Path],
+    sizes: Sizes,
+    chosen: set[str],
+    results: Results,
+) -> Iterator[int]:
+    """The number of each round that is over."""
+    began = time.monotonic()
+    measured = 0
+    for number in range(1, sizes.rounds + 1):
+        # Shuffled, and in each run alike, so that nobody always follows the same neighbour.
+        for place, entry in enumerate(random.Random(number).sample(entries, len(entries)), 1):  # noqa: S311 - no secret
+            minutes = (time.monotonic() - began) / 60
+            left = minutes / measured * (len(entries) * sizes.rounds - measured) if measured else None
+            _say(f"round {number}/{sizes.rounds}, {place} of {len(entries)}: {entry.label} ({_so_far(minutes, left)})")
+            _measure(Sessions(servers, entry, pythons[entry.system.name]), sizes, chosen, results)
+            measured += 1
+        yield number
+
+
+def _so_far(minutes: float, left: float | None) -> str:
+    return f"{minutes:.1f} min so far" + ("" if left is None else f", about {left:.0f} to go")
+
+
+def _judged(results: Results, sizes: Sizes) -> list[Bar]:
+    """Tiny sizes say nothing about speed: then the bars are only shown."""
+    return [bar if sizes.long_drain == FULL.long_drain else replace(bar, judged=False) for bar in bars(results)]
 
 
 def _without_redis(systems: list[System], results: Results) -> Iterator[System]:
@@ -119,13 +158,13 @@ def _install(systems: list[System], base: str, results: Results) -> dict[str, Pa
     return pythons
 
 
-def _measure(servers: Servers, entry: Entry, python: Path, sizes: Sizes, chosen: set[str], results: Results) -> None:
-    for numbers in measure(servers, entry, python, sizes, chosen):
+def _measure(sessions: Sessions, sizes: Sizes, chosen: set[str], results: Results) -> None:
+    for numbers in measure(sessions, sizes, chosen):
         if isinstance(numbers, str):
             _say(numbers)
             results.problems.append(numbers)
         else:
-            results.add(entry, numbers)
+            results.add(sessions.entry, numbers)
 
 
 def _plot(base: str) -> None:
@@ -146,6 +185,9 @@ def _say(what: str) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """Once: who is impatient must not cut short the stopping of workers and servers."""
+    for asked_to_stop in STOPS:
+        signal.signal(asked_to_stop, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

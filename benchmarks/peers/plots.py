@@ -52,10 +52,10 @@ def _plot(path: Path, measure: str, unit: str, bars) -> None:
     axes.bar_label(
         drawn, labels=[f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=6, fontsize=8
     )
-    if max(values) > LOG_SPREAD * min(values):
-        axes.set_xscale("log")
+    scale = "log" if max(values) > LOG_SPREAD * min(values) else "linear"
+    axes.set_xscale(scale)
     axes.margins(x=0.15)
-    axes.set_title(f"{measure} ({unit}): median, and the lowest and highest round", fontsize=10)
+    axes.set_title(f"{measure} ({unit}, {scale} scale): median, and the lowest and highest round", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

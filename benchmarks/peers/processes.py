@@ -15,8 +15,7 @@ import psutil
 
 from benchmarks.peers.systems import ROOT
 
-STOP_S = 8
-ANSWER_S = 300
+STOP_S = 3
 LOOK_S = 0.5
 LOG_TAIL = 300
 
@@ -34,9 +33,7 @@ class Asked:
         self._process = process
         self._log = log
 
-    def __call__(
-        self, *command: object, within_s: float = ANSWER_S, insist: Callable[[], None] | None = None
-    ) -> Answer:
+    def __call__(self, *command: object, within_s: float, insist: Callable[[], None] | None = None) -> Answer:
         """`insist` raises when there is no sense in waiting any longer."""
         assert self._process.stdin is not None  # noqa: S101 - both are pipes
         assert self._process.stdout is not None  # noqa: S101 - the same

@@ -4,38 +4,26 @@ import json
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
+from benchmarks.bars import Bar
+from benchmarks.peers.sizes import Sizes
 from benchmarks.peers.systems import OURS, Entry, version_of
-from benchmarks.peers.workloads import Numbers, Sizes
+from benchmarks.peers.units import LOWER_IS_BETTER, TABLES, UNITS
+from benchmarks.peers.workloads import Numbers
+from benchmarks.report import bars_table
 
 FOLDER = Path(__file__).parent.parent / "results"
 LATEST = FOLDER / "peers.json"
-WIDTH = 200  # when it is not a terminal that reads
-
-UNITS = {
-    "drain": "tasks/s",
-    "bulk": "tasks/s",
-    "send": "tasks/s",
-    "latency p50": "ms",
-    "latency p95": "ms",
-    "latency p99": "ms",
-    "start p50": "ms",
-    "pipeline": "tasks/s",
-    "workflows": "/s",
-    "chain p50": "ms",
-    "async drain": "tasks/s",
-    "memory": "MB",
-    "sleep": "of ideal",
-}
-"""In the order of the table. What is in ms or MB is better when it is lower."""
-LOWER_IS_BETTER = {"ms", "MB"}
+WIDTH = 120  # when it is not a terminal that reads
 
 
 @dataclass(slots=True)
@@ -65,28 +53,36 @@ class Results:
         return theirs / ours if UNITS[measure] in LOWER_IS_BETTER else ours / theirs
 
 
-def print_table(results: Results, entries: list[Entry]) -> None:
+def print_results(results: Results, entries: list[Entry], bars: list[Bar]) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for units in TABLES:
+        if any(results.median(entry.key, name) is not None for entry in entries for name in units):
+            console.print(_table(results, entries, units))
+    if bars:
+        console.print(bars_table(bars))
+    for problem in results.problems:
+        console.print(f"[red]PROBLEM[/red]: {escape(problem)}", highlight=False)
+
+
+def _table(results: Results, entries: list[Entry], units: dict[str, str]) -> Table:
     table = Table(
-        "system, settings",
+        Column("system, settings", no_wrap=True),
         title="medians; in brackets: how many times better ours is with like settings",
         title_justify="left",
     )
-    measures = [name for name in UNITS if any(results.median(entry.key, name) is not None for entry in entries)]
+    measures = [name for name in units if any(results.median(entry.key, name) is not None for entry in entries)]
     for measure in measures:
-        table.add_column(f"{measure}\n{UNITS[measure]}", justify="right")
+        table.add_column(f"{measure}\n{units[measure]}", justify="right")
     for entry in entries:
-        cells = (_cell(results.median(entry.key, name), results.ratio(entry.key, name)) for name in measures)
+        cells = (_cell(entry, results.median(entry.key, name), results.ratio(entry.key, name)) for name in measures)
         table.add_row(entry.label, *cells, style="bold" if entry.system.name == OURS else None)
-    console.print(table)
-    for problem in results.problems:
-        console.print(f"[red]PROBLEM[/red]: {problem}", highlight=False)
+    return table
 
 
-def _cell(value: float | None, ratio: float | None) -> str:
+def _cell(entry: Entry, value: float | None, ratio: float | None) -> str:
     if value is None:
         return "-"
-    return _number(value) if ratio is None else f"{_number(value)}\n({_number(ratio)})"
+    return _number(value) if ratio is None or entry.system.name == OURS else f"{_number(value)} ({_number(ratio)})"
 
 
 def _number(value: float) -> str:
@@ -98,21 +94,21 @@ def _number(value: float) -> str:
 def write_json(
     results: Results,
     entries: list[Entry],
+    bars: list[Bar],
     *,
     sizes: Sizes,
-    postgres: dict[str, str],
-    about: dict[str, str],
-    path: Path = LATEST,
+    about: dict[str, object],
 ) -> None:
     report = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "system": platform.platform(),
+            "processor": _processor(),
             "cpus": os.cpu_count(),
+            "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
             "load_average": os.getloadavg(),
         },
-        "about": about,
-        "postgres": postgres,
+        **about,
         "sizes": asdict(sizes),
         "units": UNITS,
         "entries": [
@@ -128,7 +124,19 @@ def write_json(
             }
             for entry in entries
         ],
+        "bars": [asdict(bar) | {"verdict": bar.verdict} for bar in bars],
         "problems": results.problems,
     }
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    FOLDER.mkdir(exist_ok=True)
+    half_written = LATEST.with_suffix(".json.new")
+    half_written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    half_written.replace(LATEST)
+
+
+def _processor() -> str:
+    """As Linux calls it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

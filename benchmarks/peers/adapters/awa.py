@@ -15,6 +15,13 @@ from benchmarks.peers.adapters.protocol import POLL_S, SLEEP_S, Adapter, databas
 
 BEST = settings() == "best"
 SLOTS = 200 if BEST else 2
+DONE = """
+    select (
+        (select coalesce(sum(completed_count), 0) from awa.receipt_completion_batches)
+        + (select count(*) from awa.done_entries)
+        + (select coalesce(sum(pruned_completed_count), 0) from awa.queue_terminal_rollups)
+    )::bigint as done
+"""
 
 
 @dataclass
@@ -51,12 +58,12 @@ class Awa(Adapter):
     keeps_results = False
     two_slots = not BEST
     has_asyncio = True
+    only_asyncio = True
 
     async def open(self) -> None:
         self.client = awa.AsyncClient(database_url())
         await self.client.migrate()
         await self.client.install_queue_storage()  # the engine of 0.6
-        self.sent = 0
 
     async def close(self) -> None:
         await self.client.close()
@@ -67,11 +74,9 @@ class Awa(Adapter):
 
     async def bulk(self, kind: str, numbers: range) -> None:
         make, queue = (Sleep, "sleep") if kind == "sleep" else (Plain, "plain")
-        self.sent += len(numbers)
         await self.client.enqueue_many_copy([make(number) for number in numbers], queue=queue)
 
     async def send(self, number: int) -> Any:
-        self.sent += 1
         return (await self.client.insert(Plain(number), queue="plain")).id
 
     async def wait(self, sent: Any) -> None:
@@ -79,9 +84,9 @@ class Awa(Adapter):
             await asyncio.sleep(POLL_S)
 
     async def done(self) -> int:
-        """What was enqueued and is no longer there: how endings are stored is nothing that users may query."""
-        await self.client.flush_admin_metadata()
-        return self.sent - sum(stat.total_queued for stat in await self.client.queue_stats())
+        """From its tables: its own statistics take half a minute over a backlog of thousands."""
+        async with await self.client.transaction() as transaction:
+            return (await transaction.fetch_one(DONE))["done"]
 
 
 if __name__ == "__main__":

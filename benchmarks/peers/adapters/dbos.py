@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any
 
 import psycopg
+import sqlalchemy
 from dbos import DBOS, DBOSClient
 
 from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, database_url, note_start, serve, settings
@@ -60,11 +61,13 @@ def chain(steps: int) -> int:
 class Dbos(Adapter):
     has_workflows = True
     has_asyncio = True
+    portion = 200
 
     async def open(self) -> None:
         launch()  # makes the tables
         DBOS.destroy()
         self.client = DBOSClient(system_database_url=URL)
+        self.engine = sqlalchemy.create_engine(URL)
         self.admin = psycopg.connect(database_url(), autocommit=True)
 
     async def close(self) -> None:
@@ -74,12 +77,13 @@ class Dbos(Adapter):
         return [[sys.executable, "-m", "benchmarks.peers.adapters.dbos", "worker"]]
 
     def enqueue(self, name: str, number: int, queue_name: str = "tasks") -> Any:
-        options = {"workflow_name": name, "queue_name": queue_name, "app_version": VERSION}
-        return self.client.enqueue(options, number)
+        return self.client.enqueue(options(name, queue_name), number)
 
     async def bulk(self, kind: str, numbers: range) -> None:
-        for number in numbers:
-            self.enqueue(kind, number, "sleepers" if kind == "sleep" else "tasks")
+        with self.engine.begin() as transaction:
+            for number in numbers:
+                queue_name = "sleepers" if kind == "sleep" else "tasks"
+                self.client.enqueue_in_transaction(transaction, options(kind, queue_name), number)
 
     async def send(self, number: int) -> Any:
         return self.enqueue("plain", number)
@@ -96,6 +100,10 @@ class Dbos(Adapter):
 
     async def start_chain(self, steps: int) -> Any:
         return self.enqueue("chain", steps, "workflows")
+
+
+def options(name: str, queue_name: str) -> Any:
+    return {"workflow_name": name, "queue_name": queue_name, "app_version": VERSION}
 
 
 def launch() -> None:

@@ -48,6 +48,7 @@ class Pgqueuer(Adapter):
     keeps_results = False
     two_slots = not BEST
     has_asyncio = True
+    only_asyncio = True
 
     async def open(self) -> None:
         self.connection = await asyncpg.connect(database_url())

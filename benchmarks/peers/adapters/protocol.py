@@ -25,7 +25,6 @@ STARTS_FOLDER = "PEERS_STARTS"
 
 SLEEP_S = 0.1
 POLL_S = 0.002
-PORTION = 2_000
 
 Numbers = dict[str, Any]
 
@@ -65,6 +64,10 @@ class Adapter(ABC):
     has_workflows = False
     has_asyncio = False
     """Whether its tasks may be coroutines: then `bulk` knows the kind `async`."""
+    only_asyncio = False
+    """Whether the plain tasks are coroutines already."""
+    portion = 2_000
+    """How many tasks `bulk` is given at once; few where each of them takes long, because the time is looked at in between."""
 
     async def open(self) -> None:  # noqa: B027 - not every system needs it
         """Make what a producer needs: a connection, a schema."""
@@ -143,6 +146,7 @@ async def _open(adapter: Adapter) -> Numbers:
         "two_slots": adapter.two_slots,
         "has_workflows": adapter.has_workflows,
         "has_asyncio": adapter.has_asyncio,
+        "only_asyncio": adapter.only_asyncio,
         "python": sys.version.split()[0],
     }
 
@@ -153,17 +157,19 @@ async def _bulk(adapter: Adapter, kind: str, first: str, count: str, limit_s: st
     numbers = range(int(first), int(first) + int(count))
     sent = 0
     while sent < len(numbers) and time.monotonic() < began + float(limit_s):
-        portion = numbers[sent : sent + PORTION]
+        portion = numbers[sent : sent + adapter.portion]
         await adapter.bulk(kind, portion)
         sent += len(portion)
     return {"sent": sent, "seconds": time.monotonic() - began}
 
 
-async def _send(adapter: Adapter, count: str) -> Numbers:
+async def _send(adapter: Adapter, count: str, limit_s: str) -> Numbers:
     began = time.monotonic()
-    for number in range(int(count)):
-        await adapter.send(number)
-    return {"seconds": time.monotonic() - began}
+    sent = 0
+    while sent < int(count) and time.monotonic() < began + float(limit_s):
+        await adapter.send(sent)
+        sent += 1
+    return {"sent": sent, "seconds": time.monotonic() - began}
 
 
 async def _latency(adapter: Adapter, count: str, limit_s: str) -> Numbers:
@@ -200,17 +206,19 @@ async def _fan(adapter: Adapter, runs: str, width: str) -> Numbers:
     return {"seconds": time.monotonic() - began}
 
 
-async def _chain(adapter: Adapter, runs: str, steps: str) -> Numbers:
+async def _chain(adapter: Adapter, runs: str, steps: str, limit_s: str) -> Numbers:
     taken: list[float] = []
-    for _ in range(int(runs)):
-        began = time.monotonic()
+    until = time.monotonic() + float(limit_s)
+    while len(taken) < int(runs) and (began := time.monotonic()) < until:
         await adapter.wait(await adapter.start_chain(int(steps)))
         taken.append(time.monotonic() - began)
     return {"seconds": taken}
 
 
 async def _done(adapter: Adapter) -> Numbers:
-    return {"done": await adapter.done(), "at": time.monotonic()}
+    """At the moment of asking: what is counted is what there was then, and counting is not the system's own time."""
+    at = time.monotonic()
+    return {"done": await adapter.done(), "at": at}
 
 
 _COMMANDS: dict[str, Any] = {
