@@ -50,8 +50,9 @@ class Bench:
     folder: Path
 
     @contextmanager
-    def workers(self) -> Generator[Workers]:
-        with working(self.about["workers"], self.env, self.folder / "worker.log", self.folder) as workers:
+    def workers(self, kind: str = "plain") -> Generator[Workers]:
+        commands = self.about["async_workers" if kind == "async" else "workers"]
+        with working(commands, self.env, self.folder / "worker.log", self.folder) as workers:
             yield workers
 
 

@@ -92,7 +92,7 @@ def _drain(bench: Bench, sizes: Sizes, kind: str, count: int, *, already: int = 
     """By what is durably done, from the first start on; until all is done, or the time is up."""
     filled = bench.ask("bulk", kind, already, count, sizes.bulk_s, within_s=sizes.bulk_s + GRACE_S)
     count = already + filled["sent"]
-    with bench.workers() as workers:
+    with bench.workers(kind) as workers:
         first = _first_start(bench, workers)
         all_began = _wait_for_starts(bench, workers, count, since=first, limit_s=sizes.drain_s)
         done = _wait_for_ends(bench, workers, count if all_began else 1, since=first, limit_s=2 * sizes.drain_s)

@@ -11,7 +11,8 @@ from typing import Any
 
 import awa
 
-from benchmarks.peers.adapters.protocol import POLL_S, SLEEP_S, Adapter, database_url, note_start, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, database_url, note_start, settings
+from benchmarks.peers.adapters.protocol import POLL_S, Adapter, serve
 
 BEST = settings() == "best"
 SLOTS = 200 if BEST else 2

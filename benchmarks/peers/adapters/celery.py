@@ -10,7 +10,8 @@ from typing import Any
 import celery
 import redis
 
-from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, note_start, redis_url, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, note_start, redis_url, settings
+from benchmarks.peers.adapters.protocol import Adapter, serve
 
 BEST = settings() == "best"
 TIMEOUT_S = 120

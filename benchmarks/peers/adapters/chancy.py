@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 from chancy import Chancy, Queue, Worker, job
 
-from benchmarks.peers.adapters.protocol import POLL_S, SLEEP_S, Adapter, database_url, note_start, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, database_url, note_start, settings
+from benchmarks.peers.adapters.protocol import POLL_S, Adapter, serve
 
 BEST = settings() == "best"
 ASYNC = "chancy.executors.asyncex.AsyncExecutor"

@@ -13,7 +13,8 @@ import psycopg
 import sqlalchemy
 from dbos import DBOS, DBOSClient
 
-from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, database_url, note_start, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, database_url, note_start, settings
+from benchmarks.peers.adapters.protocol import Adapter, serve
 
 BEST = settings() == "best"
 VERSION = "bench"

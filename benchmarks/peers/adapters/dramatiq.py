@@ -14,7 +14,8 @@ from dramatiq.middleware.asyncio import AsyncIO
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
-from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, note_start, redis_url, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, note_start, redis_url, settings
+from benchmarks.peers.adapters.protocol import Adapter, serve
 
 BEST = settings() == "best"
 TIMEOUT_MS = 120_000

@@ -1,39 +1,18 @@
-"""Ours. `default` is the worker as it comes, `best` has the throughput settings."""
+"""Ours, as a producer. What its workers load is in `horsies_app` and `horsies_async_app`."""
 
-import asyncio
 import sys
-import time
 from typing import Any
 
 import psycopg
 
-from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, database_url, note_start, serve, settings
-from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskHandle, TaskResult, WorkflowHandle, from_node
+from benchmarks.peers.adapters.body import database_url
+from benchmarks.peers.adapters.horsies_app import BEST, app, plain, sleep
+from benchmarks.peers.adapters.horsies_async_app import app as async_app
+from benchmarks.peers.adapters.horsies_async_app import coroutine
+from benchmarks.peers.adapters.protocol import Adapter, serve
+from horsies import TaskHandle, WorkflowHandle, from_node
 
-BEST = settings() == "best"
 TIMEOUT_MS = 120_000
-
-app = Horsies(
-    AppConfig(broker=PostgresConfig(database_url=database_url()), prefetch_buffer="auto" if BEST else 0),
-)
-
-
-@app.task("plain")
-def plain(n: int) -> TaskResult[int, TaskError]:
-    return TaskResult(ok=note_start(n))
-
-
-@app.task("sleep")
-def sleep(n: int) -> TaskResult[int, TaskError]:
-    note_start(n)
-    time.sleep(SLEEP_S)
-    return TaskResult(ok=n)
-
-
-@app.task("async")
-async def coroutine(n: int) -> TaskResult[int, TaskError]:
-    await asyncio.sleep(0)
-    return TaskResult(ok=note_start(n))
 
 
 class Ours(Adapter):
@@ -47,11 +26,13 @@ class Ours(Adapter):
     async def close(self) -> None:
         self.admin.close()
         app.close()
+        async_app.close()
 
     def workers(self) -> list[list[str]]:
-        command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.peers.adapters.horsies:app"]
-        command += ["--processes", "2"]
-        return [[*command, "--max-tasks-per-child", "0"] if BEST else command]
+        return [_worker("benchmarks.peers.adapters.horsies_app:app")]
+
+    def async_workers(self) -> list[list[str]]:
+        return [_worker("benchmarks.peers.adapters.horsies_async_app:app")]
 
     async def bulk(self, kind: str, numbers: range) -> None:
         task = {"plain": plain, "sleep": sleep, "async": coroutine}[kind]
@@ -77,6 +58,11 @@ class Ours(Adapter):
         for _ in range(steps - 1):
             nodes.append(plain.node()(from_node(nodes[-1])))
         return app.workflow("chain", nodes, output=nodes[-1]).start()
+
+
+def _worker(app: str) -> list[str]:
+    command = [sys.executable, "-m", "horsies.cli.main", "worker", app, "--processes", "2"]
+    return [*command, "--max-tasks-per-child", "0"] if BEST else command
 
 
 if __name__ == "__main__":

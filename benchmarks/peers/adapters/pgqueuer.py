@@ -16,7 +16,8 @@ from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
-from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, database_url, note_start, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, database_url, note_start, settings
+from benchmarks.peers.adapters.protocol import Adapter, serve
 
 BEST = settings() == "best"
 BATCH = 500

@@ -14,44 +14,11 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-DATABASE_URL = "PEERS_DATABASE_URL"
-REDIS_URL = "PEERS_REDIS_URL"
-SETTINGS = "PEERS_SETTINGS"
-STARTS_FOLDER = "PEERS_STARTS"
-
-SLEEP_S = 0.1
 POLL_S = 0.002
 
 Numbers = dict[str, Any]
-
-
-def database_url() -> str:
-    return os.environ[DATABASE_URL]
-
-
-def redis_url() -> str:
-    return os.environ[REDIS_URL]
-
-
-def settings() -> str:
-    """`default` or `best`."""
-    return os.environ[SETTINGS]
-
-
-def note_start(number: int) -> int:
-    """How every task of every system begins: a start that happened is seen whatever comes after."""
-    os.write(_starts_file(), f"{number} {time.monotonic()}\n".encode())
-    return number
-
-
-@cache
-def _starts_file() -> int:
-    path = Path(os.environ[STARTS_FOLDER]) / str(os.getpid())
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 class Adapter(ABC):
@@ -78,6 +45,10 @@ class Adapter(ABC):
     @abstractmethod
     def workers(self) -> list[list[str]]:
         """The commands of the worker processes, two slots in all by default."""
+
+    def async_workers(self) -> list[list[str]]:
+        """The same for tasks of the kind `async`, where those are in an app of their own."""
+        return self.workers()
 
     @abstractmethod
     async def bulk(self, kind: str, numbers: range) -> None:
@@ -142,6 +113,7 @@ async def _open(adapter: Adapter) -> Numbers:
     await adapter.open()
     return {
         "workers": adapter.workers(),
+        "async_workers": adapter.async_workers(),
         "keeps_results": adapter.keeps_results,
         "two_slots": adapter.two_slots,
         "has_workflows": adapter.has_workflows,

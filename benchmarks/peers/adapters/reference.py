@@ -11,7 +11,8 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.peers.adapters.protocol import SLEEP_S, Adapter, database_url, note_start, serve, settings
+from benchmarks.peers.adapters.body import SLEEP_S, database_url, note_start, settings
+from benchmarks.peers.adapters.protocol import Adapter, serve
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskNode, TaskResult
 
 BEST = settings() == "best"
