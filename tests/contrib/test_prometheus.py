@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from horsies import events
 from horsies.contrib import prometheus
-from horsies.events import TasksClaimed
+from horsies.events import SlotSettled, TasksClaimed
 from horsies.tasks import depths
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +75,13 @@ def test_names_that_nobody_knows_share_one_label(basic: Any, registry: Collector
         events.emit(TasksClaimed(name, "default", 1))
     labels = {"task": "(other)", "queue": "default"}
     assert registry.get_sample_value("horsies_tasks_claimed_total", labels) == 2
+
+
+def test_slots_of_schedules_are_counted_by_what_became_of_them(basic: Any, registry: CollectorRegistry) -> None:
+    prometheus.instrument(basic.app, registry=registry)
+    for outcome in ("ENQUEUED", "MISSED", "ENQUEUED"):
+        events.emit(SlotSettled("report", outcome))
+    assert registry.get_sample_value("horsies_schedule_slots_total", {"outcome": "ENQUEUED"}) == 2
 
 
 # -- pages, board, alerts

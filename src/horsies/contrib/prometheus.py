@@ -94,6 +94,7 @@ class Counts:
         self._crashed = counter("horsies_tasks_crashed", "Attempts whose child process died, or was killed.", task)
         self._reaped = counter("horsies_tasks_reaped", "Tasks of dead workers that this keeper took care of.")
         self._expired = counter("horsies_tasks_expired", "Tasks that did not begin in time, found by this keeper.")
+        self._slots = counter("horsies_schedule_slots", "What became of slots of schedules, by outcome.", ["outcome"])
         self._workflows = counter("horsies_workflows_started", "Workflows started by this process.")
         self._buried = counter("horsies_workers_buried", "Workers that this keeper found dead.")
         self._born = counter("horsies_children_started", "Child processes started.")
@@ -114,6 +115,7 @@ class Counts:
             events.TaskRetried: self._hear_retried,
             events.TasksReaped: lambda event: self._reaped.inc(event.count),
             events.TasksExpired: lambda event: self._expired.inc(event.count),
+            events.SlotSettled: lambda event: self._slots.labels(event.outcome).inc(),
             events.WorkflowStarted: lambda _: self._workflows.inc(),
             events.WorkerBuried: lambda _: self._buried.inc(),
             events.ChildStarted: lambda _: self._born.inc(),
