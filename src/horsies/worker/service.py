@@ -59,6 +59,7 @@ def _leaving_at_once() -> Generator[None]:
     """There is no event loop yet, and nothing to bring to an end."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
+        _be_deaf()
         raise StoppedEarly
 
     former = {number: signal.signal(number, leave) for number in _STOPPING}
@@ -66,12 +67,13 @@ def _leaving_at_once() -> Generator[None]:
         yield
     finally:
         for number, handler in former.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+            if signal.getsignal(number) is leave:
+                signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
 def signals(ask: Callable[[], None]) -> Generator[None]:
-    """Each of those that ask a process to stop calls this, on the event loop."""
+    """Each of those that ask a process to stop calls this, on the event loop. After that they change nothing: it is leaving."""
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
         loop.add_signal_handler(number, ask)
@@ -80,6 +82,24 @@ def signals(ask: Callable[[], None]) -> Generator[None]:
     finally:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
+        _be_deaf()
+
+
+def _be_deaf() -> None:
+    """Or one more Ctrl-C, while the last connections are closed, would kill a process that has done all it was asked to."""
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def signals_restored() -> Generator[None]:
+    """For a process that goes on afterwards."""
+    former = {number: signal.getsignal(number) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def cause_of(error: BaseException) -> BaseException:
