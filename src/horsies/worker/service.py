@@ -10,10 +10,11 @@ from enum import IntEnum
 from types import FrameType
 from typing import Final, cast
 
+from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig
 from horsies.model.errors import BrokerError
-from horsies.worker.backoff import Backoff
+from horsies.worker.backoff import Backoff, GaveUp
 
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,6 +35,20 @@ class ExitCode(IntEnum):
 
 class StoppedEarly(BaseException):
     """It was told to stop while it waited for its database."""
+
+
+def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger) -> ExitCode:
+    """Run it to its end, and leave no connection behind."""
+    try:
+        return run()
+    except GaveUp as error:
+        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
+        return ExitCode.GAVE_UP
+    except StoppedEarly:
+        log.info("stopped")
+        return ExitCode.CLEAN
+    finally:
+        app.close()
 
 
 def open_database(broker: PostgresBroker, config: AppConfig) -> None:
