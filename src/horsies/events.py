@@ -34,6 +34,7 @@ __all__ = [
     "ListenerHealed",
     "Run",
     "Send",
+    "SlotSettled",
     "Span",
     "Start",
     "TaskEnded",
@@ -221,6 +222,17 @@ class TasksExpired:
     count: int
 
 
+# -- in schedulers, and in workers that are one
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSettled:
+    """What became of a slot is committed: `outcome` is ENQUEUED, SKIPPED, or, for one or more in a row, MISSED."""
+
+    schedule_name: str
+    outcome: str
+
+
 Event: TypeAlias = (
     TasksSent
     | WorkflowStarted
@@ -240,6 +252,7 @@ Event: TypeAlias = (
     | WorkerBuried
     | TasksReaped
     | TasksExpired
+    | SlotSettled
 )
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -391,3 +392,42 @@ def test_the_log_level_is_minded_by_the_worker_and_its_children(
         assert process.wait(TIMEOUT_S) == 0
     assert lines[0] != lines[1]
     assert ("stopping" in rest) is is_said
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.{handler})
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "horsies.cli.worker":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["horsies", "--version"]
+from horsies.cli.door import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["heard", "ignored"]
+)
+def test_ctrl_c_while_the_command_line_is_loaded_leaves_without_a_traceback(handler: str, expected: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT.replace("{handler}", handler)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == expected
+    assert done.stderr == ""
+
+
+def test_ctrl_c_is_heard_as_usual_once_the_command_line_is_loaded() -> None:
+    words = (
+        "import signal, sys; from horsies.cli.door import main; import horsies.cli.main as rest; "
+        "rest.main = lambda: sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler); main()"
+    )
+    assert subprocess.run([sys.executable, "-c", words], timeout=TIMEOUT_S, check=False).returncode == 0

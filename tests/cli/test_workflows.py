@@ -105,6 +105,8 @@ def test_runs_are_filtered_by_status_name_and_age(
     assert listed(workflows, "--since", "2h") == [other, paused]
     assert listed(workflows, "--since", "2000-01-01T00:00") == [other, paused, old]
     assert listed(workflows, "--since", "2999-01-01") == []
+    assert listed(workflows, "--until", "2h") == [old]
+    assert listed(workflows, "--since", "2h", "--before", "2000-01-01") == []
 
 
 @pytest.mark.parametrize(

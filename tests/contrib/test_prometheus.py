@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -11,10 +12,12 @@ import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
-from horsies import events
+from horsies import PostgresConfig, events
 from horsies.contrib import prometheus
-from horsies.events import TasksClaimed
+from horsies.db.broker import PostgresBroker
+from horsies.events import SlotSettled, TasksClaimed
 from horsies.tasks import depths
+from tests.fixtures.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `(?P<name>horsies_\w+)` \| (?P<kind>\w+) \|(?P<labels>[^|]*)\| [^|]+ \|$", re.MULTILINE)
@@ -75,6 +78,28 @@ def test_names_that_nobody_knows_share_one_label(basic: Any, registry: Collector
         events.emit(TasksClaimed(name, "default", 1))
     labels = {"task": "(other)", "queue": "default"}
     assert registry.get_sample_value("horsies_tasks_claimed_total", labels) == 2
+
+
+def test_connections_in_use_and_callers_that_wait_for_one_are_told(
+    basic: Any, registry: CollectorRegistry, database: str
+) -> None:
+    prometheus.instrument(basic.app, registry=registry)
+    broker = PostgresBroker(PostgresConfig(database_url=database, pool_min_size=1, pool_max_size=1))
+    with broker, basic.app.using(broker), ThreadPoolExecutor(1) as threads:
+        assert registry.get_sample_value("horsies_pool_connections") == 1
+        assert registry.get_sample_value("horsies_pool_connections_free") == 1
+        with broker.pools.blocking().connection():
+            assert registry.get_sample_value("horsies_pool_connections_free") == 0
+            sending = threads.submit(basic.add.send, 1, 2)
+            eventually(lambda: registry.get_sample_value("horsies_pool_callers_waiting"), what="it waits")
+        assert sending.result()
+
+
+def test_slots_of_schedules_are_counted_by_what_became_of_them(basic: Any, registry: CollectorRegistry) -> None:
+    prometheus.instrument(basic.app, registry=registry)
+    for outcome in ("ENQUEUED", "MISSED", "ENQUEUED"):
+        events.emit(SlotSettled("report", outcome))
+    assert registry.get_sample_value("horsies_schedule_slots_total", {"outcome": "ENQUEUED"}) == 2
 
 
 # -- pages, board, alerts

@@ -289,6 +289,34 @@ def test_after_a_fork_the_child_makes_its_own_connections_and_leaves_the_parents
 
 # -- the end
 
+LEAVING = """
+import atexit, os
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.model.config import PostgresConfig
+
+@atexit.register
+def stop_the_server():
+    print(broker._listener)  # what is left of it at this moment
+
+broker = PostgresBroker(PostgresConfig(database_url=os.environ["HORSIES_DATABASE_URL"]))
+broker.listener().subscribe(Channel.DONE, "x", lambda payload: None)
+"""
+
+
+def test_a_process_leaves_its_database_before_what_was_there_before_is_taken_down(database: str) -> None:
+    """As the embedded server is by its last user: the listener would report it as lost."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING],
+        env={**os.environ, "HORSIES_DATABASE_URL": database},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
 QUERIES = (
     "select coalesce(string_agg(query, ' '), '') from pg_stat_activity "
     "where datname = current_database() and application_name = 'horsies producer'"

@@ -28,12 +28,12 @@ OFTEN = RetentionConfig(every=timedelta(seconds=1))
 
 @asynccontextmanager
 async def on_duty(database: str) -> AsyncGenerator[Retainer]:
-    async with asyncio.TaskGroup() as group:
-        retainer = Retainer(group, database=PostgresConfig(database_url=database), retention=OFTEN)
-        retainer.start()
+    async with (
+        asyncio.TaskGroup() as group,
+        Retainer(group, database=PostgresConfig(database_url=database), retention=OFTEN) as retainer,
+    ):
         retainer.be_on_duty(whether=True)
         yield retainer
-        await retainer.stop()
 
 
 async def until(sql: psycopg.Connection, days: list[object]) -> None:

@@ -200,6 +200,12 @@ def test_a_pattern_of_another_release_is_refused(stored: Any) -> None:
         (CronSchedule, {"expression": "61 * * * *"}, "Bad minute"),
         (CronSchedule, {"expression": "* * * * fri-mon"}, "Bad day-of-week"),
         (CronSchedule, {"expression": "0 0 30 2 *"}, "Bad day-of-month"),
+        (CronSchedule, {"expression": "*/60 * * * *"}, "has a step in its minute that is above 59"),
+        (
+            CronSchedule,
+            {"expression": "0 9-17,*/99999999999999999999 * * *"},
+            "has a step in its hour that is above 23",
+        ),
         (CronSchedule, {"expression": 5}, "expression must be text"),
     ],
 )
@@ -217,7 +223,9 @@ def test_no_text_breaks_the_reading_of_cron_expressions(text: str) -> None:
     assert next_slot(pattern, UTC, datetime(2026, 1, 1, tzinfo=UTC)) is not None
 
 
-@pytest.mark.parametrize("name", ["Europe/Atlantis", "Europe", "../UTC", "", "Mars", "a\0b", 7])
+@pytest.mark.parametrize(
+    "name", ["Europe/Atlantis", "Europe", "../UTC", "", "Mars", "a\0b", 7, "posixrules", "localtime", "right/UTC"]
+)
 def test_an_unknown_zone_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not known; choose an IANA name"):
         zone_named(name)

@@ -103,8 +103,8 @@ def test_a_value_of_the_right_type_that_cannot_be_written_is_not_a_wrong_type(tp
     assert not isinstance(caught.value, ResultTypeError)
 
 
-def test_the_place_inside_a_result_is_named():
-    with pytest.raises(ResultTypeError, match=r"value at '\[1\]\.x': Input should be a valid integer \(got 'no'\)"):
+def test_the_place_inside_a_result_is_named_and_its_value_is_not_told():
+    with pytest.raises(ResultTypeError, match=r"value at '\[1\]\.x': Input should be a valid integer \(got a str\)"):
         ResultCodec.for_type(list[Point]).encode([Point(1), Point("no")])  # pyright: ignore[reportArgumentType]
 
 

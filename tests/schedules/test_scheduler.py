@@ -1,16 +1,21 @@
 """Schedulers as processes: they start, ride out outages, die, and stop when they are told to."""
 
+import asyncio
 import signal
 from collections.abc import Generator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
 import psycopg
 import pytest
 
+from horsies import events
 from horsies.db.broker import PostgresBroker
 from horsies.model.patterns import IntervalSchedule
+from horsies.model.recovery import WorkerResilienceConfig
 from horsies.schedules.control import pause, resume
+from horsies.worker.scheduler import Scheduler
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.fixtures.pgbouncer import StartPgBouncer
@@ -20,6 +25,7 @@ from tests.schedules.steps import declare, store
 
 APP = "tests.apps.scheduled:app"
 READY = "scheduler is ready"
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 # Every slot of every schedule from its first to its last, each of them once, with a task of its own.
 FAULTS = (
     "select count(*) from (select schedule_name, count(*), count(distinct slot_at) as slots, count(distinct task_id) as tasks, "
@@ -174,3 +180,27 @@ def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
     running.signal(signal.SIGINT)
     assert running.wait() == 0
     assert not any("Traceback" in line for line in running.logs)
+
+
+async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: PostgresBroker) -> None:
+    await asyncio.to_thread(store, broker, declare("report", IntervalSchedule(hours=1)), now=LONG_AGO)
+    heard: list[events.SlotSettled] = []
+    is_told = asyncio.Event()
+
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.SlotSettled):
+            heard.append(event)
+            if event.outcome == "ENQUEUED":
+                is_told.set()
+
+    events.subscribe(hear)
+    try:
+        async with (
+            asyncio.timeout(10),
+            asyncio.TaskGroup() as group,
+            Scheduler(group, broker, resilience=WorkerResilienceConfig(), declared=None),
+        ):
+            await is_told.wait()
+    finally:
+        events.unsubscribe(hear)
+    assert heard == [events.SlotSettled("report", "MISSED"), events.SlotSettled("report", "ENQUEUED")]

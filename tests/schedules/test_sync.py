@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, time, timedelta
 from functools import partial
 
@@ -23,9 +24,10 @@ from horsies.model.task import Terms
 from horsies.schedules.control import pause
 from horsies.schedules.declare import declared
 from horsies.schedules.inspect import get_schedules
-from horsies.schedules.sync import Synced
+from horsies.schedules.sync import Synced, sync
+from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import row
-from tests.schedules.steps import declare, history, store, stored_row, tick_at
+from tests.schedules.steps import ByHand, declare, history, store, stored_row, tick_at
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -198,3 +200,30 @@ def test_a_sync_whose_answer_was_lost_can_be_repeated(broker: PostgresBroker, sq
     store(broker, declare("report", HOURLY), now=NOON)
     store(broker, declare("report", HOURLY), now=NOON)
     assert row(sql, "select count(*) from horsies.schedules") == (1,)
+
+
+@pytest.mark.promise("T4")
+def test_two_that_store_a_new_schedule_at_once_follow_each_other(
+    database: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """Else the second, which has not seen the row of the first, would move its next slot."""
+    with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
+        first = ByHand(connection, sync([declare("report", HOURLY, args='{"n":1}')], NOON))
+        first.until("store_schedules")
+        second = threads.submit(store, broker, declare("report", HOURLY, args='{"n":2}'), now=NOON + 5 * HOUR)
+        wait_until_blocked(sql, on=connection)
+        while first.step():
+            pass
+        assert second.result() == Synced([], ["report"], [])
+    assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T13:00:00+00:00"
+
+
+def test_a_sync_under_way_keeps_no_tick_waiting(database: str, broker: PostgresBroker) -> None:
+    store(broker, declare("report", HOURLY), now=NOON)
+    with psycopg.connect(database, autocommit=True) as connection:
+        syncing = ByHand(connection, sync([declare("report", HOURLY)], NOON))
+        syncing.until("store_schedules")
+        assert tick_at(broker, NOON + HOUR).verdicts == []
+        while syncing.step():
+            pass
+    assert len(tick_at(broker, NOON + HOUR).verdicts) == 1

@@ -141,6 +141,19 @@ def test_a_script_runs_a_worker_until_it_is_told_to_stop(
 
 
 @pytest.mark.promise("W15")
+def test_a_script_hears_its_signals_again_after_its_worker(script: Scripts) -> None:
+    ends = "sys.exit(app.run_worker(WorkerConfig(processes=1{options})))"
+    assert ends in SIMPLE
+    checks = (
+        "import signal\n    signal.signal(signal.SIGTERM, print)\n    app.run_worker(WorkerConfig(processes=1))\n"
+        "    sys.exit(signal.getsignal(signal.SIGTERM) is not print)"
+    )
+    running = script(SIMPLE.replace(ends, checks))
+    running.wait_until_ready()
+    assert running.stop() == 0
+
+
+@pytest.mark.promise("W15")
 def test_run_worker_needs_no_configuration(script: Scripts, sql: psycopg.Connection) -> None:
     running = script(SIMPLE.replace("WorkerConfig(processes=1{options})", ""))
     running.wait_until_ready()

@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
-from tests.fixtures.workers import StartWorker, Worker
+from tests.fixtures.workers import Program, StartWorker, Worker
 from tests.worker.steps import (
     PATIENCE_MS,
     begun,
@@ -333,3 +333,32 @@ def assert_killed_with_all(running: Worker) -> None:
     gone, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []
     assert len(gone) == len(children)
+
+
+TOLD_AT_LAST = """
+import atexit, os, signal
+from horsies import Horsies
+
+app = Horsies()
+
+@atexit.register
+def be_told_once_more():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+"""
+
+
+@pytest.mark.promise("W10")
+@pytest.mark.parametrize("command", ["worker", "scheduler"])
+@pytest.mark.parametrize("is_up", [True, False], ids=["serving", "waiting for the database"])
+def test_who_is_told_again_at_the_last_moment_has_left_cleanly_all_the_same(
+    database: str, tmp_path: Path, command: str, *, is_up: bool
+) -> None:
+    (tmp_path / "late.py").write_text(TOLD_AT_LAST)
+    url = database if is_up else "postgresql://nobody@127.0.0.1:1/nothing"
+    program = Program(command, "late:app", env={"HORSIES_DATABASE_URL": url}, cwd=tmp_path)
+    try:
+        program.wait_for_log("is ready" if is_up else "could not|connection|retry")
+        assert program.terminate() == 0
+    finally:
+        program.close()

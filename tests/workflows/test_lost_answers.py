@@ -79,7 +79,7 @@ def test_a_start_whose_answer_is_lost_starts_once(
     assert row(sql, "select count(*) from horsies.finished") == (2,)
 
 
-@pytest.mark.parametrize("statement", ["stop_runs", "cancel_unstarted", "stop_nodes", "commit_step"])
+@pytest.mark.parametrize("statement", ["stop_runs", "end_unbegun", "stop_nodes", "commit_step"])
 def test_a_cancellation_whose_answer_is_lost_is_whole(
     broker: PostgresBroker, sql: psycopg.Connection, statement: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.ids import full_id
-from horsies.cli.moments import moment
+from horsies.cli.moments import Moment, absolute, moment
 from horsies.cli.options import json_option, on_database
 from horsies.cli.show import show_json, show_table, shown
 from horsies.cli.workflow_verbs import VERBS
@@ -18,6 +18,7 @@ from horsies.model.durations import duration
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
+from horsies.tasks.list import read_clock
 from horsies.workflows.browse import NodeOfRun, Run, RunTree, get_footing, get_run_tree, list_runs
 from horsies.workflows.inspect import get_picture
 from horsies.workflows.picture import Way, text_tree
@@ -35,6 +36,7 @@ def workflows() -> None:
 @click.option("--status", "statuses", type=STATUSES, multiple=True, help="Only those; may be given more than once.")
 @click.option("--name", help="Only runs of this workflow.")
 @click.option("--since", type=moment, metavar="WHEN", help="Only those started since: 2h, 7d, or a date and time.")
+@click.option("--until", "--before", "until", type=moment, metavar="WHEN", help="The same, before.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @click.option("--after", type=full_id, metavar="ID", help="Go on after this one, the last of the page before.")
 @json_option
@@ -44,7 +46,8 @@ def list_(
     *,
     statuses: tuple[str, ...],
     name: str | None,
-    since: datetime | timedelta | None,
+    since: Moment | None,
+    until: Moment | None,
     limit: int,
     after: str | None,
     as_json: bool,
@@ -52,18 +55,20 @@ def list_(
     """List runs that were started, newest first.
 
     \b
-    horsies workflows list --status FAILED --since 2h
+    horsies workflows list --status FAILED --since 2d --until 2h
     horsies workflows list --json --limit 1000 --after ID
     """
     if after is not None and target.broker.run(partial(get_footing, after)) is None:
         raise NodeNotFoundError(f"no workflow {after} is known; give --after an id that was listed")
+    now = target.broker.run(read_clock)
     found = target.broker.run(
         partial(
             list_runs,
             limit=limit + 1,
             statuses=[WorkflowStatus(status.upper()) for status in statuses],
             name=name,
-            since=since,
+            since=absolute(since, now),
+            until=absolute(until, now),
             after=after,
         )
     )

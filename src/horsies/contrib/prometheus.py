@@ -29,6 +29,8 @@ from prometheus_client.registry import Collector
 
 from horsies import events
 from horsies.app import Horsies
+from horsies.db.broker import PostgresBroker
+from horsies.db.pools import Census
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.errors import HorsiesError
 from horsies.tasks.depths import COUNTED_AT_MOST, Depth, get_depths
@@ -94,6 +96,7 @@ class Counts:
         self._crashed = counter("horsies_tasks_crashed", "Attempts whose child process died, or was killed.", task)
         self._reaped = counter("horsies_tasks_reaped", "Tasks of dead workers that this keeper took care of.")
         self._expired = counter("horsies_tasks_expired", "Tasks that did not begin in time, found by this keeper.")
+        self._slots = counter("horsies_schedule_slots", "What became of slots of schedules, by outcome.", ["outcome"])
         self._workflows = counter("horsies_workflows_started", "Workflows started by this process.")
         self._buried = counter("horsies_workers_buried", "Workers that this keeper found dead.")
         self._born = counter("horsies_children_started", "Child processes started.")
@@ -114,6 +117,7 @@ class Counts:
             events.TaskRetried: self._hear_retried,
             events.TasksReaped: lambda event: self._reaped.inc(event.count),
             events.TasksExpired: lambda event: self._expired.inc(event.count),
+            events.SlotSettled: lambda event: self._slots.labels(event.outcome).inc(),
             events.WorkflowStarted: lambda _: self._workflows.inc(),
             events.WorkerBuried: lambda _: self._buried.inc(),
             events.ChildStarted: lambda _: self._born.inc(),
@@ -168,6 +172,7 @@ class Depths:
         self._lock = threading.Lock()
         self._answered = threading.Event()
         self._is_asking = False
+        self._broker: PostgresBroker | None = None
         self._found: Sequence[Depth] | None = None
         self._found_at = 0.0
 
@@ -182,10 +187,15 @@ class Depths:
                 threading.Thread(target=self._ask, name="horsies-depths", daemon=True).start()
         return self._found if self._answered.wait(PATIENCE_S) else None
 
+    def census(self) -> Census | None:
+        """How its connections are; None: the app has none yet."""
+        return None if self._broker is None else self._broker.pools.census()
+
     def _ask(self) -> None:
         found = None
         try:
-            found = self._app.broker.run(partial(get_depths, [queue.name for queue in self._app.config.queues]))
+            self._broker = self._app.broker
+            found = self._broker.run(partial(get_depths, [queue.name for queue in self._app.config.queues]))
         except HorsiesError:
             pass  # `horsies_database_up` tells
         finally:
@@ -195,7 +205,7 @@ class Depths:
 
 
 class Gauges(Collector):
-    """How things are now: queues, and the worker if this process is one."""
+    """How things are now: queues, connections, and the worker if this process is one."""
 
     def __init__(self) -> None:
         self.depths: dict[Horsies, Depths] = {}
@@ -203,12 +213,13 @@ class Gauges(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Their names, without asking anybody."""
-        return [*_of_queues([]), *_of_worker(None), _up(is_up=False)]
+        return [*_of_queues([]), *_of_pools([]), *_of_worker(None), _up(is_up=False)]
 
     def collect(self) -> Iterator[Metric]:
         looks = [depths.look() for depths in self.depths.values()]
         yield _up(is_up=None not in looks)
         yield from _of_queues([depth for look in looks for depth in look or ()])
+        yield from _of_pools([census for depths in self.depths.values() if (census := depths.census())])
         if vitals := self.vitals():
             yield from _of_worker(vitals)
 
@@ -230,6 +241,15 @@ def _of_queues(depths: Sequence[Depth]) -> Iterator[Metric]:
     yield gauge("oldest_seconds", "How long the oldest of these has waited.", lambda depth: depth.oldest_s)
     yield gauge("in_flight", "Tasks that workers hold, all over the cluster.", lambda depth: depth.in_flight)
     yield gauge("paused", "1 while nothing is claimed from it.", lambda depth: depth.is_paused)
+
+
+def _of_pools(found: Sequence[Census]) -> Iterator[Metric]:
+    def gauge(name: str, words: str, value: Callable[[Census], int]) -> Metric:
+        return GaugeMetricFamily(f"horsies_pool_{name}", words, sum(map(value, found)) if found else None)
+
+    yield gauge("connections", "Connections of this process that its calls share.", lambda census: census.size)
+    yield gauge("connections_free", "Those that nobody uses.", lambda census: census.available)
+    yield gauge("callers_waiting", "Calls that wait for one to be free.", lambda census: census.waiting)
 
 
 def _of_worker(vitals: Vitals | None) -> Iterator[Metric]:

@@ -59,6 +59,7 @@ class PostgresBroker:
         self._preparing = Preparing()
         self._start_afresh()
         _brokers.add(self)
+        _close_before_all_else()
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
@@ -305,10 +306,15 @@ def _pause_s(attempt: int) -> float:
     return random.uniform(0.5, 1.0) * 0.02 * 3**attempt  # noqa: S311 - jitter, no secret
 
 
-@atexit.register
 def _close_all() -> None:
     for broker in list(_brokers):
         broker.close()
+
+
+def _close_before_all_else() -> None:
+    """Of what is called at exit, the last that was registered comes first: an embedded server is stopped after we have left it."""
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
 
 
 def _forget_all() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -9,6 +10,15 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from horsies.db import connect
 from horsies.db.session import Preparing
 from horsies.model.config import PostgresConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many connections are open, and of these free; and how many callers wait for one."""
+
+    size: int
+    available: int
+    waiting: int
 
 
 class Pools:
@@ -42,6 +52,15 @@ class Pools:
                 self._caretakers[loop] = loop.create_task(_close_with_the_loop(pool))
         await pool.open()
         return pool
+
+    def census(self) -> Census:
+        """Of all of them together, from any thread. Nothing is opened for it."""
+        with self._lock:
+            pools = [*([self._blocking] if self._blocking else []), *self._awaiting.values()]
+        found = [pool.get_stats() for pool in pools]
+        return Census(
+            *(sum(stats[key] for stats in found) for key in ("pool_size", "pool_available", "requests_waiting"))
+        )
 
     def close(self) -> None:
         """That of the threads."""

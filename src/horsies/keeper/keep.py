@@ -51,14 +51,14 @@ class Keeper:
 
     async def __aenter__(self) -> Self:
         self._keeping = self._group.create_task(self._keep())
-        self._retainer.start()
+        await self._retainer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._keeping.cancel()
-        await self._retainer.stop()
+        await self._retainer.__aexit__(kind, error, trace)
         await self._link.close(reap.give_up_lease(self._worker) if kind is None else None)
 
     async def _keep(self) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from horsies.db.load import load
-from horsies.db.op import Op, Row, ask, one, rows
+from horsies.db.op import Op, Query, Row, ask, one, rows
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
+from horsies.tasks.cancel import UNBEGUN, end_unbegun
 from horsies.tasks.finish import end_or_retry, notify_done
 from horsies.tasks.release import notify_everyone, release
 from horsies.workflows import control
@@ -101,16 +102,20 @@ def release_overdue() -> Op[None]:
 
 def expire() -> Op[int]:
     """How many were too late."""
-    error = encode_error(
-        TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="its good_until passed before it began")
-    )
-    gone = yield from rows(SQL["expire_tasks"](limit=BATCH, error=error))
-    return len(gone)
+    error = TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="its good_until passed before it began")
+    return (yield from _end_unbegun(SQL["lock_late"](limit=BATCH), TaskStatus.EXPIRED, error))
 
 
 def cancel_returned() -> Op[None]:
-    error = encode_error(TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began"))
-    yield from rows(SQL["cancel_returned"](limit=BATCH, error=error))
+    yield from _end_unbegun(SQL["lock_returned"](limit=BATCH), TaskStatus.CANCELLED, UNBEGUN)
+
+
+def _end_unbegun(lock: Query, status: TaskStatus, error: TaskError) -> Op[int]:
+    _, locked = yield from ask(SQL["begin_reap"](), lock)
+    ids = [task_id for (task_id,) in locked]
+    told = (end_unbegun(ids, status, error), SQL["commit_reap"](), notify_done(ids)) if ids else (SQL["commit_reap"](),)
+    yield from ask(*told)
+    return len(ids)
 
 
 def end_overdue_workflows() -> Op[None]:

@@ -68,91 +68,23 @@ select pg_notify(
 from released
 group by queue_name, priority;
 
--- name: expire_tasks
+-- name: lock_late
 -- What has not begun when its time is over never will.
-with late as materialized (
-    select id
-    from {schema}.tasks
-    where good_until is not null
-    and good_until <= statement_timestamp()
-    and status <> 'RUNNING'
-    order by id
-    limit %(limit)s::integer
-    for update skip locked
-),
-gone as (
-    delete from {schema}.tasks
-    where id = any(array(select late.id from late))
-    and status <> 'RUNNING'
-    returning *
-),
-resolved as (
-    update {schema}.nodes
-    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
-    where id = any(array(select gone.node_id from gone))
-    and task_id = any(array(select gone.id from gone))
-    and status = 'ENQUEUED'
-),
-moved as (
-    insert into {schema}.finished (
-        id, task_name, queue_name, priority, status, args,
-        error_code, error,
-        sent_at, enqueued_at, good_until,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
-    )
-    select
-        id, task_name, queue_name, priority, 'EXPIRED', args,
-        'TASK_EXPIRED', %(error)s::json,
-        sent_at, enqueued_at, good_until,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace
-    from gone
-    returning id
-)
-select pg_notify('{done_channel}', id::text)
-from moved;
+select id::text
+from {schema}.tasks
+where good_until is not null
+and good_until <= statement_timestamp()
+and status <> 'RUNNING'
+order by id
+limit %(limit)s::integer
+for update skip locked;
 
--- name: cancel_returned
+-- name: lock_returned
 -- What was asked to stop and came back unbegun.
-with asked as materialized (
-    select id
-    from {schema}.tasks
-    where status = 'PENDING'
-    and cancel_requested_at is not null
-    order by id
-    limit %(limit)s::integer
-    for update skip locked
-),
-gone as (
-    delete from {schema}.tasks
-    where id = any(array(select asked.id from asked))
-    and status = 'PENDING'
-    returning *
-),
-resolved as (
-    update {schema}.nodes
-    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
-    where id = any(array(select gone.node_id from gone))
-    and task_id = any(array(select gone.id from gone))
-    and status = 'ENQUEUED'
-),
-moved as (
-    insert into {schema}.finished (
-        id, task_name, queue_name, priority, status, args,
-        error_code, error,
-        sent_at, enqueued_at, good_until,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
-    )
-    select
-        id, task_name, queue_name, priority, 'CANCELLED', args,
-        'TASK_CANCELLED', %(error)s::json,
-        sent_at, enqueued_at, good_until,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace
-    from gone
-    returning id
-)
-select pg_notify('{done_channel}', id::text)
-from moved;
+select id::text
+from {schema}.tasks
+where status = 'PENDING'
+and cancel_requested_at is not null
+order by id
+limit %(limit)s::integer
+for update skip locked;

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import random
 import time
+from types import TracebackType
+from typing import Self
 
 from horsies.db import days
 from horsies.db.aside import Aside
@@ -25,7 +27,7 @@ log = logging.getLogger("horsies.keeper")
 
 
 class Retainer:
-    """Does nothing until it is told that it is on duty."""
+    """A service of the keeper. Does nothing until it is told that it is on duty."""
 
     def __init__(self, group: asyncio.TaskGroup, *, database: PostgresConfig, retention: RetentionConfig) -> None:
         self._group = group
@@ -38,8 +40,15 @@ class Retainer:
         self._keys_at = 0.0
         self._is_refused = False
 
-    def start(self) -> None:
+    async def __aenter__(self) -> Self:
         self._retaining = self._group.create_task(self._retain())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._retaining.cancel()
+        await self._close()
 
     def be_on_duty(self, *, whether: bool) -> None:
         """Whether its worker is the keeper now."""
@@ -47,10 +56,6 @@ class Retainer:
             self._on_duty.set()
         else:
             self._on_duty.clear()
-
-    async def stop(self) -> None:
-        self._retaining.cancel()
-        await self._close()
 
     async def _retain(self) -> None:
         next_s = FIRST_S

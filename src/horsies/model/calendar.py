@@ -9,6 +9,7 @@ clock was put back) is taken the first time only. That holds for every pattern a
 counted from 1970-01-01 00:00 UTC: the clock may be changed, their pace does not.
 """
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
@@ -20,13 +21,17 @@ from horsies.model.patterns import IntervalSchedule, Pattern
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND: Final = timedelta(seconds=1)
 
+# Files beside the zones: each machine's own, or of clocks that count leap seconds.
+_NO_ZONES: Final = re.compile(r"(posix|right)/.*|posixrules|localtime|Factory")
+
 
 def zone_named(name: str) -> tzinfo:
     """Raises ValueError that says what to change. UTC is known also where there is no time zone database."""
     if name == "UTC":
         return UTC
     try:
-        return ZoneInfo(name)
+        if not _NO_ZONES.fullmatch(name):
+            return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
         pass
     if not available_timezones():

@@ -19,7 +19,7 @@ from horsies.model import plain
 from horsies.model.annotations import Wanted, name_of, ok_type, signature_of, without_wanted
 from horsies.model.error_codec import decode_error, encode_error
 from horsies.model.errors import PayloadError, ResultTypeError
-from horsies.model.refusal import one_line
+from horsies.model.refusal import GIVEN, RETURNED, SENT, Telling, one_line, short_repr
 from horsies.model.sizes import SizeWatch
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ class _Codec:
     def adapter(self) -> "Adapter":
         raise NotImplementedError
 
-    def _write(self, value: object, what: str, noun: str, mismatch: type[PayloadError]) -> str:
+    def _write(self, value: object, what: str, telling: Telling, mismatch: type[PayloadError]) -> str:
         payload = plain.write(value, self.is_plain) if self.is_plain else None
         if payload is None:
-            return self.adapter.write(value, what, noun, mismatch, self.watch)
+            return self.adapter.write(value, what, telling, mismatch, self.watch)
         self.watch.look(payload, what)
         return payload.decode()
 
-    def _read(self, text: str | bytes, what: str, noun: str) -> Any:
+    def _read(self, text: str | bytes, what: str, telling: Telling) -> Any:
         value = plain.read(text, self.is_plain) if self.is_plain else plain.UNSURE
-        return self.adapter.read(text, what, noun) if value is plain.UNSURE else value
+        return self.adapter.read(text, what, telling) if value is plain.UNSURE else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class ArgumentsCodec(_Codec):
                 f"or give the parameter a default, as in workflow_ctx: WorkflowContext | None = None"
             )
         given = self._bound(args, kwargs)
-        return self._write(given, f"{self.name}() cannot be sent", "argument", PayloadError)
+        return self._write(given, f"{self.name}() cannot be sent", GIVEN, PayloadError)
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """What stands for which parameter, in the order of these. `signature.bind` takes longer than all the rest of a send's encoding, so it is asked only
@@ -134,12 +134,13 @@ class ArgumentsCodec(_Codec):
         """Some of the arguments by name, for a call whose others are not there yet."""
         parameters = {name: parameter for name, parameter in self.signature.parameters.items() if name in given}
         adapter = self._part(frozenset(given), lambda: _arguments_adapter(self.name, parameters))
-        return adapter.write(given, f"{self.name}()", "argument", PayloadError, self.watch)
+        return adapter.write(given, f"{self.name}()", GIVEN, PayloadError, self.watch)
 
     def encode_piece(self, tp: Any, value: object, place: str) -> str:
         """A piece of an argument, such as one item of a list whose others are not there yet."""
         adapter = self._part(("piece", tp), lambda: _value_adapter(tp, f"{self.name}(): '{place}'"))
-        return adapter.write(value, f"argument '{place}'", f"argument '{place}' at", PayloadError, self.watch)
+        telling = Telling(f"argument '{place}' at", short_repr)
+        return adapter.write(value, f"argument '{place}'", telling, PayloadError, self.watch)
 
     def _part(self, key: object, make: "Callable[[], Adapter]") -> "Adapter":
         try:
@@ -151,7 +152,7 @@ class ArgumentsCodec(_Codec):
         return known
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = self._read(text, f"{self.name}() cannot be called with this payload", "argument")
+        values = self._read(text, f"{self.name}() cannot be called with this payload", SENT)
         args = [values.pop(parameter.name, parameter.default) for parameter in self.positional]
         if self.var_positional:
             args += values.pop(self.var_positional, ())
@@ -187,10 +188,10 @@ class ResultCodec(_Codec, Generic[T]):
 
     def encode(self, value: object) -> str:
         """Raises ResultTypeError for a value of another type, PayloadError for one that cannot be written."""
-        return self._write(value, "the result cannot be stored", "value at", ResultTypeError)
+        return self._write(value, "the result cannot be stored", RETURNED, ResultTypeError)
 
     def decode(self, text: str | bytes) -> T:
-        return self._read(text, "the stored result does not fit its annotation", "value at")
+        return self._read(text, "the stored result does not fit its annotation", RETURNED)
 
 
 def _arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> "Adapter":

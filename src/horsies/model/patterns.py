@@ -1,5 +1,6 @@
 """The patterns of schedules. Each checks itself; all but intervals are cron expressions at heart, with seconds in front."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, time, timedelta
@@ -11,7 +12,7 @@ from horsies.model.problems import number_problems, refuse
 
 SHORTEST: Final = timedelta(seconds=1)
 LONGEST: Final = timedelta(days=3_650)
-FIELDS: Final = 5
+LARGEST_STEPS: Final = {"minute": 59, "hour": 23, "day": 31, "month": 12, "weekday": 7}
 UNITS: Final = ("days", "hours", "minutes", "seconds")
 _ANY_DAY: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - a local time
 
@@ -169,9 +170,9 @@ class CronSchedule:
         advice = "write five fields, minute hour day month weekday, such as '*/5 9-17 * * mon-fri'"
         if not isinstance(self.expression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
             yield f"expression must be text, not {type(self.expression).__name__}; {advice}"
-        elif len(self.expression.split()) != FIELDS:
+        elif len(self.expression.split()) != len(LARGEST_STEPS):
             yield f"expression {self.expression!r} has {len(self.expression.split())} fields; {advice}"
-        elif problem := _cron_problem(self.cron):
+        elif problem := _step_problem(self.expression) or _cron_problem(self.cron):
             yield f"expression {self.expression!r} {problem}; {advice}"
 
 
@@ -225,6 +226,15 @@ def _time_problems(value: object) -> Iterator[str]:
         yield f"time must be a datetime.time, not {value!r}; write time(9, 30)"
     elif value.tzinfo is not None or value.microsecond:
         yield f"time is {value!r}; leave out its zone, which the schedule has, and everything below seconds"
+
+
+def _step_problem(expression: str) -> str | None:
+    """cron takes any step; one that leads out of its field at once is never what was meant."""
+    for (field, largest), text in zip(LARGEST_STEPS.items(), expression.split(), strict=True):
+        for step in re.findall(r"/0*(\d+)", text):
+            if len(step) > len(str(largest)) or int(step) > largest:
+                return f"has a step in its {field} that is above {largest}"
+    return None
 
 
 def _cron_problem(cron: str) -> str | None:

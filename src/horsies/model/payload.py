@@ -8,7 +8,7 @@ from pydantic_core import PydanticSerializationError
 
 from horsies.model.arrival import change
 from horsies.model.errors import PayloadError
-from horsies.model.refusal import UNWRITABLE, advised, changed, one_line, report
+from horsies.model.refusal import UNWRITABLE, Telling, advised, changed, one_line, report
 from horsies.model.sizes import SizeWatch
 
 
@@ -18,32 +18,32 @@ class Adapter:
 
     by_type: TypeAdapter[Any]
 
-    def write(self, value: object, what: str, noun: str, mismatch: type[PayloadError], watch: SizeWatch) -> str:
-        checked = self._checked(value, what, noun, mismatch)
+    def write(self, value: object, what: str, telling: Telling, mismatch: type[PayloadError], watch: SizeWatch) -> str:
+        checked = self._checked(value, what, telling, mismatch)
         payload = self._dumped(checked, what)
         watch.look(payload, what)
-        arrived = self.read(payload, f"{what}: it could be written as JSON, but not read back", noun)
+        arrived = self.read(payload, f"{what}: it could be written as JSON, but not read back", telling)
         if found := change(checked, arrived):
             raise PayloadError(
-                f"{what}: it could be written as JSON, but would arrive changed:\n  - {changed(noun, *found)}"
+                f"{what}: it could be written as JSON, but would arrive changed:\n  - {changed(telling, *found)}"
             )
         return payload.decode()
 
-    def read(self, text: str | bytes, what: str, noun: str) -> Any:
+    def read(self, text: str | bytes, what: str, telling: Telling) -> Any:
         try:
             return self.by_type.validator.validate_json(text, by_alias=False, by_name=True)
         except ValidationError as error:
-            raise PayloadError(report(what, noun, error.errors(include_url=False))) from None
+            raise PayloadError(report(what, telling, error.errors(include_url=False))) from None
         except Exception as error:  # a validator of the user's own
             raise PayloadError(f"{what}: {one_line(repr(error))}") from error
 
-    def _checked(self, value: object, what: str, noun: str, mismatch: type[PayloadError]) -> Any:
+    def _checked(self, value: object, what: str, telling: Telling, mismatch: type[PayloadError]) -> Any:
         try:
             return self.by_type.validator.validate_python(value, strict=True, by_alias=False, by_name=True)
         except ValidationError as error:
             problems = error.errors(include_url=False)
             kind = PayloadError if all(problem["type"] in UNWRITABLE for problem in problems) else mismatch
-            raise kind(report(what, noun, problems)) from None
+            raise kind(report(what, telling, problems)) from None
         except Exception as error:  # a validator of the user's own
             raise PayloadError(f"{what}: {one_line(repr(error))}") from error
 

@@ -1,7 +1,13 @@
-"""Why a payload is refused, in lines that name the place, show the value and say what to change."""
+"""Why a payload is refused, in lines that name the place and say what to change.
 
+Whoever passes an argument is shown its value. What a task was sent, and what it returned, are told of by their types alone: that refusal becomes the task's
+error, which is stored and shown to others.
+"""
+
+import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -27,20 +33,31 @@ _ADVICE: Final = (
     ("cyclic reference", "send ids in place of the objects that refer back"),
 )
 
+# pydantic's own quoting of a value that it could not write
+_QUOTED_INPUT: Final = re.compile(r"input_value=.*, (?=input_type=)")
+
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
-def report(what: str, noun: str, problems: "Sequence[ErrorDetails]") -> str:
-    lines = [f"\n  - {_problem_line(noun, problem)}" for problem in problems[:MAX_PROBLEMS]]
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What the parts of a payload are called, and how a value is shown."""
+
+    noun: str
+    shown: Callable[[object], str]
+
+
+def report(what: str, telling: Telling, problems: "Sequence[ErrorDetails]") -> str:
+    lines = [f"\n  - {_problem_line(telling, problem)}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"\n  - and {len(problems) - MAX_PROBLEMS} more")
     return f"{what}:{''.join(lines)}"
 
 
-def _problem_line(noun: str, problem: "ErrorDetails") -> str:
-    got = "" if problem["type"] in _SAYS_IT_ALL else f" (got {_short_repr(problem['input'])})"
-    return f"{_place(noun, problem['loc'])}{one_line(problem['msg'])}{got}{_advice(problem['msg'])}"
+def _problem_line(telling: Telling, problem: "ErrorDetails") -> str:
+    got = "" if problem["type"] in _SAYS_IT_ALL else f" (got {telling.shown(problem['input'])})"
+    return f"{_place(telling.noun, problem['loc'])}{one_line(problem['msg'])}{got}{_advice(problem['msg'])}"
 
 
 def _place(noun: str, loc: tuple[int | str, ...]) -> str:
@@ -49,16 +66,16 @@ def _place(noun: str, loc: tuple[int | str, ...]) -> str:
     return f"{noun} '{steps.removeprefix('.')}{'...' if len(loc) > MAX_STEPS else ''}': " if loc else ""
 
 
-def changed(noun: str, loc: tuple[int | str, ...], sent: object, arrived: object) -> str:
+def changed(telling: Telling, loc: tuple[int | str, ...], sent: object, arrived: object) -> str:
     advice = "annotate it with a type whose JSON cannot be taken for anything else"
     if isinstance(sent, float) and arrived is None:  # what pydantic writes for NaN in a model, unless told otherwise
         advice = "give the model ConfigDict(ser_json_inf_nan='strings')"
-    return f"{_place(noun, loc)}{_short_repr(sent)} would arrive as {_short_repr(arrived)}; {advice}"
+    return f"{_place(telling.noun, loc)}{telling.shown(sent)} would arrive as {telling.shown(arrived)}; {advice}"
 
 
 def advised(error: object) -> str:
     """What somebody else says of a fault, on one line, and what to do about it if we know."""
-    line = one_line(error)
+    line = one_line(_QUOTED_INPUT.sub("", str(error)))
     return f"{line}{_advice(line)}"
 
 
@@ -71,9 +88,19 @@ def one_line(text: object) -> str:
     return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."
 
 
-def _short_repr(value: object) -> str:
+def short_repr(value: object) -> str:
+    """The value, or its beginning."""
     try:
         text = _SHORT.repr(value)
     except Exception:  # noqa: BLE001 - a repr of the user's own
-        text = f"a {type(value).__name__}"
+        text = type_only(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def type_only(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+GIVEN: Final = Telling("argument", short_repr)
+SENT: Final = Telling("argument", type_only)
+RETURNED: Final = Telling("value at", type_only)

@@ -16,7 +16,7 @@ from horsies.model.errors import HorsiesError
 from horsies.reloader.part import ASKS, Part
 from horsies.reloader.survey import Survey, outermost, survey
 from horsies.reloader.watch import Watch
-from horsies.worker.service import cause_of
+from horsies.worker.service import cause_of, signals
 
 RELOAD_GRACE_S = 3.0  # for tasks that run when the code changes; then they are interrupted, then killed
 
@@ -37,9 +37,9 @@ def run_parts(app: str, plan: Plan, show: Callable[[str, str], None] | None = No
 
 
 async def _until_signalled(reloader: "Reloader") -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, reloader.stop)
-    await reloader.run()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.stop)
+    with signals(reloader.stop):
+        await reloader.run()
 
 
 class Reloader:

@@ -48,8 +48,12 @@ class Stored(NamedTuple):
 
 def sync(declared: Sequence[Declared], now: datetime | None = None) -> Op[Synced]:
     """Harmless when it is done again. `now` is for tests."""
-    _, _, found, ((moment,),) = yield from ask(
-        TICK["begin_tick"](), TICK["set_tick_limits"](), SQL["lock_schedules"](), TICK["get_moment"](now=now)
+    *_, found, ((moment,),) = yield from ask(
+        TICK["begin_tick"](),
+        TICK["set_tick_limits"](),
+        SQL["take_turns"](),
+        SQL["lock_schedules"](),
+        TICK["get_moment"](now=now),
     )
     stored = {row[0]: Stored(*row) for row in found}
     next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in declared}

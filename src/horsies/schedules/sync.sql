@@ -1,5 +1,10 @@
+-- name: take_turns
+-- Two that store their declarations at once follow each other, also where there is no row yet that they could wait for: the second would put a schedule
+-- back to a slot that a tick has dealt with meanwhile. Ticks are not kept out, only others that take turns.
+lock table {schema}.schedules in share update exclusive mode;
+
 -- name: lock_schedules
--- All of them, in one order: two that store their declarations at once follow each other. A tick waits for nobody.
+-- All of them, in one order. A tick waits for nobody.
 select name, pattern, timezone, enabled, next_slot_at, paused_at is not null
 from {schema}.schedules
 order by name

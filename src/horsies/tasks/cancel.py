@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, ask
 from horsies.model.codec import encode_error
 from horsies.model.codes import OutcomeCode
 from horsies.model.result import TaskError
+from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.tasks.finish import notify_done
+
+UNBEGUN: Final = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began")
 
 SQL = load(__file__)
 
@@ -52,9 +56,13 @@ def cancel_unstarted(task_ids: Sequence[TaskId]) -> Op[list[TaskId]]:
 def cancel_all(task_ids: Sequence[TaskId]) -> list[Query]:
     """Three statements, inside a transaction: lock them, end what has not begun, ask what runs."""
     ids = sorted(task_ids)
-    error = encode_error(TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began"))
     return [
         SQL["lock_tasks"](ids=ids),
-        SQL["cancel_unstarted"](ids=ids, error=error),
+        end_unbegun(ids, TaskStatus.CANCELLED, UNBEGUN),
         SQL["ask_to_cancel"](ids=ids),
     ]
+
+
+def end_unbegun(ids: list[TaskId], status: TaskStatus, error: TaskError) -> Query:
+    """Those of them that have not begun. They are locked already."""
+    return SQL["end_unbegun"](ids=ids, status=status.value, error_code=error.error_code, error=encode_error(error))

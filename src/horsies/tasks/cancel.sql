@@ -9,8 +9,8 @@ where id = any(%(ids)s::uuid[])
 order by id
 for update;
 
--- name: cancel_unstarted
--- What has not begun ends at once; a worker that holds it as CLAIMED finds it gone when it wants to start it.
+-- name: end_unbegun
+-- What has not begun ends at once, as cancelled or as expired; a worker that holds it as CLAIMED finds it gone when it wants to start it.
 with gone as (
     delete from {schema}.tasks
     where id = any(%(ids)s::uuid[])
@@ -33,8 +33,8 @@ insert into {schema}.finished (
     attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
 )
 select
-    id, task_name, queue_name, priority, 'CANCELLED', args,
-    'TASK_CANCELLED', %(error)s::json,
+    id, task_name, queue_name, priority, %(status)s::text, args,
+    %(error_code)s::text, %(error)s::json,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace

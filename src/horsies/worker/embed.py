@@ -14,6 +14,7 @@ from horsies.model.worker import WorkerConfig
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
 from horsies.worker.run import run_worker
+from horsies.worker.service import signals_restored
 
 
 def run_in_process(app: Horsies, config: WorkerConfig) -> int:
@@ -23,7 +24,8 @@ def run_in_process(app: Horsies, config: WorkerConfig) -> int:
         config = replace(config, app_locator=locate(app))
     if config.dsn is not None:
         app.use_database(config.dsn)
-    return run_worker(app, config)
+    with signals_restored():
+        return run_worker(app, config)
 
 
 def _refuse_wrong_places() -> None:

@@ -15,7 +15,6 @@ from horsies.db.channels import Channel
 from horsies.keeper.keep import Keeper
 from horsies.model.worker import WorkerConfig
 from horsies.schedules.declare import declared
-from horsies.worker.backoff import GaveUp
 from horsies.worker.books import Books
 from horsies.worker.checkup import Checkup, Subject
 from horsies.worker.endpoints import endpoints
@@ -24,7 +23,7 @@ from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
 from horsies.worker.scheduler import Scheduler
-from horsies.worker.service import ExitCode, StoppedEarly, cause_of, open_database, signals
+from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 
 TURNS_AT_MOST = 4
@@ -37,19 +36,14 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
     if config.scheduler:
         declared(app.config, app.tasks)  # and so is a schedule that could never run
-    checkup = Checkup()
-    try:
+
+    def run() -> ExitCode:
+        checkup = Checkup()
         with endpoints(app, config, checkup):
             open_database(app.broker, app.config)
             return asyncio.run(_run_incarnations(app, config, checkup))
-    except GaveUp as error:
-        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
-        return ExitCode.GAVE_UP
-    except StoppedEarly:
-        log.info("stopped")
-        return ExitCode.CLEAN
-    finally:
-        app.close()
+
+    return serve(app, run, log)
 
 
 async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:

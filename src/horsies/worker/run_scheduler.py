@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from horsies.app import Horsies
 from horsies.schedules.declare import Declared, declared
-from horsies.worker.backoff import GaveUp
 from horsies.worker.scheduler import Scheduler
-from horsies.worker.service import ExitCode, StoppedEarly, cause_of, open_database, signals
+from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
 
 log = logging.getLogger("horsies.scheduler")
 
@@ -17,17 +16,12 @@ log = logging.getLogger("horsies.scheduler")
 def run_scheduler(app: Horsies) -> ExitCode:
     """Run until SIGTERM or SIGINT. Raises why it could not start."""
     schedules = declared(app.config, app.tasks)  # a mistake is told before a database is waited for
-    try:
+
+    def run() -> ExitCode:
         open_database(app.broker, app.config)
         return asyncio.run(_run(app, schedules))
-    except GaveUp as error:
-        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
-        return ExitCode.GAVE_UP
-    except StoppedEarly:
-        log.info("stopped")
-        return ExitCode.CLEAN
-    finally:
-        app.close()
+
+    return serve(app, run, log)
 
 
 async def _run(app: Horsies, schedules: Sequence[Declared] | None) -> ExitCode:

@@ -12,6 +12,7 @@ from horsies.db.aside import Aside
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.events import SlotSettled, emit, subscribers
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.declare import Declared
@@ -109,6 +110,9 @@ class Scheduler:
                 "enqueued %d, skipped %d, missed %d",
                 *(counts[outcome] for outcome in (SlotOutcome.ENQUEUED, SlotOutcome.SKIPPED, SlotOutcome.MISSED)),
             )
+        if subscribers:
+            for verdict in ticked.verdicts:
+                emit(SlotSettled(verdict.name, verdict.outcome.value))
         return ticked
 
     async def _recover(self, error: DatabaseError) -> None:

@@ -10,10 +10,11 @@ from enum import IntEnum
 from types import FrameType
 from typing import Final, cast
 
+from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig
 from horsies.model.errors import BrokerError
-from horsies.worker.backoff import Backoff
+from horsies.worker.backoff import Backoff, GaveUp
 
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,6 +35,20 @@ class ExitCode(IntEnum):
 
 class StoppedEarly(BaseException):
     """It was told to stop while it waited for its database."""
+
+
+def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger) -> ExitCode:
+    """Run it to its end, and leave no connection behind."""
+    try:
+        return run()
+    except GaveUp as error:
+        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
+        return ExitCode.GAVE_UP
+    except StoppedEarly:
+        log.info("stopped")
+        return ExitCode.CLEAN
+    finally:
+        app.close()
 
 
 def open_database(broker: PostgresBroker, config: AppConfig) -> None:
@@ -59,6 +74,7 @@ def _leaving_at_once() -> Generator[None]:
     """There is no event loop yet, and nothing to bring to an end."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
+        _be_deaf()
         raise StoppedEarly
 
     former = {number: signal.signal(number, leave) for number in _STOPPING}
@@ -66,12 +82,13 @@ def _leaving_at_once() -> Generator[None]:
         yield
     finally:
         for number, handler in former.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+            if signal.getsignal(number) is leave:
+                signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager
 def signals(ask: Callable[[], None]) -> Generator[None]:
-    """Each of those that ask a process to stop calls this, on the event loop."""
+    """Each of those that ask a process to stop calls this, on the event loop. After that they change nothing: it is leaving."""
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
         loop.add_signal_handler(number, ask)
@@ -80,6 +97,24 @@ def signals(ask: Callable[[], None]) -> Generator[None]:
     finally:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
+        _be_deaf()
+
+
+def _be_deaf() -> None:
+    """Or one more Ctrl-C, while the last connections are closed, would kill a process that has done all it was asked to."""
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def signals_restored() -> Generator[None]:
+    """For a process that goes on afterwards."""
+    former = {number: signal.getsignal(number) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def cause_of(error: BaseException) -> BaseException:

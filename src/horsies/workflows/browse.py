@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from horsies.db.load import load
@@ -71,16 +71,17 @@ def list_runs(
     limit: int,
     statuses: Sequence[WorkflowStatus] = (),
     name: str | None = None,
-    since: datetime | timedelta | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     after: str | None = None,
 ) -> Op[list[Run]]:
-    """Newest first; `after` is the last id of the page before. A `since` that is a duration counts back from now."""
+    """Newest first; `after` is the last id of the page before."""
     found = yield from rows(
         SQL["list_runs"](
             statuses=[status.value for status in statuses] or None,
             name=name,
-            since=since if isinstance(since, datetime) else None,
-            ago_s=since.total_seconds() if isinstance(since, timedelta) else None,
+            since=since,
+            until=until,
             after=after,
             limit=limit,
         )

@@ -6,7 +6,7 @@ where parent_node is null
 and (%(statuses)s::text[] is null or status = any(%(statuses)s::text[]))
 and (%(name)s::text is null or name = %(name)s::text)
 and (%(since)s::timestamptz is null or created_at >= %(since)s::timestamptz)
-and (%(ago_s)s::float is null or created_at >= now() - make_interval(secs => %(ago_s)s::float))
+and (%(until)s::timestamptz is null or created_at < %(until)s::timestamptz)
 and (
     %(after)s::uuid is null
     or (created_at, id) < (select last.created_at, last.id from {schema}.workflows as last where last.id = %(after)s::uuid)
