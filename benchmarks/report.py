@@ -83,13 +83,7 @@ def write_report(
 ) -> None:
     report = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-            "load_average": os.getloadavg(),
-            "python": platform.python_version(),
-            "psycopg": psycopg.__version__,
-        },
+        "machine": about_machine(),
         "postgres": settings,
         "sizes": asdict(sizes),
         "measures": {
@@ -108,3 +102,13 @@ def write_report(
     }
     LATEST.parent.mkdir(exist_ok=True)
     LATEST.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def about_machine() -> dict[str, object]:
+    return {
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+        "psycopg": psycopg.__version__,
+    }
