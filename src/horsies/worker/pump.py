@@ -264,9 +264,12 @@ class Pump:
         if turn.claim_from is ClaimFrom.START:
             marks.rescanned(claims, asked=asked, sent_at=moment, now=now, cost_s=now - departed)
         else:
-            marks.claimed(claims, asked=asked, sent_at=moment)
+            lanes = turn.lanes if turn.claim_from is ClaimFrom.MARKS else ()
+            marks.claimed(claims, lanes=lanes, asked=asked, sent_at=moment)
+        for lane in outcome.waiting:
+            marks.heard(lane)
         if len(claims) < asked and heard_count == self._heard_count:
-            self._books.more = False
+            self._books.more = turn.claim_from is ClaimFrom.MARKS and marks.are_left
 
     # -- trouble
 
