@@ -104,10 +104,10 @@ def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority(
 
 def test_queues_of_others_are_ignored() -> None:
     marks = settled(Marks(["default"]))
-    marks.heard(told(1, queue="others"))
+    assert not marks.heard(told(1, queue="others"))
     assert marks.wants_start(0.0)
-    marks.heard(told(1))
-    marks.heard(told(1, queue="others"))
+    assert marks.heard(told(1))
+    assert not marks.heard(told(1, queue="others"))
     assert marks_of(marks) == [("default", 100, at(1))]
 
 

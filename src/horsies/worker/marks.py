@@ -75,20 +75,22 @@ class Marks:
             first.setdefault(lane.queue_name, lane)
         return [first[queue] for queue in self.queues]
 
-    def heard(self, payload: str | None) -> None:
-        """A notification tells of rows in a lane; anything else tells only that something may have been missed."""
+    def heard(self, payload: str | None) -> bool:
+        """A notification tells of rows in a lane; anything else tells only that something may have been missed. Whether it is about us."""
         row = _parse(payload)
         if row is None:
             self._rescan_due = True
             self._rescan_not_before = 0.0
-            return
+            return True
         queue, priority, enqueued_at = row
-        if queue in self._places:
-            lane = queue, priority
-            self._wake(lane)
-            if lane not in self._marks or enqueued_at < self._marks[lane]:
-                self._marks[lane] = enqueued_at
-                self._lowered[lane] = self.moment
+        if queue not in self._places:
+            return False
+        lane = queue, priority
+        self._wake(lane)
+        if lane not in self._marks or enqueued_at < self._marks[lane]:
+            self._marks[lane] = enqueued_at
+            self._lowered[lane] = self.moment
+        return True
 
     def claimed(self, claims: Sequence[Claim], *, lanes: Sequence[Lane] = (), asked: int, sent_at: int) -> None:
         """A claim from these lanes, sent at that moment, came back. A filled one leaves open what is behind the marks."""
