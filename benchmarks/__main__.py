@@ -1,12 +1,8 @@
 """`python -m benchmarks`: measure, print a table, write results/latest.json. Exit code 1 when a result was wrong, never for being slow."""
 
 import argparse
-import signal
 import sys
-import time
 from dataclasses import replace
-from types import FrameType
-from typing import NoReturn
 
 from benchmarks.bars import bars
 from benchmarks.cost import cost_of_group, cost_of_one, cost_of_two_nodes
@@ -15,16 +11,15 @@ from benchmarks.place import open_place
 from benchmarks.report import LATEST, print_report, write_report
 from benchmarks.rounds import run_round
 from benchmarks.sizes import FULL, QUICK, Sizes
-
-INTERRUPTED = 130
+from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_like_ctrl_c()
     try:
         return _run(_sizes())
     except KeyboardInterrupt:
-        _say("interrupted; the worker and the server are gone")
+        say("interrupted; the worker and the server are gone")
         return INTERRUPTED
 
 
@@ -44,31 +39,23 @@ def _sizes() -> Sizes:
 def _run(sizes: Sizes) -> int:
     numbers = Numbers()
     problems: list[str] = []
-    _say("starting a PostgreSQL of our own")
+    say("starting a PostgreSQL of our own")
     with open_place() as place:
         settings = place.settings()
         for number in range(1, sizes.rounds + 1):
             problems += run_round(
-                place, sizes, numbers, lambda what, n=number: _say(f"round {n}/{sizes.rounds}: {what}")
+                place, sizes, numbers, lambda what, n=number: say(f"round {n}/{sizes.rounds}: {what}")
             )
-        _say("counting round trips and commits")
+        say("counting round trips and commits")
         one = cost_of_one(place, sizes.costs)
         group = cost_of_group(place)
         two_nodes = cost_of_two_nodes(place, sizes.costs)
-        _say("done, stopping")
+        say("done, stopping")
     judged = list(bars(numbers, one, two_nodes))
     print_report(numbers, one, group, judged, problems)
     write_report(numbers, one, group, judged, problems, sizes=sizes, settings=settings)
-    _say(f"written to {LATEST}")
+    say(f"written to {LATEST}")
     return 1 if problems else 0
-
-
-def _say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -56,14 +56,20 @@ def _problems(place: Place, starts: list[tuple[int, float]], count: int) -> Iter
         yield f"{count - len(times)} of {count} tasks never began"
     if more := sum(1 for seen in times.values() if seen > 1):
         yield f"{more} tasks began more than once"
-    (rows, numbers, wrong) = place.admin.execute("""
+    rows, numbers, wrong = count_results(place)
+    if (rows, numbers) != (count, count):
+        yield f"{rows} rows with {numbers} numbers are finished, not {count}"
+    if wrong:
+        yield f"{wrong} rows are not COMPLETED with their own number"
+
+
+def count_results(place: Place) -> tuple[int, int, int]:
+    """What workers have finished: the rows, the numbers in them, and the rows that do not have their own number as result."""
+    return place.admin.execute("""
         select
             count(*),
             count(distinct args ->> 'n'),
             count(*) filter (where status <> 'COMPLETED' or (result #>> '{}') is distinct from args ->> 'n')
         from horsies.finished
+        where claimed_by is not null
     """).fetchone() or (0, 0, 0)
-    if (rows, numbers) != (count, count):
-        yield f"{rows} rows with {numbers} numbers are finished, not {count}"
-    if wrong:
-        yield f"{wrong} rows are not COMPLETED with their own number"

@@ -42,7 +42,7 @@ from horsies.tasks.finish import finish
 
 CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
 MAX_DROP_S, MAX_WAIT_S = 1.0, 0.1
-KEEP = timedelta(days=7)
+KEEP, OLD = timedelta(days=7), 10
 T = TypeVar("T")
 SEND = Statement(
     "send",
@@ -149,8 +149,8 @@ class Traffic:
 # -- what is measured
 
 
-def fill_old_day(place: Place, count: int) -> None:
-    day = datetime.now(UTC).date() - timedelta(days=10)
+def fill_day(place: Place, days_ago: int, count: int) -> None:
+    day = datetime.now(UTC).date() - timedelta(days=days_ago)
     table = f"horsies.finished_{day:%Y%m%d}"
     place.admin.execute(
         f"create table if not exists {table} partition of horsies.finished "
@@ -216,17 +216,17 @@ def insist_on_day(place: Place) -> None:
 
 
 def measure(place: Place, count: int) -> Generator[Shown]:
-    fill_old_day(place, count)
+    fill_day(place, OLD, count)
     began = time.perf_counter()
     insist_on_drop(place)
     yield Shown("drop, nobody else there", time.perf_counter() - began, 0, 0.0, 0.0, 0.0)
-    fill_old_day(place, count)
+    fill_day(place, OLD, count)
     traffic = Traffic(place)
     with traffic.flowing():
         time.sleep(1.0)
         yield traffic.during("nothing else happens", partial(time.sleep, CALM_S))
         yield traffic.during("drop", partial(insist_on_drop, place))
-        fill_old_day(place, count)
+        fill_day(place, OLD, count)
         with open_dump(place):
             yield traffic.during("nothing else happens, pg_dump open", partial(time.sleep, CALM_S))
             yield traffic.during("attempts to drop, pg_dump open", lambda: [drop(place) for _ in range(10)])

@@ -2,10 +2,20 @@
 
 import os
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from horsies import AppConfig, Horsies, PostgresConfig, Task, TaskError, TaskResult
+from horsies import (
+    AppConfig,
+    CustomQueueConfig,
+    Horsies,
+    PostgresConfig,
+    QueueMode,
+    Task,
+    TaskError,
+    TaskResult,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,18 +23,31 @@ if TYPE_CHECKING:
 DATABASE_URL = "BENCH_DATABASE_URL"
 PREFETCH = "BENCH_PREFETCH"
 STARTS_FOLDER = "BENCH_STARTS"
+QUEUES = "BENCH_QUEUES"
 Prefetch = Literal[0, "auto"]
 
 
-def make_app(database_url: str, prefetch: Prefetch) -> tuple[Horsies, Task[[int], int]]:
-    app = Horsies(AppConfig(broker=PostgresConfig(database_url=database_url), prefetch_buffer=prefetch))
+def queue_names(count: int) -> list[str]:
+    return [f"queue_{number}" for number in range(count)]
 
-    @app.task("note_start")
+
+def make_app(database_url: str, prefetch: Prefetch, queues: Sequence[str] = ()) -> tuple[Horsies, Task[[int], int]]:
+    """With queues of its own, the tasks are sent to the first one."""
+    config = AppConfig(
+        broker=PostgresConfig(database_url=database_url),
+        prefetch_buffer=prefetch,
+        queue_mode=QueueMode.CUSTOM if queues else QueueMode.DEFAULT,
+        custom_queues=[CustomQueueConfig(name=queue) for queue in queues],
+    )
+    app = Horsies(config)
+    queue_name = queues[0] if queues else None
+
+    @app.task("note_start", queue_name=queue_name)
     def note_start(n: int) -> TaskResult[int, TaskError]:
         os.write(_starts_file(), f"{n} {time.monotonic()}\n".encode())
         return TaskResult(ok=n)
 
-    @app.task("count_to")
+    @app.task("count_to", queue_name=queue_name)
     def count_to(n: int) -> TaskResult[list[int], TaskError]:
         return TaskResult(ok=list(range(n)))
 

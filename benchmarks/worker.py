@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.place import Place
-from benchmarks.tasks import DATABASE_URL, PREFETCH, STARTS_FOLDER, Prefetch, read_starts
+from benchmarks.tasks import DATABASE_URL, PREFETCH, QUEUES, STARTS_FOLDER, Prefetch, read_starts
 
 PROCESSES = 2
 NO_RECYCLING = ("--max-tasks-per-child", "0")
@@ -39,15 +39,27 @@ class Worker:
 
 
 @contextmanager
-def running_worker(place: Place, prefetch: Prefetch, *options: str, url: str | None = None) -> Generator[Worker]:
-    """Its own session, so that Ctrl-C reaches it only through us."""
+def running_worker(
+    place: Place,
+    prefetch: Prefetch,
+    *options: str,
+    url: str | None = None,
+    processes: int = PROCESSES,
+    queues: int = 0,
+) -> Generator[Worker]:
+    """Its own session, so that Ctrl-C reaches it only through us. `queues`: so many of its own; 0 is the default one."""
     log = place.new_folder() / "worker.log"
     starts = place.new_folder()
-    env = {DATABASE_URL: url or place.url, PREFETCH: str(prefetch), STARTS_FOLDER: str(starts)}
+    env = {
+        DATABASE_URL: url or place.url,
+        PREFETCH: str(prefetch),
+        STARTS_FOLDER: str(starts),
+        QUEUES: str(queues),
+    }
     # Byte code is kept, as it is where packages are installed: a worker that recycles starts an interpreter per hundred tasks.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(place.folder / "bytecode")
-    command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.app:app", "--processes", str(PROCESSES)]
+    command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.app:app", "--processes", str(processes)]
     command += options
     with log.open("wb") as output:
         process = subprocess.Popen(

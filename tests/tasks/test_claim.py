@@ -9,7 +9,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import Wanted, claim_from_queues, from_start
+from horsies.tasks.claim import Wanted, claim_from_queues, from_start, survey_queues
 from horsies.tasks.release import release
 from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
 
@@ -178,3 +178,16 @@ def test_no_row_is_ever_given_to_two_claimers(database: str, sql: psycopg.Connec
         shares = [result.result() for result in [threads.submit(partial(take_all, worker)) for worker in workers]]
     assert sorted(task_id for share in shares for task_id in share) == [task.id for task in sent]
     assert row(sql, "select max(claim_no), count(*) from horsies.tasks where status = 'RUNNING'") == (1, count)
+
+
+def test_a_survey_tells_of_the_first_row_in_each_queue_that_has_any(
+    sql: psycopg.Connection, broker: PostgresBroker
+) -> None:
+    sql.execute(
+        "insert into horsies.tasks (task_name, queue_name, priority, enqueued_at, ready) "
+        "select 'add', queue, priority, to_timestamp(moment), ready from (values "
+        "('a', 100, 7, true), ('a', 1, 9, true), ('a', 1, 8, true), ('b', 100, 5, true), ('c', 1, 1, false), ('d', 1, 1, true)"
+        ") as new (queue, priority, moment, ready)"
+    )
+    (surveyed,) = do(broker, survey_queues(from_start(["a", "b", "c", "empty"])))
+    assert sorted(told for (told,) in surveyed) == ["1 8000000 a", "100 5000000 b"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
-from horsies.worker.marks import REST_PER_COST, Marks
+from horsies.worker.marks import LANES_AT_ONCE, REST_PER_COST, Marks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -104,10 +104,10 @@ def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority(
 
 def test_queues_of_others_are_ignored() -> None:
     marks = settled(Marks(["default"]))
-    marks.heard(told(1, queue="others"))
+    assert not marks.heard(told(1, queue="others"))
     assert marks.wants_start(0.0)
-    marks.heard(told(1))
-    marks.heard(told(1, queue="others"))
+    assert marks.heard(told(1))
+    assert not marks.heard(told(1, queue="others"))
     assert marks_of(marks) == [("default", 100, at(1))]
 
 
@@ -149,6 +149,66 @@ def test_claims_from_the_start_are_rationed_by_what_they_cost() -> None:
     assert marks.rescan_in_s(101.0) == pytest.approx(rest - 1)
     assert not marks.wants_start(101.0)
     assert marks.wants_start(100.0 + rest)
+
+
+# -- very many lanes
+
+MANY = [f"q{number:03}" for number in range(3 * LANES_AT_ONCE)]
+
+
+def many_lanes() -> Marks:
+    """Something waits in each of very many queues."""
+    marks = settled(Marks(MANY))
+    for queue in MANY:
+        marks.heard(told(1, queue=queue))
+    return marks
+
+
+def asked_queues(marks: Marks) -> list[str]:
+    return [lane.queue_name for lane in marks.lanes()]
+
+
+def test_of_very_many_lanes_a_claim_asks_the_first_ones() -> None:
+    assert asked_queues(many_lanes()) == MANY[:LANES_AT_ONCE]
+
+
+def test_lanes_that_gave_all_they_had_are_not_asked_again() -> None:
+    marks = many_lanes()
+    marks.claimed([claim(1, queue=MANY[5])], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    assert asked_queues(marks) == MANY[5 : 5 + LANES_AT_ONCE]
+
+
+def test_when_the_lanes_that_were_asked_gave_too_little_the_others_are_asked() -> None:
+    marks = many_lanes()
+    for first in range(0, len(MANY), LANES_AT_ONCE):
+        assert marks.are_left
+        assert asked_queues(marks) == MANY[first : first + LANES_AT_ONCE]
+        marks.claimed([], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    assert not marks.are_left
+
+
+def test_a_lane_that_is_told_of_is_asked_again() -> None:
+    marks = many_lanes()
+    marks.claimed([], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    marks.heard(told(9, queue=MANY[3]))
+    assert plain(marks.lanes())[0] == (MANY[3], 100, at(1))
+
+
+def test_a_claim_sent_before_a_lane_was_told_of_does_not_make_it_sleep() -> None:
+    marks = many_lanes()
+    lanes, sent_at = marks.lanes(), marks.moment
+    marks.heard(told(9, queue=MANY[3]))
+    marks.claimed([], lanes=lanes, asked=1, sent_at=sent_at)
+    assert asked_queues(marks)[0] == MANY[3]
+
+
+def test_few_lanes_never_sleep() -> None:
+    """What a turn itself makes ready, it can claim."""
+    marks = settled(Marks(["urgent", "default"]))
+    marks.heard(told(1))
+    marks.claimed([], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    assert marks_of(marks) == [("default", 100, at(1))]
+    assert not marks.are_left
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=30))

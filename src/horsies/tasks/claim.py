@@ -83,6 +83,11 @@ def claim_from_queues(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
     )
 
 
+def survey_queues(lanes: Sequence[Lane]) -> Query:
+    """What waits in these queues, as notifications tell it; of each queue only the first."""
+    return SQL["survey_queues"](queues=[lane.queue_name for lane in lanes])
+
+
 def _params(wanted: Wanted, lanes: Sequence[Lane]) -> dict[str, object]:
     return {
         "queues": [lane.queue_name for lane in lanes],

@@ -127,6 +127,20 @@ returning
     coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
     case when takes_inputs then {schema}.node_inputs(node_id) end, trace;
 
+-- name: survey_queues
+-- Where something waits: of each queue the first row, told as the trigger tells of it.
+select {schema}.news_of(true, task.priority, task.enqueued_at, lane.queue_name)
+from unnest(%(queues)s::text[]) as lane (queue_name)
+cross join lateral (
+    select tasks.priority, tasks.enqueued_at
+    from {schema}.tasks
+    where tasks.queue_name = lane.queue_name
+    and tasks.status = 'PENDING'
+    and tasks.ready
+    order by tasks.priority, tasks.enqueued_at, tasks.id
+    limit 1
+) as task;
+
 -- name: start_tasks
 -- CLAIMED rows of the buffer become RUNNING. A row that is not returned was lost (its lease ran out and another worker has it, or
 -- its time was over before it began), or its queue is full. `position` counts the rows of one queue in this call.

@@ -8,8 +8,12 @@ start there.
 What could hide behind a mark: a row whose transaction committed late (its notification lowers the mark), and a row that was
 locked by a claim which then failed. For these, a claim *from the start* is made before the worker sleeps after a busy
 time, after every poll and every reconnect. It is dear exactly when marks are needed, so it is rationed by what the last one cost.
+
+**Many lanes.** A claim asks every lane before the first that has something, so hundreds of them would cost more than the work. Beyond a few, a lane that
+a claim has found empty sleeps until a notification or a claim from the start tells of it again, and a claim gets only the first few that are awake.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +22,7 @@ from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, Lane, from_start
 
 REST_PER_COST = 20
+LANES_AT_ONCE = 32
 
 
 @dataclass(slots=True)
@@ -29,8 +34,15 @@ class Marks:
     _lowered: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     _rescan_due: bool = True
     _rescan_not_before: float = 0.0
+    _awake: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Place of the queue, and priority: lanes in which something may wait, in order of service."""
+    _woken: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     moment: int = 0
     """Counts what was heard: a claim sent before a mark was lowered must not raise it again when it comes back."""
+    _places: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._places = {queue: place for place, queue in enumerate(self.queues)}
 
     def wants_start(self, now: float) -> bool:
         """Whether the next claim should be made from the start."""
@@ -41,38 +53,53 @@ class Marks:
         return from_start(self.queues)
 
     def lanes(self) -> list[Lane]:
-        """Each queue and priority from its mark, in order of service."""
-        order = {queue: position for position, queue in enumerate(self.queues)}
-        lanes = sorted(self._marks, key=lambda lane: (order[lane[0]], lane[1]))
-        return [Lane(queue, priority, self._marks[queue, priority]) for queue, priority in lanes]
+        """Each queue and priority from its mark, in order of service; of very many, the first that are awake."""
+        if len(self._marks) <= LANES_AT_ONCE:
+            return self._all_lanes()
+        awake = ((self.queues[place], priority) for place, priority in self._awake[:LANES_AT_ONCE])
+        return [Lane(*lane, self._marks[lane]) for lane in awake]
+
+    def _all_lanes(self) -> list[Lane]:
+        lanes = sorted(self._marks, key=lambda lane: (self._places[lane[0]], lane[1]))
+        return [Lane(*lane, self._marks[lane]) for lane in lanes]
+
+    @property
+    def are_left(self) -> bool:
+        """There are lanes awake of which the last claim was not given all."""
+        return len(self._marks) > LANES_AT_ONCE and bool(self._awake)
 
     def first_lanes(self) -> list[Lane]:
         """Each queue from the mark of its first priority, or from its start if it has none, in order of service."""
         first: dict[str, Lane] = {}
-        for lane in [*self.lanes(), *self.starts()]:
+        for lane in [*self._all_lanes(), *self.starts()]:
             first.setdefault(lane.queue_name, lane)
         return [first[queue] for queue in self.queues]
 
-    def heard(self, payload: str | None) -> None:
-        """A notification tells of rows in a lane; anything else tells only that something may have been missed."""
+    def heard(self, payload: str | None) -> bool:
+        """A notification tells of rows in a lane; anything else tells only that something may have been missed. Whether it is about us."""
         row = _parse(payload)
         if row is None:
             self._rescan_due = True
             self._rescan_not_before = 0.0
-            return
+            return True
         queue, priority, enqueued_at = row
-        if queue in self.queues:
-            lane = queue, priority
-            if lane not in self._marks or enqueued_at < self._marks[lane]:
-                self._marks[lane] = enqueued_at
-                self.moment += 1
-                self._lowered[lane] = self.moment
+        if queue not in self._places:
+            return False
+        lane = queue, priority
+        self._wake(lane)
+        if lane not in self._marks or enqueued_at < self._marks[lane]:
+            self._marks[lane] = enqueued_at
+            self._lowered[lane] = self.moment
+        return True
 
-    def claimed(self, claims: Iterable[Claim], *, asked: int, sent_at: int) -> None:
-        """A claim from the lanes, sent at that moment, came back. A filled one leaves open what is behind the marks."""
-        count = self._advance(claims, sent_at)
-        if count >= asked:
-            self._rescan_due = True
+    def claimed(self, claims: Sequence[Claim], *, lanes: Sequence[Lane] = (), asked: int, sent_at: int) -> None:
+        """A claim from these lanes, sent at that moment, came back. A filled one leaves open what is behind the marks."""
+        if self._advance(claims, sent_at) < asked:
+            self._rest(lanes, sent_at)
+            return
+        self._rescan_due = True
+        last = max((self._places[claim.queue_name], claim.priority) for claim in claims)
+        self._rest([lane for lane in lanes if (self._places[lane.queue_name], lane.priority) < last], sent_at)
 
     def rescanned(self, claims: Iterable[Claim], *, asked: int, sent_at: int, now: float, cost_s: float) -> None:
         """A claim from the start came back: not filled, it has seen everything there is."""
@@ -92,9 +119,29 @@ class Marks:
             lane = claim.queue_name, claim.priority
             oldest[lane] = min(oldest.get(lane, claim.enqueued_at), claim.enqueued_at)
         for lane, mark in oldest.items():
+            if lane not in self._marks:
+                self._wake(lane)
             if self._lowered.get(lane, 0) <= sent_at:
                 self._marks[lane] = mark
         return count
+
+    def _wake(self, lane: tuple[str, int]) -> None:
+        self.moment += 1
+        self._woken[lane] = self.moment
+        key = self._places[lane[0]], lane[1]
+        if not self._is_awake(key):
+            insort(self._awake, key)
+
+    def _rest(self, lanes: Sequence[Lane], sent_at: int) -> None:
+        """These gave all they had, as far as was known when they were asked."""
+        for lane in lanes:
+            key = self._places[lane.queue_name], lane.priority
+            if self._woken.get((lane.queue_name, lane.priority), 0) <= sent_at and self._is_awake(key):
+                del self._awake[bisect_left(self._awake, key)]
+
+    def _is_awake(self, key: tuple[int, int]) -> bool:
+        place = bisect_left(self._awake, key)
+        return place < len(self._awake) and self._awake[place] == key
 
 
 def _parse(payload: str | None) -> tuple[str, int, datetime] | None:

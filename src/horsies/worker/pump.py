@@ -136,15 +136,17 @@ class Pump:
 
     def heard(self, payload: str | None) -> None:
         """A notification: there is something to claim, now or later. None: there may be."""
-        self._heard_count += 1
         match (payload or "").split(" "):
             case ["later", microseconds]:
+                self._heard_count += 1
                 self.due_in(int(microseconds) / 1_000_000)
                 return
             case ["freed"]:
                 pass
             case _:
-                self._books.marks.heard(payload)
+                if not self._books.marks.heard(payload):
+                    return  # of a queue that others serve: were each to look, every send would cost a transaction per worker
+        self._heard_count += 1
         self._books.more = True
         self._go_soon()
 
@@ -264,9 +266,12 @@ class Pump:
         if turn.claim_from is ClaimFrom.START:
             marks.rescanned(claims, asked=asked, sent_at=moment, now=now, cost_s=now - departed)
         else:
-            marks.claimed(claims, asked=asked, sent_at=moment)
+            lanes = turn.lanes if turn.claim_from is ClaimFrom.MARKS else ()
+            marks.claimed(claims, lanes=lanes, asked=asked, sent_at=moment)
+        for lane in outcome.waiting:
+            marks.heard(lane)
         if len(claims) < asked and heard_count == self._heard_count:
-            self._books.more = False
+            self._books.more = turn.claim_from is ClaimFrom.MARKS and marks.are_left
 
     # -- trouble
 

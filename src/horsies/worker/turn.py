@@ -12,7 +12,17 @@ from horsies.db.load import load
 from horsies.db.op import Op, Query, Rows, ask
 from horsies.model.config import PostgresConfig
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import Caps, Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, lock_caps, start
+from horsies.tasks.claim import (
+    Caps,
+    Lane,
+    Wanted,
+    as_claims,
+    claim_from_marks,
+    claim_from_queues,
+    lock_caps,
+    start,
+    survey_queues,
+)
 from horsies.tasks.finish import end_or_retry, finish, notify_done
 from horsies.tasks.promote import get_next_due, promote
 from horsies.tasks.release import (
@@ -74,6 +84,8 @@ class Outcome:
     started: frozenset[TaskId] = frozenset()
     claimed: Sequence[Sequence[Claim]] = ()
     promoted: Sequence[str] = ()
+    waiting: Sequence[str] = ()
+    """What a claim from the start of many queues has left in them."""
     due_s: float | None = None
     """In how many seconds the next task that was put off is due, as far as this turn has seen."""
     unsettled: Sequence[str] = ()
@@ -100,6 +112,7 @@ def take_turn(turn: Turn) -> Op[Outcome]:
         *([("lock", lock_caps(keys, turn.database.schema))] if keys and (turn.starts or turn.wanted) else []),
         *([("start", start(turn.worker, turn.starts, turn.caps))] if turn.starts else []),
         *(("claim", _claim(turn, wanted)) for wanted in turn.wanted),
+        *([("survey", survey_queues(turn.lanes))] if _surveys(turn) else []),
         ("commit", SQL["commit_turn"]()),
         *(("notice", query) for query in _notices(turn)),
     ]
@@ -128,6 +141,15 @@ def _claim(turn: Turn, wanted: Wanted) -> Query:
     return claim_from_queues(wanted, turn.lanes)
 
 
+def _surveys(turn: Turn) -> bool:
+    """A claim that is filled by the first of many queues has not seen the others, and nobody tells again of what was there before us.
+
+    Where queues are counted, each claim asks all of them anyway.
+    """
+    is_counted = turn.caps.is_any or any(wanted.queue_limit is not None for wanted in turn.wanted)
+    return turn.claim_from is ClaimFrom.START and bool(turn.wanted) and len(turn.lanes) > 1 and not is_counted
+
+
 def _notices(turn: Turn) -> list[Query]:
     notices = notify_new(turn.releases)
     if turn.endings:
@@ -151,6 +173,7 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
         started=frozenset(row[0] for row in rows("start")),
         claimed=[as_claims(answer) for answer in answers.get("claim", ())],
         promoted=[lane for _, lane in rows("promote")],
+        waiting=[lane for (lane,) in rows("survey")],
         unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
     )

@@ -1,0 +1,1 @@
+"""How the rate holds when there is more of everything: `python -m benchmarks.growth`."""

@@ -1,0 +1,120 @@
+"""The cases. Each takes turns with the same run on an empty database: empty, grown, empty, grown ..."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from benchmarks.growth import idle
+from benchmarks.growth.entries import Entry, Settings, Sizes
+from benchmarks.growth.ground import EMPTY, Ground
+from benchmarks.growth.passage import Passage, watch
+from benchmarks.growth.scenes import fill_backlog, fill_delayed, fill_finished, held_snapshot
+from benchmarks.place import Place
+from benchmarks.tasks import Prefetch
+from benchmarks.worker import NO_RECYCLING, running_worker
+
+Say = Callable[[str], None]
+Case = Callable[[Ground, Sizes, Say], Iterator[Entry]]
+
+BAR, LOWER_BAR = 0.9, 0.8
+SETTINGS: Final[tuple[Settings, ...]] = ("auto", "default")
+PREFETCH: Final[dict[Settings, Prefetch]] = {"auto": "auto", "default": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a run is set up. `filled`: tasks that are sent to the copy; 0 where the template has them already."""
+
+    template: str
+    filled: int
+    queues: int = 0
+    meanwhile: Callable[[Place], AbstractContextManager[object]] = nullcontext
+    block: int | None = None
+
+
+def finished(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    with _scene(ground, "finished", partial(fill_finished, count=sizes.rows), say):
+        for settings in SETTINGS:
+            count = sizes.count(settings)
+            entry = Entry("finished", f"{sizes.rows:,} finished", settings, BAR)
+            yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup("finished", count), say)
+
+
+def backlog(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    """The first ones of it."""
+    with _scene(ground, "backlog", partial(fill_backlog, count=sizes.rows), say):
+        for settings in SETTINGS:
+            entry = Entry("backlog", f"a backlog of {sizes.rows:,}", settings, BAR)
+            yield _in_turns(ground, entry, sizes, Setup(EMPTY, sizes.count(settings)), Setup("backlog", 0), say)
+
+
+def delayed(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    with _scene(ground, "delayed", partial(fill_delayed, count=sizes.rows), say):
+        for settings in SETTINGS:
+            count = sizes.count(settings)
+            entry = Entry("delayed", f"{sizes.rows:,} delayed", settings, BAR)
+            yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup("delayed", count), say)
+
+
+def queues(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    """As many tasks, spread over all queues of one worker, beside all in the default queue of an app that has no other."""
+    for settings in SETTINGS:
+        count = sizes.count(settings)
+        entry = Entry("queues", f"{sizes.queues} queues", settings, BAR)
+        yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup(EMPTY, count, queues=sizes.queues), say)
+
+
+def snapshot(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    entry = Entry("snapshot", f"a snapshot held, {sizes.held:,} through", "auto", LOWER_BAR)
+    plain = Setup(EMPTY, sizes.held, block=sizes.held // sizes.blocks)
+    held = Setup(EMPTY, sizes.held, block=sizes.held // sizes.blocks, meanwhile=held_snapshot)
+    yield _in_turns(ground, entry, sizes, plain, held, say, count=sizes.held)
+
+
+def workers(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    yield from idle.measure(ground, sizes, LOWER_BAR, say)
+
+
+CASES: Final[dict[str, Case]] = {
+    "finished": finished,
+    "backlog": backlog,
+    "delayed": delayed,
+    "queues": queues,
+    "snapshot": snapshot,
+    "workers": workers,
+}
+
+
+@contextmanager
+def _scene(ground: Ground, name: str, fill: Callable[[Place], None], say: Say) -> Generator[None]:
+    say(f"{name}: filling")
+    ground.make(name, fill)
+    try:
+        yield
+    finally:
+        ground.forget(name)
+
+
+def _in_turns(
+    ground: Ground, entry: Entry, sizes: Sizes, empty: Setup, grown: Setup, say: Say, *, count: int | None = None
+) -> Entry:
+    for number in range(1, sizes.rounds + 1):
+        for setup, passages in ((empty, entry.empty), (grown, entry.grown)):
+            passages.append(_run(ground, setup, entry.settings, count or sizes.count(entry.settings)))
+        rates = f"{entry.empty[-1].rate:,.0f}/s empty, {entry.grown[-1].rate:,.0f}/s grown"
+        say(f"{entry.label}, {entry.settings}, round {number}/{sizes.rounds}: {rates}")
+    return entry
+
+
+def _run(ground: Ground, setup: Setup, settings: Settings, count: int) -> Passage:
+    with ground.fresh(setup.template) as place:
+        if setup.filled:
+            fill_backlog(place, setup.filled, setup.queues)
+        place.admin.execute("checkpoint")  # what the filling left to be written is not the run's
+        with (
+            setup.meanwhile(place),
+            running_worker(place, PREFETCH[settings], *NO_RECYCLING, queues=setup.queues) as worker,
+        ):
+            return watch(place, [worker], count, block=setup.block)

@@ -1,0 +1,36 @@
+"""What is in place before a run."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import psycopg
+
+from benchmarks.place import Place
+from benchmarks.retention import fill_day
+from horsies.db.load import load
+
+SQL = {name: statement.for_schema("horsies") for name, statement in load(__file__).items()}
+DAYS = 7
+"""As long as they are kept by default: today and the six days before."""
+
+
+def fill_finished(place: Place, count: int) -> None:
+    for days_ago in range(DAYS):
+        fill_day(place, days_ago, count // DAYS)
+
+
+def fill_backlog(place: Place, count: int, queues: int = 0) -> None:
+    place.admin.execute(SQL["fill_backlog"], {"count": count, "queues": queues})
+
+
+def fill_delayed(place: Place, count: int) -> None:
+    place.admin.execute(SQL["fill_delayed"], {"count": count})
+
+
+@contextmanager
+def held_snapshot(place: Place) -> Generator[None]:
+    """Somebody else's transaction: what was there at its beginning cannot be vacuumed away until it ends."""
+    with psycopg.connect(place.url, autocommit=True) as other:
+        other.execute("begin isolation level repeatable read")
+        other.execute("select from pg_class limit 1")  # only now it has its snapshot
+        yield

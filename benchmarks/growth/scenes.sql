@@ -1,0 +1,17 @@
+-- name: fill_backlog
+-- As sends of the last hour have left them, numbered from 0; spread over so many queues, or all in the default one.
+insert into {schema}.tasks (task_name, queue_name, args, sent_at, enqueued_at)
+select
+    'note_start',
+    case when %(queues)s::integer > 0 then 'queue_' || n %% %(queues)s::integer else 'default' end,
+    json_build_object('n', n),
+    sent.at,
+    sent.at
+from generate_series(0, %(count)s::integer - 1) as n
+cross join lateral (select now() - interval '1 hour' * (1 - n::float8 / %(count)s::integer)) as sent (at);
+
+-- name: fill_delayed
+-- As `send_at` leaves them: due from tomorrow on, over a month.
+insert into {schema}.tasks (task_name, args, ready, enqueued_at)
+select 'note_start', '{"n": -1}', false, now() + interval '1 day' + interval '30 days' * random()
+from generate_series(1, %(count)s::integer);
