@@ -17,13 +17,19 @@ from horsies.db.connect import connect_async
 from horsies.db.dialogue import Dialogue
 from horsies.db.drive import drive_async
 from horsies.db.op import Ask, Op, Query, Request, Rows, Statement, rows
-from horsies.db.session import BACKEND_PID, PREPARE_AFTER, Preparing
+from horsies.db.session import BACKEND_PID, PREPARE_AFTER, STEADY, Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
 
 ROLLBACK = Statement("rollback", "rollback")
 WHO_SERVES = Statement("who_serves", BACKEND_PID)
+PLAN_ONCE = Statement(
+    "plan_once",
+    # Planning a claim takes as long as making it. Bitmaps need a sort, which looks cheap while a table is empty.
+    STEADY
+    + ", set_config('enable_bitmapscan', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)",
+)
 
 
 class Courier:
@@ -61,6 +67,7 @@ class Courier:
             raise psycopg.OperationalError(str(error)) from error
         ((process,),) = await drive_async(rows(WHO_SERVES()), session.answer)
         if self._preparing.is_worthwhile(connection, process):
+            await drive_async(rows(PLAN_ONCE()), session.answer)
             connection.prepare_threshold = PREPARE_AFTER
         return session
 

@@ -1,7 +1,7 @@
 -- name: lock_roots
 -- Whoever changes anything in a tree of runs holds the row at its top, first of all, in the order of the ids. In a statement of its own: the
 -- next one's snapshot is then younger than the lock. The statements of a step are long and quick: planning them each time would take
--- three times as long as running them, so they are planned once, which their author vouches for (`end_runs` takes it back).
+-- three times as long as running them, so they are planned once, which their author vouches for.
 select set_config('plan_cache_mode', 'force_generic_plan', true)
 from {schema}.workflows
 where id = any(%(roots)s::uuid[])
@@ -361,8 +361,7 @@ select
         )
     ),
     -- In the transaction, unlike the notifications of tasks: there are few, and nobody knows the ids before.
-    (select count(pg_notify('{done_channel}', ended.id::text)) from ended where ended.root_id = root.id),
-    set_config('plan_cache_mode', 'auto', true)
+    (select count(pg_notify('{done_channel}', ended.id::text)) from ended where ended.root_id = root.id)
 from unnest(%(roots)s::uuid[]) as root (id);
 
 -- name: begin_step
