@@ -213,7 +213,8 @@ class Pump:
 
     def _launch(self, turn: Turn) -> bool:
         """False: the worker is coming to its end by an error, and its children's last words change nothing."""
-        journey = self._fly(turn, self._idle_couriers.pop())
+        # What is heard from now on is not in its lanes, even if it leaves a moment later.
+        journey = self._fly(turn, self._idle_couriers.pop(), self._heard_count, self._books.marks.moment)
         try:
             flight = self._group.create_task(journey)
         except RuntimeError:
@@ -232,8 +233,8 @@ class Pump:
         self._gather_until = None
         return True
 
-    async def _fly(self, turn: Turn, courier: Courier) -> None:
-        heard_count, moment, departed = self._heard_count, self._books.marks.moment, time.monotonic()
+    async def _fly(self, turn: Turn, courier: Courier, heard_count: int, moment: int) -> None:
+        departed = time.monotonic()
         try:
             outcome = await courier.run(take_turn(turn))
         except DatabaseError as error:

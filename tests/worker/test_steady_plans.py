@@ -1,0 +1,85 @@
+"""Plans are kept by sessions that live for days: they must be right for a table of any size."""
+
+import psycopg
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.courier import Courier
+from horsies.model.config import PostgresConfig
+from horsies.model.status import TaskStatus
+from horsies.model.task import Ending
+from horsies.tasks.claim import EPOCH, NO_CAPS, Lane, Wanted
+from horsies.tasks.wait import read_endings
+from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import ME, row
+
+USES = 12  # the server makes a plan for all parameters after five
+ROWS = 3_000
+
+
+def empty(sql: psycopg.Connection) -> None:
+    """As after a quiet night: to read a table without a single page costs nothing."""
+    sql.execute("truncate horsies.tasks")
+    sql.execute("vacuum analyze horsies.tasks")
+    assert row(sql, "select relpages, reltuples from pg_class where oid = 'horsies.tasks'::regclass") == (0, 0)
+
+
+def fill(sql: psycopg.Connection) -> None:
+    sql.execute("alter table horsies.tasks set (autovacuum_enabled = off)")
+    sql.execute(
+        "insert into horsies.tasks (task_name, queue_name, args) select 'add', 'default', '{}' from generate_series(1, %s)",
+        [ROWS],
+    )
+
+
+def full_reads(sql: psycopg.Connection) -> int:
+    (count,) = row(sql, "select seq_scan from pg_stat_user_tables where relid = 'horsies.tasks'::regclass")
+    return count
+
+
+def turn(config: PostgresConfig, claim_from: ClaimFrom, endings: list[Ending]) -> Turn:
+    wanted = Wanted(ME, TaskStatus.RUNNING, 2, 60_000)
+    lanes = [Lane("default", 100, EPOCH)]
+    return Turn(ME, config, NO_CAPS, endings, wanted=[wanted], claim_from=claim_from, lanes=lanes)
+
+
+def endings_of(outcome: Outcome) -> list[Ending]:
+    return [Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, "1") for claim in outcome.claimed[0]]
+
+
+async def test_a_worker_that_was_idle_keeps_to_its_indexes_when_much_arrives(
+    database: str, sql: psycopg.Connection
+) -> None:
+    config = PostgresConfig(database_url=database)
+    empty(sql)
+    courier = Courier(config, "test")
+    try:
+        for claim_from in (ClaimFrom.MARKS, ClaimFrom.QUEUES):
+            for _ in range(USES):
+                await courier.run(take_turn(turn(config, claim_from, [])))
+        fill(sql)
+        before, endings = full_reads(sql), list[Ending]()
+        for _ in range(USES):
+            for claim_from in (ClaimFrom.MARKS, ClaimFrom.QUEUES):
+                endings = endings_of(await courier.run(take_turn(turn(config, claim_from, endings))))
+                assert len(endings) == 2
+    finally:
+        courier.close()  # what it has counted is written then
+    eventually(
+        lambda: row(sql, "select n_tup_upd >= %s from pg_stat_user_tables where relname = 'tasks'", 4 * USES) == (True,)
+    )
+    assert full_reads(sql) == before
+
+
+def test_a_producer_that_was_idle_keeps_to_its_indexes_when_much_arrives(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    empty(sql)
+    for _ in range(USES):
+        broker.run(lambda: read_endings([ME]))
+    fill(sql)
+    before = full_reads(sql)
+    for _ in range(USES):
+        broker.run(lambda: read_endings([ME]))
+    broker.close()
+    assert full_reads(sql) == before
