@@ -21,10 +21,10 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
         slow, *behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         member, _ticket = await pump.beginning(slow)
         assert member.tickets.has_unbegun
-        assert member.is_stuck(member.began_at + 1, slow_after_s=0.5)
+        assert member.is_stuck(member.began_at + 1, slow_after_s=0.5, slow_together_s=9)
         pump.is_paused = True
         member.recall()
-        assert not member.is_stuck(member.began_at + 1, slow_after_s=0.5)  # it was asked already
+        assert not member.is_stuck(member.began_at + 1, slow_after_s=0.5, slow_together_s=9)  # it was asked already
         await pump.until(lambda: pump.given_back == behind)
         assert (member.load, member.is_open) == (1, False)
         go.touch()
@@ -40,7 +40,7 @@ async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for
             pump, *[("sleep", {"seconds": 0.05})] * 3, ("gate", {"until": str(go)}), ("quick", {})
         )
         member, _ticket = await pump.beginning(last)
-        assert member.is_stuck(member.began_at, slow_after_s=0.15)
+        assert member.is_stuck(member.began_at, slow_after_s=9, slow_together_s=0.15)
         go.touch()
         await pump.ending(last)
 
@@ -51,7 +51,7 @@ async def test_what_a_child_did_before_is_nobody_s_wait(tmp_path: Path) -> None:
         await pump.ending(pump.send("sleep", seconds=0.05))
         slow, _behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}))
         member, _ticket = await pump.beginning(slow)
-        assert not member.is_stuck(member.began_at, slow_after_s=0.0)
+        assert not member.is_stuck(member.began_at, slow_after_s=0.0, slow_together_s=0.0)
         go.touch()
         await pump.ending(slow)
 
@@ -96,6 +96,6 @@ async def test_a_crowd_is_never_stuck(tmp_path: Path) -> None:
     async with open_pool(concurrency=2) as pump:
         slow = pump.send("gate", until=str(go))
         member, _ticket = await pump.beginning(slow)
-        assert not member.is_stuck(member.began_at + 100, slow_after_s=0.5)
+        assert not member.is_stuck(member.began_at + 100, slow_after_s=0.5, slow_together_s=9)
         go.touch()
         await pump.ending(slow)

@@ -277,7 +277,7 @@ class Books:
             if wanted.status is TaskStatus.RUNNING:
                 runnable.extend(claims)
             else:
-                self.buffer.extend(Buffered(claim, until) for claim in claims)
+                self.buffer.extend(Buffered(claim, until) for claim in self.marks.in_order(claims))
         return runnable
 
     def _land(self, turn: Turn) -> None:

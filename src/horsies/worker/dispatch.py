@@ -7,13 +7,11 @@ from horsies.worker.member import Member
 
 def dispatch(books: Books, claims: list[Claim]) -> None:
     """In order of service, always to the child with the least before it. What fits nowhere, because a child has died meanwhile, goes back."""
-    order = {queue: position for position, queue in enumerate(books.marks.queues)}
-    claims.sort(key=lambda claim: (order[claim.queue_name], claim.priority, claim.enqueued_at, claim.id))
     shares: dict[Member, list[Claim]] = {}
     if not books.stopping:
         shares = {member: [] for member in books.roster if member.is_open}
     room = {member: _room(books, member) for member in shares}
-    for claim in claims:
+    for claim in books.marks.in_order(claims):
         free = [member for member in shares if room[member] > 0]
         if not free:
             books.releases.append(claim)

@@ -12,7 +12,9 @@ from typing import Literal
 FRAME_US = 5_000
 FRAME_MAX = 256
 SLOW_AFTER_S = 0.02
-"""A task that has run this long is slow, and so are many that have together: what waits behind them in their child is recalled."""
+"""A task that has run this long is slow: what waits behind it in its child is recalled."""
+SLOW_TOGETHER_S = 0.1
+"""The same for many that have run this long together. More, because a busy machine makes all of them slower, wherever they run."""
 
 TINY_US = 1_000
 NEW_WEIGHT = 0.1

@@ -44,6 +44,12 @@ class Marks:
     def __post_init__(self) -> None:
         self._places = {queue: place for place, queue in enumerate(self.queues)}
 
+    def in_order(self, claims: Iterable[Claim]) -> list[Claim]:
+        """As they are to be served. The database returns what it has claimed in no order at all."""
+        return sorted(
+            claims, key=lambda claim: (self._places[claim.queue_name], claim.priority, claim.enqueued_at, claim.id)
+        )
+
     def wants_start(self, now: float) -> bool:
         """Whether the next claim should be made from the start."""
         return not self._marks or (self._rescan_due and now >= self._rescan_not_before)

@@ -155,13 +155,13 @@ class Member:
     def load(self) -> int:
         return len(self.tickets)
 
-    def is_stuck(self, now: float, slow_after_s: float) -> bool:
+    def is_stuck(self, now: float, slow_after_s: float, slow_together_s: float) -> bool:
         """What runs before those that wait here has taken long, one task or many of them, and nobody has asked yet for them back."""
         return (
             self._boot.concurrency == 1
             and not self.recalled
             and self.tickets.has_begun
-            and self._ahead_s(now) > slow_after_s
+            and (now - self.began_at > slow_after_s or self._ahead_s(now) > slow_together_s)
         )
 
     def _ahead_s(self, now: float) -> float:

@@ -28,7 +28,7 @@ from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.clerk import Clerk
 from horsies.worker.dispatch import dispatch
-from horsies.worker.frames import SLOW_AFTER_S
+from horsies.worker.frames import SLOW_AFTER_S, SLOW_TOGETHER_S
 from horsies.worker.herald import Herald
 from horsies.worker.stops import Stops
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
@@ -341,7 +341,7 @@ class Pump:
         if self._books.marks.rescan_in_s(now) == 0.0:
             self._books.more = True
         for member in self._books.roster:
-            if member.tickets.has_unbegun and member.is_stuck(now, SLOW_AFTER_S):
+            if member.tickets.has_unbegun and member.is_stuck(now, SLOW_AFTER_S, SLOW_TOGETHER_S):
                 member.recall()
         self._go()
 
