@@ -8,5 +8,6 @@ if __name__ == "__main__":
     kind, fd = sys.argv[1:]
     gc.disable()  # nothing that is loaded now is garbage, and looking for some takes a tenth of the time
     room = import_module("horsies.child.template" if kind == "template" else "horsies.child.main")
+    gc.freeze()  # or the first look after this would be at all of it
     gc.enable()
     room.main(int(fd))

@@ -16,6 +16,10 @@ class GaveUp(HorsiesError):  # noqa: N818 - it says what happened
     """The database stayed away for longer than this worker was told to wait."""
 
 
+class NothingBegun(HorsiesError):  # noqa: N818 - the same
+    """It was told to stop before there was anything of it in the database, so there is nothing to bring to an end."""
+
+
 class Backoff:
     """Pauses that grow with each failure in a row, and begin anew after each success."""
 

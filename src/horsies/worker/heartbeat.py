@@ -29,7 +29,7 @@ from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import as_claims
 from horsies.tasks.release import get_held
-from horsies.worker.backoff import Backoff, GaveUp
+from horsies.worker.backoff import Backoff, NothingBegun
 from horsies.worker.books import Books
 from horsies.worker.health import Health
 from horsies.worker.liveness import Liveness
@@ -169,7 +169,7 @@ class Heartbeat:
             async with asyncio.timeout(None) as self._patience:
                 await self._register()
         except TimeoutError:
-            raise GaveUp("told to stop before the database could be reached; nothing was begun") from None
+            raise NothingBegun("told to stop before it was registered; nothing was begun") from None
         finally:
             self._patience = None
 

@@ -14,7 +14,7 @@ from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig
 from horsies.model.errors import BrokerError
-from horsies.worker.backoff import Backoff, GaveUp
+from horsies.worker.backoff import Backoff, GaveUp, NothingBegun
 
 _STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -44,6 +44,9 @@ def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger) -> Exi
     except GaveUp as error:
         log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
         return ExitCode.GAVE_UP
+    except NothingBegun as why:
+        log.info("stopped: %s", why)
+        return ExitCode.CLEAN
     except StoppedEarly:
         log.info("stopped")
         return ExitCode.CLEAN
