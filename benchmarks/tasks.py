@@ -51,7 +51,7 @@ def make_app(database_url: str, prefetch: Prefetch, queues: Sequence[str] = ()) 
     def count_to(n: int) -> TaskResult[list[int], TaskError]:
         return TaskResult(ok=list(range(n)))
 
-    @app.task("stay")
+    @app.task("stay", queue_name=queue_name)
     def stay(n: int, seconds: float) -> TaskResult[int, TaskError]:
         """Notes when it began and ended, by the clock that the database goes by."""
         began = time.time()
