@@ -36,10 +36,7 @@ class Setup:
 
 def finished(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
     with _scene(ground, "finished", partial(fill_finished, count=sizes.rows), say):
-        for settings in SETTINGS:
-            count = sizes.count(settings)
-            entry = Entry("finished", f"{sizes.rows:,} finished", settings, BAR)
-            yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup("finished", count), say)
+        yield from _beside(ground, "finished", sizes, say)
 
 
 def backlog(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
@@ -52,10 +49,15 @@ def backlog(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
 
 def delayed(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
     with _scene(ground, "delayed", partial(fill_delayed, count=sizes.rows), say):
-        for settings in SETTINGS:
-            count = sizes.count(settings)
-            entry = Entry("delayed", f"{sizes.rows:,} delayed", settings, BAR)
-            yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup("delayed", count), say)
+        yield from _beside(ground, "delayed", sizes, say)
+
+
+def _beside(ground: Ground, scene: str, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    """The same tasks on an empty database, and beside the rows of the scene."""
+    for settings in SETTINGS:
+        count = sizes.count(settings)
+        entry = Entry(scene, f"{sizes.rows:,} {scene}", settings, BAR)
+        yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup(scene, count), say)
 
 
 def queues(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
