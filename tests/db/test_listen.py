@@ -203,6 +203,25 @@ def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(
         broker.listener().unsubscribe(Channel.NEW, None, heard.put)
 
 
+def test_what_nobody_waits_for_any_longer_is_given_up_and_taken_up_again(
+    database: str, sql: psycopg.Connection, ear: MakeEar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.1)
+    somebody_waits = (
+        "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted "
+        "and database = (select oid from pg_database where datname = current_database())"
+    )
+    with PostgresBroker(PostgresConfig(database_url=database), first_listen_test_s=0.0) as broker:
+        other = ear(broker, Channel.NEW)
+        for _ in range(2):
+            done = Ear(broker, Channel.DONE)
+            assert row(sql, somebody_waits) == (1,)
+            done.close()
+            eventually(lambda: row(sql, somebody_waits) == (0,))
+        notify(sql, Channel.NEW, "still")
+        assert other.next() == "still"
+
+
 def test_a_closed_listener_leaves_no_thread_and_no_session(database: str, sql: psycopg.Connection) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database), first_listen_test_s=0.0)
     broker.listener()

@@ -1,3 +1,4 @@
+import queue
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -216,14 +217,15 @@ def test_two_batches_in_opposite_order_do_not_deadlock(
 
 
 @pytest.mark.parametrize(("count", "named"), [(1, True), (200, True), (201, False)])
-def test_up_to_200_ids_are_named_and_beyond_everyone_looks(sql: psycopg.Connection, count: int, named: bool) -> None:  # noqa: FBT001 - a row of a table
+def test_up_to_200_ids_are_named_and_beyond_everyone_looks(broker: PostgresBroker, count: int, named: bool) -> None:  # noqa: FBT001 - a row of a table
     ids = [new_task().id for _ in range(count)]
-    query = notify_done(ids)
-    sql.execute(f'listen "{Channel.DONE.name_in("horsies")}"'.encode())
-    sql.execute(query.statement.for_schema("horsies"), query.params)
-    (heard,) = sql.notifies(timeout=5.0, stop_after=1)
-    assert heard.payload == (" ".join(ids) if named else "*")
-    assert len(heard.payload.encode()) < 8_000
+    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    if not broker.listener().subscribe(Channel.DONE, None, heard.put):
+        assert heard.get(timeout=5.0) is None, "LISTEN is in force"
+    do(broker, notify_done(ids))
+    payload = heard.get(timeout=5.0) or ""
+    assert payload == (" ".join(ids) if named else "*")
+    assert len(payload.encode()) < 8_000
 
 
 # -- release

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import psycopg
@@ -13,6 +13,9 @@ import pytest
 
 from horsies.db import desk, listen
 from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.op import Op
+from horsies.db.ticket import Found, Subject, Ticket
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError
 from horsies.model.recovery import WorkerResilienceConfig
@@ -20,7 +23,7 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
 from horsies.tasks.finish import finish, notify_done
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.wait import NotEnded
+from horsies.tasks.wait import Answer, NotEnded, read_endings
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import (
     ME,
@@ -123,6 +126,60 @@ async def test_a_waiting_coroutine_is_woken_by_the_notification(
     do(other, notify_done(run_all(other)))
     async with asyncio.timeout(10):
         assert await waiting == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_ending_around_the_first_look_is_not_missed(
+    broker: PostgresBroker, other: PostgresBroker, no_polling: None, moment: str
+) -> None:
+    """Just before it, the look must see it; just after it, somebody must be known to wait."""
+    (sent,) = send_new(other)
+    looks: list[str] = []
+
+    def read(ids: list[str]) -> Op[Mapping[str, Found[Answer]]]:
+        looks.append("before")
+        if looks == [moment]:
+            do(other, notify_done(run_all(other)))
+        found = yield from read_endings(ids)
+        looks.append("after")
+        if looks[1:] == [moment]:
+            do(other, notify_done(run_all(other)))
+        return found
+
+    ticket = Ticket[Answer]([sent.id])
+    desk = broker.desk(Subject(Channel.DONE, read))
+    with desk.entered(ticket):
+        broker.wait(desk, ticket, time.monotonic() + 10.0)
+    assert ticket.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+    assert not ticket.is_over, "it was told, and did not find it at the end of its time"
+
+
+def test_endings_are_announced_only_while_somebody_waits(
+    broker: PostgresBroker, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
+) -> None:
+    """A notification wakes every session of the database that listens to anything."""
+    sql.execute(f'listen "{Channel.DONE.name_in("horsies")}"'.encode())
+
+    def heard() -> list[str]:
+        sql.execute("select pg_notify(%s, 'last')", [Channel.DONE.name_in("horsies")])
+        return [notification.payload for notification in sql.notifies(timeout=0)]
+
+    (unwanted,) = send_new(other)
+    do(other, notify_done(run_all(other)))
+    assert heard() == ["last"]
+    assert wait_for(broker, unwanted.id) == Ended(unwanted.id, TaskStatus.COMPLETED, '"done"', None)
+
+    (wanted,) = send_new(other)
+    waiting = begin_to_wait(threads, broker, wanted, sql)
+    do(other, notify_done(run_all(other)))
+    waiting.result(10.0)
+    assert heard() == [wanted.id, "last"]
+
+    (last,) = send_new(other)
+    broker.close()
+    do(other, notify_done(run_all(other)))
+    assert heard() == ["last"]
+    assert isinstance(wait_for(other, last.id), Ended)
 
 
 @pytest.mark.promise("A4")

@@ -31,7 +31,7 @@ class Bells:
 
     def channels(self) -> set[Channel]:
         with self._lock:
-            return set(self._bells)
+            return {channel for channel, by_key in self._bells.items() if by_key}
 
     def ring(self, channel: Channel, payload: str) -> None:
         with self._lock:

@@ -1,4 +1,11 @@
-"""The NOTIFY channels. Their names carry a hash of the schema: two installations in one database do not wake each other."""
+"""The NOTIFY channels. Their names carry a hash of the schema: two installations in one database do not wake each other.
+
+**Somebody must wait.** A notification wakes every session of the database that listens, to whatever channel, so one that nobody waits for is
+better not sent. Whoever listens to DONE holds an advisory lock meanwhile, shared with all others who do. It can be had alone only when nobody
+listens, and that is what an ending asks for after its COMMIT. No wake-up is lost: a waiter takes the lock before it listens, and looks only after
+that, so an ending that was committed before the lock was taken is seen, and one that was committed later finds it taken. A waiter that
+dies lets go of it with its session.
+"""
 
 from enum import StrEnum
 from functools import lru_cache
@@ -10,7 +17,7 @@ class Channel(StrEnum):
     """Something can be claimed. Payload: `priority enqueued_at_us queue_name`, the oldest row of them."""
 
     DONE = "done"
-    """Tasks have ended. Payload: their ids, or `*` when they are too many to name."""
+    """Tasks have ended. Payload: their ids, or `*` when they are too many to name. Only while somebody listens."""
 
     CONTROL = "control"
     """A word to one worker. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
@@ -22,9 +29,19 @@ class Channel(StrEnum):
     """The listener's own self-test. Payload: a token that only one listener knows."""
 
     def name_in(self, schema: str) -> str:
-        return f"horsies_{_hash(schema)}_{self.value}"
+        return f"horsies_{_hash(schema)[:8]}_{self.value}"
+
+    @property
+    def is_for_waiters(self) -> bool:
+        """Whoever listens to it holds the lock of those who wait."""
+        return self is Channel.DONE
+
+
+def waiters_lock(schema: str) -> int:
+    """The key of the advisory lock that says that somebody waits."""
+    return int(_hash(f"{schema} waiters")[:16], 16) - (1 << 63)
 
 
 @lru_cache(maxsize=64)
 def _hash(schema: str) -> str:
-    return sha256(schema.encode()).hexdigest()[:8]
+    return sha256(schema.encode()).hexdigest()

@@ -6,7 +6,8 @@ when the connection is lost, and when notifications turn out not to arrive.
 
 **Self-test.** A LISTEN that looks healthy may hear nothing: on a half-open socket, or in another database. So from time to
 time a token is notified *from another connection* while this one idles. A listener that has heard before and misses a
-token reconnects; one that never heard any is declared deaf: one log line, and waiters poll.
+token reconnects; one that never heard any is declared deaf: one log line, and waiters poll. At that time a channel that nobody waits for is
+given up: those who would notify save themselves the trouble (`channels.py`).
 
 **Poolers.** A LISTEN sent through a transaction pooler stays behind in a session that others use next, and every
 notification then wakes a stranger. So where the session may not be ours (`session.py`), nothing is sent before it is known
@@ -28,9 +29,9 @@ from contextlib import suppress
 import psycopg
 
 from horsies.db.bells import Bell, Bells
-from horsies.db.channels import Channel
+from horsies.db.channels import Channel, waiters_lock
 from horsies.db.connect import connect
-from horsies.db.session import backend_pid, is_direct, is_shared, unlisten
+from horsies.db.session import backend_pid, is_direct, is_shared, take_back
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
@@ -157,18 +158,37 @@ class Listener:
                     self._wake_reader.recv(4096)
                 self._hear(connection)
                 if time.monotonic() >= self._test_due:
+                    self._give_up_unwanted(connection)
                     self._test()
 
     def _withdraw(self, connection: psycopg.Connection) -> None:
-        channels = [channel.name_in(self._config.schema) for channel in self._in_force]
+        commands = [self._unlisten(channel) for channel in self._in_force]
         self._in_force.clear()
-        unlisten(connection, channels, self._process)
+        take_back(connection, commands, self._process)
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
         for channel in channels:
-            connection.execute(f'listen "{channel.name_in(self._config.schema)}"'.encode())
+            command = f'listen "{channel.name_in(self._config.schema)}"'
+            if channel.is_for_waiters:
+                command = f"select pg_advisory_lock_shared({waiters_lock(self._config.schema)}); {command}"
+            connection.execute(command.encode())
             self._in_force.add(channel)
             self._bells.ring_all(channel)
+
+    def _give_up_unwanted(self, connection: psycopg.Connection) -> None:
+        for channel in self._in_force - self._bells.channels() - {Channel.TEST}:
+            self._in_force.discard(channel)  # first: whoever subscribes from now on sees that it is not
+            if channel in self._bells.channels():  # and this one may not have seen it
+                self._in_force.add(channel)
+                self._bells.ring_all(channel)
+            else:
+                connection.execute(self._unlisten(channel))
+
+    def _unlisten(self, channel: Channel) -> bytes:
+        command = f'unlisten "{channel.name_in(self._config.schema)}"'
+        if channel.is_for_waiters:
+            command += f"; select pg_advisory_unlock_shared({waiters_lock(self._config.schema)})"
+        return command.encode()
 
     def _hear(self, connection: psycopg.Connection) -> None:
         connection.pgconn.consume_input()

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 
 from horsies.db.arrays import array
-from horsies.db.channels import Channel
+from horsies.db.channels import Channel, waiters_lock
 
 Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = list[Row]
@@ -47,11 +47,11 @@ def _render_query(text: str, schema: str) -> bytes:
 
 
 def render(text: str, schema: str) -> str:
-    """Put the schema and its channels where the `.sql` files leave room for them."""
+    """Put the schema, its channels and its lock where the `.sql` files leave room for them."""
     quoted = '"' + schema.replace('"', '""') + '"'
     for channel in Channel:
         text = text.replace("{" + channel + "_channel}", channel.name_in(schema))
-    return text.replace("{schema}", quoted)
+    return text.replace("{waiters_lock}", str(waiters_lock(schema))).replace("{schema}", quoted)
 
 
 @dataclass(frozen=True, slots=True)

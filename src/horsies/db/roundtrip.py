@@ -13,7 +13,7 @@ import psycopg
 from horsies.db.broker import SQL
 from horsies.db.channels import Channel
 from horsies.db.connect import connect
-from horsies.db.session import backend_pid, is_direct, is_shared, unlisten
+from horsies.db.session import backend_pid, is_direct, is_shared, take_back
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig
 
@@ -83,4 +83,4 @@ def _is_heard(sending: psycopg.Connection, listening: psycopg.Connection, channe
                 return True
         return False
     finally:
-        unlisten(listening, [channel], process)
+        take_back(listening, [f'unlisten "{channel}"'.encode()], process)

@@ -9,7 +9,7 @@ ours only an index is a way in (`STEADY`). Where nothing is prepared, every stat
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import psycopg
 from psycopg import errors
@@ -39,14 +39,13 @@ def is_shared(connection: psycopg.Connection, process_of_other: Callable[[], int
     return any(process_of_other() == process or backend_pid(connection) != process for _ in range(LOOKS))
 
 
-def unlisten(connection: psycopg.Connection, channels: Iterable[str], process: int) -> None:
-    """Take a LISTEN back from the session of this process, whoever else has been in it meanwhile."""
-    names = list(channels)
+def take_back(connection: psycopg.Connection, commands: Sequence[bytes], process: int) -> None:
+    """Undo what was left in the session of this process, whoever else has been in it meanwhile."""
     for _ in range(WITHDRAWALS):
         with connection.transaction():
-            for name in names:
-                connection.execute(f'unlisten "{name}"'.encode())
             if backend_pid(connection) == process:
+                for command in commands:
+                    connection.execute(command)
                 return
 
 

@@ -147,4 +147,9 @@ select id::text, case when retries then extract(epoch from due_at - clock_timest
 from held;
 
 -- name: notify_done
-select pg_notify('{done_channel}', %(payload)s::text);
+-- After the commit, and only if somebody waits (db/channels.py). Whoever does holds the lock shared; it is held here for the length of this
+-- statement, and two that hold each other up only notify in vain.
+select case
+    when pg_try_advisory_lock({waiters_lock}) then pg_advisory_unlock({waiters_lock})::text
+    else pg_notify('{done_channel}', %(payload)s::text)::text
+end;
