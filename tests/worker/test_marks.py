@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
-from horsies.worker.marks import LANES_AT_ONCE, REST_PER_COST, Marks
+from horsies.worker.marks import FEW_LANES, LANES_AT_ONCE, REST_PER_COST, Marks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -26,7 +26,7 @@ def told(second: float, *, queue: str = "default", priority: int = 100) -> str:
 
 def marks_of(marks: Marks, now: float = 0.0) -> list[tuple[str, int, datetime]] | None:
     """Where the next claim begins; None: at the start."""
-    return None if marks.wants_start(now) else plain(marks.lanes())
+    return None if marks.wants_start(now) else plain(marks.lanes(LANES_AT_ONCE))
 
 
 def plain(lanes: list[Lane]) -> list[tuple[str, int, datetime]]:
@@ -165,16 +165,21 @@ def many_lanes() -> Marks:
 
 
 def asked_queues(marks: Marks) -> list[str]:
-    return [lane.queue_name for lane in marks.lanes()]
+    return [lane.queue_name for lane in marks.lanes(LANES_AT_ONCE)]
 
 
 def test_of_very_many_lanes_a_claim_asks_the_first_ones() -> None:
     assert asked_queues(many_lanes()) == MANY[:LANES_AT_ONCE]
 
 
+def test_a_claim_for_few_tasks_asks_few_of_very_many_lanes() -> None:
+    asked = [lane.queue_name for lane in many_lanes().lanes(2)]
+    assert asked == MANY[:FEW_LANES]
+
+
 def test_lanes_that_gave_all_they_had_are_not_asked_again() -> None:
     marks = many_lanes()
-    marks.claimed([claim(1, queue=MANY[5])], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    marks.claimed([claim(1, queue=MANY[5])], lanes=marks.lanes(LANES_AT_ONCE), asked=1, sent_at=marks.moment)
     assert asked_queues(marks) == MANY[5 : 5 + LANES_AT_ONCE]
 
 
@@ -183,20 +188,20 @@ def test_when_the_lanes_that_were_asked_gave_too_little_the_others_are_asked() -
     for first in range(0, len(MANY), LANES_AT_ONCE):
         assert marks.are_left
         assert asked_queues(marks) == MANY[first : first + LANES_AT_ONCE]
-        marks.claimed([], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+        marks.claimed([], lanes=marks.lanes(LANES_AT_ONCE), asked=1, sent_at=marks.moment)
     assert not marks.are_left
 
 
 def test_a_lane_that_is_told_of_is_asked_again() -> None:
     marks = many_lanes()
-    marks.claimed([], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    marks.claimed([], lanes=marks.lanes(LANES_AT_ONCE), asked=1, sent_at=marks.moment)
     marks.heard(told(9, queue=MANY[3]))
-    assert plain(marks.lanes())[0] == (MANY[3], 100, at(1))
+    assert plain(marks.lanes(LANES_AT_ONCE))[0] == (MANY[3], 100, at(1))
 
 
 def test_a_claim_sent_before_a_lane_was_told_of_does_not_make_it_sleep() -> None:
     marks = many_lanes()
-    lanes, sent_at = marks.lanes(), marks.moment
+    lanes, sent_at = marks.lanes(LANES_AT_ONCE), marks.moment
     marks.heard(told(9, queue=MANY[3]))
     marks.claimed([], lanes=lanes, asked=1, sent_at=sent_at)
     assert asked_queues(marks)[0] == MANY[3]
@@ -206,7 +211,7 @@ def test_few_lanes_never_sleep() -> None:
     """What a turn itself makes ready, it can claim."""
     marks = settled(Marks(["urgent", "default"]))
     marks.heard(told(1))
-    marks.claimed([], lanes=marks.lanes(), asked=1, sent_at=marks.moment)
+    marks.claimed([], lanes=marks.lanes(LANES_AT_ONCE), asked=1, sent_at=marks.moment)
     assert marks_of(marks) == [("default", 100, at(1))]
     assert not marks.are_left
 

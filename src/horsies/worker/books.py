@@ -200,7 +200,7 @@ class Books:
     def _turn(
         self, endings: list[Ending], releases: list[Claim], starts: list[Claim], wanted: list[Wanted], now: float
     ) -> Turn:
-        claim_from, lanes = self._place(now) if wanted else (ClaimFrom.START, [])
+        claim_from, lanes = self._place(wanted, now) if wanted else (ClaimFrom.START, [])
         progress, self.progress = self.progress, {}
         interrupted, self.interrupted = self.interrupted, []
         promotes, self.promotes = self._may_promote, False
@@ -222,13 +222,13 @@ class Books:
             unsettled=sorted(unsettled),
         )
 
-    def _place(self, now: float) -> tuple[ClaimFrom, list[Lane]]:
+    def _place(self, wanted: Sequence[Wanted], now: float) -> tuple[ClaimFrom, list[Lane]]:
         if self.marks.wants_start(now):
             return ClaimFrom.START, self.marks.starts()
         if self.limits.caps.is_any or self.limits.max_claim_batch:
             # By queue, also those without a mark: a claim that met a cap has not seen all that waits.
             return ClaimFrom.QUEUES, self.marks.first_lanes()
-        return ClaimFrom.MARKS, self.marks.lanes()
+        return ClaimFrom.MARKS, self.marks.lanes(sum(each.limit for each in wanted))
 
     def _depart(self, turn: Turn) -> Turn:
         self.in_flight.append(turn)

@@ -10,7 +10,8 @@ locked by a claim which then failed. For these, a claim *from the start* is made
 time, after every poll and every reconnect. It is dear exactly when marks are needed, so it is rationed by what the last one cost.
 
 **Many lanes.** A claim asks every lane before the first that has something, so hundreds of them would cost more than the work. Beyond a few, a lane that
-a claim has found empty sleeps until a notification or a claim from the start tells of it again, and a claim gets only the first few that are awake.
+a claim has found empty sleeps until a notification or a claim from the start tells of it again, and a claim gets only the first few that are awake:
+the fewer, the fewer tasks it is for.
 """
 
 from bisect import bisect_left, insort
@@ -21,8 +22,8 @@ from datetime import datetime, timedelta
 from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, Lane, from_start
 
-REST_PER_COST = 20
-LANES_AT_ONCE = 32
+REST_PER_COST = 50
+FEW_LANES, LANES_AT_ONCE = 8, 32
 
 
 @dataclass(slots=True)
@@ -58,11 +59,12 @@ class Marks:
         """Each queue from its start, in order of service."""
         return from_start(self.queues)
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self, wanted: int) -> list[Lane]:
         """Each queue and priority from its mark, in order of service; of very many, the first that are awake."""
         if len(self._marks) <= LANES_AT_ONCE:
             return self._all_lanes()
-        awake = ((self.queues[place], priority) for place, priority in self._awake[:LANES_AT_ONCE])
+        at_once = min(max(wanted, FEW_LANES), LANES_AT_ONCE)
+        awake = ((self.queues[place], priority) for place, priority in self._awake[:at_once])
         return [Lane(*lane, self._marks[lane]) for lane in awake]
 
     def _all_lanes(self) -> list[Lane]:
@@ -80,6 +82,11 @@ class Marks:
         for lane in [*self._all_lanes(), *self.starts()]:
             first.setdefault(lane.queue_name, lane)
         return [first[queue] for queue in self.queues]
+
+    def concerns(self, payload: str | None) -> bool:
+        """Whether a notification is about our queues, or may be. For any thread: who is called for every send of every queue is better not woken."""
+        row = _parse(payload)
+        return row is None or row[0] in self._places
 
     def heard(self, payload: str | None) -> bool:
         """A notification tells of rows in a lane; anything else tells only that something may have been missed. Whether it is about us."""

@@ -117,7 +117,7 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
         checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
         scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, keeper, pump, scheduling:
-            with _hearing(app.broker, worker, pump, beat_now=in_doubt.set):
+            with _hearing(app.broker, worker, pump, concerns=books.marks.concerns, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
                 await life.asked.wait()
@@ -175,12 +175,20 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
 
 
 @contextmanager
-def _hearing(broker: PostgresBroker, worker: str, pump: Pump, *, beat_now: Callable[[], None]) -> Generator[None]:
+def _hearing(
+    broker: PostgresBroker,
+    worker: str,
+    pump: Pump,
+    *,
+    concerns: Callable[[str | None], bool],
+    beat_now: Callable[[], None],
+) -> Generator[None]:
     """Notifications reach the pump on its event loop. Whoever pings gets a heartbeat for an answer."""
     loop, listener = asyncio.get_running_loop(), broker.listener()
 
     def new(payload: str | None) -> None:
-        loop.call_soon_threadsafe(pump.heard, payload)
+        if concerns(payload):
+            loop.call_soon_threadsafe(pump.heard, payload)
 
     def control(payload: str | None) -> None:
         match (payload or "").split(" "):
