@@ -147,9 +147,7 @@ select id::text, case when retries then extract(epoch from due_at - clock_timest
 from held;
 
 -- name: notify_done
--- After the commit, and only if somebody waits (db/channels.py). Whoever does holds the lock shared; it is held here for the length of this
--- statement, and two that hold each other up only notify in vain.
-select case
-    when pg_try_advisory_lock({waiters_lock}) then pg_advisory_unlock({waiters_lock})::text
-    else pg_notify('{done_channel}', %(payload)s::text)::text
-end;
+-- After the commit, and only if somebody waits (db/channels.py): whoever does holds the lock, shared. Two that ask for it at the same moment
+-- notify in vain.
+select pg_notify('{done_channel}', %(payload)s::text)
+where not pg_try_advisory_xact_lock({waiters_lock});
