@@ -10,10 +10,11 @@ import psycopg
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.tasks.claim import NO_CAPS
-from horsies.worker.books import Books, Limits
+from horsies.worker.books import Books
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.pump import Pump
+from horsies.worker.room import Limits
 from tests.fixtures.journey import ME, row
 
 PATIENCE_S = 20.0

@@ -33,7 +33,7 @@ from horsies.tasks.release import release, report_progress
 from horsies.testing.clockwork import keep_house
 from horsies.testing.hands import Job, do, do_async
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.books import Limits
+from horsies.worker.room import Limits
 from horsies.worker.settings import limits_of, queues_of
 from horsies.worker.stops import ending_of
 from horsies.worker.turn import Turn, take_turn
