@@ -14,12 +14,15 @@ from tests.fixtures.journey import Row, column, row
 PATIENCE_MS = 20_000
 
 
-def insert(sql: psycopg.Connection, name: str, *, priority: int = 100, **args: object) -> str:
+def insert(
+    sql: psycopg.Connection, name: str, *, queue_name: str = "default", priority: int = 100, **args: object
+) -> str:
     """A row written by hand; its id."""
     (task_id,) = row(
         sql,
-        "insert into horsies.tasks (task_name, priority, args) values (%s, %s, %s) returning id::text",
+        "insert into horsies.tasks (task_name, queue_name, priority, args) values (%s, %s, %s, %s) returning id::text",
         name,
+        queue_name,
         priority,
         json.dumps(args),
     )

@@ -15,9 +15,10 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
 from horsies.tasks.claim import NO_CAPS, Caps, Wanted
 from horsies.tasks.ids import new_task_id
-from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered, Limits
+from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
+from horsies.worker.room import Limits
 from horsies.worker.tickets import Tickets
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
 

@@ -1,36 +1,33 @@
 """`PostgresBroker`: the pools, the listener and the drivers of one process, under one name."""
 
 import asyncio
-import atexit
-import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from horsies.db import borrowed, connect, migrate
+from horsies.db import borrowed, connect, ground, partings
 from horsies.db.answer import Awaiting, Blocking
 from horsies.db.channels import Channel
 from horsies.db.desk import Desk
 from horsies.db.drive import drive, drive_async
-from horsies.db.link import Link
 from horsies.db.listen import Listener
 from horsies.db.load import load
 from horsies.db.migrate import Standing
-from horsies.db.op import Op, one, rows
+from horsies.db.op import Op, rows
 from horsies.db.pools import Pools
 from horsies.db.seat import AwaitingSeat, BlockingSeat
 from horsies.db.session import Preparing
 from horsies.db.ticket import Subject, Ticket
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig
-from horsies.model.errors import BrokerError, SchemaError
+from horsies.model.errors import BrokerError
 from horsies.model.recovery import WorkerResilienceConfig
 
 ATTEMPTS = 5
@@ -38,9 +35,6 @@ ATTEMPTS = 5
 SQL = load(__file__)
 A = TypeVar("A")
 T = TypeVar("T")
-
-_brokers: "WeakSet[PostgresBroker]" = WeakSet()
-_inherited: list[object] = []
 
 
 class PostgresBroker:
@@ -58,8 +52,7 @@ class PostgresBroker:
         self._first_listen_test_s = first_listen_test_s
         self._preparing = Preparing()
         self._start_afresh()
-        _brokers.add(self)
-        _close_before_all_else()
+        partings.enrol(self)
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +68,7 @@ class PostgresBroker:
 
     def forget_inherited(self) -> None:
         """After a fork: these sockets are our parent's, and it alone uses and closes them."""
-        _inherited.append((self.pools, self._listener))
+        partings.leave_to_parent(self.pools, self._listener)
         self._start_afresh()
 
     @classmethod
@@ -203,36 +196,11 @@ class PostgresBroker:
 
     def migrate(self) -> list[str]:
         """Bring the schema to this library's version. Returns the migrations applied, oldest first."""
-        if self.config.listen_url:
-            self._refuse_other_database()
-        return self._run_apart(migrate.migrate(self.config.schema), self.config.listen_conninfo)
+        return ground.prepare(self.config)
 
     def require_schema(self) -> None:
         """Refuse a database without our schema, or with an older one; at once when it cannot be reached."""
-        self._run_apart(migrate.require_schema(self.config.schema), self.config.conninfo)
-
-    def _refuse_other_database(self) -> None:
-        """Before tables are made where nobody looks for them. Seen twice: the server may have been restarted in between."""
-        for _ in range(2):
-            here = self._run_apart(one(SQL["which_database"]()), self.config.conninfo)
-            there = self._run_apart(one(SQL["which_database"]()), self.config.listen_conninfo)
-            if here == there:
-                return
-        raise SchemaError(
-            "listen_url and database_url lead to different databases, or to different servers; "
-            "set listen_url to a direct connection to the very database that database_url leads to through the pooler"
-        )
-
-    def _run_apart(self, op: Op[T], conninfo: str) -> T:
-        """On a connection of its own."""
-        link = Link(self.config, "migrations", url=conninfo)
-        try:
-            return link.run(op)
-        except psycopg.Error as error:
-            server = "PostgreSQL" if conninfo == self.config.conninfo else "PostgreSQL at listen_url"
-            raise broker_error(error, server) from error
-        finally:
-            link.close()
+        ground.require(self.config)
 
     async def migrate_async(self) -> list[str]:
         """The same for asyncio."""
@@ -248,7 +216,7 @@ class PostgresBroker:
 
     def schema_standing(self) -> Standing:
         """At which version the schema is, and what it lacks; nothing is changed. Says at once why the database cannot be reached."""
-        return self._run_apart(migrate.get_standing(self.config.schema), self.config.conninfo)
+        return ground.get_standing(self.config)
 
     # -- notifications
 
@@ -304,22 +272,3 @@ class PostgresBroker:
 def _pause_s(attempt: int) -> float:
     """Short and growing: a producer is somebody's web request, not a worker that can wait out an outage."""
     return random.uniform(0.5, 1.0) * 0.02 * 3**attempt  # noqa: S311 - jitter, no secret
-
-
-def _close_all() -> None:
-    for broker in list(_brokers):
-        broker.close()
-
-
-def _close_before_all_else() -> None:
-    """Of what is called at exit, the last that was registered comes first: an embedded server is stopped after we have left it."""
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
-
-
-def _forget_all() -> None:
-    for broker in list(_brokers):
-        broker.forget_inherited()
-
-
-os.register_at_fork(after_in_child=_forget_all)

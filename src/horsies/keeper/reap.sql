@@ -61,10 +61,7 @@ released as (
     and status = 'CLAIMED'
     returning queue_name, priority, enqueued_at
 )
-select pg_notify(
-    '{new_channel}',
-    priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
-)
+select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
 from released
 group by queue_name, priority;
 

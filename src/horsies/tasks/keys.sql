@@ -100,12 +100,5 @@ noted as (
     and keys.task_id = %(holder)s::uuid
     and exists (select from replaced)
 )
-select pg_notify(
-    '{new_channel}',
-    case
-        when ready
-        then priority || ' ' || (extract(epoch from enqueued_at) * 1000000)::bigint || ' ' || queue_name
-        else 'later ' || (extract(epoch from enqueued_at - clock_timestamp()) * 1000000)::bigint
-    end
-)
+select pg_notify('{new_channel}', {schema}.news_of(ready, priority, enqueued_at, queue_name))
 from replaced;

@@ -15,15 +15,14 @@ promoted as (
     set ready = true
     where id = any(array(select due.id from due))
     returning queue_name, priority, enqueued_at
+),
+news as (
+    select {schema}.news_of(true, priority, min(enqueued_at), queue_name) as payload
+    from promoted
+    group by queue_name, priority
 )
-select
-    pg_notify(
-        '{new_channel}',
-        priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
-    ),
-    priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
-from promoted
-group by queue_name, priority;
+select pg_notify('{new_channel}', payload), payload
+from news;
 
 -- name: get_next_due
 -- In how many seconds the next one is due; null when nothing waits.

@@ -34,7 +34,7 @@ returning tasks.id::text;
 -- name: notify_new
 select pg_notify(
     '{new_channel}',
-    %(priority)s::integer || ' ' || (extract(epoch from %(enqueued_at)s::timestamptz) * 1000000)::bigint || ' ' || %(queue)s::text
+    {schema}.news_of(true, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(queue)s::text)
 );
 
 -- name: notify_freed

@@ -33,9 +33,10 @@ from horsies.tasks.release import release, report_progress
 from horsies.testing.clockwork import keep_house
 from horsies.testing.hands import Job, do, do_async
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.books import Limits
+from horsies.worker.room import Limits
 from horsies.worker.settings import limits_of, queues_of
 from horsies.worker.stops import ending_of
+from horsies.worker.tickets import fields_of
 from horsies.worker.turn import Turn, take_turn
 from horsies.workflows.advance import settle
 
@@ -144,7 +145,7 @@ class Drain:
         return limits_of(self.app.config, _AS_A_WORKER)
 
     def _run(self, claim: Claim) -> Generator[Verb | Job, Any, None]:
-        running = begin(_assignment(claim))
+        running = begin(Assignment(*fields_of(1, claim)))
         reports: list[str] = []
         prepared, context = prepare(self.app.tasks, running), context_of(running, _noted(reports))
         raised: BaseException | None = None
@@ -194,21 +195,6 @@ def _ends_more_than_the_task(raised: BaseException) -> bool:
     """Ctrl-C, pytest.fail(), pytest.skip(): not for the task to keep. And a drain within this one that had no end."""
     its_own = Exception, SystemExit, GeneratorExit, asyncio.CancelledError
     return isinstance(raised, EndlessDrainError) or not isinstance(raised, its_own)
-
-
-def _assignment(claim: Claim) -> Assignment:
-    return Assignment(
-        ticket=1,
-        task_id=claim.id,
-        task_name=claim.task_name,
-        queue_name=claim.queue_name,
-        attempt=claim.attempt,
-        timeout_ms=claim.timeout_ms,
-        args=claim.args,
-        inputs=claim.inputs,
-        root_id=claim.root_id,
-        trace=claim.trace,
-    )
 
 
 def _noted(reports: list[str]) -> Callable[[int, float | None, str | None], None]:

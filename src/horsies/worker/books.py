@@ -1,4 +1,4 @@
-"""The pump's books: what must be told to the database, what is on its way there, and what there is room for.
+"""The pump's books: what must be told to the database, and what is on its way there.
 
 Pure bookkeeping, no I/O: `next_turn` takes from the books all that can travel now, and `put_back` or `settle` closes the turn.
 """
@@ -13,24 +13,15 @@ from horsies.model.config import PostgresConfig
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import Caps, Lane, Wanted
+from horsies.tasks.claim import Lane, Wanted
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.member import Member
+from horsies.worker.room import Limits, Room
 from horsies.worker.turn import ClaimFrom, Outcome, Turn
 
 ENDINGS_PER_TURN = 500
 BYTES_PER_TURN = 1 << 25
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What this worker may claim. 0 sets no limit."""
-
-    lease_ms: int
-    caps: Caps
-    max_claim_batch: int = 0
-    max_claim_per_worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +55,10 @@ class Books:
     promotes: bool = True
     """Something that was put off may be due."""
     stopping: bool = False
+    _room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._room = Room(self.worker, self.limits, self.frames, self.roster, self.buffer, self.in_flight)
 
     def should_gather(self) -> bool:
         """Tiny tasks travel together: while others will report in a moment, a turn for one of them alone costs as much as one for
@@ -135,67 +130,12 @@ class Books:
     def _starts(self) -> list[Claim]:
         if self.stopping or not self.buffer:
             return []
-        return [self.buffer.popleft().claim for _ in range(min(self._room(), len(self.buffer)))]
+        return [self.buffer.popleft().claim for _ in range(min(self._room.to_run(), len(self.buffer)))]
 
     def _wanted(self, starts: Sequence[Claim]) -> list[Wanted]:
         if self.stopping or not self.more or (self.limits.caps.is_any and any(turn.wanted for turn in self.in_flight)):
             return []  # while something is capped, claims of one worker would only wait for each other's lock
-        free = self._free(len(starts))
-        if free <= 0:
-            return []
-        run = max(0, min(self._room() - len(starts), free))
-        hold = free - run if self.frames.buffers else 0
-        batch = self.limits.max_claim_batch
-        wanted = [self._want(TaskStatus.RUNNING, run, batch or None)] if run else []
-        if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
-            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None))
-        return wanted
-
-    def _free(self, starting: int) -> int:
-        """How many more rows may be ours, beside those that are started now."""
-        free = self.frames.ceiling - self._held() - starting
-        ceiling = self.limits.max_claim_per_worker
-        if not ceiling:
-            return free
-        if self.frames.buffers:
-            # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
-            return min(free, ceiling - len(self.buffer) - self._starting() - self._promised(TaskStatus.CLAIMED))
-        return min(free, ceiling - self._held() - self._leaving())
-
-    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None) -> Wanted:
-        limits = self.limits
-        return Wanted(
-            worker=self.worker,
-            status=status,
-            limit=limit,
-            lease_ms=limits.lease_ms,
-            queue_limit=queue_limit,
-            caps=limits.caps,
-        )
-
-    def _room(self) -> int:
-        """How many more tasks the children can take now."""
-        free = 0
-        for member in self.roster:
-            if member.is_open:
-                room = self.frames.room(member.load)
-                free += room if member.budget_left is None else min(room, member.budget_left)
-        return max(0, free - self._starting() - self._promised(TaskStatus.RUNNING))
-
-    def _held(self) -> int:
-        """Rows that are ours, or may be when the turns in flight come back."""
-        promised = self._promised(TaskStatus.RUNNING) + self._promised(TaskStatus.CLAIMED)
-        return sum(member.load for member in self.roster) + len(self.buffer) + self._starting() + promised
-
-    def _starting(self) -> int:
-        return sum(len(turn.starts) for turn in self.in_flight)
-
-    def _leaving(self) -> int:
-        """Rows that are still ours until the turns in flight are committed."""
-        return sum(len(turn.endings) + len(turn.interrupted) + len(turn.releases) for turn in self.in_flight)
-
-    def _promised(self, status: TaskStatus) -> int:
-        return sum(wanted.limit for turn in self.in_flight for wanted in turn.wanted if wanted.status is status)
+        return self._room.wanted(len(starts))
 
     def _turn(
         self, endings: list[Ending], releases: list[Claim], starts: list[Claim], wanted: list[Wanted], now: float

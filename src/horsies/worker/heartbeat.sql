@@ -50,9 +50,6 @@ retired as (
     delete from {schema}.workers
     where id = %(id)s::uuid
 )
-select pg_notify(
-    '{new_channel}',
-    priority || ' ' || (extract(epoch from min(enqueued_at)) * 1000000)::bigint || ' ' || queue_name
-)
+select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
 from released
 group by queue_name, priority;

@@ -1,10 +1,9 @@
 """The pump: the worker's conversation with the database about tasks.
 
-Everything that happens (a notification, a child's report, a timer) comes in on the event loop, is entered in the books (what
-children report, by the clerk), and calls `_go`, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back what will not
-run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each with its own courier,
-each carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the next is already on
-its way.
+Everything that happens comes in on the event loop and is entered in the books: what children report by the clerk, notifications by the news, what time
+makes due by the alarm. Then `_go` is called, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back
+what will not run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each with its own courier, each
+carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the next is already on its way.
 
 Nothing is forgotten before the database has answered. A turn that fails puts back what it carried; endings are fenced by claim
 number, so writing one twice is harmless. What was claimed by a turn whose answer was lost is found by the heartbeat.
@@ -13,8 +12,7 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -24,19 +22,19 @@ from horsies.events import DatabaseTrouble, emit, subscribers
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
+from horsies.worker.alarm import Alarm
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.clerk import Clerk
 from horsies.worker.dispatch import dispatch
-from horsies.worker.frames import SLOW_AFTER_S, SLOW_TOGETHER_S
 from horsies.worker.herald import Herald
+from horsies.worker.news import Known, News
 from horsies.worker.stops import Stops
-from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
+from horsies.worker.turn import Turn, take_turn
 
 GATHER_S = 0.001
 LAST_WORDS_S = 5.0
 ANSWER_S = 1.0
-LOCKED_S = 0.02
 
 log = logging.getLogger("horsies.worker")
 
@@ -59,7 +57,6 @@ class Pump:
         self._group = group
         self._books = books
         self._backoff = Backoff(resilience)
-        self._poll_s = resilience.notify_poll_interval_ms / 1000
         self._coalesce = coalesce
         self._unread = 0
         self._gather_until: float | None = None
@@ -67,15 +64,12 @@ class Pump:
         self._grace_s = grace_ms / 1000
         self._stops = Stops(books, self._grace_s)
         self.herald = Herald()
-        self.clerk = Clerk(books, self._stops, self.herald, entered=self._go, armed=self._arm_now)
-        self._due_at: float | None = None
+        self.alarm = Alarm(books, self._stops, poll_s=resilience.notify_poll_interval_ms / 1000, rung=self._go)
+        self._news = News(books, due_in=self.alarm.due_in)
+        self.clerk = Clerk(books, self._stops, self.herald, entered=self._go, armed=self.alarm.mind_deadlines)
         self._couriers = [Courier(database, "worker") for _ in range(turns)]
         self._idle_couriers = list(self._couriers)
         self._loop = asyncio.get_running_loop()
-        self._heard_count = 0
-        self._poll_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._drained = asyncio.Event()
         self._is_open = False
         self._flights: set[asyncio.Task[None]] = set()
@@ -89,8 +83,7 @@ class Pump:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
-        if self._timer:
-            self._timer.cancel()
+        self.alarm.close()
         for courier in self._couriers:
             courier.close()
 
@@ -135,33 +128,14 @@ class Pump:
     # -- what happens
 
     def heard(self, payload: str | None) -> None:
-        """A notification: there is something to claim, now or later. None: there may be."""
-        match (payload or "").split(" "):
-            case ["later", microseconds]:
-                self._heard_count += 1
-                self.due_in(int(microseconds) / 1_000_000)
-                return
-            case ["freed"]:
-                pass
-            case _:
-                if not self._books.marks.heard(payload):
-                    return  # of a queue that others serve: were each to look, every send would cost a transaction per worker
-        self._heard_count += 1
-        self._books.more = True
-        self._go_soon()
-
-    def due_in(self, seconds: float) -> None:
-        """A task that was put off becomes due then."""
-        now = time.monotonic()
-        due_at = now + max(0.0, seconds)
-        if self._due_at is None or due_at < self._due_at:
-            self._due_at = due_at
-            self._arm(now)
+        """A notification."""
+        if self._news.heard(payload):
+            self._go_soon()
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         """These are asked to stop, and killed when their grace is over."""
         self._stops.cancel(task_ids)
-        self._arm_now()
+        self.alarm.mind_deadlines()
 
     # -- what the database says is ours
 
@@ -209,12 +183,11 @@ class Pump:
                 return
         if self._books.stopping and self._books.is_empty:
             self._drained.set()
-        self._arm(now)
+        self.alarm.set(now, self._next_departure(now))
 
     def _launch(self, turn: Turn) -> bool:
         """False: the worker is coming to its end by an error, and its children's last words change nothing."""
-        # What is heard from now on is not in its lanes, even if it leaves a moment later.
-        journey = self._fly(turn, self._idle_couriers.pop(), self._heard_count, self._books.marks.moment)
+        journey = self._fly(turn, self._idle_couriers.pop(), self._news.known)
         try:
             flight = self._group.create_task(journey)
         except RuntimeError:
@@ -233,7 +206,18 @@ class Pump:
         self._gather_until = None
         return True
 
-    async def _fly(self, turn: Turn, courier: Courier, heard_count: int, moment: int) -> None:
+    def _next_departure(self, now: float) -> float | None:
+        """When a turn may leave, though nothing has happened by then."""
+        if now < self._backoff.until:
+            return self._backoff.until
+        if not self._idle_couriers:
+            return None  # whoever comes back looks for what has become due meanwhile
+        moments = [] if self._gather_until is None else [self._gather_until]
+        if self._books.buffer:
+            moments.append(self._books.buffer[0].until)
+        return min(moments, default=None)
+
+    async def _fly(self, turn: Turn, courier: Courier, known: Known) -> None:
         departed = time.monotonic()
         try:
             outcome = await courier.run(take_turn(turn))
@@ -243,36 +227,13 @@ class Pump:
             self._backoff.succeeded()
             if subscribers:
                 self.herald.turned(turn, outcome, time.monotonic() - departed)
-            self._note_claims(turn, outcome, heard_count, moment, departed)
+            self._news.found(turn, outcome, known, departed)
             dispatch(
                 self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
             )
         finally:
             self._idle_couriers.append(courier)
         self._go()
-
-    def _note_claims(self, turn: Turn, outcome: Outcome, heard_count: int, moment: int, departed: float) -> None:
-        """Move the marks, and find out whether there is more to claim."""
-        if outcome.due_s is not None:
-            # What is due and was not promoted is held locked by somebody: not again at once, and for ever.
-            self.due_in(outcome.due_s if outcome.promoted else max(outcome.due_s, LOCKED_S))
-        for lane in outcome.promoted:
-            self._books.marks.heard(lane)
-            self._books.more = True
-        if not turn.wanted:
-            return
-        marks, now = self._books.marks, time.monotonic()
-        claims = [claim for group in outcome.claimed for claim in group]
-        asked = len(claims) if _met_a_batch(turn, outcome) else sum(wanted.limit for wanted in turn.wanted)
-        if turn.claim_from is ClaimFrom.START:
-            marks.rescanned(claims, asked=asked, sent_at=moment, now=now, cost_s=now - departed)
-        else:
-            lanes = turn.lanes if turn.claim_from is ClaimFrom.MARKS else ()
-            marks.claimed(claims, lanes=lanes, asked=asked, sent_at=moment)
-        for lane in outcome.waiting:
-            marks.heard(lane)
-        if len(claims) < asked and heard_count == self._heard_count:
-            self._books.more = turn.claim_from is ClaimFrom.MARKS and marks.are_left
 
     # -- trouble
 
@@ -290,65 +251,3 @@ class Pump:
             case _:
                 self._in_doubt()
                 self._backoff.failed(broker_error(error))
-
-    # -- time
-
-    def _arm(self, now: float) -> None:
-        """Be called when time alone makes something due. A timer that rings too early does no harm, so it is seldom moved."""
-        due = min(self._due_moments(now))
-        if self._timer is None or due < self._timer_at - 0.001:
-            if self._timer:
-                self._timer.cancel()
-            self._timer_at = due
-            self._timer = self._loop.call_later(max(0.0, due - now), self._ring)
-
-    def _arm_now(self) -> None:
-        self._arm(time.monotonic())
-
-    def _due_moments(self, now: float) -> Iterator[float]:
-        yield self._poll_at
-        if now < self._backoff.until:
-            yield self._backoff.until
-        elif self._idle_couriers:  # else no turn could leave then, and these moments would ring again and again in vain
-            yield from self._departures()
-        if (rescan_s := self._books.marks.rescan_in_s(now)) is not None and not self._books.more:
-            yield now + max(rescan_s, 0.001)
-        if self._books.frames.is_framed and any(m.tickets.has_unbegun and not m.recalled for m in self._books.roster):
-            yield now + SLOW_AFTER_S / 2
-        if self._due_at is not None:
-            yield self._due_at
-        if (deadline := self._stops.next_at) is not None:
-            yield deadline
-
-    def _departures(self) -> Iterator[float]:
-        """When there is a reason for a turn, though nothing has happened."""
-        if self._gather_until is not None:
-            yield self._gather_until
-        if self._books.buffer:
-            yield self._books.buffer[0].until
-
-    def _ring(self) -> None:
-        self._timer = None
-        now = time.monotonic()
-        if now >= self._poll_at:
-            self._poll_at = now + self._poll_s
-            self._books.marks.heard(None)
-            self._books.more = self._books.promotes = True
-        if self._due_at is not None and now >= self._due_at:
-            self._due_at = None
-            self._books.promotes = True
-        self._stops.enforce(now)
-        if self._books.marks.rescan_in_s(now) == 0.0:
-            self._books.more = True
-        for member in self._books.roster:
-            if member.tickets.has_unbegun and member.is_stuck(now, SLOW_AFTER_S, SLOW_TOGETHER_S):
-                member.recall()
-        self._go()
-
-
-def _met_a_batch(turn: Turn, outcome: Outcome) -> bool:
-    """Some queue gave all that one claim may take from it: there may be more."""
-    return any(
-        wanted.queue_limit in Counter(claim.queue_name for claim in claims).values()
-        for wanted, claims in zip(turn.wanted, outcome.claimed, strict=True)
-    )

@@ -112,7 +112,7 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
             database=database,
             recovery=recovery,
             retention=app.config.retention,
-            due_in=pump.due_in,
+            due_in=pump.alarm.due_in,
         )
         checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
         scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()

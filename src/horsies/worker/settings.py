@@ -5,9 +5,9 @@ from horsies.model.errors import ConfigError
 from horsies.model.status import TaskStatus
 from horsies.model.worker import WorkerConfig
 from horsies.tasks.claim import Caps
-from horsies.worker.books import Limits
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
+from horsies.worker.room import Limits
 
 
 def queues_of(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfig]:

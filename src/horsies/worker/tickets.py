@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from horsies.child.wire import Run
+from horsies.child.wire import Fields, Run
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
@@ -66,20 +66,7 @@ class Tickets:
         for claim in claims:
             self._last += 1
             self._given[self._last] = claim
-            run.assignments.append(
-                (
-                    self._last,
-                    claim.id,
-                    claim.task_name,
-                    claim.queue_name,
-                    claim.attempt,
-                    claim.timeout_ms,
-                    claim.args,
-                    claim.inputs,
-                    claim.root_id,
-                    claim.trace,
-                )
-            )
+            run.assignments.append(fields_of(self._last, claim))
         self._frames.append((self._last, worked_us))
         return run
 
@@ -124,3 +111,19 @@ class Tickets:
         self._given.clear()
         self._begun.clear()
         return ended, unbegun
+
+
+def fields_of(ticket: int, claim: Claim) -> Fields:
+    """What a child is told of a claim."""
+    return (
+        ticket,
+        claim.id,
+        claim.task_name,
+        claim.queue_name,
+        claim.attempt,
+        claim.timeout_ms,
+        claim.args,
+        claim.inputs,
+        claim.root_id,
+        claim.trace,
+    )

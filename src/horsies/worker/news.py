@@ -1,0 +1,81 @@
+"""The news: what is known of work that waits, from what notifications tell and from what turns find. It moves the marks, and says whether there is more."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from horsies.worker.books import Books
+from horsies.worker.turn import ClaimFrom, Outcome, Turn
+
+LOCKED_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How much had been heard when a turn was made. What is heard from then on is not in its lanes, even if it leaves a moment later."""
+
+    heard_count: int
+    moment: int
+
+
+class News:
+    """`due_in` is told in how many seconds something that was put off becomes due."""
+
+    def __init__(self, books: Books, *, due_in: Callable[[float], None]) -> None:
+        self._books = books
+        self._due_in = due_in
+        self._heard_count = 0
+
+    @property
+    def known(self) -> Known:
+        return Known(self._heard_count, self._books.marks.moment)
+
+    def heard(self, payload: str | None) -> bool:
+        """A notification: there is something to claim, now or later. None: there may be. Whether to look now."""
+        match (payload or "").split(" "):
+            case ["later", microseconds]:
+                self._heard_count += 1
+                self._due_in(int(microseconds) / 1_000_000)
+                return False
+            case ["freed"]:
+                pass
+            case _:
+                if not self._books.marks.heard(payload):
+                    return False  # of a queue that others serve: were each to look, every send would cost a transaction per worker
+        self._heard_count += 1
+        self._books.more = True
+        return True
+
+    def found(self, turn: Turn, outcome: Outcome, known: Known, departed: float) -> None:
+        """A turn was answered."""
+        if outcome.due_s is not None:
+            # What is due and was not promoted is held locked by somebody: not again at once, and for ever.
+            self._due_in(outcome.due_s if outcome.promoted else max(outcome.due_s, LOCKED_S))
+        for lane in outcome.promoted:
+            self._books.marks.heard(lane)
+            self._books.more = True
+        if turn.wanted:
+            self._claimed(turn, outcome, known, departed)
+
+    def _claimed(self, turn: Turn, outcome: Outcome, known: Known, departed: float) -> None:
+        marks, now = self._books.marks, time.monotonic()
+        claims = [claim for group in outcome.claimed for claim in group]
+        asked = len(claims) if _met_a_batch(turn, outcome) else sum(wanted.limit for wanted in turn.wanted)
+        if turn.claim_from is ClaimFrom.START:
+            marks.rescanned(claims, asked=asked, sent_at=known.moment, now=now, cost_s=now - departed)
+        else:
+            lanes = turn.lanes if turn.claim_from is ClaimFrom.MARKS else ()
+            marks.claimed(claims, lanes=lanes, asked=asked, sent_at=known.moment)
+        for lane in outcome.waiting:
+            marks.heard(lane)
+        if len(claims) < asked and known.heard_count == self._heard_count:
+            self._books.more = turn.claim_from is ClaimFrom.MARKS and marks.are_left
+
+
+def _met_a_batch(turn: Turn, outcome: Outcome) -> bool:
+    """Some queue gave all that one claim may take from it: there may be more."""
+    return any(
+        wanted.queue_limit in Counter(claim.queue_name for claim in claims).values()
+        for wanted, claims in zip(turn.wanted, outcome.claimed, strict=True)
+    )

@@ -1,0 +1,90 @@
+"""Room: how much more this worker may hold, and so what a turn asks for. Counts what it has, and what the turns in flight may still bring or take."""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+
+from horsies.model.status import TaskStatus
+from horsies.tasks.claim import Caps, Wanted
+from horsies.worker.frames import Frames
+from horsies.worker.member import Member
+from horsies.worker.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this worker may claim. 0 sets no limit."""
+
+    lease_ms: int
+    caps: Caps
+    max_claim_batch: int = 0
+    max_claim_per_worker: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """It looks at the books' own lists, and changes none."""
+
+    worker: str
+    limits: Limits
+    frames: Frames
+    roster: Sequence[Member]
+    buffer: Sized
+    in_flight: Sequence[Turn]
+
+    def to_run(self) -> int:
+        """How many more tasks the children can take now."""
+        free = 0
+        for member in self.roster:
+            if member.is_open:
+                room = self.frames.room(member.load)
+                free += room if member.budget_left is None else min(room, member.budget_left)
+        return max(0, free - self._starting() - self._promised(TaskStatus.RUNNING))
+
+    def wanted(self, starting: int) -> list[Wanted]:
+        """What to claim beside so many that are started now: some to run at once, and some to wait."""
+        free = self._free(starting)
+        if free <= 0:
+            return []
+        run = max(0, min(self.to_run() - starting, free))
+        hold = free - run if self.frames.buffers else 0
+        batch = self.limits.max_claim_batch
+        wanted = [self._want(TaskStatus.RUNNING, run, batch or None)] if run else []
+        if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
+            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None))
+        return wanted
+
+    def _free(self, starting: int) -> int:
+        """How many more rows may be ours, beside those that are started now."""
+        free = self.frames.ceiling - self._held() - starting
+        ceiling = self.limits.max_claim_per_worker
+        if not ceiling:
+            return free
+        if self.frames.buffers:
+            # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
+            return min(free, ceiling - len(self.buffer) - self._starting() - self._promised(TaskStatus.CLAIMED))
+        return min(free, ceiling - self._held() - self._leaving())
+
+    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None) -> Wanted:
+        return Wanted(
+            worker=self.worker,
+            status=status,
+            limit=limit,
+            lease_ms=self.limits.lease_ms,
+            queue_limit=queue_limit,
+            caps=self.limits.caps,
+        )
+
+    def _held(self) -> int:
+        """Rows that are ours, or may be when the turns in flight come back."""
+        promised = self._promised(TaskStatus.RUNNING) + self._promised(TaskStatus.CLAIMED)
+        return sum(member.load for member in self.roster) + len(self.buffer) + self._starting() + promised
+
+    def _starting(self) -> int:
+        return sum(len(turn.starts) for turn in self.in_flight)
+
+    def _leaving(self) -> int:
+        """Rows that are still ours until the turns in flight are committed."""
+        return sum(len(turn.endings) + len(turn.interrupted) + len(turn.releases) for turn in self.in_flight)
+
+    def _promised(self, status: TaskStatus) -> int:
+        return sum(wanted.limit for turn in self.in_flight for wanted in turn.wanted if wanted.status is status)

@@ -1,0 +1,110 @@
+"""The pump on a real database, without children: what it claims goes into its buffer, and a test says what it hears and when."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
+from horsies.tasks.claim import NO_CAPS
+from horsies.worker.books import Books
+from horsies.worker.frames import Frames
+from horsies.worker.marks import Marks
+from horsies.worker.pump import Pump
+from horsies.worker.room import Limits
+from tests.fixtures.journey import ME, row
+
+PATIENCE_S = 20.0
+LATE, EARLY = "now() - interval '1 s'", "now() - interval '1 min'"
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    pump: Pump
+    books: Books
+
+    async def quiet(self) -> None:
+        """Until every turn is back and there is no reason for another."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.books.in_flight:  # noqa: ASYNC110 - the pump has no event for it, and needs none
+                await asyncio.sleep(0.001)
+
+    @property
+    def claimed(self) -> set[str]:
+        return {buffered.claim.id for buffered in self.books.buffer}
+
+
+@asynccontextmanager
+async def open_pump(database: str) -> AsyncGenerator[Desk]:
+    """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
+    config = PostgresConfig(database_url=database)
+    books = Books(ME, config, Limits(60_000, NO_CAPS), [], Frames(8, processes=1), Marks(["default"]))
+    async with asyncio.TaskGroup() as group:
+        pump = Pump(
+            group,
+            books,
+            database=config,
+            resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
+            grace_ms=1_000,
+            turns=1,
+            coalesce=1,
+            in_doubt=lambda: None,
+        )
+        async with pump:
+            desk = Desk(pump, books)
+            await desk.quiet()
+            yield desk
+
+
+def insert(sql: psycopg.Connection, *, priority: int = 100, enqueued_at: str = LATE) -> tuple[str, str]:
+    """A row, and what its trigger tells of it."""
+    query = (
+        "insert into horsies.tasks (task_name, priority, enqueued_at, args) "
+        f"values ('add', %s, {enqueued_at}, '{{}}') "
+        "returning id::text, horsies.news_of(true, priority, enqueued_at, queue_name)"
+    )
+    task_id, news = row(sql, query, priority)
+    return str(task_id), str(news)
+
+
+async def test_news_of_a_queue_that_others_serve_costs_no_turn(database: str, sql: psycopg.Connection) -> None:
+    async with open_pump(database) as desk:
+        task_id, news = insert(sql)
+        desk.pump.heard(f"{news}-of-others")
+        assert desk.books.in_flight == []
+        desk.pump.heard(news)
+        assert len(desk.books.in_flight) == 1
+        await desk.quiet()
+        assert desk.claimed == {task_id}
+
+
+async def test_what_is_heard_after_a_turn_was_made_and_before_it_leaves_is_asked_for_again(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """Its lane is none of those that the turn asks."""
+    async with open_pump(database) as desk:
+        first, first_news = insert(sql, priority=100)
+        other, other_news = insert(sql, priority=200)
+        desk.pump.heard(first_news)
+        (turn,) = desk.books.in_flight
+        assert [lane.priority for lane in turn.lanes] == [100]
+        desk.pump.heard(other_news)  # nothing of the turn has run yet: the loop was not given a moment
+        await desk.quiet()
+        assert desk.claimed == {first, other}
+
+
+async def test_a_mark_that_is_lowered_after_a_turn_was_made_and_before_it_leaves_stays_low(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """A row of the same lane that was committed late: the turn begins behind it, and must not hide it when it comes back."""
+    async with open_pump(database) as desk:
+        late, late_news = insert(sql, enqueued_at=LATE)
+        early, early_news = insert(sql, enqueued_at=EARLY)
+        desk.pump.heard(late_news)
+        assert len(desk.books.in_flight) == 1
+        desk.pump.heard(early_news)
+        await desk.quiet()
+        assert desk.claimed == {late, early}
