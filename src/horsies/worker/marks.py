@@ -132,7 +132,7 @@ class Marks:
         for lane, mark in oldest.items():
             if lane not in self._marks:
                 self._wake(lane)
-            heard = self._heard.get(lane, ())
+            heard = self._heard.get(lane) or deque[tuple[int, datetime]]()
             if len(heard) < REMEMBERED or heard[0][0] <= sent_at:
                 self._marks[lane] = min([mark, *(unseen for moment, unseen in heard if moment > sent_at)])
         return count
