@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
-from horsies.worker.marks import FEW_LANES, LANES_AT_ONCE, REST_PER_COST, Marks
+from horsies.worker.marks import FEW_LANES, LANES_AT_ONCE, REMEMBERED, REST_PER_COST, Marks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -73,6 +73,29 @@ def test_a_claim_sent_before_a_mark_was_lowered_does_not_raise_it() -> None:
     marks.heard(told(2))
     marks.claimed([claim(5)], asked=9, sent_at=sent_at)
     assert marks_of(marks) == [("default", 100, at(2))]
+
+
+def test_a_claim_does_not_raise_a_mark_past_a_row_that_was_told_of_while_it_was_under_way() -> None:
+    """That row was committed after the claim had looked, though it is older than what the claim has found."""
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    sent_at = marks.moment
+    marks.heard(told(5))
+    marks.claimed([claim(6)], asked=9, sent_at=sent_at)
+    assert marks_of(marks) == [("default", 100, at(5))]
+    marks.claimed([claim(5)], asked=9, sent_at=marks.moment)
+    marks.claimed([claim(7)], asked=9, sent_at=marks.moment)
+    assert marks_of(marks) == [("default", 100, at(7))]
+
+
+def test_a_claim_that_was_under_way_for_very_many_notifications_raises_no_mark() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    sent_at = marks.moment
+    for second in range(5, 5 + REMEMBERED + 1):
+        marks.heard(told(second))
+    marks.claimed([claim(90)], asked=9, sent_at=sent_at)
+    assert marks_of(marks) == [("default", 100, at(1))]
 
 
 def test_lanes_come_in_the_order_of_service() -> None:
@@ -218,14 +241,19 @@ def test_few_lanes_never_sleep() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=30))
 def test_no_row_that_was_told_of_lies_before_its_mark(steps: list[tuple[int, int]]) -> None:
-    """Each step tells of a row at a moment, and then claims so many of the oldest: the next claim can find the rest."""
+    """Each step sends a claim that takes so many of the oldest, and tells of a row that it has not seen before it comes back, after
+    the claim of the next step. What is left can be found.
+    """
     marks = settled(Marks(["default"]))
     waiting: list[int] = []
+    flights: list[tuple[list[int], int]] = []
     for second, count in steps:
+        flights.append((waiting[:count], marks.moment))
+        waiting = sorted([*waiting[count:], second])
         marks.heard(told(second))
-        waiting = sorted([*waiting, second])
-        taken, waiting = waiting[:count], waiting[count:]
-        marks.claimed([claim(second) for second in taken], asked=100, sent_at=marks.moment)
+        if len(flights) > 1:
+            taken, sent_at = flights.pop(0)
+            marks.claimed([claim(second) for second in taken], asked=100, sent_at=sent_at)
         lanes = marks_of(marks)
         assert lanes is not None
         assert all(lanes[0][2] <= at(second) for second in waiting)

@@ -5,8 +5,8 @@ holds an old snapshot vacuum may not. A claim that starts at the head visits the
 fall to 1 100 after 100 000 tasks. So each *lane* (queue and priority) has a mark, the oldest row of the last batch, and claims
 start there.
 
-What could hide behind a mark: a row whose transaction committed late (its notification lowers the mark), and a row that was
-locked by a claim which then failed. For these, a claim *from the start* is made before the worker sleeps after a busy
+What could hide behind a mark: a row whose transaction committed late (its notification lowers the mark, and keeps a claim that was under
+way from raising it past that row), and a row that was locked by a claim which then failed. For these, a claim *from the start* is made before the worker sleeps after a busy
 time, after every poll and every reconnect. It is dear exactly when marks are needed, so it is rationed by what the last one cost.
 
 **Many lanes.** A claim asks every lane before the first that has something, so hundreds of them would cost more than the work. Beyond a few, a lane that
@@ -15,6 +15,7 @@ the fewer, the fewer tasks it is for.
 """
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,6 +25,8 @@ from horsies.tasks.claim import EPOCH, Lane, from_start
 
 REST_PER_COST = 50
 FEW_LANES, LANES_AT_ONCE = 8, 32
+REMEMBERED = 64
+"""Notifications of each lane. A claim that was under way during more of them leaves its mark where it is."""
 
 
 @dataclass(slots=True)
@@ -32,14 +35,17 @@ class Marks:
 
     queues: Sequence[str]
     _marks: dict[tuple[str, int], datetime] = field(default_factory=dict[tuple[str, int], datetime])
-    _lowered: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    _heard: dict[tuple[str, int], deque[tuple[int, datetime]]] = field(
+        default_factory=dict[tuple[str, int], deque[tuple[int, datetime]]]
+    )
+    """The last rows that each lane was told of, and at which `moment`."""
     _rescan_due: bool = True
     _rescan_not_before: float = 0.0
     _awake: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Place of the queue, and priority: lanes in which something may wait, in order of service."""
     _woken: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     moment: int = 0
-    """Counts what was heard: a claim sent before a mark was lowered must not raise it again when it comes back."""
+    """Counts what was heard: a claim has not seen what was heard after it was sent, and must not raise a mark past that."""
     _places: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,25 +90,26 @@ class Marks:
         return [first[queue] for queue in self.queues]
 
     def concerns(self, payload: str | None) -> bool:
-        """Whether a notification is about our queues, or may be. For any thread: who is called for every send of every queue is better not woken."""
+        """Whether a notification is about our queues, or may be: were each worker to look at all of them, every send would cost a transaction
+        per worker. Safe from any thread.
+        """
         row = _parse(payload)
         return row is None or row[0] in self._places
 
     def heard(self, payload: str | None) -> bool:
-        """A notification tells of rows in a lane; anything else tells only that something may have been missed. Whether it is about us."""
+        """A notification tells of rows in a lane; anything else tells only that something may have been missed. Whether it concerns us."""
+        if not self.concerns(payload):
+            return False
         row = _parse(payload)
         if row is None:
             self._rescan_due = True
             self._rescan_not_before = 0.0
             return True
         queue, priority, enqueued_at = row
-        if queue not in self._places:
-            return False
         lane = queue, priority
         self._wake(lane)
-        if lane not in self._marks or enqueued_at < self._marks[lane]:
-            self._marks[lane] = enqueued_at
-            self._lowered[lane] = self.moment
+        self._heard.setdefault(lane, deque(maxlen=REMEMBERED)).append((self.moment, enqueued_at))
+        self._marks[lane] = min(enqueued_at, self._marks.get(lane, enqueued_at))
         return True
 
     def claimed(self, claims: Sequence[Claim], *, lanes: Sequence[Lane] = (), asked: int, sent_at: int) -> None:
@@ -134,8 +141,9 @@ class Marks:
         for lane, mark in oldest.items():
             if lane not in self._marks:
                 self._wake(lane)
-            if self._lowered.get(lane, 0) <= sent_at:
-                self._marks[lane] = mark
+            heard = self._heard.get(lane) or deque[tuple[int, datetime]]()
+            if len(heard) < REMEMBERED or heard[0][0] <= sent_at:
+                self._marks[lane] = min([mark, *(unseen for moment, unseen in heard if moment > sent_at)])
         return count
 
     def _wake(self, lane: tuple[str, int]) -> None:

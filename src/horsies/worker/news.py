@@ -42,7 +42,7 @@ class News:
                 pass
             case _:
                 if not self._books.marks.heard(payload):
-                    return False  # of a queue that others serve: were each to look, every send would cost a transaction per worker
+                    return False
         self._heard_count += 1
         self._books.more = True
         return True
@@ -53,8 +53,8 @@ class News:
             # What is due and was not promoted is held locked by somebody: not again at once, and for ever.
             self._due_in(outcome.due_s if outcome.promoted else max(outcome.due_s, LOCKED_S))
         for lane in outcome.promoted:
-            self._books.marks.heard(lane)
-            self._books.more = True
+            if self._books.marks.heard(lane):
+                self._books.more = True
         if turn.wanted:
             self._claimed(turn, outcome, known, departed)
 
