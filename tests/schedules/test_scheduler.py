@@ -20,6 +20,7 @@ from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.web import Said, ask, free_port
 from tests.fixtures.workers import Program, StartWorker
 from tests.schedules.steps import declare, store
 
@@ -36,7 +37,13 @@ FAULTS = (
 
 class StartScheduler(Protocol):
     def __call__(
-        self, app: str = ..., *, env: Mapping[str, str] | None = ..., faults: str = ..., until_ready: bool = ...
+        self,
+        app: str = ...,
+        *,
+        options: tuple[str, ...] = ...,
+        env: Mapping[str, str] | None = ...,
+        faults: str = ...,
+        until_ready: bool = ...,
     ) -> Program: ...
 
 
@@ -45,10 +52,15 @@ def scheduler(database: str) -> Generator[StartScheduler]:
     started: list[Program] = []
 
     def start(
-        app: str = APP, *, env: Mapping[str, str] | None = None, faults: str = "", until_ready: bool = True
+        app: str = APP,
+        *,
+        options: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        faults: str = "",
+        until_ready: bool = True,
     ) -> Program:
         variables = {"HORSIES_DATABASE_URL": database, "HORSIES_FAULTS": faults, **(env or {})}
-        started.append(Program("scheduler", app, env=variables))
+        started.append(Program("scheduler", app, *options, env=variables))
         if until_ready:
             started[-1].wait_for_log(READY)
         return started[-1]
@@ -124,6 +136,42 @@ def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connect
     eventually(lambda: runs(sql) > before, what="it works again")
     assert running.terminate() == 0
     assert row(sql, FAULTS) == (0,)
+
+
+def test_a_scheduler_tells_over_http_what_it_has_done_and_whether_its_database_answers(
+    scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
+) -> None:
+    port = free_port()
+    running = scheduler(options=(f"--metrics-port={port}",), env={"HORSIES_DATABASE_URL": proxy.url})
+    eventually(lambda: ask(port, "/readyz").status == 200)
+    eventually(lambda: enqueued(ask(port, "/metrics")) >= 1, what="its slots are counted")
+    assert enqueued(ask(port, "/metrics")) <= runs(sql)  # counted when they are committed
+    seen = ask(port, "/metrics").samples()
+    assert seen["horsies_database_up"] == 1
+    assert seen["horsies_pool_connections"] >= 1
+    assert "horsies_worker_slots" not in seen
+
+    proxy.cut()
+    eventually(lambda: ask(port, "/readyz").status == 503)
+    (reason,) = ask(port, "/readyz").json["reasons"]
+    assert "the database has not answered" in reason
+    assert ask(port, "/healthz").json == {"status": "alive"}
+    proxy.heal()
+    eventually(lambda: ask(port, "/readyz").status == 200)
+    assert running.terminate() == 0
+    assert ask(port, "/healthz").status == 0
+
+
+def enqueued(said: Said) -> float:
+    return said.samples().get('horsies_schedule_slots_total{outcome="ENQUEUED"}', 0.0)
+
+
+def test_a_scheduler_that_still_looks_for_its_database_lives_but_is_not_ready(scheduler: StartScheduler) -> None:
+    port = free_port()
+    env = {"HORSIES_DATABASE_URL": "postgresql://127.0.0.1:1/nothing"}
+    scheduler(options=(f"--metrics-port={port}",), env=env, until_ready=False)
+    eventually(lambda: ask(port, "/healthz").status == 200)
+    assert ask(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
 
 
 def test_schedulers_work_through_a_transaction_pooler_and_leave_nothing_in_its_sessions(

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from horsies.cli.main import main
-from horsies.model.worker import WorkerConfig
 from horsies.worker.checkup import Checkup
 from horsies.worker.endpoints import endpoints
 from tests.fixtures.apps import load_fresh
@@ -110,11 +109,12 @@ def test_a_worker_that_still_looks_for_its_database_lives_but_is_not_ready(worke
     assert ask(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
 
 
-def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+@pytest.mark.parametrize("command", ["worker", "scheduler"])
+def test_a_port_that_is_taken_is_told_in_one_line(command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = CliRunner().invoke(
-            main, ["worker", "tests.apps.basic:app", f"--metrics-port={port}", "--metrics-host=127.0.0.1"]
+            main, [command, "tests.apps.basic:app", f"--metrics-port={port}", "--metrics-host=127.0.0.1"]
         )
     assert told.exit_code == 1
     assert told.output == (
@@ -127,7 +127,7 @@ def test_without_the_extra_metrics_say_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "horsies.contrib.prometheus", raising=False)
     port = free_port()
-    with endpoints(basic.app, WorkerConfig(metrics_port=port, metrics_host="127.0.0.1"), Checkup()):
+    with endpoints(basic.app, Checkup(), host="127.0.0.1", port=port):
         answer = ask(port, "/metrics")
         assert ask(port, "/healthz").status == 200
     assert answer.status == 501

@@ -17,7 +17,7 @@ from horsies.app import Horsies
 from horsies.cli.mistakes import told_plainly
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
-from horsies.model.worker import LOG_FORMATS
+from horsies.model.worker import DEFAULT_METRICS_HOST, LOG_FORMATS
 
 loglevel_option = click.option(
     "--loglevel",
@@ -32,6 +32,15 @@ log_format_option = click.option(
     default="text",
     show_default=True,
     help="How: lines for people, or a JSON object a line. Both name the task on every line that is logged in one.",
+)
+
+metrics_port_option = click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Answer /metrics, /healthz and /readyz on this port.  [default: on none]",
+)
+metrics_host_option = click.option(
+    "--metrics-host", default=DEFAULT_METRICS_HOST, show_default=True, help="The address of that port."
 )
 
 

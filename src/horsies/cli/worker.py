@@ -8,10 +8,17 @@ import click
 
 from horsies.cli.dev import as_part
 from horsies.cli.mistakes import told_plainly
-from horsies.cli.options import app_argument, log_format_option, loglevel_option, words_again
+from horsies.cli.options import (
+    app_argument,
+    log_format_option,
+    loglevel_option,
+    metrics_host_option,
+    metrics_port_option,
+    words_again,
+)
 from horsies.locate import load_app
 from horsies.logs import configure_logging
-from horsies.model.worker import DEFAULT_METRICS_HOST, DEFAULT_TASKS_PER_CHILD, WorkerConfig
+from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
 from horsies.reloader.reload import run_parts
 from horsies.worker.run import run_worker
 
@@ -63,12 +70,8 @@ from horsies.worker.run import run_worker
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    help="Answer /metrics, /healthz and /readyz on this port.  [default: on none]",
-)
-@click.option("--metrics-host", default=DEFAULT_METRICS_HOST, show_default=True, help="The address of that port.")
+@metrics_port_option
+@metrics_host_option
 @click.option("--scheduler", is_flag=True, help="Serve the app's schedules as well, as `horsies scheduler` does.")
 @loglevel_option
 @log_format_option

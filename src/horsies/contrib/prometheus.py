@@ -1,6 +1,6 @@
 """Metrics for Prometheus: `pip install horsies[prometheus]`.
 
-A worker started with `--metrics-port` serves them. A producer that has its own `/metrics` adds ours to it:
+A worker or a scheduler started with `--metrics-port` serves them. A producer that has its own `/metrics` adds ours to it:
 
     from horsies.contrib import prometheus
     prometheus.instrument(app)
@@ -53,7 +53,7 @@ def instrument(app: Horsies, *, registry: CollectorRegistry = REGISTRY) -> None:
 
 
 def exposition(app: Horsies, vitals: Callable[[], Vitals | None]) -> Callable[[], tuple[bytes, str]]:
-    """For a worker: what its `/metrics` says, the user's own metrics included, and the type of it."""
+    """For a worker or a scheduler: what its `/metrics` says, the user's own metrics included, and the type of it."""
     installed = _installed_in(REGISTRY)
     installed.add(app)
     installed.gauges.vitals = vitals

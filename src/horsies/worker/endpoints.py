@@ -1,4 +1,4 @@
-"""What a worker answers over HTTP: `/healthz` and `/readyz` for those who restart it or send it work, `/metrics` for Prometheus."""
+"""What a worker or a scheduler answers over HTTP: `/healthz` and `/readyz` for those who restart it or send it work, `/metrics` for Prometheus."""
 
 import json
 import logging
@@ -10,19 +10,18 @@ from importlib import import_module
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError
-from horsies.model.worker import WorkerConfig
 from horsies.worker.checkup import Checkup
 from horsies.worker.http import Answer, serving
 
 log = logging.getLogger("horsies.worker")
 
 
-def endpoints(app: Horsies, config: WorkerConfig, checkup: Checkup) -> AbstractContextManager[None]:
+def endpoints(app: Horsies, checkup: Checkup, *, host: str, port: int | None) -> AbstractContextManager[None]:
     """They answer within it, if they are wanted. Raises if the port cannot be had."""
-    if config.metrics_port is None:
+    if port is None:
         return nullcontext()
-    listener = _bound(config.metrics_host, config.metrics_port)
-    log.info("answering /metrics, /healthz and /readyz on %s port %d", config.metrics_host, config.metrics_port)
+    listener = _bound(host, port)
+    log.info("answering /metrics, /healthz and /readyz on %s port %d", host, port)
     return serving(
         listener,
         {
@@ -46,7 +45,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def _healthz(checkup: Checkup) -> Answer:
     if checkup.is_alive():
         return _json("200 OK", {"status": "alive"})
-    return _json("503 Service Unavailable", {"status": "the worker's event loop does not turn"})
+    return _json("503 Service Unavailable", {"status": "the event loop does not turn"})
 
 
 def _readyz(checkup: Checkup) -> Answer:

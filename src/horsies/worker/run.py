@@ -16,7 +16,7 @@ from horsies.keeper.keep import Keeper
 from horsies.model.worker import WorkerConfig
 from horsies.schedules.declare import declared
 from horsies.worker.books import Books
-from horsies.worker.checkup import Checkup, Subject
+from horsies.worker.checkup import Checkup
 from horsies.worker.endpoints import endpoints
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
@@ -25,6 +25,7 @@ from horsies.worker.pump import Pump
 from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
+from horsies.worker.subject import WorkerSubject
 
 TURNS_AT_MOST = 4
 
@@ -39,7 +40,7 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
 
     def run() -> ExitCode:
         checkup = Checkup()
-        with endpoints(app, config, checkup):
+        with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
             open_database(app.broker, app.config)
             return asyncio.run(_run_incarnations(app, config, checkup))
 
@@ -114,7 +115,7 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
             retention=app.config.retention,
             due_in=pump.alarm.due_in,
         )
-        checkup.subject = Subject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
+        checkup.subject = WorkerSubject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
         scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, keeper, pump, scheduling:
             with _hearing(app.broker, worker, pump, concerns=books.marks.concerns, beat_now=in_doubt.set):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,12 +45,16 @@ class Scheduler:
         self._broker = broker
         self._link = Aside(broker.config, "scheduler")
         self._backoff = Backoff(resilience)
-        self._poll_s = resilience.notify_poll_interval_ms / 1000
+        self.poll_s = resilience.notify_poll_interval_ms / 1000
         self._declared = declared
         self._stored = stored
         self._unreadable: dict[str, str] = {}
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
+        self.answered_at: float | None = None
+        """When the database last told what is due, on the monotonic clock."""
+        self.is_missing = False
+        """The last time it was asked, it did not."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -82,6 +87,7 @@ class Scheduler:
                 await self._recover(error)
             else:
                 self._backoff.succeeded()
+                self.answered_at, self.is_missing = time.monotonic(), False
                 if not ticked.is_full:
                     await _wait(self._woken, self._sleep_s(ticked.next_due_s))
 
@@ -119,11 +125,12 @@ class Scheduler:
         if trouble_of(error) is Trouble.EXPECTED:
             self._backoff.contended()
         else:
+            self.is_missing = True
             self._backoff.failed(broker_error(error))
         await _wait(self._stopping, self._backoff.left_s)
 
     def _sleep_s(self, next_due_s: float | None) -> float:
-        return self._poll_s if next_due_s is None else min(self._poll_s, max(SHORTEST_SLEEP_S, next_due_s))
+        return self.poll_s if next_due_s is None else min(self.poll_s, max(SHORTEST_SLEEP_S, next_due_s))
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
