@@ -15,9 +15,11 @@ from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.pump import Pump
 from horsies.worker.room import Limits
+from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row
 
 PATIENCE_S = 20.0
+IDLE = "select state = 'idle', state_change from pg_stat_activity where datname = current_database() and application_name = 'horsies worker'"
 LATE, EARLY = "now() - interval '1 s'", "now() - interval '1 min'"
 
 
@@ -106,5 +108,26 @@ async def test_a_mark_that_is_lowered_after_a_turn_was_made_and_before_it_leaves
         desk.pump.heard(late_news)
         assert len(desk.books.in_flight) == 1
         desk.pump.heard(early_news)
+        await desk.quiet()
+        assert desk.claimed == {late, early}
+
+
+async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is_looked_for_again(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """Somebody's claim held it and failed: the first look skipped it, and the news of the failure comes before its answer."""
+    async with open_pump(database) as desk:
+        early, _ = insert(sql, enqueued_at=EARLY)
+        late, late_news = insert(sql, enqueued_at=LATE)
+        desk.pump.heard(late_news)
+        await desk.quiet()
+        assert desk.claimed == {late}  # there is a mark now, and the other row is behind it
+        with psycopg.connect(database) as holder:
+            holder.execute("select from horsies.tasks where status = 'PENDING' for update")
+            _, before = row(sql, IDLE)
+            desk.pump.heard(None)
+            await asyncio.sleep(0)  # the turn departs; its answer is not read before the loop is given a moment again
+            eventually(lambda: (now := row(sql, IDLE))[0] and now[1] > before)
+        desk.pump.heard(None)
         await desk.quiet()
         assert desk.claimed == {late, early}

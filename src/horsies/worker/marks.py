@@ -41,6 +41,8 @@ class Marks:
     """The last rows that each lane was told of, and at which `moment`."""
     _rescan_due: bool = True
     _rescan_not_before: float = 0.0
+    _missed: int = 0
+    """When something may have been missed, counted like `moment`."""
     _awake: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Place of the queue, and priority: lanes in which something may wait, in order of service."""
     _woken: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
@@ -102,6 +104,8 @@ class Marks:
             return False
         row = _parse(payload)
         if row is None:
+            self.moment += 1
+            self._missed = self.moment
             self._rescan_due = True
             self._rescan_not_before = 0.0
             return True
@@ -124,6 +128,8 @@ class Marks:
     def rescanned(self, claims: Iterable[Claim], *, asked: int, sent_at: int, now: float, cost_s: float) -> None:
         """A claim from the start came back: not filled, it has seen everything there is."""
         count = self._advance(claims, sent_at)
+        if self._missed > sent_at:
+            return  # it need not have seen what was missed since: another is due
         self._rescan_due = count >= asked
         self._rescan_not_before = now + cost_s * REST_PER_COST
 
