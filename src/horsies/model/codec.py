@@ -133,6 +133,9 @@ class ArgumentsCodec(_Codec):
     def encode_some(self, given: Mapping[str, Any]) -> str:
         """Some of the arguments by name, for a call whose others are not there yet."""
         parameters = {name: parameter for name, parameter in self.signature.parameters.items() if name in given}
+        if self.is_plain and (payload := plain.write({name: given[name] for name in parameters}, self.is_plain)):
+            self.watch.look(payload, f"{self.name}()")
+            return payload.decode()
         adapter = self._part(frozenset(given), lambda: _arguments_adapter(self.name, parameters))
         return adapter.write(given, f"{self.name}()", GIVEN, PayloadError, self.watch)
 
