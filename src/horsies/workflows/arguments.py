@@ -86,6 +86,8 @@ def _bound(
     codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], problems: list[str]
 ) -> dict[str, Any]:
     """By parameter. Unlike `Signature.bind`, with every problem and not only the first."""
+    if (quickly := codec.bound_by_name(args, kwargs)) is not None:
+        return quickly
     parameters = codec.signature.parameters
     positional = [parameter.name for parameter in parameters.values() if parameter.kind in _POSITIONAL]
     given: dict[str, Any] = dict(zip(positional, args, strict=False))

@@ -103,7 +103,7 @@ def _node(scope: Scope, position: int, waits_for: Sequence[int]) -> Node:
     join = word(Join, node.join) or Join.ALL
     common |= {"join": join, "min_success": node.min_success, "allow_failed_deps": node.allow_failed_deps}
     scope.report(position, *_bare_value_problems(scope, node, join))
-    return _part(scope, position, node, common) if isinstance(node, PartNode) else _task(scope, position, node, common)
+    return _task(scope, position, node, common) if isinstance(node, TaskNode) else _part(scope, position, node, common)
 
 
 def _stand_in(common: Common) -> Node:

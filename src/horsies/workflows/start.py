@@ -138,7 +138,7 @@ def _run_row(run: Run, root: str) -> dict[str, Any]:
 
 def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
     for node, dependents in zip(run.graph.nodes, run.graph.dependents(), strict=True):
-        is_begun, is_task = run.begins(node), node.kind is NodeKind.TASK
+        is_begun, is_task, made = run.begins(node), node.kind is NodeKind.TASK, node.made
         yield {
             "id": run.node_ids[node.index],
             "workflow_id": run.id,
@@ -152,11 +152,11 @@ def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
             "needed": node.needed,
             "allow_failed_deps": node.allow_failed_deps,
             "args": node.args,
-            "source": run.named_by(node.each) if node.each else None,
+            "source": run.named_by(each) if (each := node.each) else None,
             "max_parallel": node.max_parallel,
             "child_id": None if is_task else run.inner_ids[node.index],
-            "made_by": node.made.task_name,
-            "makes_list": node.made.is_list,
+            "made_by": made.task_name,
+            "makes_list": made.is_list,
             **_inputs(run, node),
             **(_terms(node.terms) if node.terms else {}),
         }
