@@ -12,7 +12,7 @@ from horsies.db.op import rows
 from horsies.model.errors import WorkflowConflictError
 from horsies.model.graph import Graph, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.task import Terms
-from horsies.workflows import advance
+from horsies.workflows import advance, start
 from horsies.workflows.inspect import get_stuck
 from horsies.workflows.start import plan, start_within
 from tests.fixtures.journey import column, row
@@ -71,9 +71,11 @@ def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_ste
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
+@pytest.mark.parametrize("at_most", [0, start.TOLD_AFTERWARDS], ids=["at the commit", "after it"])
 def test_a_start_tells_of_every_queue_that_it_has_something_for(
-    broker: PostgresBroker, sql: psycopg.Connection
+    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, at_most: int
 ) -> None:
+    monkeypatch.setattr(start, "TOLD_AFTERWARDS", at_most)
     sql.execute(f'listen "{Channel.NEW.name_in(broker.config.schema)}"'.encode())
     others = Terms("add", "other"), Terms("add", "never")
     begin(broker, Graph("two", (node(0), node(1), node(2, terms=others[0]), node(3, 0, terms=others[1]))))

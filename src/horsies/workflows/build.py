@@ -66,9 +66,10 @@ def _named_by(scope: Scope, position: int) -> Iterator[NodeName]:
 
 
 def _written_flows(node: TaskNode[Any] | PartNode[Any]) -> Iterator[Flow]:
-    if isinstance(node, TaskNode):
+    if isinstance(node, TaskNode) and node.args:
         yield from flows_in(node.args)
-    yield from flows_in(node.kwargs)
+    if node.kwargs:
+        yield from flows_in(node.kwargs)
 
 
 def _flows_from(node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:

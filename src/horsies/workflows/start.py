@@ -23,6 +23,9 @@ from horsies.tasks.ids import new_task_id, new_task_ids
 
 SQL = load(__file__)
 
+TOLD_AFTERWARDS = 1_000
+"""Of more tasks workers are told in the transaction: looking each of them up again would cost more than others lose by waiting."""
+
 # A map waits for its list, so none is among the first.
 BEGUN = {NodeKind.TASK: NodeStatus.ENQUEUED, NodeKind.WORKFLOW: NodeStatus.RUNNING, NodeKind.MAP: NodeStatus.READY}
 
@@ -75,6 +78,8 @@ def plan(graph: Graph, workflow_id: str | None = None) -> Beginning:
 
 def start(beginning: Beginning) -> Op[str]:
     """The id of the run, which may have been there before."""
+    if len(beginning.task_ids) > TOLD_AFTERWARDS:
+        return (yield from start_within(beginning))
     told = SQL["notify_started"](ids=beginning.task_ids)
     answer = yield from ask_and_tell(_insert(beginning, "afterwards"), afterwards=told)
     return (yield from _started(beginning, answer))
