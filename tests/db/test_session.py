@@ -13,6 +13,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.link import Link
 from horsies.db.op import Statement, one
 from horsies.model.config import PostgresConfig
+from horsies.tasks.list import TaskFilter, list_tasks
 from tests.fixtures.journey import row, send_new
 
 PREPARED = "select count(*) from pg_prepared_statements"
@@ -30,6 +31,18 @@ def test_producers_prepare_what_they_say_often(broker: PostgresBroker) -> None:
         send_new(broker)
     with broker.pools.blocking().connection() as connection:
         assert row(connection, PREPARED) > (0,)
+
+
+def test_producers_have_statements_planned_once_and_lists_for_their_values(broker: PostgresBroker) -> None:
+    for _ in range(3):
+        send_new(broker)
+        broker.run(partial(list_tasks, TaskFilter(), limit=1))
+    with broker.pools.blocking().connection() as connection:
+        found = connection.execute(
+            "select statement like '%node_tasks%', sum(custom_plans), sum(generic_plans) > 0 "
+            "from pg_prepared_statements where statement ~ '(insert into|node_tasks)' group by 1 order by 1"
+        ).fetchall()
+    assert found == [(False, 0, True), (True, 3, False)]
 
 
 def test_a_producer_whose_sessions_were_all_cleaned_behind_it_goes_on(

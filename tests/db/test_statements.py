@@ -11,6 +11,7 @@ import pytest
 import horsies
 from horsies.db.load import load
 from horsies.db.op import Query, Statement
+from horsies.db.session import PLANNED_ONCE
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, Terms
 from horsies.tasks import depths, enqueue, keys, release, retry, wait
@@ -206,6 +207,33 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
         found = planned(f"workflows/advance.{name}", filled)
     assert re.search(r"\$\d", found), found
     assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tasks/enqueue.notify_enqueued", "tasks/wait.get_ended", "tasks/wait.get_ended_unpruned", "tasks/keys.take_key",
+        "tasks/keys.replace_pending", "tasks/cancel.end_unbegun", "tasks/retry.bring_back", "tasks/depths.get_depths",
+        "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/wait.get_run_ends",
+        "workflows/inspect.get_nodes", "workflows/browse.get_nodes_of_runs",
+    ],
+)  # fmt: skip
+def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_planned_once(
+    name: str, filled: psycopg.Connection
+) -> None:
+    with filled.transaction():
+        filled.execute(PLANNED_ONCE.replace("false", "true").encode())
+        found = planned(name, filled)
+    assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
+
+
+def test_conditions_that_may_be_left_out_are_known() -> None:
+    """Planned once, such a condition is no way into an index: a statement with one is asked by `planned_for_values`, or reads little anyway."""
+    found = {name for name, statement in STATEMENTS.items() if re.search(r"%\(\w+\)s::\S+ is null", statement.text)}
+    asked_for_values = {"tasks/list.list_tasks", "workflows/browse.list_runs", "tasks/inspect.get_worker_states"}
+    of_few_rows = {"schedules/inspect.get_schedules", "workflows/inspect.get_nodes", "db/days.get_missing_days"}
+    of_caps = {"tasks/claim.claim_from_marks", "tasks/claim.claim_from_queues", "tasks/claim.start_tasks"}
+    assert found == asked_for_values | of_few_rows | of_caps
 
 
 @pytest.mark.parametrize("name", ["claim_from_queues", "claim_from_marks"])

@@ -1,19 +1,15 @@
 """Pausing, resuming, cancelling, retrying, running out of time: driven by hand, so that each moment is known."""
 
 from functools import partial
-from uuid import uuid4
 
 import psycopg
-import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.keeper import reap
-from horsies.model.errors import WorkflowConflictError
 from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMode, WorkflowStatus
 from horsies.tasks.cancel import cancel as cancel_task
 from horsies.workflows import control
 from horsies.workflows.inspect import get_stuck
-from horsies.workflows.start import plan, start_within
 from horsies.workflows.wait import RunEnd, wait_until_run_ends
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import begin, ended, node, run_out, states, status, take
@@ -145,27 +141,6 @@ def test_a_late_ending_from_before_a_retry_changes_nothing(broker: PostgresBroke
     broker.run(partial(control.retry, run))
     take(broker, 0, endings=[ended(claim)])
     assert states(sql, run) == (QUEUED,)
-
-
-def test_the_same_id_twice_is_one_run(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    graph, workflow_id = Graph("once", (node(0), node(1, 0))), str(uuid4())
-    assert begin(broker, graph, workflow_id) == begin(broker, graph, workflow_id) == workflow_id
-    assert row(sql, "select count(*) from horsies.nodes") == (2,)
-    assert row(sql, "select count(*) from horsies.tasks") == (1,)
-    with pytest.raises(WorkflowConflictError, match="choose another workflow_id"):
-        begin(broker, Graph("other", (node(0),)), workflow_id)
-
-
-def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    with psycopg.connect(broker.config.conninfo) as mine:
-        broker.run_on(mine, partial(start_within, plan(inner())))
-        assert column(sql, "select id from horsies.workflows") == []
-        mine.rollback()
-        assert column(sql, "select id from horsies.workflows") == []
-        broker.run_on(mine, partial(start_within, plan(inner())))
-        mine.commit()
-    run_out(broker, sql, set())
-    assert column(sql, "select distinct status from horsies.workflows") == ["COMPLETED"]
 
 
 def test_a_workflow_that_is_over_its_time_has_failed_whether_or_not_anybody_wrote_it_down(

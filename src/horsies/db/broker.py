@@ -23,7 +23,7 @@ from horsies.db.migrate import Standing
 from horsies.db.op import Op, rows
 from horsies.db.pools import Pools
 from horsies.db.seat import AwaitingSeat, BlockingSeat
-from horsies.db.session import Preparing
+from horsies.db.session import PLANNED_ONCE, Preparing
 from horsies.db.ticket import Subject, Ticket
 from horsies.db.trouble import Trouble, broker_error, trouble_of
 from horsies.model.config import PostgresConfig
@@ -50,7 +50,7 @@ class PostgresBroker:
         self.config = config
         self._resilience = resilience or WorkerResilienceConfig()
         self._first_listen_test_s = first_listen_test_s
-        self._preparing = Preparing()
+        self._preparing = Preparing(PLANNED_ONCE)
         self._start_afresh()
         partings.enrol(self)
 

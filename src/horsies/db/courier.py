@@ -17,7 +17,7 @@ from horsies.db.connect import connect_async
 from horsies.db.dialogue import Dialogue
 from horsies.db.drive import drive_async
 from horsies.db.op import Ask, Op, Query, Request, Rows, Statement, rows
-from horsies.db.session import BACKEND_PID, PREPARE_AFTER, STEADY, Preparing
+from horsies.db.session import BACKEND_PID, PLANNED_ONCE, PREPARE_AFTER, Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
@@ -26,9 +26,8 @@ ROLLBACK = Statement("rollback", "rollback")
 WHO_SERVES = Statement("who_serves", BACKEND_PID)
 PLAN_ONCE = Statement(
     "plan_once",
-    # Planning a claim takes as long as making it. Bitmaps need a sort, which looks cheap while a table is empty.
-    STEADY
-    + ", set_config('enable_bitmapscan', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)",
+    # Bitmaps need a sort, which looks cheap while a table is empty.
+    PLANNED_ONCE + ", set_config('enable_bitmapscan', 'off', false)",
 )
 
 

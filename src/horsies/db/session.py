@@ -6,6 +6,10 @@ greets a client. A pooler greets in its own name, so a session whose process is 
 A prepared statement keeps its plan, and the table of what waits is empty now and holds a million rows tomorrow. To read an empty table from end to
 end costs nothing, so that is how the server would do it, and go on doing it until somebody analyses the table. Hence in sessions that are
 ours only an index is a way in (`STEADY`). Where nothing is prepared, every statement is planned for the table as it is.
+
+Planning most of our statements takes longer than running them, and the server does it again for the parameters of each, as long as that looks
+cheaper. So workers and producers have them planned once (`PLANNED_ONCE`). What depends on its parameters asks for another plan each time
+(`values.py`).
 """
 
 import logging
@@ -17,6 +21,7 @@ from psycopg import errors
 BACKEND_PID = "select pg_backend_pid()"
 PREPARE_AFTER = 2
 STEADY = "select set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false)"
+PLANNED_ONCE = STEADY + ", set_config('plan_cache_mode', 'force_generic_plan', false)"
 LOOKS = 10  # for a proof that a session is shared
 WITHDRAWALS = 100
 
@@ -52,19 +57,20 @@ def take_back(connection: psycopg.Connection, commands: Sequence[bytes], process
 class Preparing:
     """Prepared statements save a third of a turn, so they are used where sessions are ours, until one turns out not to be."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: str = STEADY) -> None:
+        self._settings = settings.encode()
         self._is_safe = True
 
     def begin(self, connection: psycopg.Connection) -> None:
         """For a connection just made."""
         if self.is_worthwhile(connection, backend_pid(connection)):
-            connection.execute(STEADY)
+            connection.execute(self._settings)
             connection.prepare_threshold = PREPARE_AFTER
 
     async def begin_async(self, connection: psycopg.AsyncConnection) -> None:
         row = await (await connection.execute(BACKEND_PID)).fetchone()
         if row and self.is_worthwhile(connection, row[0]):
-            await connection.execute(STEADY)
+            await connection.execute(self._settings)
             connection.prepare_threshold = PREPARE_AFTER
 
     def is_worthwhile(self, connection: psycopg.Connection | psycopg.AsyncConnection, backend_pid: int) -> bool:

@@ -10,7 +10,7 @@ takes is built when the first such node is, and kept.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -116,13 +116,20 @@ class ArgumentsCodec(_Codec):
         given = self._bound(args, kwargs)
         return self._write(given, f"{self.name}() cannot be sent", GIVEN, PayloadError)
 
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What stands for which parameter, in the order of these. `signature.bind` takes longer than all the rest of a send's encoding, so it is asked only
-        where names and positions do not say it all, or do not fit.
-        """
+    def bound_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What stands for which parameter, in the order of these; None where names and positions do not say it all, or do not fit."""
+        if self.signature.parameters and not self.by_name:
+            return None
         given = {**dict(zip(self.by_place, args, strict=False)), **kwargs}
         if len(given) == len(args) + len(kwargs) and self.required <= given.keys() <= self.by_name:
             return {name: given[name] for name in self.signature.parameters if name in given}
+        return None
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """`signature.bind` takes longer than all the rest of a send's encoding, so it is asked only if it must."""
+        given = self.bound_by_name(args, kwargs)
+        if given is not None:
+            return given
         try:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -132,7 +139,11 @@ class ArgumentsCodec(_Codec):
 
     def encode_some(self, given: Mapping[str, Any]) -> str:
         """Some of the arguments by name, for a call whose others are not there yet."""
-        parameters = {name: parameter for name, parameter in self.signature.parameters.items() if name in given}
+        ordered = {name: given[name] for name in self.signature.parameters if name in given}
+        if self.is_plain and (payload := plain.write(ordered, self.is_plain)):
+            self.watch.look(payload, f"{self.name}()")
+            return payload.decode()
+        parameters = {name: self.signature.parameters[name] for name in ordered}
         adapter = self._part(frozenset(given), lambda: _arguments_adapter(self.name, parameters))
         return adapter.write(given, f"{self.name}()", GIVEN, PayloadError, self.watch)
 

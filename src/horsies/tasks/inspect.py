@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from horsies.db.load import load
-from horsies.db.op import Op, one, rows
+from horsies.db.op import Op, one
+from horsies.db.values import planned_for_values
 from horsies.model.codec import decode_error
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
@@ -111,5 +112,5 @@ def stored_error(text: str | None) -> TaskError | None:
 
 def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[list[WorkerState]]:
     """The newest snapshot of every worker, or the history of one."""
-    found = yield from rows(SQL["get_worker_states"](worker_id=worker_id, limit=limit))
+    found = yield from planned_for_values(SQL["get_worker_states"](worker_id=worker_id, limit=limit))
     return [WorkerState(*row) for row in found]

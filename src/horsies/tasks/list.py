@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Rows, Statement, ask, rows
+from horsies.db.op import Op, Query, Statement, rows
+from horsies.db.values import planned_for_values
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 
@@ -62,7 +63,7 @@ class TaskLine:
 
 def list_tasks(wanted: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskLine]]:
     """The newest, or those that come after this one."""
-    found = yield from _planned(list_query(wanted, limit, after))
+    found = yield from planned_for_values(list_query(wanted, limit, after))
     return [_line(*row) for row in found]
 
 
@@ -71,7 +72,7 @@ def _line(task_id: TaskId, task_name: str, queue_name: str, priority: int, statu
 
 
 def count_tasks(wanted: TaskFilter) -> Op[int]:
-    ((count,),) = yield from _planned(list_query(wanted, None, None, _COUNT))
+    ((count,),) = yield from planned_for_values(list_query(wanted, None, None, _COUNT))
     return count
 
 
@@ -79,11 +80,6 @@ def read_clock() -> Op[datetime]:
     """The time on the database's clock, which alone decides how long ago something was."""
     ((now,),) = yield from rows(SQL["read_clock"]())
     return now
-
-
-def _planned(query: Query) -> Op[Rows]:
-    _, _, found, _ = yield from ask(SQL["begin_list"](), SQL["plan_for_values"](), query, SQL["commit_list"]())
-    return found
 
 
 def list_query(wanted: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST) -> Query:

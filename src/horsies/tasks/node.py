@@ -21,6 +21,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 JoinWord: TypeAlias = Literal["all", "any", "quorum"]
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 # No slots in a class that users subscribe and call, as in NodeKey[Page]("fetch"): Python 3.11 cannot make such a frozen instance.
 
@@ -96,14 +98,16 @@ class TaskNode(WorkflowNode[T_co]):
 
 def by_name(what: str, given: object) -> Mapping[str, Any]:
     """A copy that nobody can change."""
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict | Mapping):  # a dict is found without asking
         raise TypeError(f"{what} must be a dict by the names of parameters, not {given!r:.80}")
-    return MappingProxyType(dict(cast("Mapping[str, Any]", given)))
+    return MappingProxyType(dict(cast("Mapping[str, Any]", given))) if given else _NOTHING
 
 
 def listed(given: Any) -> Any:
     """A list as a tuple, so that nobody changes it afterwards. What is no list stays, to be reported when the graph is built."""
-    return tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) and not isinstance(given, str) else given
+    if given is None or isinstance(given, tuple | str):
+        return cast("Any", given)
+    return tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else given
 
 
 class NodeMaker(Generic[P, T]):

@@ -24,7 +24,7 @@ with nothing left. No step depends on what its caller remembers, so anybody may 
   *same transaction*. It dies before COMMIT: neither the endings nor the step have happened, and the keeper ends the tasks of the dead worker
   as it ends any. It dies after COMMIT: the endings are told. If something is left (a cascade of skips, a sub-workflow), the pump's next
   turn takes a full step; if that never comes, the keeper's does.
-- `start` writes the tree and takes its first step in one transaction. Whoever loses the answer repeats it with the same ids.
+- `start` writes the tree as a first step would leave it, in one statement. Whoever loses the answer repeats it with the same ids.
 - What ends tasks without knowing of graphs (a cancellation, an expiry) resolves their nodes in its own statement, and leaves the telling to the keeper.
 - The keeper (`keeper/keep.py`) looks for what is left anywhere (`settle_everything`) and takes steps until nothing is.
 
@@ -66,24 +66,20 @@ def quick_step(roots: Sequence[str], task_ids: Sequence[TaskId]) -> list[Query]:
     """A step after these tasks have ended in the same transaction, without what only sub-workflows and maps need. The last of its answers
     says what is left (`unsettled_in`).
     """
-    return [_advance_nodes(roots, task_ids), *open_flat(roots)]
+    return [_advance_nodes(roots, task_ids), *_open_and_end(roots)]
 
 
 def full_step(roots: Sequence[str], task_ids: Sequence[TaskId] = ()) -> list[Query]:
-    return [_advance_nodes(roots, task_ids), SQL["withdraw_tasks"](roots=list(roots)), *open_all(roots)]
-
-
-def open_all(roots: Sequence[str]) -> list[Query]:
-    """The rest of a full step, for whoever has nothing to tell."""
     return [
+        _advance_nodes(roots, task_ids),
+        SQL["withdraw_tasks"](roots=list(roots)),
         SQL["open_maps"](roots=list(roots), no_list=NO_LIST),
         SQL["open_runs"](roots=list(roots)),
-        *open_flat(roots),
+        *_open_and_end(roots),
     ]
 
 
-def open_flat(roots: Sequence[str]) -> list[Query]:
-    """The rest of a quick one."""
+def _open_and_end(roots: Sequence[str]) -> list[Query]:
     return [SQL["open_tasks"](roots=list(roots)), SQL["end_runs"](roots=list(roots), no_success=NO_SUCCESS)]
 
 

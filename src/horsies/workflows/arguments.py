@@ -1,9 +1,10 @@
 """The arguments of a node: bound to the task's signature, encoded as far as they are known, with a note where the rest comes from."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from pydantic_core import to_json
@@ -17,6 +18,7 @@ from horsies.tasks.node import Flow
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -47,13 +49,17 @@ def flows_in(value: object) -> Iterator[Flow]:
         case Flow():
             yield value
         case list() | tuple():
-            for item in cast("Sequence[object]", value):
-                yield from flows_in(item)
-        case Mapping():
-            for item in cast("Mapping[object, object]", value).values():
-                yield from flows_in(item)
+            yield from _flows_among(cast("Sequence[object]", value))
+        case dict() | MappingProxyType() | Mapping():  # the first two are found without asking
+            yield from _flows_among(cast("Mapping[object, object]", value).values())
         case _:
             return
+
+
+def _flows_among(items: Iterable[object]) -> Iterator[Flow]:
+    for item in items:
+        if type(item) not in _SCALARS:
+            yield from flows_in(item)
 
 
 def fitted(codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], edges: Edges) -> Fitted:
@@ -80,6 +86,8 @@ def _bound(
     codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], problems: list[str]
 ) -> dict[str, Any]:
     """By parameter. Unlike `Signature.bind`, with every problem and not only the first."""
+    if (quickly := codec.bound_by_name(args, kwargs)) is not None:
+        return quickly
     parameters = codec.signature.parameters
     positional = [parameter.name for parameter in parameters.values() if parameter.kind in _POSITIONAL]
     given: dict[str, Any] = dict(zip(positional, args, strict=False))

@@ -7,6 +7,7 @@ from typing import Any
 
 from horsies.db.load import load
 from horsies.db.op import Op, Row, ask, one, rows
+from horsies.db.values import planned_for_values
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError
@@ -76,7 +77,7 @@ def list_runs(
     after: str | None = None,
 ) -> Op[list[Run]]:
     """Newest first; `after` is the last id of the page before."""
-    found = yield from rows(
+    found = yield from planned_for_values(
         SQL["list_runs"](
             statuses=[status.value for status in statuses] or None,
             name=name,

@@ -6,12 +6,12 @@ problem: what cannot be made right gets a stand-in, so that the rest is looked a
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from horsies.model.annotations import Wanted
 from horsies.model.fits import item_of, shown, takes_result
 from horsies.model.graph import Graph, Join, Node, NodeKind, RefMode
+from horsies.model.task import Terms
 from horsies.tasks.node import Flow, TaskNode
 from horsies.tasks.send import Sender
 from horsies.tasks.task import Sendable
@@ -21,6 +21,9 @@ from horsies.workflows.limits import MAX_DEPTH, TOO_DEEP, join_problems, term_pr
 from horsies.workflows.order import cycle, inverse, topological
 from horsies.workflows.scope import Scope
 from horsies.workflows.whole import whole
+
+Common: TypeAlias = dict[str, Any]
+"""What every kind of node has, by the names of its fields."""
 
 
 def build(scope: Scope) -> Graph:
@@ -63,9 +66,10 @@ def _named_by(scope: Scope, position: int) -> Iterator[NodeName]:
 
 
 def _written_flows(node: TaskNode[Any] | PartNode[Any]) -> Iterator[Flow]:
-    if isinstance(node, TaskNode):
+    if isinstance(node, TaskNode) and node.args:
         yield from flows_in(node.args)
-    yield from flows_in(node.kwargs)
+    if node.kwargs:
+        yield from flows_in(node.kwargs)
 
 
 def _flows_from(node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:
@@ -86,36 +90,40 @@ def _flows_from(node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:
 
 def _node(scope: Scope, position: int, waits_for: Sequence[int]) -> Node:
     node = scope.nodes[position]
-    stand_in = Node(scope.index[position], scope.ids[position], NodeKind.TASK, waits_for=scope.indexes(waits_for))
+    common: Common = {
+        "index": scope.index[position],
+        "node_id": scope.ids[position],
+        "waits_for": scope.indexes(waits_for),
+    }
     if not isinstance(node, TaskNode | PartNode):
         scope.report(
             position, f"{type(node).__name__} is no kind of node; use task.node(), TaskNode or SubWorkflowNode"
         )
-        return stand_in
+        return _stand_in(common)
     scope.report(position, *join_problems(node, len(waits_for)))
-    common = replace(
-        stand_in,
-        join=word(Join, node.join) or Join.ALL,
-        min_success=node.min_success,
-        allow_failed_deps=node.allow_failed_deps,
-    )
-    scope.report(position, *_bare_value_problems(scope, node, common))
-    return _part(scope, position, node, common) if isinstance(node, PartNode) else _task(scope, position, node, common)
+    join = word(Join, node.join) or Join.ALL
+    common |= {"join": join, "min_success": node.min_success, "allow_failed_deps": node.allow_failed_deps}
+    scope.report(position, *_bare_value_problems(scope, node, join))
+    return _task(scope, position, node, common) if isinstance(node, TaskNode) else _part(scope, position, node, common)
 
 
-def _bare_value_problems(scope: Scope, node: TaskNode[Any] | PartNode[Any], built: Node) -> Iterator[str]:
-    if built.join is Join.ALL and not built.allow_failed_deps:
+def _stand_in(common: Common) -> Node:
+    return Node(**common, kind=NodeKind.TASK)
+
+
+def _bare_value_problems(scope: Scope, node: TaskNode[Any] | PartNode[Any], join: Join) -> Iterator[str]:
+    if join is Join.ALL and not node.allow_failed_deps:
         return
-    why = "with allow_failed_deps" if built.allow_failed_deps else f'with join="{built.join}"'
+    why = "with allow_failed_deps" if node.allow_failed_deps else f'with join="{join}"'
     for flow in [*_written_flows(node), *_flows_from(node).values()]:
         if flow.mode is not RefMode.RESULT and not flow.from_outside:
             yield f"{why} it may run although {scope.name_of(flow)} has no value; take its result_from() instead"
 
 
-def _task(scope: Scope, position: int, node: TaskNode[Any], common: Node) -> Node:
+def _task(scope: Scope, position: int, node: TaskNode[Any], common: Common) -> Node:
     if not isinstance(node.fn, Sendable):
         scope.report(position, _no_task(node.fn))
-        return common
+        return _stand_in(common)
     task, registry = node.fn, scope.drafts.registry
     if registry.tasks.get(task.name) is not task:
         scope.report(position, f"task {task.name!r} belongs to another app")
@@ -123,17 +131,22 @@ def _task(scope: Scope, position: int, node: TaskNode[Any], common: Node) -> Nod
     fit = fitted(task.arguments, node.args, {**node.kwargs, **_flows_from(node)}, scope)
     scope.report(position, *(f"argument '{name}' is in kwargs and in args_from" for name in twice))
     scope.report(position, *fit.problems, *term_problems(node, registry.config), *_each_problems(scope, node))
-    changes: dict[str, Any] = {"queue_name": node.queue, "priority": node.priority, "good_until": node.good_until}
-    return replace(
-        common,
+    return Node(
+        **common,
         kind=node.kind,
-        terms=task.terms._replace(**{name: value for name, value in changes.items() if value is not None}),
+        terms=_terms(task.terms, node),
         args=fit.text,
         refs=tuple(fit.refs),
         max_parallel=node.max_parallel,
-        ctx_from=_context(scope, position, node, common.waits_for),
+        ctx_from=_context(scope, position, node, common["waits_for"]),
         wants=task.arguments.wants,
     )
+
+
+def _terms(terms: Terms, node: TaskNode[Any]) -> Terms:
+    given = {"queue_name": node.queue, "priority": node.priority, "good_until": node.good_until}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return terms._replace(**changes) if changes else terms
 
 
 def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
@@ -162,19 +175,19 @@ def _context(scope: Scope, position: int, node: TaskNode[Any], waits_for: tuple[
     return scope.indexes(found for found in positions if found is not None)
 
 
-def _part(scope: Scope, position: int, node: PartNode[Any], common: Node) -> Node:
+def _part(scope: Scope, position: int, node: PartNode[Any], common: Common) -> Node:
     draft = scope.drafts.of(node)
     if not isinstance(draft, Draft):
         scope.report(position, *draft.problems)
-        return common
+        return _stand_in(common)
     if scope.depth >= MAX_DEPTH:
         scope.report(position, TOO_DEEP)
-        return common
+        return _stand_in(common)
     inner = Scope(scope.drafts, draft, outer=scope)
     child = build(inner)
     scope.report(position, *inner.problems)
     scope.is_part = scope.is_part or inner.is_part
-    return replace(common, kind=NodeKind.WORKFLOW, child=child)
+    return Node(**common, kind=NodeKind.WORKFLOW, child=child)
 
 
 def _no_task(fn: object) -> str:

@@ -64,7 +64,8 @@ def _quorum_problems(least: int | None, dependencies: int) -> Iterator[str]:
 
 
 def term_problems(node: TaskNode[Any], config: AppConfig) -> Iterator[str]:
-    yield from SendOptions(good_until=node.good_until, priority=node.priority).problems()
+    if node.good_until is not None or node.priority is not None:
+        yield from SendOptions(good_until=node.good_until, priority=node.priority).problems()
     if node.queue is not None:
         try:
             config.queue_named(node.queue)

@@ -1,24 +1,33 @@
-"""Start: a whole tree of runs, and the tasks of its first nodes, in one transaction, however large it is.
+"""Start: a whole tree of runs, and the tasks of its first nodes, in one statement, however large it is.
+
+What begins at once is known before anything is written: the nodes at the top that wait for nobody, and the same inside of those that are
+sub-workflows. They are written as begun, with their tasks, so that a start needs no step (`advance.py`) and leaves nothing to one.
 
 All ids are made here, and references between nodes become ids of rows, also those from a sub-workflow to a node above it. So the database
-never has to find its way by names, and a start whose answer was lost is repeated word for word: its `start_id` tells whether it was
-committed. Another start under the same id finds the run there and changes nothing.
+never has to find its way by names, and a start whose answer was lost is repeated word for word: it finds its run there, as another start
+under the same id does, and changes nothing.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pydantic_core import to_json
 
 from horsies.db.load import load
-from horsies.db.op import Op, Query, ask
+from horsies.db.op import Op, Query, Rows, ask_and_tell, rows
 from horsies.model.errors import WorkflowConflictError
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
-from horsies.model.task import Terms
-from horsies.tasks.ids import new_task_ids
-from horsies.workflows import advance
+from horsies.model.task import TaskId, Terms
+from horsies.tasks.ids import new_task_id, new_task_ids
 
 SQL = load(__file__)
+
+TOLD_AFTERWARDS = 1_000
+"""Of more tasks workers are told in the transaction: looking each of them up again would cost more than others lose by waiting."""
+
+# A map waits for its list, so none is among the first.
+BEGUN = {NodeKind.TASK: NodeStatus.ENQUEUED, NodeKind.WORKFLOW: NodeStatus.RUNNING, NodeKind.MAP: NodeStatus.READY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +35,11 @@ class Beginning:
     """All that is written at a start."""
 
     root: str
-    start_id: str
     name: str
     runs: str
     nodes: str
-    is_flat: bool
-    """There is no sub-workflow and no map at its top."""
+    task_ids: list[TaskId]
+    """Of its first nodes."""
     trace: str | None = None
 
 
@@ -43,77 +51,75 @@ class Run:
     id: str
     parent_node: str | None
     lineage: "tuple[Run, ...]"
+    is_begun: bool
     node_ids: Sequence[str]
-    child_ids: Sequence[str]
+    inner_ids: Sequence[str]
+    """Of each node its task, or the run that it stands for."""
 
     def named_by(self, ref: Ref) -> str:
         return (*self.lineage, self)[-1 - ref.up].node_ids[ref.node]
 
+    def begins(self, node: Node) -> bool:
+        return self.is_begun and node.is_ready(succeeded=0, unresolved=len(node.waits_for))
+
 
 def plan(graph: Graph, workflow_id: str | None = None) -> Beginning:
-    spare, start_id = new_task_ids(2)
-    root = workflow_id or spare
+    root = workflow_id or new_task_id()
     runs = list(_runs(graph, root))
+    nodes = [row for run in runs for row in _node_rows(run)]
     return Beginning(
         root=root,
-        start_id=start_id,
         name=graph.name,
-        runs=json.dumps([_run_row(run, root) for run in runs]),
-        nodes=json.dumps([row for run in runs for row in _node_rows(run)]),
-        is_flat=all(node.kind is NodeKind.TASK for node in graph.nodes),
+        runs=to_json([_run_row(run, root) for run in runs]).decode(),
+        nodes=to_json(nodes).decode(),
+        task_ids=[row["task_id"] for row in nodes if row["task_id"]],
     )
 
 
 def start(beginning: Beginning) -> Op[str]:
     """The id of the run, which may have been there before."""
-    _, *answers, _, names = yield from ask(
-        advance.SQL["begin_step"](), *_statements(beginning), advance.SQL["commit_step"](), _get_name(beginning)
-    )
-    _refuse_another(beginning, names[0][0])
-    yield from advance.settle(advance.unsettled_in((), answers[-1]))
-    return beginning.root
+    if len(beginning.task_ids) > TOLD_AFTERWARDS:
+        return (yield from start_within(beginning))
+    told = SQL["notify_started"](ids=beginning.task_ids)
+    answer = yield from ask_and_tell(_insert(beginning, "afterwards"), afterwards=told)
+    return (yield from _started(beginning, answer))
 
 
 def start_within(beginning: Beginning) -> Op[str]:
     """The same inside a transaction that somebody else begins and ends."""
-    *answers, names = yield from ask(*_statements(beginning), _get_name(beginning))
-    _refuse_another(beginning, names[0][0])
-    yield from advance.settle_within(advance.unsettled_in((), answers[-1]))
+    answer = yield from rows(_insert(beginning))
+    return (yield from _started(beginning, answer))
+
+
+def _insert(beginning: Beginning, told: Literal["", "afterwards"] = "") -> Query:
+    """The trigger notifies workers at the commit, unless they are told afterwards (see `tasks/enqueue.py`)."""
+    return SQL["insert_tree"](runs=beginning.runs, nodes=beginning.nodes, trace=beginning.trace, told=told)
+
+
+def _started(beginning: Beginning, answer: Rows) -> Op[str]:
+    ((is_new, _),) = answer
+    if not is_new:
+        ((name,),) = yield from rows(SQL["get_name"](root=beginning.root))
+        if name != beginning.name:
+            raise WorkflowConflictError(
+                f"workflow {beginning.root} is a run of {name!r}, so {beginning.name!r} was not started; choose another workflow_id"
+            )
     return beginning.root
-
-
-def _statements(beginning: Beginning) -> list[Query]:
-    open_first = advance.open_flat if beginning.is_flat else advance.open_all
-    return [
-        SQL["insert_runs"](start_id=beginning.start_id, runs=beginning.runs),
-        SQL["insert_nodes"](
-            root=beginning.root, start_id=beginning.start_id, nodes=beginning.nodes, trace=beginning.trace
-        ),
-        *open_first([beginning.root]),
-    ]
-
-
-def _get_name(beginning: Beginning) -> Query:
-    return SQL["get_name"](root=beginning.root)
-
-
-def _refuse_another(beginning: Beginning, name: str) -> None:
-    if name != beginning.name:
-        raise WorkflowConflictError(
-            f"workflow {beginning.root} is a run of {name!r}, so {beginning.name!r} was not started; choose another workflow_id"
-        )
 
 
 # -- rows
 
 
-def _runs(graph: Graph, run_id: str, parent_node: str | None = None, lineage: tuple[Run, ...] = ()) -> Iterator[Run]:
+def _runs(
+    graph: Graph, run_id: str, parent_node: str | None = None, lineage: tuple[Run, ...] = (), *, is_begun: bool = True
+) -> Iterator[Run]:
     size = len(graph.nodes)
-    run = Run(graph, run_id, parent_node, lineage, new_task_ids(size), new_task_ids(size))
+    run = Run(graph, run_id, parent_node, lineage, is_begun, new_task_ids(size), new_task_ids(size))
     yield run
     for node in graph.nodes:
         if node.child is not None:
-            yield from _runs(node.child, run.child_ids[node.index], run.node_ids[node.index], (*lineage, run))
+            names = run.inner_ids[node.index], run.node_ids[node.index]
+            yield from _runs(node.child, *names, (*lineage, run), is_begun=run.begins(node))
 
 
 def _run_row(run: Run, root: str) -> dict[str, Any]:
@@ -125,7 +131,7 @@ def _run_row(run: Run, root: str) -> dict[str, Any]:
         "parent_node": run.parent_node,
         "name": graph.name,
         "definition_key": graph.definition_key,
-        "status": WorkflowStatus.PENDING if run.lineage else WorkflowStatus.RUNNING,
+        "status": WorkflowStatus.RUNNING if run.is_begun else WorkflowStatus.PENDING,
         "on_error": graph.on_error,
         "output": graph.output,
         "success_cases": graph.success_cases or None,
@@ -137,24 +143,25 @@ def _run_row(run: Run, root: str) -> dict[str, Any]:
 
 def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
     for node, dependents in zip(run.graph.nodes, run.graph.dependents(), strict=True):
-        is_first = not run.lineage and node.is_ready(succeeded=0, unresolved=len(node.waits_for))
+        is_begun, is_task, made = run.begins(node), node.kind is NodeKind.TASK, node.made
         yield {
             "id": run.node_ids[node.index],
             "workflow_id": run.id,
             "index": node.index,
             "node_id": node.node_id,
             "kind": node.kind,
-            "status": NodeStatus.READY if is_first else NodeStatus.PENDING,
+            "status": BEGUN[node.kind] if is_begun else NodeStatus.PENDING,
+            "task_id": run.inner_ids[node.index] if is_begun and is_task else None,
             "waits_for": node.waits_for,
             "dependents": [run.node_ids[index] for index in dependents],
             "needed": node.needed,
             "allow_failed_deps": node.allow_failed_deps,
             "args": node.args,
-            "source": run.named_by(node.each) if node.each else None,
+            "source": run.named_by(each) if (each := node.each) else None,
             "max_parallel": node.max_parallel,
-            "child_id": None if node.kind is NodeKind.TASK else run.child_ids[node.index],
-            "made_by": node.made.task_name,
-            "makes_list": node.made.is_list,
+            "child_id": None if is_task else run.inner_ids[node.index],
+            "made_by": made.task_name,
+            "makes_list": made.is_list,
             **_inputs(run, node),
             **(_terms(node.terms) if node.terms else {}),
         }

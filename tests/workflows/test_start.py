@@ -1,0 +1,95 @@
+"""Starts: what is written, and what is not."""
+
+from functools import partial
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.op import rows
+from horsies.model.errors import WorkflowConflictError
+from horsies.model.graph import Graph, NodeKind, NodeStatus, WorkflowStatus
+from horsies.model.task import Terms
+from horsies.workflows import advance, start
+from horsies.workflows.inspect import get_stuck
+from horsies.workflows.start import plan, start_within
+from tests.fixtures.journey import column, row
+from tests.workflows.steps import begin, node, run_out, states, status, way_to
+
+PART = Graph("inner", (node(0), node(1, 0)), output=1)
+NESTED = Graph("outer", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=PART), node(1, 0)))
+
+
+def test_the_same_id_twice_is_one_run(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    graph, workflow_id = Graph("once", (node(0), node(1, 0))), str(uuid4())
+    assert begin(broker, graph, workflow_id) == begin(broker, graph, workflow_id) == workflow_id
+    assert row(sql, "select count(*) from horsies.nodes") == (2,)
+    assert row(sql, "select count(*) from horsies.tasks") == (1,)
+    with pytest.raises(WorkflowConflictError, match="choose another workflow_id"):
+        begin(broker, Graph("other", (node(0),)), workflow_id)
+
+
+def test_another_start_of_a_run_leaves_nothing_behind(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = begin(broker, NESTED)
+    before = row(sql, "select (select count(*) from horsies.workflows), (select count(*) from horsies.nodes)")
+    assert begin(broker, NESTED, run) == run
+    assert row(sql, "select (select count(*) from horsies.workflows), (select count(*) from horsies.nodes)") == before
+
+
+def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_step_to_take(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    deepest = Graph("deepest", (node(0), node(1, 0)), time_limit_ms=1_000_000)
+    deep = Graph("deep", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=deepest), node(1)))
+    later = Graph("later", (node(0),))
+    run = begin(
+        broker,
+        Graph(
+            "top",
+            (
+                node(0, kind=NodeKind.WORKFLOW, terms=None, child=deep),
+                node(1),
+                node(2, 0, kind=NodeKind.WORKFLOW, terms=None, child=later),
+            ),
+        ),
+    )
+    found = sql.execute("select name, status, started_at is null, deadline is null from horsies.workflows").fetchall()
+    assert sorted(found) == [
+        ("deep", "RUNNING", False, True),
+        ("deepest", "RUNNING", False, False),
+        ("later", "PENDING", True, True),
+        ("top", "RUNNING", False, True),
+    ]
+    assert states(sql, run) == (NodeStatus.RUNNING, NodeStatus.ENQUEUED, NodeStatus.PENDING)
+    tasks = column(sql, "select id::text from horsies.tasks order by id")
+    assert [way_to(sql, str(task_id)) for task_id in tasks] == [(1,), (0, 1), (0, 0, 0)]
+    assert broker.run(partial(rows, advance.SQL["get_unsettled"](limit=10))) == []
+    assert broker.run(get_stuck) == []
+    run_out(broker, sql, set())
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+
+
+@pytest.mark.parametrize("at_most", [0, start.TOLD_AFTERWARDS], ids=["at the commit", "after it"])
+def test_a_start_tells_of_every_queue_that_it_has_something_for(
+    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, at_most: int
+) -> None:
+    monkeypatch.setattr(start, "TOLD_AFTERWARDS", at_most)
+    sql.execute(f'listen "{Channel.NEW.name_in(broker.config.schema)}"'.encode())
+    others = Terms("add", "other"), Terms("add", "never")
+    begin(broker, Graph("two", (node(0), node(1), node(2, terms=others[0]), node(3, 0, terms=others[1]))))
+    heard = [notice.payload.split(" ", 2)[2] for notice in sql.notifies(timeout=5, stop_after=2)]
+    assert sorted(heard) == ["default", "other"]
+
+
+def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    with psycopg.connect(broker.config.conninfo) as mine:
+        broker.run_on(mine, partial(start_within, plan(NESTED)))
+        assert column(sql, "select id from horsies.workflows") == []
+        mine.rollback()
+        assert column(sql, "select id from horsies.workflows") == []
+        broker.run_on(mine, partial(start_within, plan(NESTED)))
+        mine.commit()
+    run_out(broker, sql, set())
+    assert column(sql, "select distinct status from horsies.workflows") == ["COMPLETED"]
