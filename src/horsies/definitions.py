@@ -5,11 +5,11 @@ Every child of a worker loads this: what only workflows need is loaded by the fi
 
 from __future__ import annotations
 
-import inspect
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from horsies.model.codec import ArgumentsCodec, ResultCodec, ok_type
+from horsies.model.annotations import is_coroutine_function, ok_type, takes_nothing
+from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.config import AppConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
@@ -119,7 +119,7 @@ class Definitions:
                 f"{function.__module__}.{function.__qualname__}; rename one of them"
             )
         limits = self.config.payload_limits
-        kind = cast("type[Sendable[..., Any]]", AsyncTask if inspect.iscoroutinefunction(function) else Task)
+        kind = cast("type[Sendable[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
         return kind(
             function,
             name=name,
@@ -250,10 +250,8 @@ def _name_problems(name: str) -> Iterator[str]:
 def _checked_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
-    try:
-        inspect.signature(hook).bind()
-    except TypeError:
+    if not takes_nothing(hook):
         raise TaskDefinitionError(
             f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
-        ) from None
+        )
     return hook

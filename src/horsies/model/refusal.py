@@ -7,8 +7,7 @@ error, which is stored and shown to others.
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -40,8 +39,7 @@ _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Telling:
+class Telling(NamedTuple):
     """What the parts of a payload are called, and how a value is shown."""
 
     noun: str

@@ -1,10 +1,10 @@
 """`TaskResult[T, TaskError]`: what every task returns, and what every wait yields."""
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
 
 from horsies.model.errors import HorsiesError
+from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -14,8 +14,7 @@ MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
 ERROR_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskError:
+class TaskError(Value):
     """Why a task did not succeed: a code to decide by, words to read, data to work with.
 
     `retry_after_seconds` moves the next attempt, if the task's policy makes one for this code.

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from horsies.model.annotations import Wanted
 from horsies.model.fits import item_of, shown, takes_result
+from horsies.model.functions import Wanted
 from horsies.model.graph import Graph, Join, Node, NodeKind, RefMode
 from horsies.tasks.node import Flow, TaskNode
 from horsies.tasks.send import Sender
