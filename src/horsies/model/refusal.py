@@ -33,7 +33,7 @@ _ADVICE: Final = (
 )
 
 # pydantic's own quoting of a value that it could not write
-_QUOTED_INPUT: Final = re.compile(r"input_value=.*, (?=input_type=)")
+_QUOTED_INPUT: Final = r"input_value=.*, (?=input_type=)"
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
@@ -73,7 +73,7 @@ def changed(telling: Telling, loc: tuple[int | str, ...], sent: object, arrived:
 
 def advised(error: object) -> str:
     """What somebody else says of a fault, on one line, and what to do about it if we know."""
-    line = one_line(_QUOTED_INPUT.sub("", str(error)))
+    line = one_line(re.sub(_QUOTED_INPUT, "", str(error)))
     return f"{line}{_advice(line)}"
 
 

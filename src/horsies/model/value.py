@@ -40,8 +40,10 @@ class Value:
         cls._hidden |= hidden
 
     def __init__(self, **given: Any) -> None:
-        vars(self).update(self._defaults, **given)
-        if vars(self).keys() != self._annotations.keys():
+        fields = vars(self)
+        fields.update(self._defaults)
+        fields.update(given)
+        if fields.keys() != self._annotations.keys():
             self._refuse(given)
         self.__post_init__()
 
