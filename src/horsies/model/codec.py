@@ -128,7 +128,7 @@ class ArgumentsCodec(_Codec):
     def encode_piece(self, tp: Any, value: object, place: str) -> str:
         """A piece of an argument, such as one item of a list whose others are not there yet."""
         adapter = self._part(("piece", tp), lambda: _value_adapter(tp, f"{self.name}(): '{place}'"))
-        telling = Telling(f"argument '{place}' at", short_repr)
+        telling = Telling(noun=f"argument '{place}' at", shown=short_repr)
         return adapter.write(value, f"argument '{place}'", telling, PayloadError, self.watch)
 
     def _part(self, key: object, make: "Callable[[], Adapter]") -> "Adapter":

@@ -3,9 +3,10 @@
 import types
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeGuard, get_args, get_type_hints
+from typing import Any, Final, TypeGuard, get_args, get_type_hints
 
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.value import Value
 
 # Bits of `co_flags`, as `inspect` names them.
 _VARARGS: Final = 0x04
@@ -20,7 +21,7 @@ class Wanted(StrEnum):
     META = "workflow_meta"
 
 
-class Parameter(NamedTuple):
+class Parameter(Value):
     """One that can be passed by name."""
 
     name: str
@@ -31,7 +32,7 @@ class Parameter(NamedTuple):
     """It can be passed by position, too."""
 
 
-class Parameters(NamedTuple):
+class Parameters(Value):
     """What callers pass to a function, and what a workflow fills in."""
 
     simple: tuple[Parameter, ...] | None
@@ -61,7 +62,12 @@ def simple_parameters(fn: types.FunctionType) -> tuple[Parameter, ...]:
     names, places = names_of(fn.__code__), fn.__code__.co_argcount
     defaults = {*names[places - len(fn.__defaults__ or ()) : places], *(fn.__kwdefaults__ or ())}
     return tuple(
-        Parameter(name, _annotation(fn, name), is_required=name not in defaults, by_place=place < places)
+        Parameter(
+            name=name,
+            annotation=_annotation(fn, name),
+            is_required=name not in defaults,
+            by_place=place < places,
+        )
         for place, name in enumerate(names)
     )
 

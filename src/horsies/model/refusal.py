@@ -7,7 +7,9 @@ error, which is stored and shown to others.
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -39,7 +41,7 @@ _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
-class Telling(NamedTuple):
+class Telling(Value):
     """What the parts of a payload are called, and how a value is shown."""
 
     noun: str
@@ -99,6 +101,6 @@ def type_only(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-GIVEN: Final = Telling("argument", short_repr)
-SENT: Final = Telling("argument", type_only)
-RETURNED: Final = Telling("value at", type_only)
+GIVEN: Final = Telling(noun="argument", shown=short_repr)
+SENT: Final = Telling(noun="argument", shown=type_only)
+RETURNED: Final = Telling(noun="value at", shown=type_only)

@@ -59,8 +59,8 @@ def returned_by_any(fn: Callable[..., object], missing: object) -> Any:
 
 def _simple(parameter: inspect.Parameter) -> Parameter:
     return Parameter(
-        parameter.name,
-        Any if parameter.annotation is parameter.empty else parameter.annotation,
+        name=parameter.name,
+        annotation=Any if parameter.annotation is parameter.empty else parameter.annotation,
         is_required=parameter.default is parameter.empty,
         by_place=parameter.kind is parameter.POSITIONAL_OR_KEYWORD,
     )
