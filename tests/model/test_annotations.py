@@ -40,7 +40,7 @@ class Callee:
     async def bare(self) -> Result: ...
 
 
-SIMPLE: list[Callable[..., Any]] = [nothing, places, names, both, coroutine, with_locals, lambda a, b=1: (a, b)]
+SIMPLE: list[Callable[..., Any]] = [nothing, places, names, both, coroutine, with_locals, lambda a, b=1: None]
 OTHERS: list[Callable[..., Any]] = [
     rest,
     options,

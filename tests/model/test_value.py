@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from horsies import CustomQueueConfig, PostgresConfig, RetentionConfig, TaskError
+from horsies import Call, CustomQueueConfig, PostgresConfig, RetentionConfig, TaskError
 from horsies.tasks.current import CurrentTask
 
 LOST = TaskError(error_code="LOST", message="gone")
@@ -104,3 +104,9 @@ def test_a_dataclass_can_be_made_of_it() -> None:
     assert [field.name for field in dataclasses.fields(declined)][-1] == "card"
     with pytest.raises(ValueError, match="upper snake case"):
         DeclinedError(error_code="declined", card="visa")
+
+
+def test_it_can_be_generic() -> None:
+    call = Call[[int], int](task_name="pack", args="{}")
+    assert call == Call(task_name="pack", args="{}")
+    assert type(call) is Call
