@@ -40,7 +40,8 @@ class Callee:
     async def bare(self) -> Result: ...
 
 
-SIMPLE: list[Callable[..., Any]] = [nothing, places, names, both, coroutine, with_locals, lambda a, b=1: None]
+bare: Any = lambda a, b=1: (a, b)  # noqa: E731  # pyright: ignore[reportUnknownLambdaType] - without annotations
+SIMPLE: list[Callable[..., Any]] = [nothing, places, names, both, coroutine, with_locals, bare]
 OTHERS: list[Callable[..., Any]] = [
     rest,
     options,
