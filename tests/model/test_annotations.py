@@ -40,7 +40,7 @@ class Callee:
     async def bare(self) -> Result: ...
 
 
-bare: Any = lambda a, b=1: (a, b)  # noqa: E731  # pyright: ignore[reportUnknownLambdaType] - without annotations
+bare: Any = lambda a, b=1: (a, b)  # noqa: E731  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType] - without annotations
 SIMPLE: list[Callable[..., Any]] = [nothing, places, names, both, coroutine, with_locals, bare]
 OTHERS: list[Callable[..., Any]] = [
     rest,
