@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -16,6 +15,7 @@ from horsies.definitions import Definitions
 from horsies.model.codec import ResultCodec
 from horsies.model.config import AppConfig, PostgresConfig
 from horsies.model.problems import instance_problems, refuse
+from horsies.model.value import replace
 from horsies.tasks.task import Sendable
 
 if TYPE_CHECKING:

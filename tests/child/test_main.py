@@ -240,10 +240,13 @@ UNNEEDED = [
     "pydantic_core",
     "pydantic",
     "asyncio",
+    "dataclasses",
+    "inspect",
     "psycopg",
     "horsies.db",
     "horsies.workflows",
     "horsies.model.schedule",
+    "horsies.model.signatures",
     "horsies.model.worker",
 ]
 

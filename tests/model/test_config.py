@@ -281,7 +281,7 @@ def test_a_queue_is_uncapped_capped_or_paused():
 def test_by_default_a_payload_has_16_mib_and_is_told_of_from_256_kib_on():
     config = AppConfig()
     assert (config.payload_warning_bytes, config.max_payload_bytes) == (262_144, 16_777_216)
-    assert config.payload_limits == PayloadLimits(262_144, 16_777_216)
+    assert config.payload_limits == PayloadLimits(warning_bytes=262_144, max_bytes=16_777_216)
     assert AppConfig(payload_warning_bytes=None).payload_limits.warning_bytes is None
 
 

@@ -11,7 +11,7 @@ from horsies.model.errors import (
     ResultTypeError,
     SchemaError,
 )
-from horsies.model.result import ERROR_CODE
+from horsies.model.result import is_error_code
 
 ERRORS = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)]
 FAMILIES = [
@@ -57,7 +57,7 @@ def test_a_result_of_the_wrong_type_is_a_payload_error_that_can_be_told_apart():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_code_of_the_library_is_a_legal_error_code_and_equals_its_name(family: type[StrEnum]):
     for code in family:
-        assert ERROR_CODE.fullmatch(code)
+        assert is_error_code(code)
         assert code.value == code.name
 
 

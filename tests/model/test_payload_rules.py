@@ -285,7 +285,7 @@ def test_a_payload_has_at_most_the_bytes_allowed(
     travelling: Callable[[Any, PayloadLimits], Traveller], text: str, most: int
 ) -> None:
     payload = travelling(str, PayloadLimits()).write(text)
-    there, size = travelling(str, PayloadLimits(None, most)), len(payload.encode())
+    there, size = travelling(str, PayloadLimits(warning_bytes=None, max_bytes=most)), len(payload.encode())
     if size <= most:
         assert there.write(text) == payload
     else:
@@ -296,7 +296,7 @@ def test_a_payload_has_at_most_the_bytes_allowed(
 
 
 def test_a_payload_too_big_names_what_was_being_done() -> None:
-    limits = PayloadLimits(None, 100)
+    limits = PayloadLimits(warning_bytes=None, max_bytes=100)
     with pytest.raises(PayloadError, match=r"^task\(\) cannot be sent: as JSON it has 1,012 bytes"):
         as_argument(str, limits).write("x" * 1_000)
     with pytest.raises(PayloadError, match=r"^the result cannot be stored: as JSON it has 1,002 bytes") as caught:

@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from horsies import PayloadError, TaskDefinitionError, TaskError, TaskResult
-from horsies.model.annotations import Wanted
 from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.functions import Wanted
 
 
 class Page(BaseModel):

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from horsies import NodeKey, NodeNotFoundError, TaskError, TaskResult, WorkflowContext, WorkflowMeta, each, from_node
-from horsies.model.annotations import Wanted
 from horsies.model.codec import encode_error
+from horsies.model.functions import Wanted
 from horsies.model.graph import Made
 from horsies.workflows.context import Known, filled_in
 from tests.workflows.crawling import Page, app, fetch, links, told

@@ -22,7 +22,7 @@ from horsies import (
     from_node,
     result_from,
 )
-from horsies.model.annotations import Wanted
+from horsies.model.functions import Wanted
 from horsies.model.graph import Node, NodeKind, Ref, RefMode
 from tests.workflows.crawling import POLICY, Page, any_json, app, count, fetch, judge, links, summarise, told
 

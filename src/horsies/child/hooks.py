@@ -1,14 +1,13 @@
 """`@app.on_child_start` and `@app.on_child_stop`, inside the child."""
 
-import inspect
 import logging
-import traceback
 from collections.abc import Callable
 from typing import cast
 
 from horsies.app import Horsies
 from horsies.child.loop import Loop
 from horsies.definitions import Hook
+from horsies.model.annotations import is_coroutine_function
 from horsies.model.errors import HorsiesError
 
 log = logging.getLogger("horsies.child")
@@ -39,7 +38,7 @@ def run_stop_hooks(app: Horsies, loop: Loop, at: Callable[[str], None]) -> None:
 
 
 def _run(hook: Hook, loop: Loop) -> None:
-    if inspect.iscoroutinefunction(hook):
+    if is_coroutine_function(hook):
         loop.run(hook())
     else:
         hook()
@@ -50,5 +49,7 @@ def _name(hook: Hook) -> str:
 
 
 def _where(error: BaseException) -> str:
+    import traceback  # noqa: PLC0415 - hardly a child has an error to report
+
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from horsies.child.wire import Progress, pack
@@ -17,13 +16,12 @@ from horsies.child.wire import Progress, pack
 INTERVAL_S = 1.0
 
 
-@dataclass(slots=True)
 class _Told:
     """Of one ticket."""
 
-    due_at: float
-    """When something may be sent again."""
-    waiting: Progress | None = None
+    def __init__(self) -> None:
+        self.due_at = 0.0  # when something may be sent again
+        self.waiting: Progress | None = None
 
 
 class ProgressReports:
@@ -69,7 +67,7 @@ class ProgressReports:
         with suppress(Empty):
             while True:
                 progress = self._inbox.get_nowait()
-                self._told.setdefault(progress.ticket, _Told(0.0)).waiting = progress
+                self._told.setdefault(progress.ticket, _Told()).waiting = progress
 
     def _send_due(self, now: float) -> None:
         due = [told for told in self._told.values() if told.waiting and told.due_at <= now]

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from horsies.events import Span, Tracer
 
 
-@dataclass(slots=True, eq=False)
 class Running:
     """One task. Asked to stop by one thread and struck by it, or by another, at most once.
 
@@ -23,13 +21,13 @@ class Running:
     after the task's own code, cannot be followed by a second one. A task that swallows it is left alone until it is killed.
     """
 
-    assignment: Assignment
-    began_ns: int
-    is_timed_out: bool = False
-    is_cancelled: bool = False
-    is_struck: bool = False
-    is_over: bool = False
-    span: "Span | None" = None
+    __slots__ = ("assignment", "began_ns", "is_cancelled", "is_over", "is_struck", "is_timed_out", "span")
+
+    def __init__(self, assignment: Assignment, began_ns: int) -> None:
+        self.assignment = assignment
+        self.began_ns = began_ns
+        self.is_timed_out = self.is_cancelled = self.is_struck = self.is_over = False
+        self.span: Span | None = None
 
     def ask(self, reason: Reason) -> None:
         """Whoever asks must then make it known to the task."""

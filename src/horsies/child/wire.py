@@ -24,6 +24,15 @@ class WireError(Exception):
     """The bytes are not of this protocol: the child's end was written to by something else."""
 
 
+class Word(tuple[()]):
+    """A message that says it all by its kind; sooner made than a named tuple without names."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
 class Assignment(NamedTuple):
     ticket: int
     task_id: str
@@ -65,7 +74,7 @@ class Run(NamedTuple):
     assignments: list[Fields]
 
 
-class Recall(NamedTuple):
+class Recall(Word):
     """Give back what has not begun."""
 
 
@@ -76,15 +85,15 @@ class Interrupt(NamedTuple):
     reason: Reason
 
 
-class Ping(NamedTuple):
+class Ping(Word):
     """Are you there?"""
 
 
-class Stay(NamedTuple):
+class Stay(Word):
     """You are too big, but nobody can take your place: go on, and measure no more."""
 
 
-class Stop(NamedTuple):
+class Stop(Word):
     """Leave when you are done."""
 
 
@@ -138,7 +147,7 @@ class Done(NamedTuple):
     leaving: bool = False
 
 
-class Pong(NamedTuple):
+class Pong(Word):
     """Here: its interpreter runs, whatever its task does. A call into C that holds the GIL keeps it silent."""
 
 
@@ -151,7 +160,7 @@ class Returned(NamedTuple):
 # -- to and from the template
 
 
-class Fork(NamedTuple):
+class Fork(Word):
     """To the template: a child, please; its socket comes with this message."""
 
 

@@ -25,8 +25,8 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import TypeAliasType, TypedDict
 
-from horsies.model.annotations import shown_type
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.functions import shown_type
 from horsies.model.payload import Adapter
 from horsies.model.refusal import NOT_JSON
 

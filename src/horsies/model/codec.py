@@ -9,37 +9,40 @@ adapter waits until a value is not plain. The nodes of workflows pass some argum
 takes is built when the first such node is, and kept.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from horsies.model import plain
-from horsies.model.annotations import Wanted, name_of, ok_type, signature_of, without_wanted
+from horsies.model.annotations import parameters_of
 from horsies.model.error_codec import decode_error, encode_error
 from horsies.model.errors import PayloadError, ResultTypeError
+from horsies.model.functions import Parameters, name_of
 from horsies.model.refusal import GIVEN, RETURNED, SENT, Telling, one_line, short_repr
 from horsies.model.sizes import SizeWatch
 
 if TYPE_CHECKING:
+    from inspect import Parameter, Signature
+
     from horsies.model.payload import Adapter  # brings pydantic
 
-__all__ = ["ArgumentsCodec", "ResultCodec", "ResultTypeError", "decode_error", "encode_error", "ok_type"]
+__all__ = ["ArgumentsCodec", "ResultCodec", "ResultTypeError", "decode_error", "encode_error"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
 class _Codec:
     """`is_plain`: what of its values can be written and read without pydantic; None: nothing."""
 
-    is_plain: plain.Test | None
-    watch: SizeWatch
+    def __init__(self, is_plain: plain.Test | None, watch: SizeWatch) -> None:
+        self.is_plain = is_plain
+        self.watch = watch
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Self:
+        """An annotation that cannot be encoded is refused here."""
         if self.is_plain is None:
-            _ = self.adapter  # an annotation that cannot be encoded is refused here
+            _ = self.adapter
+        return self
 
     @cached_property
     def adapter(self) -> "Adapter":
@@ -57,50 +60,37 @@ class _Codec:
         return self.adapter.read(text, what, telling) if value is plain.UNSURE else value
 
 
-@dataclass(frozen=True, eq=False)
 class ArgumentsCodec(_Codec):
     """The arguments of one function: a call on one side, one JSON object by parameter name, a call on the other."""
 
-    name: str
-    signature: inspect.Signature
-    by_place: tuple[str, ...]  # in a signature of names only: those that a call may pass by position, too ...
-    by_name: frozenset[str]  # ... all of them ...
-    required: frozenset[str]  # ... and those without a default
-    positional: tuple[inspect.Parameter, ...]  # those that a call must pass by position
-    var_positional: str | None
-    var_keyword: str | None
-    wants: frozenset[Wanted] = frozenset()  # filled in when it runs: nobody passes these
-    needs: frozenset[Wanted] = (
-        frozenset()
-    )  # those of them without a default: it cannot run where they are not to be had
-    _parts: "dict[object, Adapter]" = field(default_factory=dict[object, Any], compare=False, repr=False)
+    def __init__(self, fn: Callable[..., object], parameters: Parameters, watch: SizeWatch) -> None:
+        simple = parameters.simple
+        super().__init__(None if simple is None else plain.test_for_arguments(simple), watch)
+        self.name = name_of(fn)
+        self._fn = fn
+        self._is_simple = simple is not None
+        self._names = tuple(each.name for each in simple or ())
+        self._by_place = tuple(each.name for each in simple or () if each.by_place)
+        self._by_name = frozenset(self._names)
+        self._required = frozenset(each.name for each in simple or () if each.is_required)
+        self._positional = parameters.positional
+        self.var_positional = parameters.var_positional
+        self.var_keyword = parameters.var_keyword
+        self.wants = parameters.wants
+        self.needs = parameters.needs
+        self._parts: dict[object, Adapter] = {}
 
     @classmethod
     def for_function(cls, fn: Callable[..., object], watch: SizeWatch | None = None) -> "ArgumentsCodec":
-        signature, wanted = without_wanted(fn, signature_of(fn))
-        by_kind: dict[Any, list[inspect.Parameter]] = {}
-        for parameter in signature.parameters.values():
-            by_kind.setdefault(parameter.kind, []).append(parameter)
-        positional = by_kind.get(inspect.Parameter.POSITIONAL_ONLY, [])
-        rest = by_kind.get(inspect.Parameter.VAR_POSITIONAL)
-        if rest:  # a name before *args cannot be given by keyword once there are more positions
-            positional = [*positional, *by_kind.get(inspect.Parameter.POSITIONAL_OR_KEYWORD, [])]
-        others = by_kind.get(inspect.Parameter.VAR_KEYWORD)
-        simple = () if positional or rest or others else tuple(signature.parameters.values())
-        return cls(
-            name=name_of(fn),
-            signature=signature,
-            is_plain=None if positional or rest or others else plain.test_for_arguments(simple),
-            by_place=tuple(each.name for each in simple if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            by_name=frozenset(each.name for each in simple),
-            required=frozenset(each.name for each in simple if each.default is inspect.Parameter.empty),
-            positional=tuple(positional),
-            var_positional=rest[0].name if rest else None,
-            var_keyword=others[0].name if others else None,
-            watch=watch or SizeWatch(f"the arguments of {name_of(fn)}()"),
-            wants=frozenset(wanted),
-            needs=frozenset(name for name, parameter in wanted.items() if parameter.default is parameter.empty),
-        )
+        watch = watch or SizeWatch(f"the arguments of {name_of(fn)}()")
+        return cls(fn, parameters_of(fn), watch).checked()
+
+    @cached_property
+    def signature(self) -> "Signature":
+        """As callers see it."""
+        from horsies.model.signatures import callers_signature  # noqa: PLC0415 - brings `inspect`
+
+        return callers_signature(self._fn)
 
     @cached_property
     def adapter(self) -> "Adapter":
@@ -118,11 +108,11 @@ class ArgumentsCodec(_Codec):
 
     def bound_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """What stands for which parameter, in the order of these; None where names and positions do not say it all, or do not fit."""
-        if self.signature.parameters and not self.by_name:
+        if not self._is_simple:
             return None
-        given = {**dict(zip(self.by_place, args, strict=False)), **kwargs}
-        if len(given) == len(args) + len(kwargs) and self.required <= given.keys() <= self.by_name:
-            return {name: given[name] for name in self.signature.parameters if name in given}
+        given = {**dict(zip(self._by_place, args, strict=False)), **kwargs}
+        if len(given) == len(args) + len(kwargs) and self._required <= given.keys() <= self._by_name:
+            return {name: given[name] for name in self._names if name in given}
         return None
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +140,7 @@ class ArgumentsCodec(_Codec):
     def encode_piece(self, tp: Any, value: object, place: str) -> str:
         """A piece of an argument, such as one item of a list whose others are not there yet."""
         adapter = self._part(("piece", tp), lambda: _value_adapter(tp, f"{self.name}(): '{place}'"))
-        telling = Telling(f"argument '{place}' at", short_repr)
+        telling = Telling(noun=f"argument '{place}' at", shown=short_repr)
         return adapter.write(value, f"argument '{place}'", telling, PayloadError, self.watch)
 
     def _part(self, key: object, make: "Callable[[], Adapter]") -> "Adapter":
@@ -164,7 +154,7 @@ class ArgumentsCodec(_Codec):
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = self._read(text, f"{self.name}() cannot be called with this payload", SENT)
-        args = [values.pop(parameter.name, parameter.default) for parameter in self.positional]
+        args = [values.pop(name, default) for name, default in self._positional]
         if self.var_positional:
             args += values.pop(self.var_positional, ())
         if self.var_keyword:
@@ -173,21 +163,22 @@ class ArgumentsCodec(_Codec):
 
     def _shown_signature(self) -> str:
         try:
-            shown = str(self.signature.replace(return_annotation=inspect.Signature.empty))
+            shown = str(self.signature.replace(return_annotation=self.signature.empty))
         except Exception:  # noqa: BLE001 - a default of the user's own, without a repr
             shown = f"({', '.join(self.signature.parameters)})"
         return one_line(f"{self.name}{shown}")
 
 
-@dataclass(frozen=True, eq=False)
 class ResultCodec(_Codec, Generic[T]):
     """The good value of a task."""
 
-    tp: Any
+    def __init__(self, tp: Any, watch: SizeWatch) -> None:
+        super().__init__(plain.test_for(tp), watch)
+        self.tp = tp
 
     @classmethod
     def for_type(cls, tp: Any, watch: SizeWatch | None = None) -> "ResultCodec[Any]":
-        return ResultCodec(plain.test_for(tp), watch or SizeWatch("the result"), tp)
+        return ResultCodec[Any](tp, watch or SizeWatch("the result")).checked()
 
     @cached_property
     def adapter(self) -> "Adapter":
@@ -205,7 +196,7 @@ class ResultCodec(_Codec, Generic[T]):
         return self._read(text, "the stored result does not fit its annotation", RETURNED)
 
 
-def _arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> "Adapter":
+def _arguments_adapter(function_name: str, parameters: Mapping[str, "Parameter"]) -> "Adapter":
     from horsies.model.adapters import arguments_adapter  # noqa: PLC0415 - brings pydantic
 
     return arguments_adapter(function_name, parameters)

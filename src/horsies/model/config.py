@@ -1,9 +1,8 @@
 """Configuration: frozen values that check themselves, and report all of their problems at once."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Final, Literal, Self, cast
 
 from horsies.model.codes import OperationalErrorCode
@@ -14,6 +13,7 @@ from horsies.model.problems import instance_problems, number_problems, refuse
 from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
 from horsies.model.retention import RetentionConfig
 from horsies.model.sizes import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
+from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from horsies.model.schedule import ScheduleConfig
@@ -27,7 +27,8 @@ MAX_SCHEMA_LENGTH: Final = 40
 MAX_NAME_BYTES: Final = 63  # PostgreSQL cuts longer names off, silently
 
 _URLS: Final = ("database_url", "listen_url")
-_QUEUE_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,80}")
+MAX_QUEUE_NAME: Final = 80
+_QUEUE_NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_-.:"
 
 
 class QueueMode(StrEnum):
@@ -37,8 +38,7 @@ class QueueMode(StrEnum):
     CUSTOM = "CUSTOM"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PostgresConfig:
+class PostgresConfig(Value):
     """Where the database is and how to hold connections to it; its passwords never show.
 
     `listen_url` is a direct connection for LISTEN and migrations when `database_url` leads to a transaction pooler.
@@ -69,8 +69,7 @@ class PostgresConfig:
         return conninfo(self.listen_url or self.database_url)
 
     def __repr__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        shown = (f"{name}={masked(v) if name in _URLS and v else v!r}" for name, v in values.items())
+        shown = (f"{name}={masked(v) if name in _URLS and v else v!r}" for name, v in self._fields())
         return f"PostgresConfig({', '.join(shown)})"
 
     def _problems(self) -> Iterator[str]:
@@ -96,8 +95,7 @@ class PostgresConfig:
         yield from number_problems("keepalives_count", self.keepalives_count, 1, 100)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CustomQueueConfig:
+class CustomQueueConfig(Value):
     """One queue of CUSTOM mode; a lower `priority` is served sooner.
 
     `max_concurrency` limits how many of its tasks are in flight in the whole cluster: None does not, 0 pauses it.
@@ -117,8 +115,7 @@ class CustomQueueConfig:
             yield from number_problems("max_concurrency", self.max_concurrency, 0, 1_000_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppConfig:
+class AppConfig(Value):
     """Everything an app is told. Without a `broker` it looks for a database in its environment.
 
     `payload_warning_bytes` (None: never) and `max_payload_bytes` are for the JSON of the arguments of one task, and of its result.
@@ -131,13 +128,13 @@ class AppConfig:
     prefetch_buffer: int | Literal["auto"] = 0
     claim_lease_ms: int | None = None
     cluster_wide_cap: int | None = None
-    resilience: WorkerResilienceConfig = field(default_factory=WorkerResilienceConfig)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    resilience: WorkerResilienceConfig = WorkerResilienceConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    retention: RetentionConfig = RetentionConfig()
     schedule: "ScheduleConfig | None" = None
     payload_warning_bytes: int | None = DEFAULT_WARNING_BYTES
     max_payload_bytes: int = DEFAULT_MAX_BYTES
-    exception_mapper: Mapping[type[BaseException], str] = field(default_factory=ExceptionMap)
+    exception_mapper: Mapping[type[BaseException], str] = ExceptionMap()
     default_unhandled_error_code: str = OperationalErrorCode.UNHANDLED_ERROR
 
     def __post_init__(self) -> None:
@@ -168,7 +165,7 @@ class AppConfig:
     @property
     def payload_limits(self) -> PayloadLimits:
         """Both sizes as one."""
-        return PayloadLimits(self.payload_warning_bytes, self.max_payload_bytes)
+        return PayloadLimits(warning_bytes=self.payload_warning_bytes, max_bytes=self.max_payload_bytes)
 
     def queue_named(self, name: str) -> CustomQueueConfig:
         """The queue of this name; QueueError, with those there are, if there is none."""
@@ -214,7 +211,7 @@ def _schema_problems(schema: object) -> Iterator[str]:
 
 
 def _queue_name_problems(name: object) -> Iterator[str]:
-    if not isinstance(name, str) or not _QUEUE_NAME.fullmatch(name):
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_QUEUE_NAME or name.strip(_QUEUE_NAME_CHARACTERS):
         yield f"name {name!r} is no queue name; use 1 to 80 letters (a-z, A-Z), digits and the characters _ - . :"
 
 

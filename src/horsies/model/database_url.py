@@ -49,29 +49,26 @@ SHOWN: Final = frozenset(
     }
 )
 
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Patterns as texts, which `re` compiles when they are first used, and remembers: every child loads this module, and needs few of them.
+_SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]*)://"
 # Like libpq: the user part ends at the first `@` that stands before any `/`, and may itself contain `?`.
-_URL: Final = re.compile(
-    r"(?P<scheme>[^:]+)://(?:(?P<user>[^:@/]*)(?P<secret>:[^@/]*)?@)?"
-    r"(?P<hosts>[^/?]*)(?P<dbname>/[^?]*)?(?:\?(?P<query>.*))?",
-    re.DOTALL,
+_URL: Final = (
+    r"(?s)(?P<scheme>[^:]+)://(?:(?P<user>[^:@/]*)(?P<secret>:[^@/]*)?@)?"
+    r"(?P<hosts>[^/?]*)(?P<dbname>/[^?]*)?(?:\?(?P<query>.*))?"
 )
-_HOST: Final = re.compile(r"(?:\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]*))?")
-_NAME: Final = re.compile("[a-z_]+")
-_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
-_PAIR: Final = re.compile(
-    r"\s*(?P<key>[a-z_]+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)", re.ASCII | re.DOTALL
-)
+_HOST: Final = r"(?:\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]*))?"
+_NAME: Final = "[a-z_]+"
+_BAD_ESCAPE: Final = r"%(?![0-9A-Fa-f]{2})|%00"
+_PAIR: Final = r"(?as)\s*(?P<key>[a-z_]+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)"
 
 _SPACE: Final = " \t\n\r\f\v"  # what libpq skips; Python knows more kinds
 
-_URL_IN_TEXT: Final = re.compile(r"(://[^\s:/]*:)\S*@")
-_QUERY_IN_TEXT: Final = re.compile(r"([?&])([^=&\s]+)=[^&\s]*")
-_SECRET_KEY: Final = re.compile(r"pass(word|wd)|secret|scram_(client|server)_key", re.IGNORECASE)
-_PAIR_IN_TEXT: Final = re.compile(
-    r"(?<![?&])\b(\w*(?:password|passwd|secret|scram_client_key|scram_server_key)\w*['\"]?\s*[=:]\s*)"
-    r"(?:'(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|(?:\\.|[^\s\\])*)",
-    re.IGNORECASE | re.DOTALL,
+_URL_IN_TEXT: Final = r"(://[^\s:/]*:)\S*@"
+_QUERY_IN_TEXT: Final = r"([?&])([^=&\s]+)=[^&\s]*"
+_TELLING_KEY: Final = r"(?i)pass(word|wd)|secret|scram_(client|server)_key"
+_PAIR_IN_TEXT: Final = (
+    r"(?is)(?<![?&])\b(\w*(?:password|passwd|secret|scram_client_key|scram_server_key)\w*['\"]?\s*[=:]\s*)"
+    r"(?:'(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|(?:\\.|[^\s\\])*)"
 )
 
 
@@ -83,7 +80,7 @@ def url_problem(url: object) -> str | None:
         return f"is empty; {ACCEPTED}"
     if not url.isprintable() and not re.fullmatch(r"[^\x00\ud800-\udfff]*", url):
         return "contains a NUL or a broken character; remove it"
-    if scheme := _SCHEME.match(url):
+    if scheme := re.match(_SCHEME, url):
         return _url_form_problem(url, scheme[1])
     if "=" in url:
         return _pairs_problem(url)
@@ -99,24 +96,24 @@ def masked(url: str) -> str:
     """A connection string fit to be shown; one that cannot be taken apart is hidden whole."""
     if url_problem(url) is not None:
         return MASK
-    return _masked_url(url) if _SCHEME.match(url) else _masked_pairs(url)
+    return _masked_url(url) if re.match(_SCHEME, url) else _masked_pairs(url)
 
 
 def mask_passwords(text: str) -> str:
     """Any text with the passwords of connection strings in it replaced, for errors and logs."""
-    text = _URL_IN_TEXT.sub(rf"\1{MASK}@", text)
-    text = _QUERY_IN_TEXT.sub(_mask_query_pair, text)
-    return _PAIR_IN_TEXT.sub(rf"\1{MASK}", text)
+    text = re.sub(_URL_IN_TEXT, rf"\1{MASK}@", text)
+    text = re.sub(_QUERY_IN_TEXT, _mask_query_pair, text)
+    return re.sub(_PAIR_IN_TEXT, rf"\1{MASK}", text)
 
 
 def _url_form_problem(url: str, scheme: str) -> str | None:
     if scheme not in SCHEMES:
         return f"starts with {scheme}://, which is not supported; {ACCEPTED}"
-    if re.search(r"\s", url):
+    if url.split() != [url]:
         return "contains white space; remove it, or write a space that belongs there as %20"
-    if _BAD_ESCAPE.search(url):
+    if "%" in url and re.search(_BAD_ESCAPE, url):
         return "contains a % without two hexadecimal digits after it, or %00; write the percent sign itself as %25"
-    parts = _URL.fullmatch(url)
+    parts = re.fullmatch(_URL, url)
     if parts is None or "@" in parts["hosts"] or "@" in (parts["dbname"] or ""):
         return "has an @ in the wrong place; in a user name, a password or a database name write @ as %40 and / as %2F"
     return _hosts_problem(parts["hosts"]) or _query_problem(parts["query"] or "")
@@ -124,7 +121,7 @@ def _url_form_problem(url: str, scheme: str) -> str | None:
 
 def _hosts_problem(hosts: str) -> str | None:
     for host in hosts.split(","):
-        found = _HOST.fullmatch(host)
+        found = re.fullmatch(_HOST, host)
         if found is None or int(found["port"] or "1") not in range(1, 65536):
             return (
                 "has a port that is not a number from 1 to 65535; "
@@ -135,7 +132,7 @@ def _hosts_problem(hosts: str) -> str | None:
 
 def _query_problem(query: str) -> str | None:
     for name, equals, value in (pair.partition("=") for pair in query.split("&") if pair):
-        if not equals or "=" in value or not _NAME.fullmatch(_unquoted(name)):
+        if not equals or "=" in value or not re.fullmatch(_NAME, _unquoted(name)):
             return (
                 "has a parameter after the ? that is not name=value with a lower-case name; "
                 "write ? = & in a value or a password as %3F %3D %26"
@@ -146,7 +143,7 @@ def _query_problem(query: str) -> str | None:
 def _pairs_problem(text: str) -> str | None:
     position = 0
     while text[position:].strip(_SPACE):
-        pair = _PAIR.match(text, position)
+        pair = re.compile(_PAIR).match(text, position)
         if pair is None:
             return r"is not all key=value with lower-case keys; put a value with spaces into quotes, as in password='a b', and write ' there as \'"
         position = pair.end()
@@ -154,7 +151,7 @@ def _pairs_problem(text: str) -> str | None:
 
 
 def _masked_url(url: str) -> str:
-    parts = _URL.fullmatch(url)
+    parts = re.fullmatch(_URL, url)
     if parts is None:
         return MASK
     user = "" if parts["user"] is None else parts["user"] + (f":{MASK}" if parts["secret"] else "") + "@"
@@ -169,13 +166,13 @@ def _masked_parameters(query: str) -> Iterator[str]:
 
 
 def _masked_pairs(text: str) -> str:
-    pairs = [(pair["key"], pair["value"]) for pair in _PAIR.finditer(text)]
+    pairs = [(pair["key"], pair["value"]) for pair in re.finditer(_PAIR, text)]
     return " ".join(f"{key}={value if key in SHOWN else MASK}" for key, value in pairs)
 
 
 def _mask_query_pair(pair: re.Match[str]) -> str:
     # libpq decodes the names of parameters too, so `p%61ssword` is a password.
-    return f"{pair[1]}{pair[2]}={MASK}" if _SECRET_KEY.search(_unquoted(pair[2])) else pair[0]
+    return f"{pair[1]}{pair[2]}={MASK}" if re.search(_TELLING_KEY, _unquoted(pair[2])) else pair[0]
 
 
 def _unquoted(text: str) -> str:

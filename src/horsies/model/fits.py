@@ -25,7 +25,7 @@ from typing import (
 
 from pydantic import BaseModel
 
-from horsies.model.annotations import shown_type
+from horsies.model.functions import shown_type
 from horsies.model.result import TaskError, TaskResult
 
 Step: TypeAlias = str | int

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from horsies.model.annotations import Wanted
+from horsies.model.functions import Wanted
 from horsies.model.task import Terms
 
 Step: TypeAlias = str | int

@@ -6,9 +6,10 @@ knows a group of nothing but those, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
-from horsies.model.result import ERROR_CODE
+from horsies.model.result import is_error_code
+from horsies.model.value import Value
 
 
 class ExceptionMap(Mapping[type[BaseException], str]):
@@ -50,7 +51,7 @@ class ExceptionMap(Mapping[type[BaseException], str]):
         return f"{{{shown}}}"
 
 
-class ErrorCodes(NamedTuple):
+class ErrorCodes(Value):
     """What one task's exceptions are called."""
 
     of_task: ExceptionMap
@@ -86,5 +87,5 @@ def mapper_problems(name: str, mapper: object) -> Iterator[str]:
 
 
 def code_problems(name: str, code: object) -> Iterator[str]:
-    if not isinstance(code, str) or not ERROR_CODE.fullmatch(code):
+    if not isinstance(code, str) or not is_error_code(code):
         yield f"{name} is {code!r:.80}; write an error code in upper snake case, like 'UPSTREAM_DOWN'"

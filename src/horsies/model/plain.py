@@ -10,8 +10,10 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from functools import partial
-from inspect import Parameter
-from typing import Any, Final, TypeAlias, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast, get_args, get_origin
+
+if TYPE_CHECKING:
+    from horsies.model.functions import Parameter
 
 Test: TypeAlias = Callable[[object], bool]
 """Whether a value is exactly of a type, no subclass of it, and certain to be written and read as itself."""
@@ -46,16 +48,16 @@ def test_for(tp: Any) -> Test | None:
     return None
 
 
-def test_for_arguments(parameters: Iterable[Parameter]) -> Test | None:
+def test_for_arguments(parameters: "Iterable[Parameter]") -> Test | None:
     """For a dict of arguments by name."""
     tests: dict[str, Test] = {}
     required: set[str] = set()
     for parameter in parameters:
-        test = test_for(Any if parameter.annotation is Parameter.empty else parameter.annotation)
+        test = test_for(parameter.annotation)
         if test is None:
             return None
         tests[parameter.name] = test
-        if parameter.default is Parameter.empty:
+        if parameter.is_required:
             required.add(parameter.name)
     return partial(_is_call, tests, required)
 

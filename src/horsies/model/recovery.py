@@ -1,13 +1,12 @@
 """Settings for when something is away, or dies: how long it is waited for, and who notices."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from horsies.model.problems import number_problems, refuse
+from horsies.model.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerResilienceConfig:
+class WorkerResilienceConfig(Value):
     """How a worker rides out a database that is away. `db_retry_max_attempts` 0 means for ever."""
 
     db_retry_initial_ms: int = 500
@@ -45,8 +44,7 @@ class WorkerResilienceConfig:
         yield from number_problems("notify_poll_interval_ms", self.notify_poll_interval_ms, 1_000, 300_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryConfig:
+class RecoveryConfig(Value):
     """How the dead are noticed, and how long the living are given.
 
     A worker beats every `heartbeat_ms`; it is dead when the keeper has watched its heartbeat stand still for `dead_after_ms`.

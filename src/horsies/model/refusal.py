@@ -7,8 +7,9 @@ error, which is stored and shown to others.
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -34,14 +35,13 @@ _ADVICE: Final = (
 )
 
 # pydantic's own quoting of a value that it could not write
-_QUOTED_INPUT: Final = re.compile(r"input_value=.*, (?=input_type=)")
+_QUOTED_INPUT: Final = r"input_value=.*, (?=input_type=)"
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Telling:
+class Telling(Value):
     """What the parts of a payload are called, and how a value is shown."""
 
     noun: str
@@ -75,7 +75,7 @@ def changed(telling: Telling, loc: tuple[int | str, ...], sent: object, arrived:
 
 def advised(error: object) -> str:
     """What somebody else says of a fault, on one line, and what to do about it if we know."""
-    line = one_line(_QUOTED_INPUT.sub("", str(error)))
+    line = one_line(re.sub(_QUOTED_INPUT, "", str(error)))
     return f"{line}{_advice(line)}"
 
 
@@ -101,6 +101,6 @@ def type_only(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-GIVEN: Final = Telling("argument", short_repr)
-SENT: Final = Telling("argument", type_only)
-RETURNED: Final = Telling("value at", type_only)
+GIVEN: Final = Telling(noun="argument", shown=short_repr)
+SENT: Final = Telling(noun="argument", shown=type_only)
+RETURNED: Final = Telling(noun="value at", shown=type_only)

@@ -1,21 +1,20 @@
 """`TaskResult[T, TaskError]`: what every task returns, and what every wait yields."""
 
-import re
-from dataclasses import dataclass
+from string import ascii_uppercase, digits
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
 
 from horsies.model.errors import HorsiesError
+from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
 MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
-ERROR_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+_CODE_CHARACTERS: Final = f"{ascii_uppercase}{digits}_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskError:
+class TaskError(Value):
     """Why a task did not succeed: a code to decide by, words to read, data to work with.
 
     `retry_after_seconds` moves the next attempt, if the task's policy makes one for this code.
@@ -27,13 +26,18 @@ class TaskError:
     retry_after_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not ERROR_CODE.fullmatch(str(self.error_code)):
+        if not is_error_code(str(self.error_code)):
             raise ValueError(f"error_code {self.error_code!r} is not upper snake case; write it like 'CARD_DECLINED'")
         if self.retry_after_seconds is not None and not _is_pause(self.retry_after_seconds):
             raise ValueError(
                 f"retry_after_seconds is {self.retry_after_seconds!r}; give 0 to {MAX_RETRY_AFTER_S} seconds"
             )
         object.__setattr__(self, "error_code", str(self.error_code))  # a StrEnum member becomes its text
+
+
+def is_error_code(text: str) -> bool:
+    """Upper snake case."""
+    return text != "" and text[0] in ascii_uppercase and not text.strip(_CODE_CHARACTERS)
 
 
 def _is_pause(value: object) -> bool:

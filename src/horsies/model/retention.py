@@ -1,11 +1,11 @@
 """Settings for how long what is over is kept."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Final
 
 from horsies.model.problems import refuse
+from horsies.model.value import Value
 
 SHORTEST: Final = timedelta(hours=1)
 LONGEST: Final = timedelta(days=36_500)
@@ -13,8 +13,7 @@ MOST_OFTEN: Final = timedelta(seconds=1)
 SELDOM: Final = timedelta(days=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionConfig:
+class RetentionConfig(Value):
     """How long what is over is kept; None keeps it for ever. The keeper sees to it `every` few minutes.
 
     Finished tasks go by whole days (UTC): at least as old as this, and at most a day older. A workflow goes with all runs below it, and their
@@ -31,12 +30,11 @@ class RetentionConfig:
         refuse(self, self._problems())
 
     def _problems(self) -> Iterator[str]:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "every":
+        for name, value in self._fields():
+            if name == "every":
                 yield from _span_problems("every", value, MOST_OFTEN, SELDOM, "timedelta(minutes=5)")
             elif value is not None:
-                yield from _span_problems(field.name, value, SHORTEST, LONGEST, "timedelta(days=7), or None for ever")
+                yield from _span_problems(name, value, SHORTEST, LONGEST, "timedelta(days=7), or None for ever")
 
 
 def _span_problems(name: str, value: object, low: timedelta, high: timedelta, example: str) -> Iterator[str]:

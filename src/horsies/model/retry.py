@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Self, cast
 
 from horsies.model.problems import refuse
-from horsies.model.result import ERROR_CODE
+from horsies.model.result import is_error_code
+from horsies.model.value import Value
 
 MAX_RETRIES = 1_000
 MAX_DELAY_S = 24 * 24 * 3600  # in milliseconds it must fit an integer of PostgreSQL
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Value):
     """How many retries, after which pauses, and for which errors. Make one with `fixed` or `exponential`.
 
     `auto_retry_for` lists error codes and exception classes. Codes travel with the task, so that a crash is retried also by a
@@ -112,7 +111,7 @@ def _common_problems(jitter: object, retry_for: object) -> Iterator[str]:
         return
     for item in cast("Sequence[object]", retry_for):
         if isinstance(item, str):
-            if not ERROR_CODE.fullmatch(item):
+            if not is_error_code(item):
                 yield f"auto_retry_for has {item!r}; write error codes in upper snake case"
         elif not (isinstance(item, type) and issubclass(item, BaseException)):
             yield f"auto_retry_for has {item!r}; it takes error codes and exception classes"

@@ -5,9 +5,10 @@ by every look at its row. Something big is told of in the log of whoever wrote i
 """
 
 import logging
-from typing import Final, NamedTuple
+from typing import Final
 
 from horsies.model.errors import PayloadError
+from horsies.model.value import Value
 
 DEFAULT_WARNING_BYTES: Final = 256 * 1024
 DEFAULT_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -16,7 +17,7 @@ MOST_BYTES: Final = 256 * 1024 * 1024  # quoted it may double, and PostgreSQL ta
 log = logging.getLogger("horsies.payload")
 
 
-class PayloadLimits(NamedTuple):
+class PayloadLimits(Value):
     """`warning_bytes` None: nothing is told."""
 
     warning_bytes: int | None = DEFAULT_WARNING_BYTES

@@ -1,9 +1,9 @@
 """What a task is to be called with, and where that goes."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
 
 from horsies.model.config import AppConfig
+from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -24,8 +24,7 @@ class Outlet(Protocol):
     def tracer(self) -> "Tracer | None": ...
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[P, T]):
+class Call(Value, Generic[P, T]):
     """What a task is to be called with, checked and encoded. Made by `task.call(...)`, for `send_many`."""
 
     task_name: str

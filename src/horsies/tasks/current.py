@@ -8,17 +8,16 @@ import time
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from horsies.model.errors import OutsideTaskError
 from horsies.model.terms import TaskId
+from horsies.model.value import Value
 
 MAX_MESSAGE = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentTask:
+class CurrentTask(Value, hidden=frozenset({"until", "is_cancelled", "report"})):
     """The running task, seen from inside."""
 
     task_id: TaskId
@@ -30,10 +29,10 @@ class CurrentTask:
     """Of a task that a workflow runs: the outermost run."""
     deadline: datetime | None
     """When its `timeout_ms` is over."""
-    until: float | None = field(repr=False)
+    until: float | None
     """The same on the monotonic clock, which nobody sets."""
-    is_cancelled: Callable[[], bool] = field(repr=False)
-    report: Callable[[float | None, str | None], None] = field(repr=False)
+    is_cancelled: Callable[[], bool]
+    report: Callable[[float | None, str | None], None]
 
     @property
     def seconds_left(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from horsies.model.codec import ok_type
+from horsies.model.annotations import ok_type
 from horsies.model.errors import ConfigError, QueueError
 from horsies.model.terms import Terms
 from horsies.tasks.call import Call
@@ -85,7 +85,7 @@ class Sendable(Sender[P, T]):
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P, T]:
         """The arguments of one task for `send_many`; bad ones are refused here."""
-        return Call(self.name, self.arguments.encode(args, kwargs))
+        return Call(task_name=self.name, args=self.arguments.encode(args, kwargs))
 
     def with_options(
         self,

@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast
 
 from pydantic_core import to_json
 
-from horsies.model.annotations import Wanted
 from horsies.model.codec import ArgumentsCodec
 from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.fits import fits, inside, shown
+from horsies.model.functions import Wanted
 from horsies.model.graph import Ref, Step
 from horsies.tasks.node import Flow
 

@@ -8,8 +8,8 @@ problem: what cannot be made right gets a stand-in, so that the rest is looked a
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
-from horsies.model.annotations import Wanted
 from horsies.model.fits import item_of, shown, takes_result
+from horsies.model.functions import Wanted
 from horsies.model.graph import Graph, Join, Node, NodeKind, RefMode
 from horsies.model.task import Terms
 from horsies.tasks.node import Flow, TaskNode

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from horsies.model.annotations import Wanted
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.errors import NodeNotFoundError
+from horsies.model.functions import Wanted
 from horsies.model.graph import Made
 from horsies.model.result import TaskError, TaskResult
 from horsies.tasks.node import AnyNode, NodeKey

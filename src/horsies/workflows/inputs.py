@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horsies.model.annotations import Wanted
 from horsies.model.codec import encode_error
 from horsies.model.codes import OutcomeCode, RetrievalCode
+from horsies.model.functions import Wanted
 from horsies.model.graph import Made, NodeStatus, RefMode, Step
 from horsies.model.result import TaskError
 from horsies.model.splice import result_text, spliced

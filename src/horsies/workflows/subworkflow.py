@@ -6,10 +6,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from horsies.model.annotations import signature_of
 from horsies.model.errors import TaskDefinitionError, WorkflowDefinitionError
 from horsies.model.fits import takes_result
 from horsies.model.graph import RefMode
+from horsies.model.signatures import signature_of
 from horsies.tasks.node import Flow
 from horsies.workflows.arguments import flows_in
 from horsies.workflows.define import WorkflowDefinition

@@ -1,0 +1,112 @@
+"""`Value`, by way of the public classes that are made of it: to everybody else they are frozen dataclasses."""
+
+import copy
+import dataclasses
+import pickle
+from datetime import timedelta
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from horsies import Call, CustomQueueConfig, PostgresConfig, RetentionConfig, TaskError
+from horsies.tasks.current import CurrentTask
+
+LOST = TaskError(error_code="LOST", message="gone")
+
+
+def test_the_functions_of_dataclasses_take_it_for_one() -> None:
+    assert dataclasses.is_dataclass(TaskError)
+    assert [field.name for field in dataclasses.fields(LOST)] == [
+        "error_code",
+        "message",
+        "data",
+        "retry_after_seconds",
+    ]
+    assert dataclasses.asdict(LOST) == {
+        "error_code": "LOST",
+        "message": "gone",
+        "data": None,
+        "retry_after_seconds": None,
+    }
+    assert dataclasses.replace(LOST, message="away") == TaskError(error_code="LOST", message="away")
+
+
+def test_a_copy_with_changes_is_checked_as_well() -> None:
+    with pytest.raises(ValueError, match="upper snake case"):
+        dataclasses.replace(LOST, error_code="lost")
+
+
+def test_equal_are_those_of_one_class_with_equal_fields() -> None:
+    same = TaskError(message="gone", error_code="LOST")
+    assert same == LOST
+    assert hash(same) == hash(LOST)
+    assert TaskError(error_code="LOST") != LOST
+    assert dataclasses.asdict(LOST) != LOST
+    assert RetentionConfig(finished=timedelta(days=1)) != RetentionConfig()
+
+
+def test_it_is_shown_in_the_order_of_its_fields() -> None:
+    queue = CustomQueueConfig(max_concurrency=2, name="high")
+    assert repr(queue) == "CustomQueueConfig(name='high', priority=100, max_concurrency=2)"
+    assert repr(PostgresConfig(database_url="postgresql://db/app")).startswith("PostgresConfig(database_url=")
+
+
+def test_what_is_hidden_is_a_field_but_not_shown() -> None:
+    fields = {field.name: field.repr for field in dataclasses.fields(CurrentTask)}
+    assert not fields["report"]
+    assert fields["task_id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, r"TaskError\(\) misses 'error_code'"),
+        ({"error_code": "X", "mesage": "y"}, r"TaskError\(\) got an unexpected keyword argument 'mesage'"),
+    ],
+)
+def test_other_fields_than_its_own_are_refused(given: dict[str, str], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        TaskError(**given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_nothing_of_it_can_be_changed() -> None:
+    for change in (
+        lambda: setattr(LOST, "message", "other"),
+        lambda: setattr(LOST, "new", 1),
+        lambda: delattr(LOST, "message"),
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            change()
+
+
+def test_it_travels() -> None:
+    assert copy.deepcopy(LOST) == LOST
+    assert pickle.loads(pickle.dumps(LOST)) == LOST  # noqa: S301 - made on the line itself
+
+
+def test_pydantic_reads_writes_and_checks_it() -> None:
+    adapter = TypeAdapter(TaskError)
+    assert adapter.validate_json(adapter.dump_json(LOST)) == LOST
+    with pytest.raises(ValidationError, match="upper snake case"):
+        adapter.validate_python({"error_code": "lost"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeclinedError(TaskError):
+    """A user's own."""
+
+    card: str
+
+
+def test_a_dataclass_can_be_made_of_it() -> None:
+    declined = DeclinedError(error_code="DECLINED", card="visa")
+    assert (declined.error_code, declined.message, declined.card) == ("DECLINED", "", "visa")
+    assert [field.name for field in dataclasses.fields(declined)][-1] == "card"
+    with pytest.raises(ValueError, match="upper snake case"):
+        DeclinedError(error_code="declined", card="visa")
+
+
+def test_it_can_be_generic() -> None:
+    call = Call[[int], int](task_name="pack", args="{}")
+    assert call == Call(task_name="pack", args="{}")
+    assert type(call) is Call
