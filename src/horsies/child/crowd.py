@@ -5,7 +5,8 @@ the user's code starts. Thousands of sleeping coroutines cost one small object e
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class _Seat:
 
 
 class Crowd:
-    """Works through the desk. Everything but `_run_on_thread` and the reader's two calls happens on the event loop."""
+    """Works through the desk. Everything but `_run_on_thread`, `_hear` and the two calls from there happens on the event loop."""
 
     def __init__(self, tasks: Mapping[str, Sendable[..., Any]], desk: Desk, loop: Loop, concurrency: int) -> None:
         self._tasks = tasks
@@ -46,13 +47,15 @@ class Crowd:
         self._ended: list[bytes] = []
         self._changed = asyncio.Event()
 
-    def work(self, early: Iterable[Message]) -> None:
+    def work(self, early: Sequence[Message]) -> None:
         """Until told to stop and nothing is left."""
         self._own_loop.run(self._work(early))
         self._threads.shutdown()
 
-    async def _work(self, early: Iterable[Message]) -> None:
-        self._desk.open(self, early)
+    async def _work(self, early: Sequence[Message]) -> None:
+        if early:
+            self._desk.hear(self, early)
+        threading.Thread(target=self._hear, name="horsies-reader", daemon=True).start()
         while True:
             self._changed.clear()
             self._turn()
@@ -107,6 +110,10 @@ class Crowd:
             seat.stop()
 
     # -- other threads
+
+    def _hear(self) -> None:
+        while True:
+            self._desk.hear(self)
 
     def woken(self) -> None:
         self._soon(self._changed.set)

@@ -1,4 +1,4 @@
-"""What lies before a child: filled by a thread that reads the socket, taken from by whoever runs the tasks."""
+"""What lies before a child: filled by whoever reads the socket, taken from by whoever runs the tasks."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ log = logging.getLogger("horsies.child")
 
 
 class Runs(Protocol):
-    """Who runs the tasks. Both are called on the reader's thread."""
+    """Who runs the tasks. Both are called by whoever hears."""
 
     def woken(self) -> None: ...
     def interrupt(self, ticket: int, reason: Reason) -> None: ...
@@ -70,10 +70,14 @@ class Desk:
         self._sending = threading.Lock()  # never taken before `_state` is
         self.is_stopping = False
 
-    def open(self, runs: Runs, early: Iterable[Message]) -> None:
-        for message in early:
-            self._take_in(message, runs)
-        threading.Thread(target=self._read, args=[runs], name="horsies-reader", daemon=True).start()
+    def hear(self, runs: Runs, early: Iterable[Message] = ()) -> None:
+        """Wait for messages, unless there are some already, and take them in. By one thread at a time."""
+        try:
+            for message in early or self._inbox.receive():
+                self._take_in(message, runs)
+        except BaseException as error:  # noqa: BLE001 - a child that cannot hear would wait for ever and hold its place
+            log.warning("this child can no longer hear its worker: %r", error)
+            os._exit(1)
 
     def take(self, at_most: int) -> list[Assignment]:
         """What is to begin next, in the order it came."""
@@ -102,15 +106,6 @@ class Desk:
         tickets = [assignment.ticket for assignment in self._tray]
         self._tray.clear()
         return [Returned(tickets)] if tickets else []
-
-    def _read(self, runs: Runs) -> None:
-        try:
-            while True:
-                for message in self._inbox.receive():
-                    self._take_in(message, runs)
-        except BaseException as error:  # noqa: BLE001 - a child that cannot hear would wait for ever and hold its place
-            log.warning("this child can no longer hear its worker: %r", error)
-            os._exit(1)
 
     def _take_in(self, message: Message, runs: Runs) -> None:
         if isinstance(message, Interrupt):

@@ -1,14 +1,15 @@
 """The child's end of the socket to its worker, by its descriptor alone: the module `socket` takes a twentieth of a child's start to load."""
 
 import os
-from types import TracebackType
-from typing import Self
 
 RECV_BYTES = 1 << 18
 
 
 class Link:
-    """Bytes in both directions; many threads may send, one whole message at a time, if they take turns."""
+    """Bytes in both directions; many threads may send, one whole message at a time, if they take turns.
+
+    Nobody closes it: somebody may read to the last, and the process takes it along when it ends.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -23,11 +24,3 @@ class Link:
         while sent < len(data):
             data = data[sent:]
             sent = os.write(self._fd, data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._fd)

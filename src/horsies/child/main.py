@@ -44,8 +44,7 @@ def main(fd: int) -> None:
     die_with(os.getppid())
     ignore_signals()
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)  # what a task starts must not keep the socket open
-    with Link(fd) as link:
-        live(link, load)
+    live(Link(fd), load)
 
 
 def load(boot: Boot, at: Callable[[str], None]) -> Horsies:

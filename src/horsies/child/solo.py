@@ -1,7 +1,7 @@
 """One task at a time, on the main thread."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -9,6 +9,7 @@ from horsies.child.desk import Desk
 from horsies.child.loop import Loop
 from horsies.child.outcome import Call, conclude, prepare, refused
 from horsies.child.progress import ProgressReports
+from horsies.child.relief import Relief
 from horsies.child.running import Outcome, Running, begin, context_of, trace
 from horsies.child.softstop import MainThread, OnLoop
 from horsies.child.title import set_title
@@ -31,13 +32,16 @@ class Solo:
         self._main = MainThread()
         self._progress = ProgressReports(desk.send)
         self._changed = threading.Event()
+        self._relief = Relief(lambda: desk.hear(self), self._changed)
         self._title = ""
         self._running: Running | None = None
         self._stop: Callable[[], object] = lambda: None
 
-    def work(self, early: Iterable[Message]) -> None:
+    def work(self, early: Sequence[Message]) -> None:
         """Until told to stop and nothing is left. One write per task: an ending and the next beginning."""
-        self._desk.open(self, early)
+        if early:
+            self._desk.hear(self, early)
+        self._relief.start()
         ended = b""
         while True:
             self._changed.clear()
@@ -50,7 +54,7 @@ class Solo:
                 return
             else:
                 self._show("idle")
-                self._changed.wait()
+                self._relief.wait()
 
     def _run(self, assignment: Assignment, ended: bytes) -> bytes:
         """Report what ended before and what begins now; the frames of its own ending."""
@@ -84,7 +88,7 @@ class Solo:
             self._title = title
             set_title(title)
 
-    # -- the reader's thread
+    # -- whoever hears
 
     def woken(self) -> None:
         self._changed.set()

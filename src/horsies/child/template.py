@@ -47,9 +47,7 @@ def main(fd: int) -> None:
         return
     _settle()
     control.sendall(pack(Ready(os.getpid(), rss_meter()())))
-    link = Template(control).serve()
-    with link:
-        live(link, lambda _boot, _at: app)
+    live(Template(control).serve(), lambda _boot, _at: app)
 
 
 def _settle() -> None:
