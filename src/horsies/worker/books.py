@@ -64,8 +64,12 @@ class Books:
         """Tiny tasks travel together: while others will report in a moment, a turn for one of them alone costs as much as one for
         all. Only while there is more to do: a single task is never kept waiting.
         """
-        if not (self.endings and self.more and self.frames.are_tiny) or self.frames.is_framed or self.stopping:
+        if not (self.endings and self.more and self.frames.are_tiny) or self.stopping:
             return False
+        if (
+            self.frames.is_framed
+        ):  # the children have enough to do until the next claim, which takes along what has ended by then
+            return not self._room.to_run() and len(self.endings) < ENDINGS_PER_TURN
         return bool(self.in_flight) or any(member.load for member in self.roster)
 
     # -- taking a turn

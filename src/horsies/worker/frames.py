@@ -9,8 +9,11 @@ once (`concurrency`) needs no frames: its places are many.
 from dataclasses import dataclass
 from typing import Literal
 
-FRAME_US = 5_000
-FRAME_MAX = 256
+FRAME_US = 10_000
+FRAME_MAX = 1_024
+REFILL = 4
+"""A frame is filled up when a part of it, this one, is free: fewer at a time would cost more commits, more would let the child run dry."""
+GATHER_S, GATHER_FRAMED_S = 0.001, 0.005
 SLOW_AFTER_S = 0.02
 """A task that has run this long is slow: what waits behind it in its child is recalled."""
 SLOW_TOGETHER_S = 0.1
@@ -66,4 +69,9 @@ class Frames:
         free = self.size - load
         if not self.is_framed:
             return max(0, free)
-        return free if free * 2 >= self.size else 0
+        return free if free * REFILL >= self.size else 0
+
+    @property
+    def gather_s(self) -> float:
+        """For how long what has ended may wait for company."""
+        return GATHER_FRAMED_S if self.is_framed else GATHER_S

@@ -32,7 +32,6 @@ from horsies.worker.news import Known, News
 from horsies.worker.stops import Stops
 from horsies.worker.turn import Turn, take_turn
 
-GATHER_S = 0.001
 LAST_WORDS_S = 5.0
 ANSWER_S = 1.0
 
@@ -201,7 +200,7 @@ class Pump:
         if not self._idle_couriers or now < self._backoff.until:
             return False
         if self._books.should_gather():
-            self._gather_until = self._gather_until or now + GATHER_S
+            self._gather_until = self._gather_until or now + self._books.frames.gather_s
             return now >= self._gather_until
         self._gather_until = None
         return True
