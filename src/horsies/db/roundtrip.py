@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 import psycopg
 
-from horsies.db.broker import SQL
+from horsies.db import broker, ground
 from horsies.db.channels import Channel
 from horsies.db.connect import connect
 from horsies.db.session import backend_pid, is_direct, is_shared, take_back
@@ -67,7 +67,7 @@ def _tried(
 
 
 def _database(connection: psycopg.Connection) -> tuple[object, ...] | None:
-    return connection.execute(SQL["which_database"].for_schema("")).fetchone()
+    return connection.execute(ground.SQL["which_database"].for_schema("")).fetchone()
 
 
 def _is_heard(sending: psycopg.Connection, listening: psycopg.Connection, channel: str, timeout_s: float) -> bool:
@@ -76,7 +76,7 @@ def _is_heard(sending: psycopg.Connection, listening: psycopg.Connection, channe
         listening.execute(f'listen "{channel}"'.encode())
         process = backend_pid(listening)
     try:
-        sending.execute(SQL["notify"].for_schema(""), {"channel": channel, "payload": token})
+        sending.execute(broker.SQL["notify"].for_schema(""), {"channel": channel, "payload": token})
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             if any(heard.payload == token for heard in listening.notifies(timeout=left, stop_after=1)):
