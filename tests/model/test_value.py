@@ -2,13 +2,17 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from datetime import timedelta
+from functools import cached_property
+from typing import ClassVar
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from horsies import Call, CustomQueueConfig, PostgresConfig, RetentionConfig, TaskError
+from horsies.model.value import replace
 from horsies.tasks.current import CurrentTask
 
 LOST = TaskError(error_code="LOST", message="gone")
@@ -110,3 +114,22 @@ def test_it_can_be_generic() -> None:
     call = Call[[int], int](task_name="pack", args="{}")
     assert call == Call(task_name="pack", args="{}")
     assert type(call) is Call
+
+
+def test_how_it_is_made_is_shown_to_those_who_ask() -> None:
+    assert list(inspect.signature(TaskError).parameters) == ["error_code", "message", "data", "retry_after_seconds"]
+
+
+def test_what_belongs_to_the_class_is_no_field_and_what_is_kept_beside_the_fields_does_not_count() -> None:
+    class KeptError(TaskError):
+        kind: ClassVar[str] = "kept"
+
+        @cached_property
+        def shout(self) -> str:
+            return self.message.upper()
+
+    first, second = (KeptError(error_code="LOST", message="gone") for _ in range(2))
+    assert first.shout == "GONE"
+    assert first == second
+    assert replace(first, message="away") == KeptError(error_code="LOST", message="away")
+    assert "kind" not in repr(first)

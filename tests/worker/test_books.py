@@ -16,7 +16,7 @@ from horsies.model.task import Claim, Ending
 from horsies.tasks.claim import NO_CAPS, Caps, Wanted
 from horsies.tasks.ids import new_task_id
 from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered
-from horsies.worker.frames import Frames
+from horsies.worker.frames import FRAME_MAX, Frames
 from horsies.worker.marks import Marks
 from horsies.worker.room import Limits
 from horsies.worker.tickets import Tickets
@@ -402,8 +402,15 @@ def test_endings_of_longer_tasks_do_not_wait() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [4, "auto"])
-def test_endings_of_frames_do_not_wait_because_they_come_together_anyway(prefetch: int | Literal["auto"]) -> None:
+def test_endings_of_frames_do_not_wait_while_a_child_has_room(prefetch: int | Literal["auto"]) -> None:
     assert not with_tiny_tasks(books(Child(load=1), prefetch=prefetch)).should_gather()
+
+
+def test_endings_of_frames_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
+    made = with_tiny_tasks(books(Child(load=FRAME_MAX), prefetch="auto"))
+    assert made.should_gather()
+    made.endings.extend(ending() for _ in range(ENDINGS_PER_TURN))
+    assert not made.should_gather(), "more than one turn takes"
 
 
 # -- more that travels

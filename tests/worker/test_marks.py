@@ -88,14 +88,17 @@ def test_a_claim_does_not_raise_a_mark_past_a_row_that_was_told_of_while_it_was_
     assert marks_of(marks) == [("default", 100, at(7))]
 
 
-def test_a_claim_that_was_under_way_for_very_many_notifications_raises_no_mark() -> None:
+def test_after_a_claim_that_was_under_way_for_very_many_notifications_there_is_one_from_the_start() -> None:
+    """Not all of what it was told of meanwhile is remembered."""
     marks = settled(Marks(["default"]))
     marks.heard(told(1))
     sent_at = marks.moment
     for second in range(5, 5 + REMEMBERED + 1):
         marks.heard(told(second))
     marks.claimed([claim(90)], asked=9, sent_at=sent_at)
-    assert marks_of(marks) == [("default", 100, at(1))]
+    assert marks_of(marks) is None, "from the start"
+    marks.rescanned([], asked=9, sent_at=marks.moment, now=0.0, cost_s=0.0)
+    assert marks_of(marks) == [("default", 100, at(6))]
 
 
 def test_lanes_come_in_the_order_of_service() -> None:

@@ -75,8 +75,8 @@ class Desk:
         try:
             for message in early or self._inbox.receive():
                 self._take_in(message, runs)
-        except BaseException as error:  # noqa: BLE001 - a child that cannot hear would wait for ever and hold its place
-            log.warning("this child can no longer hear its worker: %r", error)
+        except BaseException as error:  # a child that cannot hear would wait for ever and hold its place
+            log.warning("this child can no longer hear its worker: %r", error, exc_info=error)
             os._exit(1)
 
     def take(self, at_most: int) -> list[Assignment]:

@@ -1,7 +1,7 @@
 """The life of a child process: load the app, then run what comes over the socket until told to stop.
 
-A thread reads the socket, so that a recall is answered while a task runs and the end of the parent is noticed at once. The main
-thread runs the tasks: one at a time (`Solo`), or it runs an event loop for many (`Crowd`).
+The main thread runs the tasks: one at a time (`Solo`), or it runs an event loop for many (`Crowd`). Somebody always hears the socket, so that a recall is
+answered while a task runs and the end of the parent is noticed: a thread beside the event loop, or whoever is idle (`relief`).
 
 A child holds no database connection for queue work, and never outlives its parent.
 """

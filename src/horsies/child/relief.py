@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 TICK_S = 0.01
-"""The main thread is relieved when it has not read for so long: a task that has just begun may be stopped that much later."""
+"""The main thread is relieved when it has not read for so long, or twice that: a task that has just begun may be stopped that much later."""
 
 
 class Relief:

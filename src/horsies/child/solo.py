@@ -35,6 +35,7 @@ class Solo:
         self._relief = Relief(lambda: desk.hear(self), self._changed)
         self._title = ""
         self._running: Running | None = None
+        self._asked: tuple[int, Reason] | None = None  # to stop, the last one
         self._stop: Callable[[], object] = lambda: None
 
     def work(self, early: Sequence[Message]) -> None:
@@ -61,6 +62,8 @@ class Solo:
         self._show(assignment.task_name)
         running = begin(assignment)
         self._running, self._stop = running, lambda: self._main.stop(running)
+        if self._asked and self._asked[0] == assignment.ticket:
+            running.ask(self._asked[1])  # on its way from the tray it was found neither there nor here
         self._desk.send(ended + pack(Began(assignment.ticket)))
         done = self._done(running)
         running.is_over, self._running = True, None
@@ -94,6 +97,7 @@ class Solo:
         self._changed.set()
 
     def interrupt(self, ticket: int, reason: Reason) -> None:
+        self._asked = ticket, reason
         running = self._running
         if running and running.assignment.ticket == ticket:
             running.ask(reason)

@@ -17,7 +17,9 @@ class Channel(StrEnum):
     """Something can be claimed. Payload: `priority enqueued_at_us queue_name`, the oldest row of them."""
 
     DONE = "done"
-    """Tasks have ended. Payload: their ids, or `*` when they are too many to name. Only while somebody listens."""
+    """Tasks have ended: their ids, or `*` when they are too many to name; only while somebody listens. Or runs of workflows: theirs, in any case,
+    because that is said inside the transaction, where nobody can ask for the lock without holding it until the COMMIT.
+    """
 
     CONTROL = "control"
     """A word to one worker. Payload: `worker_id cancel task_id`, or `worker_id ping`."""

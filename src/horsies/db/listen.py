@@ -170,7 +170,9 @@ class Listener:
         for channel in channels:
             command = f'listen "{channel.name_in(self._config.schema)}"'
             if channel.is_for_waiters:
-                command = f"select pg_advisory_lock_shared({waiters_lock(self._config.schema)}); {command}"
+                # At once, or not at all: whoever is in the way has hung, and those who wait had better poll.
+                lock = f"select pg_advisory_lock_shared({waiters_lock(self._config.schema)})"
+                command = f"select set_config('lock_timeout', '1s', true); {lock}; {command}"
             connection.execute(command.encode())
             self._in_force.add(channel)
             self._bells.ring_all(channel)

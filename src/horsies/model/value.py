@@ -7,7 +7,7 @@ classes are frozen dataclasses whose fields are given by keyword: what those loo
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform, get_origin
 
 
 class _MadeWhenAskedFor:
@@ -20,6 +20,15 @@ class _MadeWhenAskedFor:
         return getattr(owner._as_dataclass(), self._name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the class it is in
 
 
+class _SignatureWhenAskedFor:
+    """For `inspect.signature`, and so for `help()` and all who show how something is made."""
+
+    def __get__(self, instance: object, owner: "type[Value]") -> Any:
+        import inspect  # noqa: PLC0415 - see above
+
+        return inspect.signature(owner._as_dataclass())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the class it is in
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Value:
     """Fields are what is annotated in the class; those in `hidden` are left out of its `repr`."""
@@ -29,6 +38,7 @@ class Value:
     else:
         __dataclass_fields__ = _MadeWhenAskedFor()
         __dataclass_params__ = _MadeWhenAskedFor()
+        __signature__ = _SignatureWhenAskedFor()
 
     _annotations: ClassVar[Mapping[str, Any]] = {}
     _defaults: ClassVar[Mapping[str, Any]] = {}
@@ -36,7 +46,11 @@ class Value:
 
     def __init_subclass__(cls, *, hidden: frozenset[str] = frozenset(), **others: Any) -> None:
         super().__init_subclass__(**others)
-        own = cls.__annotations__
+        own = {
+            name: annotation
+            for name, annotation in cls.__annotations__.items()
+            if get_origin(annotation) is not ClassVar
+        }
         cls._annotations = {**cls._annotations, **own}
         cls._defaults = {**cls._defaults, **{name: value for name, value in vars(cls).items() if name in own}}
         cls._hidden |= hidden
@@ -66,7 +80,9 @@ class Value:
         raise _frozen_error(f"cannot delete field {name!r}")
 
     def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
+        if not isinstance(other, Value) or type(other) is not type(self):
+            return NotImplemented
+        return tuple(self._fields()) == tuple(other._fields())
 
     def __hash__(self) -> int:
         return hash(tuple(self._fields()))
@@ -76,7 +92,7 @@ class Value:
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def __replace__(self, /, **changes: Any) -> Self:
-        return type(self)(**{**vars(self), **changes})
+        return type(self)(**{**dict(self._fields()), **changes})
 
     def _fields(self) -> Iterator[tuple[str, Any]]:
         """In the order of the class."""

@@ -66,9 +66,8 @@ class Books:
         """
         if not (self.endings and self.more and self.frames.are_tiny) or self.stopping:
             return False
-        if (
-            self.frames.is_framed
-        ):  # the children have enough to do until the next claim, which takes along what has ended by then
+        if self.frames.is_framed:
+            # The children have enough to do until the next claim, which takes along what has ended by then.
             return not self._room.to_run() and len(self.endings) < ENDINGS_PER_TURN
         return bool(self.in_flight) or any(member.load for member in self.roster)
 

@@ -26,7 +26,7 @@ from horsies.tasks.claim import EPOCH, Lane, from_start
 REST_PER_COST = 50
 FEW_LANES, LANES_AT_ONCE = 8, 32
 REMEMBERED = 64
-"""Notifications of each lane. A claim that was under way during more of them leaves its mark where it is."""
+"""Notifications of each lane. After a claim that was under way during more of them there is a claim from the start."""
 
 
 @dataclass(slots=True)
@@ -118,28 +118,30 @@ class Marks:
 
     def claimed(self, claims: Sequence[Claim], *, lanes: Sequence[Lane] = (), asked: int, sent_at: int) -> None:
         """A claim from these lanes, sent at that moment, came back. A filled one leaves open what is behind the marks."""
-        if self._advance(claims, sent_at) < asked:
+        count, is_sure = self._advance(claims, sent_at)
+        self._rescan_due = self._rescan_due or count >= asked or not is_sure
+        if count < asked:
             self._rest(lanes, sent_at)
             return
-        self._rescan_due = True
         last = max((self._places[claim.queue_name], claim.priority) for claim in claims)
         self._rest([lane for lane in lanes if (self._places[lane.queue_name], lane.priority) < last], sent_at)
 
     def rescanned(self, claims: Iterable[Claim], *, asked: int, sent_at: int, now: float, cost_s: float) -> None:
         """A claim from the start came back: not filled, it has seen everything there is."""
-        count = self._advance(claims, sent_at)
+        count, is_sure = self._advance(claims, sent_at)
         if self._missed > sent_at:
             return  # it need not have seen what was missed since: another is due
-        self._rescan_due = count >= asked
+        self._rescan_due = count >= asked or not is_sure
         self._rescan_not_before = now + cost_s * REST_PER_COST
 
     def rescan_in_s(self, now: float) -> float | None:
         """How long until a claim from the start should be made even if nothing else happens."""
         return max(0.0, self._rescan_not_before - now) if self._rescan_due else None
 
-    def _advance(self, claims: Iterable[Claim], sent_at: int) -> int:
+    def _advance(self, claims: Iterable[Claim], sent_at: int) -> tuple[int, bool]:
+        """How many there are, and whether nothing can hide behind the marks now."""
         oldest: dict[tuple[str, int], datetime] = {}
-        count = 0
+        count, is_sure = 0, True
         for claim in claims:
             count += 1
             lane = claim.queue_name, claim.priority
@@ -147,10 +149,10 @@ class Marks:
         for lane, mark in oldest.items():
             if lane not in self._marks:
                 self._wake(lane)
-            heard = self._heard.get(lane) or deque[tuple[int, datetime]]()
-            if len(heard) < REMEMBERED or heard[0][0] <= sent_at:
-                self._marks[lane] = min([mark, *(unseen for moment, unseen in heard if moment > sent_at)])
-        return count
+            unseen = [enqueued_at for moment, enqueued_at in self._heard.get(lane, ()) if moment > sent_at]
+            self._marks[lane] = min([mark, *unseen])
+            is_sure = is_sure and len(unseen) < REMEMBERED
+        return count, is_sure
 
     def _wake(self, lane: tuple[str, int]) -> None:
         self.moment += 1

@@ -211,7 +211,8 @@ class Pump:
             return self._backoff.until
         if not self._idle_couriers:
             return None  # whoever comes back looks for what has become due meanwhile
-        moments = [] if self._gather_until is None else [self._gather_until]
+        # What is over has not led to a turn: what waits, waits for one that is in flight.
+        moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
         if self._books.buffer:
             moments.append(self._books.buffer[0].until)
         return min(moments, default=None)
