@@ -6,15 +6,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import psycopg
+import pytest
 
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.status import TaskStatus
+from horsies.model.task import Ending
 from horsies.tasks.claim import NO_CAPS
+from horsies.tasks.ids import new_task_id
 from horsies.worker.books import Books
-from horsies.worker.frames import Frames
+from horsies.worker.frames import GATHER_FRAMED_S, Frames
 from horsies.worker.marks import Marks
 from horsies.worker.pump import Pump
 from horsies.worker.room import Limits
+from horsies.worker.turn import Turn
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row
 
@@ -40,10 +45,10 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_pump(database: str) -> AsyncGenerator[Desk]:
+async def open_pump(database: str, frames: Frames | None = None) -> AsyncGenerator[Desk]:
     """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
     config = PostgresConfig(database_url=database)
-    books = Books(ME, config, Limits(60_000, NO_CAPS), [], Frames(8, processes=1), Marks(["default"]))
+    books = Books(ME, config, Limits(60_000, NO_CAPS), [], frames or Frames(8, processes=1), Marks(["default"]))
     async with asyncio.TaskGroup() as group:
         pump = Pump(
             group,
@@ -131,3 +136,29 @@ async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is
         desk.pump.heard(None)
         await desk.quiet()
         assert desk.claimed == {late, early}
+
+
+async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ending of a workflow that a turn is at, whose time to gather is over: it leaves when that turn is back."""
+    looks: list[float] = []
+    next_turn = Books.next_turn
+
+    def counted(books: Books, now: float) -> Turn | None:
+        looks.append(now)
+        return next_turn(books, now)
+
+    monkeypatch.setattr(Books, "next_turn", counted)
+    async with open_pump(database, Frames("auto", processes=1)) as desk:
+        for _ in range(100):
+            desk.books.frames.observe(10)
+        ended = Ending(new_task_id(), 1, TaskStatus.COMPLETED, root_id=new_task_id())
+        under_way = Turn(ME, desk.books.database, NO_CAPS, [ended])
+        desk.books.in_flight.append(under_way)
+        desk.books.endings.append(ended)
+        desk.books.more = True
+        looks.clear()
+        desk.pump.release([])  # look
+        await asyncio.sleep(10 * GATHER_FRAMED_S)
+        assert desk.books.endings
+        assert 1 <= len(looks) <= 5
+        desk.books.in_flight.remove(under_way)
