@@ -41,7 +41,7 @@ class House:
 @pytest.fixture(scope="module")
 def house(server: DatabaseServer) -> Generator[House]:
     """A worker with one child, and a producer."""
-    name = server.create(template=server.template)
+    name = server.create_migrated()
     app = Horsies(AppConfig.for_database_url(server.url(name)))
     for task in load_fresh("unruly").app.tasks.values():
         app.task(task.name)(task.function)

@@ -78,7 +78,7 @@ def planned(name: str, sql: psycopg.Connection) -> str:
 @pytest.fixture(scope="module")
 def shared_sql(server: DatabaseServer) -> Iterator[psycopg.Connection]:
     """These tests only read, so one database is enough for all of them."""
-    name = server.create(template=server.template)
+    name = server.create_migrated()
     with psycopg.connect(server.url(name), autocommit=True) as connection:
         yield connection
     server.drop(name)
@@ -89,7 +89,7 @@ def shared_sql(server: DatabaseServer) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture(scope="module")
 def filled(server: DatabaseServer) -> Iterator[psycopg.Connection]:
-    name = server.create(template=server.template)
+    name = server.create_migrated()
     with psycopg.connect(server.url(name), autocommit=True) as connection:
         connection.execute(
             "create table horsies.finished_20200101 partition of horsies.finished "
