@@ -112,23 +112,25 @@ def test_no_task_is_missed_that_finishes_while_its_day_is_made(
 ) -> None:
     today = str(days_of(sql)[0])
     seen: list[str] = []
+    over = Event()
 
     def finish_and_look() -> None:
         with PostgresBroker(PostgresConfig(database_url=database)) as other:
-            while not days_of_today():
+            while not over.is_set():
                 task_id = run_one(other)
                 assert other.run(partial(get_status, task_id)) is TaskStatus.COMPLETED
                 seen.append(task_id)
-
-    def days_of_today() -> list[object]:
-        return [name for name in days_of(sql) if name == today and len(seen) > 20]
 
     for name in days_of(sql):
         sql.execute(f"drop table horsies.{name}".encode())
     with ThreadPoolExecutor(1) as thread:
         finishing = thread.submit(finish_and_look)
-        eventually(lambda: len(seen) > 20 or finishing.done())
-        eventually(lambda: broker.run(partial(prepare_days, "horsies")) == [], what="all days are made")
+        try:
+            eventually(lambda: len(seen) > 20 or finishing.done())
+            eventually(lambda: broker.run(partial(prepare_days, "horsies")) == [], what="all days are made")
+            assert today in days_of(sql)
+        finally:
+            over.set()
         finishing.result()
     assert places(sql) == dict.fromkeys(seen, today)
     assert run_one(broker) in places(sql)

@@ -28,10 +28,13 @@ class Aside:
 
     async def close(self, farewell: Op[object] | None) -> None:
         """Say this, if the server still listens. One that is silent is not waited for: a worker that was told to leave leaves."""
-        if farewell is not None:
-            with suppress(psycopg.Error, TimeoutError):
-                async with asyncio.timeout(FAREWELL_S):
-                    await self.run(farewell)
-        self._link.cut()
+        try:
+            if farewell is not None:
+                with suppress(psycopg.Error, TimeoutError):
+                    async with asyncio.timeout(FAREWELL_S):
+                        await self.run(farewell)
+        finally:
+            self._link.cut()
+            self._thread.submit(self._link.close)
+            self._thread.shutdown(wait=False)  # what is left to do it does, and ends, also if we are cancelled now
         await asyncio.to_thread(self._thread.shutdown)
-        self._link.close()

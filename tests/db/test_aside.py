@@ -1,0 +1,33 @@
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from threading import enumerate as enumerate_threads
+
+import psycopg
+
+from horsies.db.aside import Aside
+from horsies.db.op import Statement, rows
+from horsies.model.config import PostgresConfig
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column
+
+PROBE = Statement("probe", "select 1::int")
+
+
+async def test_one_whose_closing_is_cancelled_leaves_neither_thread_nor_connection(
+    database: str, sql: psycopg.Connection
+) -> None:
+    aside = Aside(PostgresConfig(database_url=database), "duty")
+    assert await aside.run(rows(PROBE())) == [(1,)]
+    busy = Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    elsewhere = asyncio.create_task(asyncio.to_thread(busy.wait))
+    closing = asyncio.create_task(aside.close(None))
+    await asyncio.sleep(0)  # it has begun, and waits for a thread that nobody has
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    busy.set()
+    await elsewhere
+    await asyncio.to_thread(eventually, lambda: "horsies-duty_0" not in [thread.name for thread in enumerate_threads()])
+    eventually(lambda: column(sql, "select pid from pg_stat_activity where application_name ~ 'duty'") == [])
