@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from horsies.child.wire import ANY
 from tests.fixtures.pools import open_pool
 
 
@@ -66,7 +67,7 @@ async def test_what_has_not_begun_can_be_recalled_from_a_crowd(tmp_path: Path) -
         await pump.until(lambda: len(pump.begun) == 2)
         (member,) = pump.roster
         pump.is_paused = True
-        member.recall()
+        member.recall(ANY)
         assert not member.is_open
         await pump.until(lambda: len(pump.given_back) == 3)
         assert set(pump.given_back) == set(ids) - set(pump.begun)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from horsies.child.wire import (
+    ANY,
     Began,
     Boot,
     Booting,
@@ -124,7 +125,7 @@ def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) ->
 def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(ready: Child, tmp_path: Path) -> None:
     ready.say(Run([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
     assert ready.hear() == Began(1)
-    ready.say(Recall())
+    ready.say(Recall(ANY))
     assert ready.hear() == Returned([2, 3])
     ready.say(Run([add(4, 5, 5)]))
     (tmp_path / "open").touch()
@@ -136,8 +137,18 @@ def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(
     assert then.result == "10"
 
 
+def test_what_waits_behind_a_task_that_has_ended_meanwhile_is_not_given_back(ready: Child, tmp_path: Path) -> None:
+    ready.say(Run([add(1, 1, 1), gate(2, tmp_path), add(3, 1, 1)]))
+    assert [type(ready.hear()) for _ in range(3)] == [Began, Done, Began]
+    ready.say(Recall(behind=1))
+    assert ready.hear() == Returned([])
+    ready.say(Recall(behind=2))
+    assert ready.hear() == Returned([3])
+    (tmp_path / "open").touch()
+
+
 def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
-    ready.say(Recall())
+    ready.say(Recall(ANY))
     assert ready.hear() == Returned([])
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.child.wire import Reason
+from horsies.child.wire import ANY, Reason
 from horsies.model.task import Claim
 from horsies.worker.member import Member
 from tests.fixtures.pools import Pump, open_pool
@@ -91,7 +91,7 @@ async def test_a_time_out_outweighs_a_cancellation_before_it(tmp_path: Path) -> 
         member.interrupt(ticket, "cancel")
         await pump.until(lambda: len(pump.progress[task_id]) > 1, "it has swallowed it")
         member.interrupt(ticket, "timeout")
-        member.recall()
+        member.recall(ANY)
         await pump.until(lambda: pump.recalls_answered, "it has read as far as here")
         go.touch()
         assert (await pump.ending(task_id)).error_code == "TASK_TIMEOUT"

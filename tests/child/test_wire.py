@@ -44,7 +44,7 @@ reals = st.floats(allow_nan=False)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Boot, texts, texts, numbers, st.none() | reals, st.lists(texts, max_size=3)),
     st.builds(Run, st.lists(assignments, max_size=5)),
-    st.just(Recall()),
+    st.builds(Recall, numbers),
     st.just(Stop()),
     st.builds(Interrupt, numbers, st.sampled_from(["timeout", "cancel"])),
     st.just(Stay()),

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from horsies.child.wire import ANY
 from tests.fixtures.pools import Pump, open_pool
 
 
@@ -19,12 +20,14 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(frame=3) as pump:
         slow, *behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
-        member, _ticket = await pump.beginning(slow)
+        member, ticket = await pump.beginning(slow)
         assert member.tickets.has_unbegun
-        assert member.is_stuck(member.began_at + 1, slow_after_s=0.5, slow_together_s=9)
+        assert member.stuck_behind(member.began_at + 1, slow_after_s=0.5, slow_together_s=9) == ticket
         pump.is_paused = True
-        member.recall()
-        assert not member.is_stuck(member.began_at + 1, slow_after_s=0.5, slow_together_s=9)  # it was asked already
+        member.recall(ticket)
+        assert member.stuck_behind(member.began_at + 1, slow_after_s=0.5, slow_together_s=9) is None, (
+            "it was asked already"
+        )
         await pump.until(lambda: pump.given_back == behind)
         assert (member.load, member.is_open) == (1, False)
         go.touch()
@@ -40,7 +43,7 @@ async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for
             pump, *[("sleep", {"seconds": 0.05})] * 3, ("gate", {"until": str(go)}), ("quick", {})
         )
         member, _ticket = await pump.beginning(last)
-        assert member.is_stuck(member.began_at, slow_after_s=9, slow_together_s=0.15)
+        assert member.stuck_behind(member.began_at, slow_after_s=9, slow_together_s=0.15) == ANY
         go.touch()
         await pump.ending(last)
 
@@ -51,7 +54,7 @@ async def test_what_a_child_did_before_is_nobody_s_wait(tmp_path: Path) -> None:
         await pump.ending(pump.send("sleep", seconds=0.05))
         slow, _behind = send_together(pump, ("gate", {"until": str(go)}), ("quick", {}))
         member, _ticket = await pump.beginning(slow)
-        assert not member.is_stuck(member.began_at, slow_after_s=0.0, slow_together_s=0.0)
+        assert member.stuck_behind(member.began_at, slow_after_s=0.0, slow_together_s=0.0) is None
         go.touch()
         await pump.ending(slow)
 
@@ -76,7 +79,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
         member, _ticket = await pump.beginning(slow)
         assert member.budget_left == 7
         pump.is_paused = True
-        member.recall()
+        member.recall(ANY)
         await pump.until(lambda: len(pump.given_back) == 2)
         assert member.budget_left == 9
         go.touch()
@@ -86,7 +89,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
 async def test_a_recall_of_nothing_closes_nobody() -> None:
     async with open_pool() as pump:
         (member,) = pump.roster
-        member.recall()
+        member.recall(ANY)
         await pump.until(lambda: pump.recalls_answered)
         assert member.is_open
 
@@ -96,6 +99,6 @@ async def test_a_crowd_is_never_stuck(tmp_path: Path) -> None:
     async with open_pool(concurrency=2) as pump:
         slow = pump.send("gate", until=str(go))
         member, _ticket = await pump.beginning(slow)
-        assert not member.is_stuck(member.began_at + 100, slow_after_s=0.5, slow_together_s=9)
+        assert member.stuck_behind(member.began_at + 100, slow_after_s=0.5, slow_together_s=9) is None
         go.touch()
         await pump.ending(slow)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from horsies.child.link import Link
 from horsies.child.wire import (
+    ANY,
     Assignment,
     Done,
     Interrupt,
@@ -65,6 +66,7 @@ class Desk:
         self._max_memory_mb = max_memory_mb
         self._rss_mb = rss_mb
         self._tray: deque[Assignment] = deque()
+        self._last_taken = ANY
         self._is_leaving = False
         self._state = threading.Lock()
         self._sending = threading.Lock()  # never taken before `_state` is
@@ -82,7 +84,10 @@ class Desk:
     def take(self, at_most: int) -> list[Assignment]:
         """What is to begin next, in the order it came."""
         with self._state:
-            return [self._tray.popleft() for _ in range(min(at_most, len(self._tray)))]
+            taken = [self._tray.popleft() for _ in range(min(at_most, len(self._tray)))]
+            if taken:
+                self._last_taken = taken[-1].ticket
+            return taken
 
     @property
     def has_more(self) -> bool:
@@ -120,8 +125,9 @@ class Desk:
                     self._tray.extend(Assignment(*fields) for fields in assignments)
                     if self._is_leaving:
                         self.send(pack(*self._given_back()))  # it was on its way when we said so
-                case Recall():
-                    self.send(pack(*(self._given_back() or [Returned([])])))
+                case Recall(behind):
+                    wanted = self._given_back() if behind in {ANY, self._last_taken} else []
+                    self.send(pack(*(wanted or [Returned([])])))
                 case Stay():
                     self._is_leaving, self._max_memory_mb = False, None
                 case Stop():

@@ -12,7 +12,7 @@ begun (it crashed) and what had not (it is released).
 import marshal
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 MAX_FRAME = 1 << 30
 _LENGTH = struct.Struct("!I")
@@ -74,8 +74,14 @@ class Run(NamedTuple):
     assignments: list[Fields]
 
 
-class Recall(Word):
-    """Give back what has not begun."""
+ANY: Final = 0
+"""No ticket: these begin at 1."""
+
+
+class Recall(NamedTuple):
+    """Give back what has not begun, because this task, or `ANY`, takes long. If it has ended meanwhile there is no need."""
+
+    behind: int
 
 
 class Interrupt(NamedTuple):

@@ -63,22 +63,28 @@ class Keeper:
 
     async def _keep(self) -> None:
         while True:
+            next_s = self._every_s
             try:
-                await self._look()
+                next_s = max(next_s, await self._look())
             except DatabaseError as error:
                 self._watch.break_off()
                 self.is_elected = False  # as far as we know
                 level = logging.DEBUG if trouble_of(error) is Trouble.LOST else logging.WARNING
                 log.log(level, "the keeper could not look after the workers: %s", broker_error(error))
             # Spread out, so that candidates do not all ask at the same moment.
-            await asyncio.sleep(self._every_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+            await asyncio.sleep(next_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
 
-    async def _look(self) -> None:
-        self.is_elected = await self._link.run(reap.take_lease(self._worker, self._lease_ms))
+    async def _look(self) -> float:
+        """For how many seconds there is nothing more to do: a candidate need not ask while somebody else's lease runs."""
+        self.is_elected, left_s = await self._link.run(reap.take_lease(self._worker, self._lease_ms))
         self._retainer.be_on_duty(whether=self.is_elected)
         if not self.is_elected:
             self._watch.break_off()
-            return
+            return left_s
+        await self._do_duties()
+        return 0.0
+
+    async def _do_duties(self) -> None:
         await self._bury_the_dead()
         reaped = await self._do(reap.reap_orphans)
         if reaped and reaped.count:

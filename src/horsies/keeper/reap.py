@@ -35,10 +35,10 @@ class Reaped:
     due_s: float | None
 
 
-def take_lease(worker: str, lease_ms: int) -> Op[bool]:
-    """Whether this worker is the keeper now."""
-    row = yield from one(SQL["take_lease"](worker=worker, lease_ms=lease_ms))
-    return row is not None
+def take_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
+    """Whether this worker is the keeper now, and for how many more seconds the lease ran before."""
+    ((is_ours, left_s),) = yield from rows(SQL["take_lease"](worker=worker, lease_ms=lease_ms))
+    return is_ours, left_s
 
 
 def give_up_lease(worker: str) -> Op[None]:

@@ -1,13 +1,18 @@
 -- name: take_lease
 -- The keeper is whoever holds the lease. Its duties are safe when two do them at once; the lease only saves the work.
-insert into {schema}.keeper (holder, until)
-select %(worker)s::uuid, now() + %(lease_ms)s::integer * interval '1 ms'
--- While somebody else holds it, nothing is written, and no row is locked.
-where not exists (select from {schema}.keeper where holder <> %(worker)s::uuid and until >= now())
-on conflict (singleton) do update
-set holder = excluded.holder, until = excluded.until
-where keeper.holder = excluded.holder or keeper.until < now()
-returning holder;
+with taken as (
+    insert into {schema}.keeper (holder, until)
+    select %(worker)s::uuid, now() + %(lease_ms)s::integer * interval '1 ms'
+    -- While somebody else holds it, nothing is written, and no row is locked.
+    where not exists (select from {schema}.keeper where holder <> %(worker)s::uuid and until >= now())
+    on conflict (singleton) do update
+    set holder = excluded.holder, until = excluded.until
+    where keeper.holder = excluded.holder or keeper.until < now()
+    returning holder
+)
+select
+    exists (select from taken),
+    coalesce((select extract(epoch from until - now()) from {schema}.keeper), 0)::float8;
 
 -- name: give_up_lease
 delete from {schema}.keeper

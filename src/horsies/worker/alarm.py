@@ -88,5 +88,6 @@ class Alarm:
 
     def _recall_from_the_slow(self, now: float) -> None:
         for member in self._books.roster:
-            if member.tickets.has_unbegun and member.is_stuck(now, SLOW_AFTER_S, SLOW_TOGETHER_S):
-                member.recall()
+            behind = member.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S) if member.tickets.has_unbegun else None
+            if behind is not None:
+                member.recall(behind)

@@ -25,5 +25,5 @@ def dispatch(books: Books, claims: list[Claim]) -> None:
 
 
 def _room(books: Books, member: Member) -> int:
-    room = books.frames.size - member.load
+    room = books.frames.most - member.load
     return room if member.budget_left is None else min(room, member.budget_left)

@@ -9,7 +9,7 @@ once (`concurrency`) needs no frames: its places are many.
 from dataclasses import dataclass
 from typing import Literal
 
-FRAME_US = 10_000
+FRAME_US = 20_000
 FRAME_MAX = 1_024
 REFILL = 4
 """A frame is filled up when a part of it, this one, is free: fewer at a time would cost more commits, more would let the child run dry."""
@@ -20,7 +20,8 @@ SLOW_TOGETHER_S = 0.1
 """The same for many that have run this long together. More, because a busy machine makes all of them slower, wherever they run."""
 
 TINY_US = 1_000
-NEW_WEIGHT = 0.1
+REMEMBERED_US = FRAME_US
+"""How much work the mean is taken over. By work and not by number, or among a thousand tiny tasks one that the machine held up would count as much as a hundred."""
 
 
 @dataclass(slots=True)
@@ -30,15 +31,18 @@ class Frames:
     prefetch: int | Literal["auto"]
     processes: int
     concurrency: int = 1
-    _task_us: float = FRAME_US  # until measured, a frame is one task
+    _worked_us: float = FRAME_US  # until measured, a frame is one task
+    _tasks: float = 1.0
 
     def observe(self, duration_us: int) -> None:
-        self._task_us += NEW_WEIGHT * (duration_us - self._task_us)
+        remembered = REMEMBERED_US / (REMEMBERED_US + duration_us)
+        self._worked_us = self._worked_us * remembered + duration_us
+        self._tasks = self._tasks * remembered + 1.0
 
     @property
     def are_tiny(self) -> bool:
         """Tasks take less time than the commit between two of them."""
-        return self._task_us < TINY_US
+        return self._worked_us < TINY_US * self._tasks
 
     @property
     def is_framed(self) -> bool:
@@ -50,7 +54,12 @@ class Frames:
         """How many tasks one child may hold."""
         if not self.is_framed:
             return self.concurrency
-        return max(1, min(FRAME_MAX, int(FRAME_US / max(self._task_us, 1.0))))
+        return max(1, min(FRAME_MAX, int(FRAME_US * self._tasks / max(self._worked_us, 1.0))))
+
+    @property
+    def most(self) -> int:
+        """How many it may be given that were claimed for it when frames were larger: what turns out to be too much is recalled."""
+        return FRAME_MAX if self.is_framed else self.concurrency
 
     @property
     def ceiling(self) -> int:

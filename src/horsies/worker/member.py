@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from horsies.child.wire import (
+    ANY,
     Began,
     Boot,
     Booting,
@@ -155,14 +156,16 @@ class Member:
     def load(self) -> int:
         return len(self.tickets)
 
-    def is_stuck(self, now: float, slow_after_s: float, slow_together_s: float) -> bool:
-        """What runs before those that wait here has taken long, one task or many of them, and nobody has asked yet for them back."""
-        return (
-            self._boot.concurrency == 1
-            and not self.recalled
-            and self.tickets.has_begun
-            and (now - self.began_at > slow_after_s or self._ahead_s(now) > slow_together_s)
-        )
+    def stuck_behind(self, now: float, slow_after_s: float, slow_together_s: float) -> int | None:
+        """Nobody has asked yet for those that wait here, and what runs before them has taken long: one task, or `ANY` when it is many together.
+
+        One task may also seem so because the machine was busy elsewhere: by the time the child hears of it, it has ended.
+        """
+        if self._boot.concurrency > 1 or self.recalled or not self.tickets.has_begun:
+            return None
+        if self._ahead_s(now) > slow_together_s:
+            return ANY
+        return self.tickets.running()[0][0] if now - self.began_at > slow_after_s else None
 
     def _ahead_s(self, now: float) -> float:
         """Only what tasks take counts, and not what comes between them: that is the same wherever they run."""
@@ -184,10 +187,10 @@ class Member:
         self._unanswered_since = self._unanswered_since or now
         return now - self._unanswered_since
 
-    def recall(self) -> None:
+    def recall(self, behind: int) -> None:
         """Ask for what has not begun; it comes back as `returned`, and no new work goes here until the current task ends."""
         self.recalled = True
-        self._send(Recall())
+        self._send(Recall(behind))
 
     # -- stopping a task
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
+from horsies.child.wire import ANY
 from horsies.db.courier import Courier
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.events import DatabaseTrouble, emit, subscribers
@@ -91,7 +92,7 @@ class Pump:
         self._books.stopping = True
         for member in self._books.roster:
             if member.tickets.has_unbegun:
-                member.recall()
+                member.recall(ANY)
         self._go()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
