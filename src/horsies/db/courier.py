@@ -6,8 +6,9 @@ one. What is said, and how, is in `dialogue`.
 
 import asyncio
 import os
-from collections.abc import Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import pq
@@ -21,6 +22,7 @@ from horsies.db.session import BACKEND_PID, PLANNED_ONCE, PREPARE_AFTER, Prepari
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
+Answer: TypeAlias = list[Rows] | psycopg.Error
 
 ROLLBACK = Statement("rollback", "rollback")
 WHO_SERVES = Statement("who_serves", BACKEND_PID)
@@ -48,13 +50,33 @@ class Courier:
             session = self._session or await self._open()
             return await drive_async(op, session.answer)
         except psycopg.Error as error:
-            if self._preparing.has_failed(error):
-                self.close()
-            await self._clean()
+            await self.recover(error)
             raise
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_ready(self) -> bool:
+        """It has a connection, as far as it knows: something can be posted."""
+        return self._session is not None and not self._session.is_broken
+
+    def post(self, op: Op[T], landed: Callable[[T | psycopg.Error], None]) -> None:
+        """The same for a verb of one request, said at once: where there is one for every task, an asyncio task for each of them costs too much.
+
+        Only when it is ready, and again only after it has landed; after an error, `recover` first.
+        """
+        try:
+            cast("_Session", self._session).post(next(op), lambda answer: landed(_concluded(op, answer)))
+        except BaseException:
+            self.close()
+            raise
+
+    async def recover(self, error: psycopg.Error) -> None:
+        """After an error the connection is idle again, or gone."""
+        if self._preparing.has_failed(error):
+            self.close()
+        await self._clean()
 
     async def _open(self) -> "_Session":
         """On the loop, every step of it: a thread that waits for a silent server would keep a worker from leaving."""
@@ -71,7 +93,6 @@ class Courier:
         return session
 
     async def _clean(self) -> None:
-        """After an error the connection is idle again, or gone."""
         if self._session is not None:
             try:
                 await self._session.roll_back()
@@ -100,23 +121,37 @@ class _Session:
         # the loop still watches it for us.
         self._socket = os.dup(self._pgconn.socket)
         self._loop.add_reader(self._socket, self._readable)
-        self._answered: asyncio.Future[list[Rows]] | None = None
+        self._answered: Callable[[Answer], None] | None = None
 
     @property
     def is_broken(self) -> bool:
         return self._pgconn.status == pq.ConnStatus.BAD
 
     async def answer(self, request: Request) -> list[Rows]:
+        answered: asyncio.Future[list[Rows]] = self._loop.create_future()
+        self.post(request, partial(_resolve, answered))
+        return await answered
+
+    def post(self, request: Request, answered: Callable[[Answer], None]) -> None:
+        """What was answered is told by the loop, never before this returns."""
         queries = cast("Ask", request).queries
         names = [query.statement.name for query in queries]
-        faults.strike(self._connection, names, "before")
-        rows = await self._ask(queries)
-        faults.strike(self._connection, names, "after")
-        return rows
+        try:
+            faults.strike(self._connection, names, "before")
+            self._say(queries, partial(self._struck, names, answered))
+        except psycopg.Error as error:
+            self._loop.call_soon(answered, error)
+
+    def _struck(self, names: Sequence[str], answered: Callable[[Answer], None], answer: Answer) -> None:
+        try:
+            faults.strike(self._connection, names, "after")
+        except psycopg.Error as error:
+            answer = error
+        answered(answer)
 
     async def roll_back(self) -> None:
         if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            await self._ask([ROLLBACK()])
+            await self.answer(Ask((ROLLBACK(),)))
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket)
@@ -125,24 +160,19 @@ class _Session:
         self._pgconn.finish()
         self._settle(psycopg.OperationalError("the connection was closed"))
 
-    async def _ask(self, queries: Sequence[Query]) -> list[Rows]:
+    def _say(self, queries: Sequence[Query], answered: Callable[[Answer], None]) -> None:
         self._dialogue.say(queries, self._schema)
-        answered = self._answered = self._loop.create_future()
-        if not self._flush():
+        if self._pgconn.flush():
             self._loop.add_writer(self._socket, self._writable)
-        return await answered
+        self._answered = answered
 
     def _writable(self) -> None:
-        if self._flush():
-            self._loop.remove_writer(self._socket)
-
-    def _flush(self) -> bool:
-        """Whether nothing is left to be written: all is out, or it broke."""
         try:
-            return not self._pgconn.flush()
+            if self._pgconn.flush():
+                return
         except psycopg.Error as error:
             self._settle(error)
-            return True
+        self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:
         try:
@@ -154,11 +184,30 @@ class _Session:
             self._settle(error)
 
     def _settle(self, outcome: list[Rows] | psycopg.Error) -> None:
-        """Nobody waits for the answer to one who was cancelled, or who has heard of an error before."""
+        """Nobody waits any more for the answer to one who has heard of an error before."""
         answered, self._answered = self._answered, None
-        if answered is None or answered.done():
-            return
-        if isinstance(outcome, psycopg.Error):
-            answered.set_exception(outcome)
+        if answered is not None:
+            answered(outcome)
+
+
+def _resolve(answered: "asyncio.Future[list[Rows]]", answer: Answer) -> None:
+    """Nobody waits for the answer to one who was cancelled."""
+    if answered.done():
+        return
+    if isinstance(answer, psycopg.Error):
+        answered.set_exception(answer)
+    else:
+        answered.set_result(answer)
+
+
+def _concluded(op: Op[T], answer: Answer) -> T | psycopg.Error:
+    try:
+        if isinstance(answer, psycopg.Error):
+            op.throw(answer)
         else:
-            answered.set_result(outcome)
+            op.send(answer)
+    except StopIteration as end:
+        return end.value
+    except psycopg.Error as error:
+        return error
+    raise AssertionError("a verb that is posted asks once")

@@ -12,9 +12,10 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from horsies.child.wire import ANY
 from horsies.db.courier import Courier
@@ -31,12 +32,22 @@ from horsies.worker.dispatch import dispatch
 from horsies.worker.herald import Herald
 from horsies.worker.news import Known, News
 from horsies.worker.stops import Stops
-from horsies.worker.turn import Turn, take_turn
+from horsies.worker.turn import Outcome, Turn, take_turn
 
 LAST_WORDS_S = 5.0
 ANSWER_S = 1.0
 
 log = logging.getLogger("horsies.worker")
+
+
+class Flight(NamedTuple):
+    """A turn on its way."""
+
+    turn: Turn
+    courier: Courier
+    known: Known
+    departed: float
+    landed: "asyncio.Future[None]"
 
 
 class Pump:
@@ -72,20 +83,29 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
         self._is_open = False
-        self._flights: set[asyncio.Task[None]] = set()
+        self._flights: set[asyncio.Future[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._is_open = True
+        self._ward = self._group.create_task(self._close_with_the_group())
         self._go()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ward.cancel()
         self._is_open = False
         self.alarm.close()
         for courier in self._couriers:
             courier.close()
+
+    async def _close_with_the_group(self) -> None:
+        """When the worker comes to its end by an error, its children's last words change nothing, and nothing more is claimed."""
+        try:
+            await self._loop.create_future()
+        finally:
+            self._is_open = False
 
     async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
@@ -179,23 +199,28 @@ class Pump:
         now = time.monotonic()
         while self._may_send(now) and (turn := self._books.next_turn(now)):
             self._gather_until = None
-            if not self._launch(turn):
-                return
+            self._launch(turn)
         if self._books.stopping and self._books.is_empty:
             self._drained.set()
         self.alarm.set(now, self._next_departure(now))
 
-    def _launch(self, turn: Turn) -> bool:
-        """False: the worker is coming to its end by an error, and its children's last words change nothing."""
-        journey = self._fly(turn, self._idle_couriers.pop(), self._news.known)
+    def _launch(self, turn: Turn) -> None:
+        courier = self._idle_couriers.pop()
+        flight = Flight(turn, courier, self._news.known, time.monotonic(), self._loop.create_future())
+        self._flights.add(flight.landed)
+        if not courier.is_ready:
+            self._attend(self._fly(flight))
+            return
         try:
-            flight = self._group.create_task(journey)
-        except RuntimeError:
+            courier.post(take_turn(turn), partial(self._answered, flight))
+        except Exception as error:  # noqa: BLE001 - whoever has called us would only log it
+            self._attend(_fall(error))
+
+    def _attend(self, journey: Coroutine[None, None, None]) -> None:
+        try:
+            self._group.create_task(journey)
+        except RuntimeError:  # the group comes to its end by an error
             journey.close()
-            return False
-        self._flights.add(flight)
-        flight.add_done_callback(self._flights.discard)
-        return True
 
     def _may_send(self, now: float) -> bool:
         if not self._idle_couriers or now < self._backoff.until:
@@ -218,22 +243,43 @@ class Pump:
             moments.append(self._books.buffer[0].until)
         return min(moments, default=None)
 
-    async def _fly(self, turn: Turn, courier: Courier, known: Known) -> None:
-        departed = time.monotonic()
+    async def _fly(self, flight: Flight) -> None:
+        """The long way: the courier has to connect first."""
         try:
-            outcome = await courier.run(take_turn(turn))
+            outcome = await flight.courier.run(take_turn(flight.turn))
         except DatabaseError as error:
-            self._failed(turn, error)
+            self._failed(flight.turn, error)
+            self._landed(flight)
         else:
-            self._backoff.succeeded()
-            if subscribers:
-                self.herald.turned(turn, outcome, time.monotonic() - departed)
-            self._news.found(turn, outcome, known, departed)
-            dispatch(
-                self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
-            )
-        finally:
-            self._idle_couriers.append(courier)
+            self._arrived(flight, outcome)
+
+    def _answered(self, flight: Flight, outcome: Outcome | DatabaseError) -> None:
+        if isinstance(outcome, DatabaseError):
+            self._attend(self._recover(flight, outcome))
+            return
+        try:
+            self._arrived(flight, outcome)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._attend(_fall(error))
+
+    async def _recover(self, flight: Flight, error: DatabaseError) -> None:
+        await flight.courier.recover(error)
+        self._failed(flight.turn, error)
+        self._landed(flight)
+
+    def _arrived(self, flight: Flight, outcome: Outcome) -> None:
+        turn, departed = flight.turn, flight.departed
+        self._backoff.succeeded()
+        if subscribers:
+            self.herald.turned(turn, outcome, time.monotonic() - departed)
+        self._news.found(turn, outcome, flight.known, departed)
+        dispatch(self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000))
+        self._landed(flight)
+
+    def _landed(self, flight: Flight) -> None:
+        self._idle_couriers.append(flight.courier)
+        self._flights.discard(flight.landed)
+        flight.landed.set_result(None)
         self._go()
 
     # -- trouble
@@ -252,3 +298,8 @@ class Pump:
             case _:
                 self._in_doubt()
                 self._backoff.failed(broker_error(error))
+
+
+async def _fall(error: Exception) -> None:
+    """Bring the worker down."""
+    raise error
