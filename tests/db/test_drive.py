@@ -1,7 +1,7 @@
 """One source for blocking and asyncio callers and for workers: every test here runs with all drivers, on real connections."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -10,7 +10,7 @@ from psycopg import errors
 
 from horsies.db.courier import Courier
 from horsies.db.drive import answer_on, answer_on_async, drive, drive_async
-from horsies.db.op import Op, Query, Statement, ask, one, rows, script
+from horsies.db.op import Ask, Frame, Op, Query, Statement, ask, one, rows, script
 from horsies.model.config import PostgresConfig
 from tests.fixtures.planting import Plant
 
@@ -95,6 +95,51 @@ def test_an_error_in_a_batch_rolls_back_all_of_it_and_leaves_the_connection_usab
         return (yield from ask(query("select count(*) from kept"), query("select 5")))
 
     assert driven(verb) == [[(0,)], [(5,)]]
+
+
+FRAME = Frame((query("begin isolation level serializable"), query("select 'limits'")), query("commit"))
+
+
+def test_what_is_framed_is_one_transaction_and_answered_without_its_frame(driven: Drive) -> None:
+    def verb() -> Op[Any]:
+        yield from rows(query("create temporary table kept (n integer)"))
+        for number in range(2):
+            with pytest.raises(errors.DivisionByZero):
+                yield Ask([query("insert into kept values (1)"), query("select 1 / %(n)s::integer", n=0)], frame=FRAME)
+            yield from rows(query("rollback"))
+            answers = yield Ask(
+                [query("insert into kept values (2)"), query("select count(*) from kept")], (query("select 7"),), FRAME
+            )
+            assert answers == [[], [(number + 1,)]]
+        return (yield from one(query("select array_agg(n) from kept")))
+
+    assert driven(verb) == ([2, 2],)
+
+
+@pytest.mark.parametrize("afterwards", [(), (query("select 7"), query("select 8"))])
+def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection, afterwards: Sequence[Query]) -> None:
+    sql.execute("create table parents (id integer primary key)")
+    sql.execute("create table kids (parent integer references parents deferrable initially deferred)")
+
+    def verb() -> Op[Any]:
+        with pytest.raises(errors.ForeignKeyViolation):
+            yield Ask([query("insert into kids values (1) returning parent"), query("select 2")], afterwards)
+        return (yield from one(query("select count(*) from kids")))
+
+    assert driven(verb) == (0,)
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_what_is_said_afterwards_undoes_nothing(driven: Drive, nth: int, caplog: pytest.LogCaptureFixture) -> None:
+    def verb() -> Op[Any]:
+        yield from rows(query("create temporary table kept (n integer)"))
+        told = [query("select 7"), query("select 8")]
+        told[nth] = query("select 1 / 0")
+        yield Ask([query("insert into kept values (1)")], told)
+        return (yield from one(query("select count(*) from kept")))
+
+    assert driven(verb) == (1,)
+    assert "a notification could not be sent" in caplog.text
 
 
 def test_a_verb_that_does_not_handle_an_error_lets_it_out(driven: Drive) -> None:

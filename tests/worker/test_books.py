@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from horsies.db.op import Ask
 from horsies.model.budget import Budget, QueueRoom
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
@@ -90,7 +91,8 @@ def starting(made: Books, *claims: Claim) -> Turn:
 def statements(turn: Turn) -> list[str]:
     """What a turn says to the database, in one round trip."""
     ask = next(take_turn(turn))
-    return [query.statement.name for query in getattr(ask, "queries", [])]
+    assert isinstance(ask, Ask)
+    return [query.statement.name for query in (*ask.spelled_out, *ask.afterwards)]
 
 
 def test_empty_books_have_nothing_to_say() -> None:

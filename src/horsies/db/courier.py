@@ -6,7 +6,7 @@ one. What is said, and how, is in `dialogue`.
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
@@ -17,7 +17,7 @@ from horsies.db import faults
 from horsies.db.connect import connect_async
 from horsies.db.dialogue import Dialogue
 from horsies.db.drive import drive_async
-from horsies.db.op import Ask, Op, Query, Request, Rows, Statement, rows
+from horsies.db.op import Ask, Op, Request, Rows, Statement, rows
 from horsies.db.session import BACKEND_PID, PLANNED_ONCE, PREPARE_AFTER, Preparing
 from horsies.model.config import PostgresConfig
 
@@ -26,10 +26,14 @@ Answer: TypeAlias = list[Rows] | psycopg.Error
 
 ROLLBACK = Statement("rollback", "rollback")
 WHO_SERVES = Statement("who_serves", BACKEND_PID)
-PLAN_ONCE = Statement(
-    "plan_once",
-    # Bitmaps need a sort, which looks cheap while a table is empty.
-    PLANNED_ONCE + ", set_config('enable_bitmapscan', 'off', false)",
+SETTLE_IN = Statement(
+    "settle_in",
+    # Bitmaps need a sort, which looks cheap while a table is empty. The rest is what a transaction would have to say for itself each time
+    # (`worker/turn.sql`) in a session that is not ours.
+    PLANNED_ONCE + ", set_config('enable_bitmapscan', 'off', false), "
+    "set_config('default_transaction_isolation', 'read committed', false), "
+    "set_config('lock_timeout', '10s', false), "
+    "set_config('statement_timeout', %(statement_timeout_ms)s::text, false)",
 )
 
 
@@ -88,8 +92,10 @@ class Courier:
             raise psycopg.OperationalError(str(error)) from error
         ((process,),) = await drive_async(rows(WHO_SERVES()), session.answer)
         if self._preparing.is_worthwhile(connection, process):
-            await drive_async(rows(PLAN_ONCE()), session.answer)
+            settings = SETTLE_IN(statement_timeout_ms=self._config.statement_timeout_ms)
+            await drive_async(rows(settings), session.answer)
             connection.prepare_threshold = PREPARE_AFTER
+            session.is_ours = True
         return session
 
     async def _clean(self) -> None:
@@ -116,6 +122,8 @@ class _Session:
         self._pgconn.enter_pipeline_mode()
         self._dialogue = Dialogue(connection)
         self._schema = schema
+        self.is_ours = False
+        """And settled in: what is said together needs no frame."""
         self._loop = asyncio.get_running_loop()
         # A descriptor of our own: libpq closes its one when the connection breaks, and the next connection may get that number while
         # the loop still watches it for us.
@@ -134,20 +142,19 @@ class _Session:
 
     def post(self, request: Request, answered: Callable[[Answer], None]) -> None:
         """What was answered is told by the loop, never before this returns."""
-        queries = cast("Ask", request).queries
-        names = [query.statement.name for query in queries]
+        asked = cast("Ask", request)
         try:
-            faults.strike(self._connection, names, "before")
-            self._say(queries, partial(self._struck, names, answered))
+            faults.strike(self._connection, asked.names, "before")
+            self._say(asked, partial(self._heard, asked, answered, is_framed=not self.is_ours))
         except psycopg.Error as error:
             self._loop.call_soon(answered, error)
 
-    def _struck(self, names: Sequence[str], answered: Callable[[Answer], None], answer: Answer) -> None:
+    def _heard(self, asked: Ask, answered: Callable[[Answer], None], answer: Answer, *, is_framed: bool) -> None:
         try:
-            faults.strike(self._connection, names, "after")
+            faults.strike(self._connection, asked.names, "after")
         except psycopg.Error as error:
             answer = error
-        answered(answer)
+        answered(asked.answers(answer) if is_framed and isinstance(answer, list) else answer)
 
     async def roll_back(self) -> None:
         if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
@@ -160,8 +167,9 @@ class _Session:
         self._pgconn.finish()
         self._settle(psycopg.OperationalError("the connection was closed"))
 
-    def _say(self, queries: Sequence[Query], answered: Callable[[Answer], None]) -> None:
-        self._dialogue.say(queries, self._schema)
+    def _say(self, asked: Ask, answered: Callable[[Answer], None]) -> None:
+        queries = asked.queries if self.is_ours else asked.spelled_out
+        self._dialogue.say(queries, self._schema, asked.afterwards)
         if self._pgconn.flush():
             self._loop.add_writer(self._socket, self._writable)
         self._answered = answered

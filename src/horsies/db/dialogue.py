@@ -43,15 +43,17 @@ class Dialogue:
         self._new: dict[str, bytes] = {}
         self._prepared_first: list[bool] = []  # of each statement under way: its preparation is answered before it
         self._results: list[pq.abc.PGresult] = []
+        self._committed = 0  # as many of these as belong to what was asked
         self._unanswered = 0  # pieces, each of which is committed by itself
 
-    def say(self, queries: Sequence[Query], schema: str, afterwards: Query | None = None) -> None:
-        self._new, self._results = {}, []
+    def say(self, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()) -> None:
+        self._new, self._results, self._committed = {}, [], 0
         self._prepared_first = [self._send(query, schema) for query in queries]
         self._pgconn.pipeline_sync()
         self._unanswered = 1
-        if afterwards is not None:
-            self._send(afterwards, schema)
+        if afterwards:
+            for query in afterwards:
+                self._send(query, schema)
             self._pgconn.pipeline_sync()
             self._unanswered = 2
 
@@ -84,6 +86,7 @@ class Dialogue:
                 if result is None:
                     continue  # between two statements
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                    self._committed = self._committed or len(self._results)
                     self._unanswered -= 1
                     if not self._unanswered:
                         return True
@@ -102,13 +105,16 @@ class Dialogue:
         return result
 
     def _understood(self) -> list[Rows]:
-        results, self._results = iter(self._results), []
+        results, told = iter(self._results[: self._committed]), self._results[self._committed :]
+        self._results = []
         answers: list[Rows] = []
         for prepared_first in self._prepared_first:
             if prepared_first:
                 _insist(next(results))
             answers.append(self._rows(_insist(next(results))))
-        if failed := [result for result in results if result.status in _FAILED]:
+        for result in results:
+            _insist(result)  # of the commit itself
+        if failed := [result for result in told if result.status in _FAILED]:
             log_untold(error_from_result(failed[0]))
         else:
             self._prepared |= self._new
@@ -134,7 +140,7 @@ def _insist(result: pq.abc.PGresult) -> pq.abc.PGresult:
 
 
 def converse(
-    connection: psycopg.Connection, queries: Sequence[Query], schema: str, afterwards: Query | None = None
+    connection: psycopg.Connection, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()
 ) -> list[Rows]:
     """One round trip, blocking. A connection that is left in the middle of it, by Ctrl-C for one, is closed."""
     dialogue, pgconn = _dialogue_on(connection), connection.pgconn
@@ -151,7 +157,7 @@ def converse(
 
 
 async def converse_async(
-    connection: psycopg.AsyncConnection, queries: Sequence[Query], schema: str, afterwards: Query | None = None
+    connection: psycopg.AsyncConnection, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()
 ) -> list[Rows]:
     """The same, awaiting. The driver's own pipeline would wait for the commit before it sends what is said afterwards."""
     dialogue, pgconn = _dialogue_on(connection), connection.pgconn

@@ -51,11 +51,10 @@ def answer_on(connection: psycopg.Connection, request: Ask | Copy | Script, sche
         return []
     if isinstance(request, Copy):
         return _copy_on(connection, request, schema)
-    names = [query.statement.name for query in request.queries]
-    faults.strike(connection, names, "before")
-    answer = converse(connection, request.queries, schema, request.afterwards)
-    faults.strike(connection, names, "after")
-    return answer
+    faults.strike(connection, request.names, "before")
+    answers = converse(connection, request.spelled_out, schema, request.afterwards)
+    faults.strike(connection, request.names, "after")
+    return request.answers(answers)
 
 
 def _copy_on(connection: psycopg.Connection, request: Copy, schema: str) -> list[Rows]:
@@ -75,11 +74,10 @@ async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Co
         return []
     if isinstance(request, Copy):
         return await _copy_on_async(connection, request, schema)
-    names = [query.statement.name for query in request.queries]
-    faults.strike(connection, names, "before")
-    answer = await converse_async(connection, request.queries, schema, request.afterwards)
-    faults.strike(connection, names, "after")
-    return answer
+    faults.strike(connection, request.names, "before")
+    answers = await converse_async(connection, request.spelled_out, schema, request.afterwards)
+    faults.strike(connection, request.names, "after")
+    return request.answers(answers)
 
 
 async def _copy_on_async(connection: psycopg.AsyncConnection, request: Copy, schema: str) -> list[Rows]:

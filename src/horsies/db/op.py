@@ -8,13 +8,15 @@ Requests:
 
 - `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them. What is to be said `afterwards`
   travels with them too, but is done when they are committed, and cannot undo them: if it fails, that is logged. On connections of our own only.
+  Together they are one transaction in any case; a `frame` says so with statements of its own, which also set what holds in it. A session
+  that is ours and was set up so can do without.
 - `Copy`: rows in bulk by COPY, as lines (`lines.py`), made while the ones before are on their way. On connections of our own only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
 
 Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -63,9 +65,31 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """Of a transaction: what is said before all else, and last."""
+
+    opening: Sequence[Query]
+    closing: Query
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     queries: Sequence[Query]
-    afterwards: Query | None = None
+    afterwards: Sequence[Query] = ()
+    frame: Frame | None = None
+
+    @property
+    def spelled_out(self) -> Sequence[Query]:
+        """With the frame."""
+        return [*self.frame.opening, *self.queries, self.frame.closing] if self.frame else self.queries
+
+    def answers(self, spelled_out: list[Rows]) -> list[Rows]:
+        """Without those of the frame."""
+        return spelled_out[len(self.frame.opening) : -1] if self.frame else spelled_out
+
+    @property
+    def names(self) -> Iterator[str]:
+        return (query.statement.name for query in self.spelled_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +116,7 @@ def ask(*queries: Query) -> Op[list[Rows]]:
 
 def ask_and_tell(query: Query, *, afterwards: Query) -> Op[Rows]:
     """The rows of one statement, which is a transaction of its own or ends one; the other is not part of it."""
-    (answer,) = yield Ask((query,), afterwards)
+    (answer,) = yield Ask((query,), (afterwards,))
     return answer
 
 

@@ -7,9 +7,10 @@ COMMIT in the same round trip: inside the transaction, NOTIFY would hold a clust
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Rows, ask
+from horsies.db.op import Ask, Frame, Op, Query, Rows
 from horsies.model.config import PostgresConfig
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import (
@@ -99,8 +100,6 @@ def take_turn(turn: Turn) -> Op[Outcome]:
     keys = turn.caps.keys(counted | {claim.queue_name for claim in turn.starts})
     lock, advance = _workflows(turn)
     steps: list[tuple[str, Query]] = [
-        ("begin", SQL["begin_turn"]()),
-        ("limits", SQL["set_limits"](statement_timeout_ms=turn.database.statement_timeout_ms)),
         *(("lock roots", query) for query in lock),
         *([("interrupt", release_interrupted(turn.worker, turn.interrupted))] if turn.interrupted else []),
         *([("finish", finish(turn.worker, finals))] if finals else []),
@@ -113,14 +112,19 @@ def take_turn(turn: Turn) -> Op[Outcome]:
         *([("start", start(turn.worker, turn.starts, turn.caps))] if turn.starts else []),
         *(("claim", _claim(turn, wanted)) for wanted in turn.wanted),
         *([("survey", survey_queues(turn.lanes))] if _surveys(turn) else []),
-        ("commit", SQL["commit_turn"]()),
-        *(("notice", query) for query in _notices(turn)),
     ]
-    answers = yield from ask(*(query for _, query in steps))
+    frame = _frame(turn.database.statement_timeout_ms)
+    answers: list[Rows] = yield Ask([query for _, query in steps], _notices(turn), frame)
     by_step: dict[str, list[Rows]] = {}
     for (step, _), answer in zip(steps, answers, strict=True):
         by_step.setdefault(step, []).append(answer)
     return _outcome(by_step)
+
+
+@lru_cache
+def _frame(statement_timeout_ms: int) -> Frame:
+    limits = SQL["set_limits"](statement_timeout_ms=statement_timeout_ms)
+    return Frame((SQL["begin_turn"](), limits), SQL["commit_turn"]())
 
 
 def _workflows(turn: Turn) -> tuple[list[Query], list[Query]]:
