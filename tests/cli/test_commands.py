@@ -391,7 +391,7 @@ def test_the_log_level_is_minded_by_the_worker_and_its_children(
         rest = process.stderr.read()
         assert process.wait(TIMEOUT_S) == 0
     assert lines[0] != lines[1]
-    assert ("stopping" in rest) is is_said
+    assert ("stopped" in rest) is is_said
 
 
 INTERRUPTED_IMPORT = """

@@ -241,3 +241,55 @@ async def test_a_process_without_descriptors_says_so_and_goes_on_when_there_are_
             for number in taken:
                 os.close(number)
         assert await courier.run(first("select 1")) == (1,)
+
+
+@pytest.mark.parametrize("text", ["select 1", "select 1 / 0"])
+async def test_whatever_becomes_of_what_was_posted_is_told_to_whoever_posted_it(database: str, text: str) -> None:
+    """Also when the verb itself stumbles over its answer: nobody else would notice."""
+
+    def stumbling() -> Op[None]:
+        with suppress(psycopg.Error):
+            yield from first(text)
+        raise ValueError("of a test")
+
+    async with courier_to(database) as courier:
+        assert not courier.is_ready
+        await courier.run(first("select 1"))
+        assert courier.is_ready
+        landed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        courier.post(stumbling(), landed.set_result)
+        assert not landed.done()
+        assert isinstance(await landed, ValueError)
+        assert await courier.run(first("select 2")) == (2,)
+
+
+async def test_the_answer_to_what_was_posted_may_lead_to_the_next(database: str) -> None:
+    """At once, from within the call that tells of it."""
+    async with courier_to(database) as courier:
+        await courier.run(first("select 0"))
+        over: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
+        seen: list[object] = []
+
+        def landed(row: object) -> None:
+            seen.append(row)
+            if len(seen) == 3:
+                over.set_result(seen)
+            else:
+                courier.post(first("select %(n)s::integer", n=len(seen)), landed)
+
+        courier.post(first("select 0"), landed)
+        assert await over == [(0,), (1,), (2,)]
+
+
+async def test_what_was_posted_is_told_of_the_end_of_its_connection(database: str, sql: psycopg.Connection) -> None:
+    async with courier_to(database) as courier:
+        backend = await courier.run(first(BACKEND))
+        landed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        courier.post(first("select pg_sleep(60)"), landed.set_result)
+        assert backend is not None
+        sql.execute("select pg_terminate_backend(%s)", backend)
+        error = await landed
+        assert isinstance(error, psycopg.OperationalError)
+        assert not courier.is_ready
+        await courier.recover(error)
+        assert await courier.run(first("select 2")) == (2,)

@@ -167,3 +167,23 @@ async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, mon
         assert desk.books.endings
         assert 1 <= len(looks) <= 5
         desk.books.in_flight.remove(under_way)
+
+
+async def test_a_pump_that_stumbles_over_an_answer_brings_its_worker_down(
+    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would lack the turn and its connection for ever, and nobody would know."""
+
+    def stumble(*_: object, **__: object) -> None:
+        raise ValueError("of a test")
+
+    async def hear_of_work() -> None:
+        async with open_pump(database) as desk:
+            monkeypatch.setattr(Books, "settle", stumble)
+            desk.pump.heard(insert(sql)[1])
+            await asyncio.sleep(PATIENCE_S)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await hear_of_work()
+    assert raised.group_contains(ValueError, match="of a test")
+    assert await asyncio.to_thread(row, sql, "select count(*) from horsies.tasks") == (1,)

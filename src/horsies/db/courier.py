@@ -22,7 +22,7 @@ from horsies.db.session import BACKEND_PID, PLANNED_ONCE, PREPARE_AFTER, Prepari
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
-Answer: TypeAlias = list[Rows] | psycopg.Error
+Answer: TypeAlias = list[Rows] | Exception
 
 ROLLBACK = Statement("rollback", "rollback")
 WHO_SERVES = Statement("who_serves", BACKEND_PID)
@@ -65,10 +65,10 @@ class Courier:
         """It has a connection, as far as it knows: something can be posted."""
         return self._session is not None and not self._session.is_broken
 
-    def post(self, op: Op[T], landed: Callable[[T | psycopg.Error], None]) -> None:
+    def post(self, op: Op[T], landed: Callable[[T | Exception], None]) -> None:
         """The same for a verb of one request, said at once: where there is one for every task, an asyncio task for each of them costs too much.
 
-        Only when it is ready, and again only after it has landed; after an error, `recover` first.
+        Only when it is ready, and again only after it has landed; after an error of the database, `recover` first.
         """
         try:
             cast("_Session", self._session).post(next(op), lambda answer: landed(_concluded(op, answer)))
@@ -150,11 +150,13 @@ class _Session:
             self._loop.call_soon(answered, error)
 
     def _heard(self, asked: Ask, answered: Callable[[Answer], None], answer: Answer, *, is_framed: bool) -> None:
-        try:
-            faults.strike(self._connection, asked.names, "after")
-        except psycopg.Error as error:
-            answer = error
-        answered(asked.answers(answer) if is_framed and isinstance(answer, list) else answer)
+        if isinstance(answer, list):
+            try:
+                faults.strike(self._connection, asked.names, "after")
+                answer = asked.answers(answer) if is_framed else answer
+            except psycopg.Error as error:
+                answer = error
+        answered(answer)
 
     async def roll_back(self) -> None:
         if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
@@ -186,12 +188,12 @@ class _Session:
         try:
             if (answer := self._dialogue.hear()) is not None:
                 self._settle(answer)
-        except psycopg.Error as error:
+        except Exception as error:  # noqa: BLE001 - the loop, which has called us, would only log it
             if self.is_broken:
                 self._loop.remove_reader(self._socket)
             self._settle(error)
 
-    def _settle(self, outcome: list[Rows] | psycopg.Error) -> None:
+    def _settle(self, outcome: Answer) -> None:
         """Nobody waits any more for the answer to one who has heard of an error before."""
         answered, self._answered = self._answered, None
         if answered is not None:
@@ -202,20 +204,20 @@ def _resolve(answered: "asyncio.Future[list[Rows]]", answer: Answer) -> None:
     """Nobody waits for the answer to one who was cancelled."""
     if answered.done():
         return
-    if isinstance(answer, psycopg.Error):
+    if isinstance(answer, Exception):
         answered.set_exception(answer)
     else:
         answered.set_result(answer)
 
 
-def _concluded(op: Op[T], answer: Answer) -> T | psycopg.Error:
+def _concluded(op: Op[T], answer: Answer) -> T | Exception:
     try:
-        if isinstance(answer, psycopg.Error):
+        if isinstance(answer, Exception):
             op.throw(answer)
         else:
             op.send(answer)
     except StopIteration as end:
         return end.value
-    except psycopg.Error as error:
+    except Exception as error:  # noqa: BLE001 - whoever has posted it decides
         return error
-    raise AssertionError("a verb that is posted asks once")
+    return AssertionError("a verb that is posted asks once")

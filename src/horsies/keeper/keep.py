@@ -80,7 +80,7 @@ class Keeper:
         self._retainer.be_on_duty(whether=self.is_elected)
         if not self.is_elected:
             self._watch.break_off()
-            return left_s
+            return min(left_s, self._lease_ms / 1000)  # others may be set, or their clock may be, to far more
         await self._do_duties()
         return 0.0
 

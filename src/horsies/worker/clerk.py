@@ -36,7 +36,8 @@ class Clerk:
         self._books.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
 
     def done(self, claim: Claim, done: Done) -> None:
-        self._books.frames.observe(done.duration_us)
+        if done.duration_us:  # else it was cancelled before it began
+            self._books.frames.observe(done.duration_us)
         self._books.progress.pop((claim.id, claim.claim_no), None)
         self._stops.end(claim, ending_of(claim, done))
         if subscribers:

@@ -253,9 +253,12 @@ class Pump:
         else:
             self._arrived(flight, outcome)
 
-    def _answered(self, flight: Flight, outcome: Outcome | DatabaseError) -> None:
-        if isinstance(outcome, DatabaseError):
-            self._attend(self._recover(flight, outcome))
+    def _answered(self, flight: Flight, outcome: Outcome | Exception) -> None:
+        if not self._is_open:
+            return
+        if isinstance(outcome, Exception):
+            is_known = isinstance(outcome, DatabaseError)
+            self._attend(self._recover(flight, outcome) if is_known else _fall(outcome))
             return
         try:
             self._arrived(flight, outcome)
