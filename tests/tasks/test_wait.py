@@ -177,6 +177,7 @@ def test_endings_are_announced_only_while_somebody_waits(
 
     (last,) = send_new(other)
     broker.close()
+    eventually(lambda: column(sql, LISTENERS) == [], what="the server has noticed that it left")
     do(other, notify_done(run_all(other)))
     assert heard() == ["last"]
     assert isinstance(wait_for(other, last.id), Ended)
