@@ -12,13 +12,11 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from horsies.child.wire import ANY
-from horsies.db.courier import Courier
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.events import DatabaseTrouble, emit, subscribers
 from horsies.model.config import PostgresConfig
@@ -28,26 +26,17 @@ from horsies.worker.alarm import Alarm
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.clerk import Clerk
+from horsies.worker.couriers import Couriers, Flight
 from horsies.worker.dispatch import dispatch
 from horsies.worker.herald import Herald
-from horsies.worker.news import Known, News
+from horsies.worker.news import News
 from horsies.worker.stops import Stops
-from horsies.worker.turn import Outcome, Turn, take_turn
+from horsies.worker.turn import Outcome, Turn
 
 LAST_WORDS_S = 5.0
 ANSWER_S = 1.0
 
 log = logging.getLogger("horsies.worker")
-
-
-class Flight(NamedTuple):
-    """A turn on its way."""
-
-    turn: Turn
-    courier: Courier
-    known: Known
-    departed: float
-    landed: "asyncio.Future[None]"
 
 
 class Pump:
@@ -65,7 +54,6 @@ class Pump:
         coalesce: int,
         in_doubt: Callable[[], None],
     ) -> None:
-        self._group = group
         self._books = books
         self._backoff = Backoff(resilience)
         self._coalesce = coalesce
@@ -78,34 +66,20 @@ class Pump:
         self.alarm = Alarm(books, self._stops, poll_s=resilience.notify_poll_interval_ms / 1000, rung=self._go)
         self._news = News(books, due_in=self.alarm.due_in)
         self.clerk = Clerk(books, self._stops, self.herald, entered=self._go, armed=self.alarm.mind_deadlines)
-        self._couriers = [Courier(database, "worker") for _ in range(turns)]
-        self._idle_couriers = list(self._couriers)
+        self._couriers = Couriers(group, database, turns, landed=self._landed)
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
-        self._is_open = False
-        self._flights: set[asyncio.Future[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._is_open = True
-        self._ward = self._group.create_task(self._close_with_the_group())
+        self._couriers.open()
         self._go()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ward.cancel()
-        self._is_open = False
+        self._couriers.close()
         self.alarm.close()
-        for courier in self._couriers:
-            courier.close()
-
-    async def _close_with_the_group(self) -> None:
-        """When the worker comes to its end by an error, its children's last words change nothing, and nothing more is claimed."""
-        try:
-            await self._loop.create_future()
-        finally:
-            self._is_open = False
 
     async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
@@ -161,12 +135,9 @@ class Pump:
 
     async def strangers(self, held: Sequence[Claim]) -> list[Claim]:
         """Of the rows that the database says are ours, those we know nothing of."""
-        if self._unknown(held) and self._flights:
-            # One of these may just have claimed them: its answer comes first. Not for long: this is the heartbeat's time.
-            # Those that leave from now on do not matter, and under load there are always some.
-            _, unanswered = await asyncio.wait(self._flights, timeout=ANSWER_S)
-            if unanswered:
-                return []
+        # A turn under way may just have claimed them: its answer comes first. Not for long: this is the heartbeat's time.
+        if self._unknown(held) and not await self._couriers.have_landed(within_s=ANSWER_S):
+            return []
         return self._unknown(held)
 
     def _unknown(self, held: Sequence[Claim]) -> list[Claim]:
@@ -194,36 +165,18 @@ class Pump:
         Children report that they are ready before the worker is registered: what it claimed then would be taken for an orphan's.
         """
         self._unread = 0
-        if not self._is_open:
+        if not self._couriers.is_open:
             return
         now = time.monotonic()
         while self._may_send(now) and (turn := self._books.next_turn(now)):
             self._gather_until = None
-            self._launch(turn)
+            self._couriers.send(turn, self._news.known)
         if self._books.stopping and self._books.is_empty:
             self._drained.set()
         self.alarm.set(now, self._next_departure(now))
 
-    def _launch(self, turn: Turn) -> None:
-        courier = self._idle_couriers.pop()
-        flight = Flight(turn, courier, self._news.known, time.monotonic(), self._loop.create_future())
-        self._flights.add(flight.landed)
-        if not courier.is_ready:
-            self._attend(self._fly(flight))
-            return
-        try:
-            courier.post(take_turn(turn), partial(self._answered, flight))
-        except Exception as error:  # noqa: BLE001 - whoever has called us would only log it
-            self._attend(_fall(error))
-
-    def _attend(self, journey: Coroutine[None, None, None]) -> None:
-        try:
-            self._group.create_task(journey)
-        except RuntimeError:  # the group comes to its end by an error
-            journey.close()
-
     def _may_send(self, now: float) -> bool:
-        if not self._idle_couriers or now < self._backoff.until:
+        if not self._couriers.is_any_idle or now < self._backoff.until:
             return False
         if self._books.should_gather():
             self._gather_until = self._gather_until or now + self._books.frames.gather_s
@@ -235,7 +188,7 @@ class Pump:
         """When a turn may leave, though nothing has happened by then."""
         if now < self._backoff.until:
             return self._backoff.until
-        if not self._idle_couriers:
+        if not self._couriers.is_any_idle:
             return None  # whoever comes back looks for what has become due meanwhile
         # What is over has not led to a turn: what waits, waits for one that is in flight.
         moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
@@ -243,32 +196,12 @@ class Pump:
             moments.append(self._books.buffer[0].until)
         return min(moments, default=None)
 
-    async def _fly(self, flight: Flight) -> None:
-        """The long way: the courier has to connect first."""
-        try:
-            outcome = await flight.courier.run(take_turn(flight.turn))
-        except DatabaseError as error:
-            self._failed(flight.turn, error)
-            self._landed(flight)
+    def _landed(self, flight: Flight, outcome: Outcome | DatabaseError) -> None:
+        if isinstance(outcome, DatabaseError):
+            self._failed(flight.turn, outcome)
         else:
             self._arrived(flight, outcome)
-
-    def _answered(self, flight: Flight, outcome: Outcome | Exception) -> None:
-        if not self._is_open:
-            return
-        if isinstance(outcome, Exception):
-            is_known = isinstance(outcome, DatabaseError)
-            self._attend(self._recover(flight, outcome) if is_known else _fall(outcome))
-            return
-        try:
-            self._arrived(flight, outcome)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._attend(_fall(error))
-
-    async def _recover(self, flight: Flight, error: DatabaseError) -> None:
-        await flight.courier.recover(error)
-        self._failed(flight.turn, error)
-        self._landed(flight)
+        self._go()
 
     def _arrived(self, flight: Flight, outcome: Outcome) -> None:
         turn, departed = flight.turn, flight.departed
@@ -277,13 +210,6 @@ class Pump:
             self.herald.turned(turn, outcome, time.monotonic() - departed)
         self._news.found(turn, outcome, flight.known, departed)
         dispatch(self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000))
-        self._landed(flight)
-
-    def _landed(self, flight: Flight) -> None:
-        self._idle_couriers.append(flight.courier)
-        self._flights.discard(flight.landed)
-        flight.landed.set_result(None)
-        self._go()
 
     # -- trouble
 
@@ -301,8 +227,3 @@ class Pump:
             case _:
                 self._in_doubt()
                 self._backoff.failed(broker_error(error))
-
-
-async def _fall(error: Exception) -> None:
-    """Bring the worker down."""
-    raise error
