@@ -147,6 +147,15 @@ def test_what_waits_behind_a_task_that_has_ended_meanwhile_is_not_given_back(rea
     (tmp_path / "open").touch()
 
 
+def test_a_task_that_is_asked_to_stop_on_its_way_from_the_tray_stops(ready: Child, tmp_path: Path) -> None:
+    """Then it is found neither there nor among what runs."""
+    ready.say(Interrupt(1, "cancel"), Run([gate(1, tmp_path)]))
+    assert ready.hear() == Began(1)
+    done = ready.hear()
+    assert isinstance(done, Done)
+    assert (done.ticket, done.status) == (1, "CANCELLED")
+
+
 def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
     ready.say(Recall(ANY))
     assert ready.hear() == Returned([])

@@ -13,7 +13,7 @@ import pytest
 
 from horsies.db import desk, listen
 from horsies.db.broker import PostgresBroker
-from horsies.db.channels import Channel
+from horsies.db.channels import Channel, waiters_lock
 from horsies.db.op import Op
 from horsies.db.ticket import Found, Subject, Ticket
 from horsies.model.config import PostgresConfig
@@ -181,6 +181,23 @@ def test_endings_are_announced_only_while_somebody_waits(
     do(other, notify_done(run_all(other)))
     assert heard() == ["last"]
     assert isinstance(wait_for(other, last.id), Ended)
+
+
+def test_whoever_cannot_have_the_lock_of_those_who_wait_polls_until_it_can(
+    broker: PostgresBroker, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
+) -> None:
+    """Somebody has hung at announcing an ending."""
+    sql.execute("select pg_advisory_lock(%s)", [waiters_lock("horsies")])
+    (task,) = send_new(other)
+    waiting = threads.submit(wait_for, broker, task.id)
+    eventually(lambda: broker.listener().is_deaf)
+    run_all(other)
+    assert isinstance(waiting.result(10.0), Ended)
+    sql.execute("select pg_advisory_unlock(%s)", [waiters_lock("horsies")])
+    waiting = begin_to_wait(threads, broker, *send_new(other), sql)
+    eventually(lambda: not broker.listener().is_deaf)
+    do(other, notify_done(run_all(other)))
+    assert isinstance(waiting.result(10.0), Ended)
 
 
 @pytest.mark.promise("A4")
