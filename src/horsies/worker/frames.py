@@ -16,7 +16,7 @@ REFILL = 4
 GATHER_S, GATHER_FRAMED_S = 0.001, 0.005
 SLOW_AFTER_S = 0.02
 """A task that has run this long is slow: what waits behind it in its child is recalled."""
-SLOW_TOGETHER_S = 0.1
+SLOW_TOGETHER_S = 0.05
 """The same for many that have run this long together. More, because a busy machine makes all of them slower, wherever they run."""
 
 TINY_US = 1_000
