@@ -29,7 +29,7 @@ WHO_SERVES = Statement("who_serves", BACKEND_PID)
 SETTLE_IN = Statement(
     "settle_in",
     # Bitmaps need a sort, which looks cheap while a table is empty. The rest is what a transaction would have to say for itself each time
-    # (`worker/turn.sql`) in a session that is not ours.
+    # (`worker/turn.sql`) in a session that is not ours; but for the limit on idling in it, which nobody does in what is said in one piece.
     PLANNED_ONCE + ", set_config('enable_bitmapscan', 'off', false), "
     "set_config('default_transaction_isolation', 'read committed', false), "
     "set_config('lock_timeout', '10s', false), "
@@ -181,8 +181,10 @@ class _Session:
             if self._pgconn.flush():
                 return
         except psycopg.Error as error:
+            self._loop.remove_writer(self._socket)
             self._settle(error)
-        self._loop.remove_writer(self._socket)
+        else:
+            self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:
         try:

@@ -36,7 +36,7 @@ class Reaped:
 
 
 def take_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
-    """Whether this worker is the keeper now, and for how many more seconds the lease ran before."""
+    """Whether this worker is the keeper now, and for how many seconds the lease that it found still runs."""
     ((is_ours, left_s),) = yield from rows(SQL["take_lease"](worker=worker, lease_ms=lease_ms))
     return is_ours, left_s
 
