@@ -1,6 +1,6 @@
 """One LISTEN connection per process, shared by everyone who waits.
 
-A plain thread holds the connection and rings bells. Whoever waits re-reads the truth when its bell rings: a bell rung in
+A plain thread holds the connection and rings bells (a worker's event loop may read in its place, see `reader.py`). Whoever waits re-reads the truth when its bell rings: a bell rung in
 vain costs a read, a bell not rung would cost a wait. So every doubt rings all of them: when LISTEN comes into force,
 when the connection is lost, and when notifications turn out not to arrive.
 
@@ -23,14 +23,16 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import psycopg
 
 from horsies.db.bells import Bell, Bells
 from horsies.db.channels import Channel, waiters_lock
 from horsies.db.connect import connect
+from horsies.db.reader import LoopReader
 from horsies.db.session import backend_pid, is_direct, is_shared, take_back
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig
@@ -71,6 +73,9 @@ class Listener:
         """When the last notification came in, on the monotonic clock; None before the first."""
         self._has_said_deaf = False
         self._closing = False
+        self._loop_reader: LoopReader | None = None
+        self._lent_to: LoopReader | None = None
+        self._using = threading.Lock()  # the connection
         self._wake_reader, self._waker = socket.socketpair()
         self._waker.setblocking(False)  # noqa: FBT003 - when it is full, the thread will wake anyway
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
@@ -88,6 +93,18 @@ class Listener:
 
     def unsubscribe(self, channel: Channel, key: str | None, bell: Bell) -> None:
         self._bells.remove(channel, key, bell)
+
+    @contextmanager
+    def read_on_this_loop(self) -> Generator[None]:
+        """Bells are rung on the running event loop meanwhile, mostly: whoever waits there is spared a change of threads."""
+        reader = self._loop_reader = LoopReader()
+        self._wake()
+        try:
+            yield
+        finally:
+            self._loop_reader = None
+            reader.close()
+            self._wake()
 
     @property
     def is_deaf(self) -> bool:
@@ -150,16 +167,52 @@ class Listener:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
-            while not self._closing:
-                if self._is_direct or self._ever_heard:
-                    self._listen(connection, self._bells.channels() - self._in_force)
-                ready = selector.select(max(0.0, self._test_due - time.monotonic()))
-                if any(key.fileobj is self._wake_reader for key, _ in ready):
-                    self._wake_reader.recv(4096)
-                self._hear(connection)
-                if time.monotonic() >= self._test_due:
-                    self._give_up_unwanted(connection)
-                    self._test()
+            try:
+                while not self._closing:
+                    if self._is_direct or self._ever_heard:
+                        self._listen(connection, self._bells.channels() - self._in_force)
+                    self._lend(connection, selector)
+                    ready = selector.select(max(0.0, self._test_due - time.monotonic()))
+                    if any(key.fileobj is self._wake_reader for key, _ in ready):
+                        self._wake_reader.recv(4096)
+                    self._hear(connection)
+                    if time.monotonic() >= self._test_due:
+                        self._give_up_unwanted(connection)
+                        self._test()
+            finally:
+                self._take_back()
+
+    def _lend(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> None:
+        """To the loop that wants to read, if there is one, or to nobody."""
+        reader = self._loop_reader
+        if reader is self._lent_to:
+            return
+        if self._lent_to is None:
+            selector.unregister(connection.fileno())
+        self._lent_to = reader
+        if reader is None or not reader.watch(connection.fileno(), partial(self._hear_on_loop, connection, reader)):
+            self._lent_to = None
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+
+    def _take_back(self) -> None:
+        with self._using:  # whoever comes after this does not touch it any more
+            reader, self._lent_to = self._lent_to, None
+        if reader is not None:
+            reader.let_go()
+
+    def _hear_on_loop(self, connection: psycopg.Connection, reader: LoopReader) -> None:
+        if not self._using.acquire(blocking=False):
+            return  # the thread is at it, and hears what there is
+        try:
+            heard = self._read(connection) if self._lent_to is reader else []
+        except psycopg.Error:
+            reader.stop()  # the thread finds out by itself
+            self._wake()
+            return
+        finally:
+            self._using.release()
+        for name, payload in heard:
+            self._heard(name, payload)
 
     def _withdraw(self, connection: psycopg.Connection) -> None:
         commands = [self._unlisten(channel) for channel in self._in_force]
@@ -173,7 +226,8 @@ class Listener:
                 # At once, or not at all: whoever is in the way has hung, and those who wait had better poll.
                 lock = f"select pg_advisory_lock_shared({waiters_lock(self._config.schema)})"
                 command = f"select set_config('lock_timeout', '1s', true); {lock}; {command}"
-            connection.execute(command.encode())
+            with self._using:
+                connection.execute(command.encode())
             self._in_force.add(channel)
             self._bells.ring_all(channel)
 
@@ -184,7 +238,8 @@ class Listener:
                 self._in_force.add(channel)
                 self._bells.ring_all(channel)
             else:
-                connection.execute(self._unlisten(channel))
+                with self._using:
+                    connection.execute(self._unlisten(channel))
 
     def _unlisten(self, channel: Channel) -> bytes:
         command = f'unlisten "{channel.name_in(self._config.schema)}"'
@@ -193,9 +248,17 @@ class Listener:
         return command.encode()
 
     def _hear(self, connection: psycopg.Connection) -> None:
+        with self._using:
+            heard = self._read(connection)
+        for name, payload in heard:
+            self._heard(name, payload)
+
+    def _read(self, connection: psycopg.Connection) -> list[tuple[str, str]]:
         connection.pgconn.consume_input()
+        heard: list[tuple[str, str]] = []
         while notification := connection.pgconn.notifies():
-            self._heard(notification.relname.decode(), notification.extra.decode())
+            heard.append((notification.relname.decode(), notification.extra.decode()))
+        return heard
 
     def _heard(self, name: str, payload: str) -> None:
         self.heard_at = time.monotonic()
@@ -221,6 +284,7 @@ class Listener:
         self._ever_heard = True
         self._turn(to_deaf=False)
         self._test_due = time.monotonic() + TEST_EVERY_S
+        self._wake()  # the thread, which may not have heard it itself
 
     def _failed(self) -> None:
         if self._ever_heard:

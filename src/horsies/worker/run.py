@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from uuid import uuid4
@@ -185,10 +186,14 @@ def _hearing(
     beat_now: Callable[[], None],
 ) -> Generator[None]:
     """Notifications reach the pump on its event loop. Whoever pings gets a heartbeat for an answer."""
-    loop, listener = asyncio.get_running_loop(), broker.listener()
+    loop, listener, here = asyncio.get_running_loop(), broker.listener(), threading.get_ident()
 
     def new(payload: str | None) -> None:
-        if concerns(payload):
+        if not concerns(payload):
+            return
+        if threading.get_ident() == here:
+            pump.heard(payload)
+        else:
             loop.call_soon_threadsafe(pump.heard, payload)
 
     def control(payload: str | None) -> None:
@@ -203,7 +208,8 @@ def _hearing(
     listener.subscribe(Channel.NEW, None, new)
     listener.subscribe(Channel.CONTROL, worker, control)
     try:
-        yield
+        with listener.read_on_this_loop():
+            yield
     finally:
         listener.unsubscribe(Channel.NEW, None, new)
         listener.unsubscribe(Channel.CONTROL, worker, control)

@@ -1,0 +1,182 @@
+"""An event loop reads the LISTEN connection in place of the listener's thread."""
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from horsies.db import listen
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
+from horsies.db.reader import LoopReader
+from horsies.model.config import PostgresConfig
+from tests.db.test_listen import LISTENERS, QUICK, notify
+from tests.fixtures.eventually import eventually
+from tests.fixtures.proxies import Proxy
+
+
+@pytest.fixture
+def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.1)
+    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.3)
+
+
+class Ear:
+    """Keeps what it hears, and on which thread."""
+
+    def __init__(self, broker: PostgresBroker, channel: Channel) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._heard: asyncio.Queue[tuple[str | None, int]] = asyncio.Queue()
+        self._place = channel, None, self._bell
+        self._listener = broker.listener()
+        self._listener.subscribe(*self._place)
+
+    def _bell(self, payload: str | None) -> None:
+        self._loop.call_soon_threadsafe(self._heard.put_nowait, (payload, threading.get_ident()))
+
+    async def thread_of(self, payload: str | None) -> int:
+        """Which heard this one, which comes some time."""
+        async with asyncio.timeout(10):
+            while True:
+                heard, thread = await self._heard.get()
+                if heard == payload:
+                    return thread
+
+    def close(self) -> None:
+        self._listener.unsubscribe(*self._place)
+
+
+@asynccontextmanager
+async def ear_of(broker: PostgresBroker, channel: Channel = Channel.NEW) -> AsyncGenerator[Ear]:
+    ear = Ear(broker, channel)
+    await ear.thread_of(None)  # LISTEN is in force
+    try:
+        yield ear
+    finally:
+        ear.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - another thread has no signal for it
+            await asyncio.sleep(0.005)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def lent(broker: PostgresBroker) -> None:
+    """Until the loop watches."""
+    await until(lambda: getattr(broker.listener(), "_lent_to") is not None)  # noqa: B009 - nobody else can tell
+    await asyncio.sleep(0)
+
+
+async def test_the_loop_reads_while_it_wants_to_and_the_thread_before_and_after(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    here = threading.get_ident()
+    async with ear_of(broker) as ear:
+        notify(sql, Channel.NEW, "before")
+        assert await ear.thread_of("before") != here
+        for turn in ("first", "second"):
+            with broker.listener().read_on_this_loop():
+                await lent(broker)
+                notify(sql, Channel.NEW, turn)
+                assert await ear.thread_of(turn) == here
+            notify(sql, Channel.NEW, f"after {turn}")
+            assert await ear.thread_of(f"after {turn}") != here
+
+
+async def test_a_channel_that_is_subscribed_meanwhile_is_heard(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    async with ear_of(broker):
+        with broker.listener().read_on_this_loop():
+            await lent(broker)
+            async with ear_of(broker, Channel.DONE) as done:
+                notify(sql, Channel.DONE, "a")
+                assert await done.thread_of("a") == threading.get_ident()
+
+
+@pytest.mark.promise("W12")
+async def test_a_lost_connection_is_replaced_and_the_loop_reads_the_new_one(
+    database: str, sql: psycopg.Connection
+) -> None:
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
+        async with ear_of(broker) as ear:
+            with broker.listener().read_on_this_loop():
+                await lent(broker)
+                before = open_files()
+                for turn in ("once", "twice"):
+                    sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
+                    await ear.thread_of(None)  # it is lost
+                    await ear.thread_of(None)  # and back
+                    await lent(broker)
+                    notify(sql, Channel.NEW, turn)
+                    assert await ear.thread_of(turn) == threading.get_ident()
+                await until(lambda: open_files() == before)
+            await asyncio.to_thread(broker.close)
+
+
+async def test_a_connection_that_went_silent_is_found_out(
+    proxy: Proxy, database: str, sql: psycopg.Connection, quick_test: None
+) -> None:
+    """The token of the self-test is heard by the loop; that one is missing, the thread notices."""
+    # Only the listener goes through the proxy; the self-test's notification takes another way.
+    config = PostgresConfig(database_url=database, listen_url=proxy.url)
+    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+        async with ear_of(broker) as ear:
+            with broker.listener().read_on_this_loop():
+                await lent(broker)
+                heard_at = broker.listener().heard_at
+                await until(lambda: broker.listener().heard_at != heard_at)
+                proxy.freeze()
+                await ear.thread_of(None)  # it is lost
+                proxy.thaw()
+                await ear.thread_of(None)  # and back
+                await lent(broker)
+                notify(sql, Channel.NEW, "after")
+                assert await ear.thread_of("after") == threading.get_ident()
+            await asyncio.to_thread(broker.close)
+
+
+async def test_a_reader_that_was_closed_in_between_watches_nothing() -> None:
+    reader, (ours, theirs) = LoopReader(), os.pipe()
+    before = open_files()
+    assert reader.watch(ours, lambda: pytest.fail("it is closed"))
+    reader.close()
+    os.write(theirs, b"!")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert open_files() == before
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(
+    database: str, sql: psycopg.Connection, quick_test: None
+) -> None:
+    """If it went without a word, the self-test finds that nobody listens."""
+
+    async def come_and_go(broker: PostgresBroker) -> AbstractContextManager[None]:
+        reading = broker.listener().read_on_this_loop()
+        reading.__enter__()
+        await lent(broker)
+        return reading
+
+    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, first_listen_test_s=0.0) as broker:
+        broker.listener().subscribe(Channel.NEW, None, heard.put)
+        never_left = asyncio.run(come_and_go(broker))
+        eventually(lambda: (notify(sql, Channel.NEW, "still"), "still" in _drained(heard))[1])
+        broker.listener().unsubscribe(Channel.NEW, None, heard.put)
+        assert never_left is not None
+
+
+def _drained(heard: "queue.SimpleQueue[str | None]") -> list[str | None]:
+    return [heard.get() for _ in range(heard.qsize())]
