@@ -2,7 +2,8 @@
 
 import os
 
-RECV_BYTES = 1 << 18
+RECV_BYTES = 1 << 16
+"""For each read a buffer of this size is made. One of 128 KiB or more would be mapped anew by the C library every time, and that takes longer than to read."""
 
 
 class Link:

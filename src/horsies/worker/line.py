@@ -4,9 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from horsies.child.link import RECV_BYTES
 from horsies.child.wire import Message, Unpacker, WireError, pack
-
-RECV_BYTES = 1 << 18
 
 
 class Line:
