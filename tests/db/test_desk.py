@@ -1,6 +1,7 @@
 """The waiting desk by hand: each waiter is a generator that is moved step by step, so that every race is at its one place."""
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
@@ -48,8 +49,9 @@ class Waiter:
         keys: Iterable[str],
         deadline: float | None = None,
         is_enough: Callable[[Ticket[str]], bool] = Ticket[str].is_answered,
+        look_from: float = 0.0,
     ) -> None:
-        self.ticket = Ticket[str](keys)
+        self.ticket = Ticket[str](keys, look_from=look_from)
         self._entry = desk.entered(self.ticket)
         self._entry.__enter__()
         self.rings = 0
@@ -111,6 +113,27 @@ def desk_below(tower: Callable[[], Tower]) -> Desk[str]:
         raise NotImplementedError("the test answers for the database")
 
     return Desk(Subject(Channel.DONE, read), cast("Any", tower))
+
+
+def test_what_is_new_is_read_when_it_is_announced_and_not_before(desk: Desk[str], tower: Tower) -> None:
+    waiter = Waiter(desk, "a", look_from=time.monotonic() + 60)
+    assert isinstance(waiter.step, Rest)
+    assert waiter.step.timeout_s <= waiting.POLL_S
+    tower.announce("a")
+    assert waiter.rings
+    waiter.wake()
+    assert waiter.reads == ["a"]
+    waiter.find(ENDED)
+    assert waiter.is_gone
+
+
+def test_what_is_new_is_read_in_time_without_an_announcement(desk: Desk[str]) -> None:
+    waiter = Waiter(desk, "a", look_from=time.monotonic() + 0.01)
+    assert isinstance(waiter.step, Rest)
+    time.sleep(waiter.step.timeout_s)
+    waiter.wake()
+    assert waiter.reads == ["a"]
+    waiter.find(ENDED)
 
 
 def test_a_lone_waiter_reads_and_goes(desk: Desk[str]) -> None:

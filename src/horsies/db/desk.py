@@ -5,7 +5,7 @@ down. One of those who sit is the *clerk*. The clerk alone looks at the clock an
 until there is an answer for them or their own time is over. So a wake-up costs one read however many wait, and a lone
 waiter, being its own clerk, reads at once and on its own thread, as if there were no desk.
 
-**Wanted** are the keys to be read next: those just entered, those a notification named, all of them when anything may have
+**Wanted** are the keys to be read next: those just entered (or a little later, `look_from`), those a notification named, all of them when anything may have
 happened (LISTEN came into force or was lost, more ended than a payload can name, the poll is due), and those whose own moment
 has come (`look_again_s`). The clerk takes a batch of them, reads, and hands out what it found. What becomes wanted meanwhile,
 a key of that very batch included, is wanted again: whatever happened after a read began leads to another read.
@@ -125,7 +125,7 @@ class Desk(Generic[A]):
                 self._looked_at = now
             for key in ticket.open:
                 self._tickets.setdefault(key, []).append(ticket)
-            self._want(ticket.open, now)
+            self._want(ticket.open, max(now, ticket.look_from))
             self._ring_clerk()
 
     def _leave(self, ticket: Ticket[A]) -> None:

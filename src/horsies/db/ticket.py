@@ -49,7 +49,9 @@ Waiting: TypeAlias = Generator[Rest | Read[A], Any, None]
 class Ticket(Generic[A]):
     """One waiter and what it waits for. The desk fills it in."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    def __init__(self, keys: Iterable[str], *, look_from: float = 0.0) -> None:
+        """`look_from`: before that moment, on the monotonic clock, only a notification is a reason to look."""
+        self.look_from = look_from
         self.answers: dict[str, A] = {}
         self.open = dict.fromkeys(keys)  # without a final answer
         self.news: deque[str] = deque()  # keys in the order of their final answers; whoever waits may take them out

@@ -1,6 +1,7 @@
 """`TaskHandle`: a ticket for one task that was sent."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -21,14 +22,26 @@ from horsies.tasks.wait import Answer, NotEnded, deadline_of, wait_until_ended, 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
 
+AT_ONCE_S, SOON_S = 0.0005, 0.005
+"""Whoever waits at once for what was sent looks for its ending soon, or when it is announced."""
+
 T_co = TypeVar("T_co", covariant=True)
 
 
 class TaskHandle(Generic[T_co]):
     """Waits for the result of one task. Cheap; any number may exist for the same task."""
 
-    def __init__(self, task_id: TaskId, codec: ResultCodec[T_co], broker: "Callable[[], PostgresBroker]") -> None:
+    def __init__(
+        self,
+        task_id: TaskId,
+        codec: ResultCodec[T_co],
+        broker: "Callable[[], PostgresBroker]",
+        *,
+        sent_at: float = 0.0,
+    ) -> None:
+        """`sent_at`: on the monotonic clock, if it was sent for this handle."""
         self.task_id = task_id
+        self._sent_at = sent_at
         self._codec = codec
         self._broker = broker
         self._ended: Ended | None = None
@@ -142,7 +155,9 @@ class TaskHandle(Generic[T_co]):
                 )
 
     def _ticket(self) -> Ticket[Answer]:
-        return Ticket([self.task_id])
+        """A task cannot have ended in the moment after it was sent, and to look for that while it is being claimed would be in its way."""
+        is_new = time.monotonic() < self._sent_at + AT_ONCE_S
+        return Ticket([self.task_id], look_from=self._sent_at + SOON_S if is_new else 0.0)
 
     def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:

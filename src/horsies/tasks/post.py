@@ -1,6 +1,7 @@
 """How a `Sender` sends. Apart from it, because most children of a worker never send, and need not load what that takes."""
 
 import asyncio
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -131,7 +132,8 @@ class Post(Generic[T]):
 
     def _handles(self, ids: Sequence[TaskId]) -> list[TaskHandle[T]]:
         result, broker = self._result, self._broker  # one bound method for all: there may be very many
-        return [TaskHandle(task_id, result, broker) for task_id in ids]
+        sent_at = 0.0 if self._key else time.monotonic()  # behind a key there may be an old task
+        return [TaskHandle(task_id, result, broker, sent_at=sent_at) for task_id in ids]
 
     def _inert(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
         return [InertHandle(task.id, self._result, self._broker) for task in tasks]
