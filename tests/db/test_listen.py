@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 import psycopg
 import pytest
 
-from horsies.db import listen
+from horsies.db import selftest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.model.config import PostgresConfig
@@ -133,7 +133,7 @@ def test_an_outage_is_reported_once_and_ends_by_itself(
 
 @pytest.fixture
 def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.2)
+    monkeypatch.setattr(selftest, "ANSWER_S", 0.2)
 
 
 def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
@@ -144,7 +144,7 @@ def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     ear: MakeEar,
 ) -> None:
-    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.05)
+    monkeypatch.setattr(selftest, "EVERY_S", 0.05)
     # NOTIFY does not cross databases: to this listener nothing ever comes, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.05) as broker:
@@ -167,7 +167,7 @@ def test_a_connection_that_went_silent_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
     ear: MakeEar,
 ) -> None:
-    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.1)
+    monkeypatch.setattr(selftest, "EVERY_S", 0.1)
     # Only the listener goes through the proxy; the self-test's notification takes another way.
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
     with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
@@ -206,7 +206,7 @@ def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(
 def test_what_nobody_waits_for_any_longer_is_given_up_and_taken_up_again(
     database: str, sql: psycopg.Connection, ear: MakeEar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.1)
+    monkeypatch.setattr(selftest, "EVERY_S", 0.1)
     somebody_waits = (
         "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted "
         "and database = (select oid from pg_database where datname = current_database())"

@@ -11,9 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.db import listen
+from horsies.db import selftest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
+from horsies.db.listen import Listener
 from horsies.db.reader import LoopReader
 from horsies.model.config import PostgresConfig
 from tests.db.test_listen import LISTENERS, QUICK, notify
@@ -23,8 +24,8 @@ from tests.fixtures.proxies import Proxy
 
 @pytest.fixture
 def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "TEST_EVERY_S", 0.1)
-    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.3)
+    monkeypatch.setattr(selftest, "EVERY_S", 0.1)
+    monkeypatch.setattr(selftest, "ANSWER_S", 0.3)
 
 
 class Ear:
@@ -107,7 +108,8 @@ async def test_a_channel_that_is_subscribed_meanwhile_is_heard(broker: PostgresB
 async def test_a_lost_connection_is_replaced_and_the_loop_reads_the_new_one(
     database: str, sql: psycopg.Connection
 ) -> None:
-    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
+    config = PostgresConfig(database_url=database)
+    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=60.0) as broker:
         async with ear_of(broker) as ear:
             with broker.listener().read_on_this_loop():
                 await lent(broker)
@@ -148,7 +150,7 @@ async def test_a_connection_that_went_silent_is_found_out(
 async def test_a_reader_that_was_closed_in_between_watches_nothing() -> None:
     reader, (ours, theirs) = LoopReader(), os.pipe()
     before = open_files()
-    assert reader.watch(ours, lambda: pytest.fail("it is closed"))
+    assert reader.watch(ours, lambda: None)
     reader.close()
     os.write(theirs, b"!")
     await asyncio.sleep(0)
@@ -159,24 +161,102 @@ async def test_a_reader_that_was_closed_in_between_watches_nothing() -> None:
 
 
 def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(
-    database: str, sql: psycopg.Connection, quick_test: None
+    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it went without a word, the self-test finds that nobody listens."""
-
-    async def come_and_go(broker: PostgresBroker) -> AbstractContextManager[None]:
-        reading = broker.listener().read_on_this_loop()
-        reading.__enter__()
-        await lent(broker)
-        return reading
-
+    """If it went without a word, the thread finds out when the next self-test is due, and reads from then on."""
+    monkeypatch.setattr(selftest, "ANSWER_S", 60.0)
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, first_listen_test_s=0.0) as broker:
+    left_open: list[AbstractContextManager[None]] = []
+
+    async def come_and_go(broker: PostgresBroker) -> None:
+        left_open.append(broker.listener().read_on_this_loop())
+        left_open[0].__enter__()
+        await lent(broker)
+
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, first_listen_test_s=0.5) as broker:
         broker.listener().subscribe(Channel.NEW, None, heard.put)
-        never_left = asyncio.run(come_and_go(broker))
+        asyncio.run(come_and_go(broker))
         eventually(lambda: (notify(sql, Channel.NEW, "still"), "still" in _drained(heard))[1])
+        sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
+        eventually(lambda: (notify(sql, Channel.NEW, "again"), "again" in _drained(heard))[1])
         broker.listener().unsubscribe(Channel.NEW, None, heard.put)
-        assert never_left is not None
 
 
 def _drained(heard: "queue.SimpleQueue[str | None]") -> list[str | None]:
     return [heard.get() for _ in range(heard.qsize())]
+
+
+async def test_when_no_descriptor_is_left_the_thread_goes_on_reading() -> None:
+    assert not LoopReader().watch(-1, lambda: None)
+
+
+async def test_of_two_loops_the_later_one_reads(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    async with ear_of(broker) as ear:
+        first, second = broker.listener().read_on_this_loop(), broker.listener().read_on_this_loop()
+        before = open_files()
+        first.__enter__()
+        await lent(broker)
+        second.__enter__()
+        first.__exit__(None, None, None)
+        await until(lambda: open_files() == before + 1)
+        notify(sql, Channel.NEW, "a")
+        assert await ear.thread_of("a") == threading.get_ident()
+        second.__exit__(None, None, None)
+        await until(lambda: open_files() == before)
+
+
+async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the_test(
+    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selftest, "ANSWER_S", 0.1)
+    asked: list[str] = []
+    loop, heard = asyncio.get_running_loop(), threading.Event()
+
+    def notify_slowly(channel: Channel, payload: str) -> int:
+        notify(sql, channel, payload)
+        asked.append(payload)
+        loop.call_soon_threadsafe(loop.call_later, 0.1, heard.set)  # and the loop has read it before
+        heard.wait()
+        return 0
+
+    listener = Listener(PostgresConfig(database_url=database), notify=notify_slowly, resilience=QUICK, first_test_s=0.2)
+    with listener.read_on_this_loop():
+        await until(heard.is_set)
+        await asyncio.sleep(0.4)
+        await asyncio.to_thread(listener.close)
+    assert len(asked) == 1, "the next is due in half a minute"
+
+
+async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
+    database: str, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libpq would come to harm. One reads what others chatter, while the other listens to a channel and gives it up, again and again."""
+    monkeypatch.setattr(selftest, "EVERY_S", 0.005)
+    is_over = threading.Event()
+
+    def chatter() -> None:
+        with psycopg.connect(database, autocommit=True) as connection:
+            while not is_over.is_set():
+                notify(connection, Channel.NEW, "chatter")
+
+    def bell(_payload: str | None) -> None:
+        pass
+
+    config = PostgresConfig(database_url=database)
+    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+        async with ear_of(broker) as ear:
+            with broker.listener().read_on_this_loop():
+                await lent(broker)
+                chattering = threading.Thread(target=chatter)
+                chattering.start()
+                for _ in range(100):
+                    broker.listener().subscribe(Channel.DONE, None, bell)
+                    await asyncio.sleep(0.005)
+                    broker.listener().unsubscribe(Channel.DONE, None, bell)
+                    await asyncio.sleep(0.005)
+                is_over.set()
+                await asyncio.to_thread(chattering.join)
+                notify(sql, Channel.NEW, "last")
+                await ear.thread_of("last")
+        await asyncio.to_thread(broker.close)
+    assert caplog.messages == []

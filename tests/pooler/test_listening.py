@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from horsies.db import listen, session
+from horsies.db import listen, selftest, session
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.model.config import PostgresConfig
@@ -91,7 +91,7 @@ def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
     pgbouncer: StartPgBouncer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "LOOKS", 0)  # no proof is found that the session is shared
-    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.5)
+    monkeypatch.setattr(selftest, "ANSWER_S", 0.5)
     pooler = pgbouncer(default_pool_size=1)
     ear = Ear(PostgresConfig(database_url=pooler.url))
     with ear.broker:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import psycopg
 import pytest
 
-from horsies.db import desk, listen
+from horsies.db import desk, selftest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel, waiters_lock
 from horsies.db.op import Op
@@ -362,7 +362,7 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(desk, "POLL_S", 60.0)
-    monkeypatch.setattr(listen, "TEST_ANSWER_S", 0.2)
+    monkeypatch.setattr(selftest, "ANSWER_S", 0.2)
     # NOTIFY does not cross databases, so this listener hears nothing, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:

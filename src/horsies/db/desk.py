@@ -20,7 +20,7 @@ its batch is wanted again, and the first of those who sit and lack an answer is 
 error is everyone's who is being asked for: the broker has tried again by then, and the database is away for all of them.
 
 **One desk per event loop, and one for all threads** (`PostgresBroker.desk`). A clerk reads with the pool of its own loop;
-and a loop that is blocked, or never runs again, keeps no one waiting but its own.
+and a loop that is blocked, or never runs again, keeps no one waiting but its own (but for a worker's, which reads notifications for its whole process).
 """
 
 import threading

@@ -1,8 +1,9 @@
 """One LISTEN connection per process, shared by everyone who waits.
 
-A plain thread holds the connection and rings bells (a worker's event loop may read in its place, see `reader.py`). Whoever waits re-reads the truth when its bell rings: a bell rung in
-vain costs a read, a bell not rung would cost a wait. So every doubt rings all of them: when LISTEN comes into force,
-when the connection is lost, and when notifications turn out not to arrive.
+A plain thread holds the connection and rings bells (a worker's event loop may read in its place, see `reader.py`).
+Whoever waits re-reads the truth when its bell rings: a bell rung in vain costs a read, a bell not rung would cost a
+wait. So every doubt rings all of them: when LISTEN comes into force, when the connection is lost, and when
+notifications turn out not to arrive.
 
 **Self-test.** A LISTEN that looks healthy may hear nothing: on a half-open socket, or in another database. So from time to
 time a token is notified *from another connection* while this one idles. A listener that has heard before and misses a
@@ -18,7 +19,6 @@ pooler, most likely) the self-test decides, on the test's channel alone, and wha
 
 import logging
 import random
-import secrets
 import selectors
 import socket
 import threading
@@ -33,14 +33,13 @@ from horsies.db.bells import Bell, Bells
 from horsies.db.channels import Channel, waiters_lock
 from horsies.db.connect import connect
 from horsies.db.reader import LoopReader
+from horsies.db.selftest import SelfTest
 from horsies.db.session import backend_pid, is_direct, is_shared, take_back
 from horsies.db.trouble import broker_error
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.watchers import emit, subscribers
 
-TEST_EVERY_S = 30.0
-TEST_ANSWER_S = 3.0
 LOOK_AGAIN_S = 300.0
 CLOSE_S = 5.0
 
@@ -67,6 +66,7 @@ class Listener:
         self._resilience = resilience
         self._first_test_s = first_test_s
         self._bells = Bells()
+        self._channels = {channel.name_in(config.schema): channel for channel in Channel}
         self._in_force: set[Channel] = set()
         self._deaf = False
         self.heard_at: float | None = None
@@ -75,7 +75,9 @@ class Listener:
         self._closing = False
         self._loop_reader: LoopReader | None = None
         self._lent_to: LoopReader | None = None
-        self._using = threading.Lock()  # the connection
+        self._using = (
+            threading.Lock()
+        )  # held by whoever uses the connection: the thread, or the loop that it is lent to
         self._wake_reader, self._waker = socket.socketpair()
         self._waker.setblocking(False)  # noqa: FBT003 - when it is full, the thread will wake anyway
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
@@ -102,7 +104,8 @@ class Listener:
         try:
             yield
         finally:
-            self._loop_reader = None
+            if self._loop_reader is reader:
+                self._loop_reader = None
             reader.close()
             self._wake()
 
@@ -147,9 +150,7 @@ class Listener:
             raise SharedSession
 
     def _serve(self, connection: psycopg.Connection) -> None:
-        self._token: str | None = None
-        self._ever_heard = False
-        self._test_due = time.monotonic() + (self._first_test_s if self._is_direct else 0.0)
+        self._test = SelfTest(self._first_test_s if self._is_direct else 0.0)
         # What arrives while a LISTEN is being answered is read by psycopg, which hands it on only to a handler.
         connection.add_notify_handler(lambda heard: self._heard(heard.channel, heard.payload))
         with connection.transaction():
@@ -169,33 +170,37 @@ class Listener:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             try:
                 while not self._closing:
-                    if self._is_direct or self._ever_heard:
+                    if self._is_direct or self._test.has_passed:
                         self._listen(connection, self._bells.channels() - self._in_force)
                     self._lend(connection, selector)
-                    ready = selector.select(max(0.0, self._test_due - time.monotonic()))
+                    ready = selector.select(max(0.0, self._test.due_at - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
                         self._wake_reader.recv(4096)
                     self._hear(connection)
-                    if time.monotonic() >= self._test_due:
+                    if self._test.take_answer():
+                        self._turn(to_deaf=False)
+                    if self._test.is_due:
                         self._give_up_unwanted(connection)
-                        self._test()
+                        self._go_on_testing()
             finally:
-                self._take_back()
+                self._end_loan()
 
     def _lend(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> None:
         """To the loop that wants to read, if there is one, or to nobody."""
-        reader = self._loop_reader
+        wanted = self._loop_reader
+        reader = None if wanted is None or wanted.is_gone else wanted
         if reader is self._lent_to:
             return
         if self._lent_to is None:
             selector.unregister(connection.fileno())
-        self._lent_to = reader
-        if reader is None or not reader.watch(connection.fileno(), partial(self._hear_on_loop, connection, reader)):
-            self._lent_to = None
+        self._end_loan()
+        if reader is not None and reader.watch(connection.fileno(), partial(self._hear_on_loop, connection, reader)):
+            self._lent_to = reader
+        else:
             selector.register(connection.fileno(), selectors.EVENT_READ)
 
-    def _take_back(self) -> None:
-        with self._using:  # whoever comes after this does not touch it any more
+    def _end_loan(self) -> None:
+        with self._using:  # nobody reads it now, and hardly anybody later: psycopg refuses to read what is closed
             reader, self._lent_to = self._lent_to, None
         if reader is not None:
             reader.let_go()
@@ -262,37 +267,26 @@ class Listener:
 
     def _heard(self, name: str, payload: str) -> None:
         self.heard_at = time.monotonic()
-        names = {channel.name_in(self._config.schema): channel for channel in self._in_force}
-        channel = names.get(name)
-        if channel is Channel.TEST:
-            self._passed(payload)
-        elif channel:
-            self._bells.ring(channel, payload)
-
-    def _test(self) -> None:
-        if self._token is not None:
-            self._failed()
+        channel = self._channels.get(name)
+        if channel is None or channel not in self._in_force:
             return
-        self._token = secrets.token_hex(8)
-        self._notify(Channel.TEST, self._token)
-        self._test_due = time.monotonic() + TEST_ANSWER_S  # from now: a busy pool may have taken its time to send it
+        if channel is not Channel.TEST:
+            self._bells.ring(channel, payload)
+        elif self._test.hear(payload):
+            self._wake()
 
-    def _passed(self, token: str) -> None:
-        if token != self._token:
-            return  # some other process tests itself
-        self._token = None
-        self._ever_heard = True
-        self._turn(to_deaf=False)
-        self._test_due = time.monotonic() + TEST_EVERY_S
-        self._wake()  # the thread, which may not have heard it itself
+    def _go_on_testing(self) -> None:
+        if self._test.is_under_way:
+            self._failed()
+        else:
+            self._test.ask(lambda token: self._notify(Channel.TEST, token))
 
     def _failed(self) -> None:
-        if self._ever_heard:
+        if self._test.has_passed:
             raise psycopg.OperationalError("the connection went silent")
         if not self._is_direct:
             raise SharedSession
-        self._token = None
-        self._test_due = time.monotonic() + TEST_EVERY_S
+        self._test.rest()
         self._say_deaf("LISTEN/NOTIFY does not arrive on this connection")
         self._fall_deaf()
 

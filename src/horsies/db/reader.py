@@ -1,7 +1,8 @@
 """Reading the LISTEN connection on an event loop, in place of the listener's thread.
 
-A worker is woken by a notification for nearly every task, and a hand-over from thread to thread is among the dearest things on the way to its child. So
-the thread lends the reading to the worker's loop and keeps everything else: connecting, LISTEN, the self-test, the end.
+A worker is woken by a notification for nearly every task, and a hand-over from thread to thread is among the dearest
+things on the way to its child. So the thread lends the reading to the worker's loop and keeps everything else:
+connecting, LISTEN, the self-test, the end. All who wait in this process then wait for that loop to turn.
 """
 
 import asyncio
@@ -21,8 +22,11 @@ class LoopReader:
     # -- for the listener's thread
 
     def watch(self, fileno: int, read: Callable[[], None]) -> bool:
-        """Call `read` on the loop whenever there is something to read. False: it never will."""
-        own = os.dup(fileno)  # the number of one that the thread closes may be another's by the time the loop looks
+        """Call `read` on the loop whenever there is something to read. False: it will not."""
+        try:
+            own = os.dup(fileno)  # the number of one that the thread closes may be another's by the time the loop looks
+        except OSError:
+            return False  # too many are open
         try:
             self._loop.call_soon_threadsafe(self._start, own, read)
         except RuntimeError:
@@ -35,7 +39,11 @@ class LoopReader:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.stop)
 
-    # -- on the loop
+    @property
+    def is_gone(self) -> bool:
+        return self._loop.is_closed()
+
+    # -- on the loop, whoever has asked for it
 
     def _start(self, own: int, read: Callable[[], None]) -> None:
         if self._is_closed:
