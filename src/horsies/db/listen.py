@@ -23,16 +23,15 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 import psycopg
 
 from horsies.db.bells import Bell, Bells
 from horsies.db.channels import Channel, waiters_lock
 from horsies.db.connect import connect
-from horsies.db.reader import LoopReader
+from horsies.db.reader import Reading
 from horsies.db.selftest import SelfTest
 from horsies.db.session import backend_pid, is_direct, is_shared, take_back
 from horsies.db.trouble import broker_error
@@ -73,11 +72,7 @@ class Listener:
         """When the last notification came in, on the monotonic clock; None before the first."""
         self._has_said_deaf = False
         self._closing = False
-        self._loop_reader: LoopReader | None = None
-        self._lent_to: LoopReader | None = None
-        self._using = (
-            threading.Lock()
-        )  # held by whoever uses the connection: the thread, or the loop that it is lent to
+        self._reading = Reading(self._heard, self._wake)
         self._wake_reader, self._waker = socket.socketpair()
         self._waker.setblocking(False)  # noqa: FBT003 - when it is full, the thread will wake anyway
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
@@ -96,18 +91,9 @@ class Listener:
     def unsubscribe(self, channel: Channel, key: str | None, bell: Bell) -> None:
         self._bells.remove(channel, key, bell)
 
-    @contextmanager
-    def read_on_this_loop(self) -> Generator[None]:
+    def read_on_this_loop(self) -> AbstractContextManager[None]:
         """Bells are rung on the running event loop meanwhile, mostly: whoever waits there is spared a change of threads."""
-        reader = self._loop_reader = LoopReader()
-        self._wake()
-        try:
-            yield
-        finally:
-            if self._loop_reader is reader:
-                self._loop_reader = None
-            reader.close()
-            self._wake()
+        return self._reading.on_this_loop()
 
     @property
     def is_deaf(self) -> bool:
@@ -172,52 +158,18 @@ class Listener:
                 while not self._closing:
                     if self._is_direct or self._test.has_passed:
                         self._listen(connection, self._bells.channels() - self._in_force)
-                    self._lend(connection, selector)
+                    self._reading.lend(connection, selector)
                     ready = selector.select(max(0.0, self._test.due_at - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
                         self._wake_reader.recv(4096)
-                    self._hear(connection)
+                    self._reading.read(connection)
                     if self._test.take_answer():
                         self._turn(to_deaf=False)
                     if self._test.is_due:
                         self._give_up_unwanted(connection)
                         self._go_on_testing()
             finally:
-                self._end_loan()
-
-    def _lend(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> None:
-        """To the loop that wants to read, if there is one, or to nobody."""
-        wanted = self._loop_reader
-        reader = None if wanted is None or wanted.is_gone else wanted
-        if reader is self._lent_to:
-            return
-        if self._lent_to is None:
-            selector.unregister(connection.fileno())
-        self._end_loan()
-        if reader is not None and reader.watch(connection.fileno(), partial(self._hear_on_loop, connection, reader)):
-            self._lent_to = reader
-        else:
-            selector.register(connection.fileno(), selectors.EVENT_READ)
-
-    def _end_loan(self) -> None:
-        with self._using:  # nobody reads it now, and hardly anybody later: psycopg refuses to read what is closed
-            reader, self._lent_to = self._lent_to, None
-        if reader is not None:
-            reader.let_go()
-
-    def _hear_on_loop(self, connection: psycopg.Connection, reader: LoopReader) -> None:
-        if not self._using.acquire(blocking=False):
-            return  # the thread is at it, and hears what there is
-        try:
-            heard = self._read(connection) if self._lent_to is reader else []
-        except psycopg.Error:
-            reader.stop()  # the thread finds out by itself
-            self._wake()
-            return
-        finally:
-            self._using.release()
-        for name, payload in heard:
-            self._heard(name, payload)
+                self._reading.end_loan()
 
     def _withdraw(self, connection: psycopg.Connection) -> None:
         commands = [self._unlisten(channel) for channel in self._in_force]
@@ -231,7 +183,7 @@ class Listener:
                 # At once, or not at all: whoever is in the way has hung, and those who wait had better poll.
                 lock = f"select pg_advisory_lock_shared({waiters_lock(self._config.schema)})"
                 command = f"select set_config('lock_timeout', '1s', true); {lock}; {command}"
-            with self._using:
+            with self._reading.using:
                 connection.execute(command.encode())
             self._in_force.add(channel)
             self._bells.ring_all(channel)
@@ -243,7 +195,7 @@ class Listener:
                 self._in_force.add(channel)
                 self._bells.ring_all(channel)
             else:
-                with self._using:
+                with self._reading.using:
                     connection.execute(self._unlisten(channel))
 
     def _unlisten(self, channel: Channel) -> bytes:
@@ -251,19 +203,6 @@ class Listener:
         if channel.is_for_waiters:
             command += f"; select pg_advisory_unlock_shared({waiters_lock(self._config.schema)})"
         return command.encode()
-
-    def _hear(self, connection: psycopg.Connection) -> None:
-        with self._using:
-            heard = self._read(connection)
-        for name, payload in heard:
-            self._heard(name, payload)
-
-    def _read(self, connection: psycopg.Connection) -> list[tuple[str, str]]:
-        connection.pgconn.consume_input()
-        heard: list[tuple[str, str]] = []
-        while notification := connection.pgconn.notifies():
-            heard.append((notification.relname.decode(), notification.extra.decode()))
-        return heard
 
     def _heard(self, name: str, payload: str) -> None:
         self.heard_at = time.monotonic()
