@@ -3,7 +3,7 @@
 import os
 
 RECV_BYTES = 1 << 16
-"""For each read a buffer of this size is made. One of 128 KiB or more would be mapped anew by the C library every time, and that takes longer than to read."""
+"""A buffer of this size is made for each read. From 128 KiB on the C library maps and unmaps it, which takes longer than to read."""
 
 
 class Link:

@@ -5,10 +5,11 @@ down. One of those who sit is the *clerk*. The clerk alone looks at the clock an
 until there is an answer for them or their own time is over. So a wake-up costs one read however many wait, and a lone
 waiter, being its own clerk, reads at once and on its own thread, as if there were no desk.
 
-**Wanted** are the keys to be read next: those just entered (or a little later, `look_from`), those a notification named, all of them when anything may have
-happened (LISTEN came into force or was lost, more ended than a payload can name, the poll is due), and those whose own moment
-has come (`look_again_s`). The clerk takes a batch of them, reads, and hands out what it found. What becomes wanted meanwhile,
-a key of that very batch included, is wanted again: whatever happened after a read began leads to another read.
+**Wanted** are the keys to be read next: those just entered (new ones a little later, `look_from`), those a notification
+named, all of them when anything may have happened (LISTEN came into force or was lost, more ended than a payload can name,
+the poll is due), and those whose own moment has come (`look_again_s`). The clerk takes a batch of them, reads, and hands out
+what it found. What becomes wanted meanwhile, a key of that very batch included, is wanted again: whatever happened after a
+read began leads to another read.
 
 **Pace.** Thousands of endings that are announced one by one must not lead to thousands of reads. Who has waited for long
 can wait a little longer: in a crowd what is announced may lie until a tenth of the time that its waiter has waited already
@@ -20,7 +21,8 @@ its batch is wanted again, and the first of those who sit and lack an answer is 
 error is everyone's who is being asked for: the broker has tried again by then, and the database is away for all of them.
 
 **One desk per event loop, and one for all threads** (`PostgresBroker.desk`). A clerk reads with the pool of its own loop;
-and a loop that is blocked, or never runs again, keeps no one waiting but its own (but for a worker's, which reads notifications for its whole process).
+and a loop that is blocked, or never runs again, keeps no one waiting but its own. (A worker's loop is an exception: it
+reads the notifications of its whole process.)
 """
 
 import threading

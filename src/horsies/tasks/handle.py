@@ -155,7 +155,7 @@ class TaskHandle(Generic[T_co]):
                 )
 
     def _ticket(self) -> Ticket[Answer]:
-        """A task cannot have ended in the moment after it was sent, and to look for that while it is being claimed would be in its way."""
+        """A task has not ended in the moment after its send. To look for that while it is being claimed would be in its way."""
         is_new = time.monotonic() < self._sent_at + AT_ONCE_S
         return Ticket([self.task_id], look_from=self._sent_at + SOON_S if is_new else 0.0)
 
