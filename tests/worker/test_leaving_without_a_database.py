@@ -14,9 +14,9 @@ from tests.fixtures.workers import Program, StartWorker
 from tests.worker.steps import begun
 
 GAVE_UP = 4
-HAS_CLAIMED = (
-    "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies worker' "
-    "and state = 'idle' and position('.tasks' in query) > 0"
+IS_AT_REST = (
+    "select coalesce(max(state_change) < clock_timestamp() - interval '1 s' and bool_and(state = 'idle'), false) "
+    "from pg_stat_activity where datname = current_database() and application_name = 'horsies worker'"
 )
 
 
@@ -58,7 +58,7 @@ def test_a_worker_with_nothing_to_do_leaves_though_the_database_is_silent(
 ) -> None:
     """A pooler that is paused answers nobody, and nothing ever times out: what is left to say is not worth waiting for."""
     running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url)
-    eventually(lambda: column(sql, HAS_CLAIMED), what="the first claim was answered: the next one would have to be")
+    eventually(lambda: row(sql, IS_AT_REST)[0], what="no claim is on its way: its answer would have to be waited for")
     proxy.freeze()
     assert running.terminate(40) == 0
     assert "never retrieved" not in "\n".join(running.logs)
