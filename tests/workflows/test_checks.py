@@ -389,9 +389,8 @@ def test_parameters_of_a_sub_workflow_that_are_missing_or_unknown_are_named() ->
             raise AssertionError(app, page)
 
     [missing] = problems(SubWorkflowNode(Parameters, node_id="sub"))
-    # Some Pythons say "keyword-only argument".
-    assert missing.startswith("node 'sub': Parameters.build_with(): missing a required ")
-    assert missing.endswith("argument: 'page'")
+    since_3_13 = "keyword-only "
+    assert missing.replace(since_3_13, "") == "node 'sub': Parameters.build_with(): missing a required argument: 'page'"
     assert problems(SubWorkflowNode(Parameters, kwargs={"page": 1, "more": 2}, node_id="sub")) == [
         "node 'sub': Parameters.build_with(): got an unexpected keyword argument 'more'"
     ]
