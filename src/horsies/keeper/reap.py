@@ -111,7 +111,7 @@ def cancel_returned() -> Op[None]:
 
 
 def _end_unbegun(lock: Query, status: TaskStatus, error: TaskError) -> Op[int]:
-    _, locked = yield from ask(SQL["begin_reap"](), lock)
+    _, _, locked = yield from ask(SQL["begin_reap"](), SQL["keep_to_indexes"](), lock)
     ids = [task_id for (task_id,) in locked]
     told = (end_unbegun(ids, status, error), SQL["commit_reap"](), notify_done(ids)) if ids else (SQL["commit_reap"](),)
     yield from ask(*told)

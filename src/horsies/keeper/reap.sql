@@ -41,11 +41,17 @@ commit;
 
 -- name: get_orphans
 -- Rows in flight whose worker is not registered (any more): of the dead, and of a zombie that claimed after its burial.
-select tasks.id::text, tasks.claim_no, tasks.status, tasks.claimed_by::text, tasks.root_id::text
-from {schema}.tasks
-where tasks.status <> 'PENDING'
-and not exists (select from {schema}.workers where workers.id = tasks.claimed_by)
-order by tasks.id
+-- All of them, and then the first: who asks for the first ones by id is served from the index of ids, through everything that waits.
+with orphans as materialized (
+    select id, claim_no, status, claimed_by, root_id
+    from {schema}.tasks
+    -- Named one by one, they look few also to who knows nothing of the table.
+    where status in ('CLAIMED', 'RUNNING')
+    and not exists (select from {schema}.workers where workers.id = tasks.claimed_by)
+)
+select id::text, claim_no, status, claimed_by::text, root_id::text
+from orphans
+order by orphans.id
 limit %(limit)s::integer;
 
 -- name: release_overdue
@@ -69,6 +75,10 @@ released as (
 select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
 from released
 group by queue_name, priority;
+
+-- name: keep_to_indexes
+-- In a session that is not ours. A table that was just filled and not analysed yet would be read as a whole, for nothing.
+select set_config('enable_seqscan', 'off', true);
 
 -- name: lock_late
 -- What has not begun when its time is over never will.

@@ -1,0 +1,84 @@
+"""The keeper looks every second, so what only waits must not be in its way: not in its own session, and not in one that a pooler lends."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import psycopg
+import pytest
+
+from horsies.db.drive import answer_on, drive
+from horsies.db.link import Link
+from horsies.db.op import Op
+from horsies.keeper import reap
+from horsies.model.config import PostgresConfig
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import ME, column, row
+
+SESSION = "keeper"
+LOOKS = 12  # the server makes a plan for all parameters after five
+WAITING = 6_000
+DUTIES: tuple[Callable[[], Op[object]], ...] = (
+    reap.reap_orphans,
+    reap.release_overdue,
+    reap.cancel_returned,
+    reap.expire,
+    reap.end_overdue_workflows,
+    reap.find_lost_nodes,
+    reap.settle_workflows,
+)
+
+Run: TypeAlias = Callable[[Op[Any]], object]
+
+
+def fill(sql: psycopg.Connection) -> None:
+    """Half of them are due, some have an end; and one is in flight, which is looked at."""
+    sql.execute("alter table horsies.tasks set (autovacuum_enabled = off)")
+    sql.execute(
+        "insert into horsies.tasks (task_name, args, ready, good_until) "
+        "select 'add', '{}', n %% 2 = 0, case when n %% 3 = 0 then now() + interval '1 day' end from generate_series(1, %s) as n",
+        [WAITING],
+    )
+    sql.execute(
+        "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version) "
+        "values (%s, 'here', 1, 1, 1, '{}', '1')",
+        [ME],
+    )
+    sql.execute(
+        "insert into horsies.tasks (task_name, args, status, claimed_by, claim_no) values ('add', '{}', 'RUNNING', %s, 1)",
+        [ME],
+    )
+
+
+def rows_read(sql: psycopg.Connection) -> int:
+    """By whoever has left: a session hands in its counts at its end."""
+    eventually(lambda: not column(sql, "select pid from pg_stat_activity where application_name ~ %s", SESSION))
+    (count,) = row(
+        sql, "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'horsies.tasks'::regclass"
+    )
+    return count
+
+
+def look(run: Run) -> None:
+    for _ in range(LOOKS):
+        for duty in DUTIES:
+            run(duty())
+
+
+@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
+def test_a_keeper_reads_nothing_of_what_only_waits(analysed: bool, database: str, sql: psycopg.Connection) -> None:
+    fill(sql)
+    if analysed:
+        sql.execute("analyze horsies.tasks")
+    before = rows_read(sql)
+    link = Link(PostgresConfig(database_url=database), SESSION)
+    look(link.run)
+    link.close()
+    assert rows_read(sql) - before == LOOKS
+
+
+def test_a_keeper_behind_a_pooler_reads_nothing_of_what_only_waits(database: str, sql: psycopg.Connection) -> None:
+    fill(sql)
+    before = rows_read(sql)
+    with psycopg.connect(database, autocommit=True, application_name=SESSION, prepare_threshold=None) as lent:
+        look(lambda op: drive(op, lambda request: answer_on(lent, request, "horsies")))
+    assert rows_read(sql) - before == LOOKS
