@@ -57,6 +57,8 @@ set
     started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
 -- An array, not a join: the primary key is then the only way in, whatever the statistics say.
 where id = any(array(select next.id from next))
+-- By the time that is written down as its start, whatever has held this statement up.
+and (good_until is null or good_until > (select moment.now from moment))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
     coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
@@ -122,6 +124,7 @@ set
     end,
     started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
 where id = any(array(select next.id from next))
+and (good_until is null or good_until > (select moment.now from moment))
 returning
     id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, args::text, timeout_ms,
     coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
@@ -144,11 +147,14 @@ cross join lateral (
 -- name: start_tasks
 -- CLAIMED rows of the buffer become RUNNING. A row that is not returned was lost (its lease ran out and another worker has it, or
 -- its time was over before it began), or its queue is full. `position` counts the rows of one queue in this call.
+with moment as materialized (
+    select clock_timestamp() as now
+)
 update {schema}.tasks
 set
     status = 'RUNNING',
     lease_until = null,
-    started_at = (select clock_timestamp())
+    started_at = (select moment.now from moment)
 where id = any(%(ids)s::uuid[])
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
@@ -164,5 +170,5 @@ and case
         )
 end
 and tasks.lease_until > statement_timestamp()
-and (tasks.good_until is null or tasks.good_until > statement_timestamp())
+and (tasks.good_until is null or tasks.good_until > (select moment.now from moment))
 returning tasks.id::text;
