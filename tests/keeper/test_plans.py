@@ -51,7 +51,8 @@ def fill(sql: psycopg.Connection) -> None:
 
 def rows_read(sql: psycopg.Connection) -> int:
     """By whoever has left: a session hands in its counts at its end."""
-    eventually(lambda: not column(sql, "select pid from pg_stat_activity where application_name ~ %s", SESSION))
+    here = "select pid from pg_stat_activity where datname = current_database() and application_name ~ %s"
+    eventually(lambda: not column(sql, here, SESSION))
     (count,) = row(
         sql, "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relid = 'horsies.tasks'::regclass"
     )
@@ -64,11 +65,10 @@ def look(run: Run) -> None:
             run(duty())
 
 
-@pytest.mark.parametrize("analysed", [False, True], ids=["never analysed", "analysed"])
-def test_a_keeper_reads_nothing_of_what_only_waits(analysed: bool, database: str, sql: psycopg.Connection) -> None:
+@pytest.mark.parametrize("first", [b"select", b"analyze horsies.tasks"], ids=["never analysed", "analysed"])
+def test_a_keeper_reads_nothing_of_what_only_waits(first: bytes, database: str, sql: psycopg.Connection) -> None:
     fill(sql)
-    if analysed:
-        sql.execute("analyze horsies.tasks")
+    sql.execute(first)
     before = rows_read(sql)
     link = Link(PostgresConfig(database_url=database), SESSION)
     look(link.run)
