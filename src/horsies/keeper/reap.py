@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from horsies.db.indexes import keep_to_indexes
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Row, ask, one, rows
 from horsies.model.codec import encode_error
@@ -111,7 +112,7 @@ def cancel_returned() -> Op[None]:
 
 
 def _end_unbegun(lock: Query, status: TaskStatus, error: TaskError) -> Op[int]:
-    _, _, locked = yield from ask(SQL["begin_reap"](), SQL["keep_to_indexes"](), lock)
+    _, _, locked = yield from ask(SQL["begin_reap"](), keep_to_indexes(), lock)
     ids = [task_id for (task_id,) in locked]
     told = (end_unbegun(ids, status, error), SQL["commit_reap"](), notify_done(ids)) if ids else (SQL["commit_reap"](),)
     yield from ask(*told)

@@ -76,10 +76,6 @@ select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_
 from released
 group by queue_name, priority;
 
--- name: keep_to_indexes
--- In a session that is not ours. A table that was just filled and not analysed yet would be read as a whole, for nothing.
-select set_config('enable_seqscan', 'off', true);
-
 -- name: lock_late
 -- What has not begun when its time is over never will.
 select id::text

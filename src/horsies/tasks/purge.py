@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from horsies.db.indexes import keep_to_indexes
 from horsies.db.load import load
 from horsies.db.op import Op, ask
 from horsies.tasks.list import TaskLine
-from horsies.tasks.retry import look_up
 
 SQL = load(__file__)
 
@@ -18,7 +18,7 @@ def purge(lines: Sequence[TaskLine]) -> Op[int]:
     moments = [finished_at for _, _, finished_at in ordered]
     _, _, deleted, _ = yield from ask(
         SQL["begin_purge"](),
-        look_up(),
+        keep_to_indexes(),
         SQL["purge_finished"](
             ids=[task_id for task_id, _, _ in ordered],
             claim_nos=[claim_no for _, claim_no, _ in ordered],

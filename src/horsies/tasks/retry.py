@@ -17,8 +17,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from horsies.db.indexes import keep_to_indexes
 from horsies.db.load import load
-from horsies.db.op import Op, Query, ask, rows
+from horsies.db.op import Op, ask, rows
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 
@@ -94,7 +95,7 @@ class Retry:
         taken = set[TaskId]() if self._force else {former for (others,) in keys for former in others}
         free = [ending for ending in endings if ending.id not in taken]
         _, back, _, _ = yield from ask(
-            look_up(),
+            keep_to_indexes(),
             SQL["bring_back"](
                 ids=[ending.id for ending in free],
                 claim_nos=[ending.claim_no for ending in free],
@@ -107,11 +108,6 @@ class Retry:
         return dict.fromkeys(taken.intersection(ids), RetryOutcome.KEY_TAKEN) | {
             task_id: RetryOutcome.RETRIED for (task_id,) in back
         }
-
-
-def look_up() -> Query:
-    """In a transaction whose statements then find finished tasks by their ids, whatever the statistics say."""
-    return SQL["look_up"]()
 
 
 def get_endings(task_ids: Sequence[TaskId]) -> Op[list[Ending]]:

@@ -29,10 +29,6 @@ and (task_id = any(%(ids)s::uuid[]) or former && %(ids)s::uuid[])
 order by task_name, key
 for update;
 
--- name: look_up
--- A day that was filled and not analysed yet would be read as a whole for a few ids.
-select set_config('enable_seqscan', 'off', true);
-
 -- name: bring_back
 with gone as (
     delete from {schema}.finished
