@@ -1,5 +1,7 @@
 """Soft stops: the exception reaches the task that it is meant for, wherever it runs, and never anybody else."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,36 @@ async def test_a_soft_stop_that_comes_late_never_strikes_another_task(concurrenc
         assert {pump.ended[task_id].status for task_id in spared} == {usual}
         assert {pump.ended[task_id].status for task_id in ids} <= {usual, "CANCELLED"}
         assert await pump.value("whoami") == child
+
+
+TRACED = """
+import sys
+from horsies.child.running import begin
+from horsies.child.softstop import OtherThread
+from horsies.child.wire import Assignment
+
+running = begin(Assignment(1, "id", "name", "default", 1, None, "{}"))
+thread = OtherThread(running)
+
+def function():
+    if "stopped" in sys.argv:
+        running.ask("cancel")
+        thread.stop()
+    return "returned"
+
+def go_on():
+    pass
+
+print(thread.call(function))
+sys.settrace(lambda *_: None)
+go_on()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"), [("left alone", "('returned', None)"), ("stopped", "(None, TaskCancelledError())")]
+)
+def test_a_process_that_ran_a_task_outside_of_a_child_can_be_traced_afterwards(how: str, outcome: str) -> None:
+    """As the tests of an application are, by coverage. Python 3.11 went round for ever after a soft stop was withdrawn."""
+    ran = subprocess.run([sys.executable, "-c", TRACED, how], capture_output=True, text=True, timeout=30, check=True)
+    assert ran.stdout.strip() == outcome
