@@ -37,10 +37,10 @@ class _Withdrawn(BaseException):
 
 
 def _withdraw() -> None:
-    """A soft stop that has not struck this thread yet, by what strikes in its place, at once.
+    """Take back a soft stop that may not have struck this thread yet: what takes its place strikes at once, in here.
 
-    The interpreter would also take none in its place. But until one has struck, CPython 3.11 and 3.12 look for it at every call, on
-    every thread, and on 3.11 a thread that is traced (for coverage, by a debugger) never gets beyond that.
+    None at all could take its place, too. But CPython 3.11 and 3.12 then go on looking for one, at every call on every thread, and on
+    3.11 a thread that is traced (for coverage, by a debugger) never gets beyond that.
     """
     with suppress(_Withdrawn):
         _set_async_exc(threading.get_ident(), id(_Withdrawn))
