@@ -3,9 +3,11 @@ import queue
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
+from operator import attrgetter
 
 import pytest
 
+from horsies.child import relief
 from horsies.child.relief import Relief
 from tests.fixtures.eventually import eventually
 
@@ -19,7 +21,6 @@ class Child:
         self.tray: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.changed = threading.Event()
         self.relief = Relief(self._hear, self.changed)
-        self.relief.start()
 
     def _hear(self) -> None:
         text = os.read(self._out, 1).decode()
@@ -40,13 +41,26 @@ class Child:
                 return self.tray.get()
             self.relief.wait()
 
+    # Nobody else can tell, and the main thread is inside.
+
+    def is_read(self) -> bool:
+        return attrgetter("_reading")(self.relief).locked()
+
+    def is_waited_for(self) -> bool:
+        return attrgetter("_waits")(self.relief) > 0
+
+    def has_its_relief_resting(self) -> bool:
+        return attrgetter("_rests")(self.relief)
+
     def close(self) -> None:
         os.close(self._in)
+        attrgetter("_wake")(self.relief).set()  # to find out
 
 
 @pytest.fixture
 def child() -> Generator[Child]:
     with closing(Child()) as made:
+        made.relief.start()
         yield made
 
 
@@ -61,32 +75,35 @@ def later(what: Callable[[], object]) -> None:
     threading.Timer(0.05, what).start()
 
 
-# Who reads is said of some try: a main thread that a busy machine holds up for longer than a tick is taken for one at work.
+def aside(*steps: Callable[[], object]) -> None:
+    """One after the other, while the main thread waits."""
+    threading.Thread(target=lambda: [step() for step in steps]).start()
 
 
 def test_an_idle_main_thread_reads_by_itself() -> None:
-    def reader() -> str:
-        with closing(Child()) as child:
-            later(lambda: child.say("a"))
-            assert child.take() == "a"
-            return child.heard[-1][1]
+    with closing(Child()) as child:
+        aside(
+            lambda: eventually(child.is_read),
+            child.relief.start,
+            lambda: eventually(child.has_its_relief_resting),
+            lambda: child.say("a"),
+        )
+        assert child.take() == "a"
+        assert child.heard == [("a", MAIN)]
 
-    eventually(lambda: reader() == MAIN)
 
-
-def test_relieved_once_the_main_thread_reads_again_after_the_next_message() -> None:
-    def reader() -> str:
-        with closing(Child()) as child:
-            child.say("a")
-            eventually(lambda: child.heard)
-            assert child.take() == "a"
-            later(lambda: child.say("b"))
-            assert child.take() == "b"  # idle, and still relieved
-            later(lambda: child.say("c"))
-            assert child.take() == "c"
-            return child.heard[-1][1]
-
-    eventually(lambda: reader() == MAIN)
+def test_relieved_once_the_main_thread_reads_again_after_the_next_message(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.say("a")
+    eventually(lambda: child.heard == [("a", RELIEF)])
+    assert child.take() == "a"
+    monkeypatch.setattr(relief, "TICK_S", 10.0)  # from when it has read for the last time: no machine is so busy
+    aside(lambda: eventually(child.is_waited_for), lambda: child.say("b"))
+    assert child.take() == "b"  # idle, and still relieved
+    child.say("c")
+    assert child.take() == "c"
+    assert child.heard[1:] == [("b", RELIEF), ("c", MAIN)]
 
 
 def test_what_comes_while_the_main_thread_works_is_heard(child: Child) -> None:
