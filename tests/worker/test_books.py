@@ -12,13 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from horsies.db.op import Ask
 from horsies.model.budget import Budget, QueueRoom
 from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
-from horsies.tasks.claim import NO_CAPS, Caps, Wanted
+from horsies.tasks.claim import LOAD_BYTES, NO_CAPS, Caps, Payload, Wanted
 from horsies.tasks.ids import new_task_id
 from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered
 from horsies.worker.frames import FRAME_MAX, Frames
 from horsies.worker.marks import Marks
+from horsies.worker.quarantine import Quarantine, Refusal
 from horsies.worker.room import Limits
 from horsies.worker.tickets import Tickets
 from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
@@ -37,6 +40,7 @@ class Child:
     is_open: bool = True
     budget_left: int | None = None
     tickets: Tickets = field(default_factory=Tickets)
+    unsent_bytes: int = 0
 
 
 def books(
@@ -57,6 +61,7 @@ def books(
         roster=roster,
         frames=Frames(prefetch, processes, concurrency),
         marks=Marks(queues),
+        quarantine=Quarantine(WorkerResilienceConfig()),
         promotes=False,
     )
 
@@ -129,12 +134,140 @@ def test_very_many_endings_travel_in_several_turns() -> None:
     assert [len(taken(made).endings), len(taken(made).endings)] == [ENDINGS_PER_TURN, 1]
 
 
-def test_a_suspect_travels_alone() -> None:
+def refuse(made: Books, turn: Turn, *, is_about_values: bool = True, now: float = 0.0) -> None:
+    """As the pump does when the server refuses a turn."""
+    if turn.is_alone:
+        made.refused_alone(turn, Refusal("refused", is_about_values, is_about_server=False), now)
+    else:
+        made.take_apart(turn)
+
+
+@pytest.mark.promise("D6")
+def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() -> None:
+    made = books(Child())
+    first, second, given_back = ending(), ending(), claim()
+    made.endings.extend([first, second])
+    made.releases.append(given_back)
+    refused = taken(made)
+    assert wanted_by(refused) == {"RUNNING": 1}
+    made.take_apart(refused)
+    made.endings.append(other := ending())
+    turns = [taken(made) for _ in range(4)]
+    assert [(list(turn.endings), list(turn.releases)) for turn in turns] == [
+        ([first], []),
+        ([second], []),
+        ([], [given_back]),
+        ([other], []),
+    ]
+    assert [wanted_by(turn) for turn in turns] == [{}, {}, {}, {}]
+    assert ["lift_limit" in statements(turn) for turn in turns] == [True, True, True, False]
+    assert wanted_by(taken(made)) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("D6")
+def test_claims_travel_alone_until_one_succeeds() -> None:
+    made = books(Child())
+    made.endings.append(ending())
+    made.take_apart(taken(made))
+    made.settle(taken(made), Outcome(), until=0.0)
+    made.endings.append(ending())
+    assert wanted_by(taken(made)) == {}
+    claiming = taken(made)
+    assert wanted_by(claiming) == {"RUNNING": 1}
+    made.settle(claiming, Outcome(claimed=[[]]), until=0.0)
+    made.endings.append(ending())
+    made.more = True
+    assert wanted_by(taken(made)) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("D6")
+def test_an_ending_that_is_refused_alone_is_tried_in_plainer_forms_and_replaced_last() -> None:
     made = books()
-    first, second, other = ending(), ending(), ending()
-    made.suspects.extend([first, second])
-    made.endings.append(other)
-    assert [list(taken(made).endings) for _ in range(3)] == [[first], [second], [other]]
+    made.endings.append(
+        bad := replace(ending(), status=TaskStatus.FAILED, error_code="BAD", may_retry=True, root_id="a")
+    )
+    made.take_apart(taken(made))
+    tried: list[Ending] = []
+    for _ in range(4):
+        turn = taken(made)
+        tried += turn.endings
+        refuse(made, turn)
+    without_step = replace(bad, root_id=None)
+    assert tried[:3] == [bad, without_step, replace(without_step, may_retry=False)]
+    assert tried[3].error_code == "WORKER_SERIALIZATION_ERROR"
+    assert made.next_turn(0.0) is None, "it rests"
+    again = taken(made, now=60.0)
+    assert list(again.endings) == [tried[3]]
+
+
+@pytest.mark.promise("D6", "W11")
+def test_a_result_is_never_replaced_because_of_what_may_pass() -> None:
+    """A full disk, a trigger that raises: it waits, with growing pauses, and holds up nobody."""
+    made = books()
+    made.endings.append(good := ending())
+    made.take_apart(taken(made))
+    refuse(made, taken(made), is_about_values=False)
+    made.endings.append(other := ending())
+    assert list(taken(made).endings) == [other]
+    first = made.quarantine.next_at
+    assert first is not None
+    again = taken(made, now=first)
+    assert list(again.endings) == [good]
+    refuse(made, again, is_about_values=False, now=first)
+    second = made.quarantine.next_at
+    assert second is not None
+    assert second - first > first
+    assert not made.is_empty
+
+
+def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None:
+    made = books(Child(), Child())
+    small, large, larger = claim(), replace(claim(), args=None), replace(claim(), takes_inputs=True)
+    claiming = taken(made)
+    runnable = made.settle(claiming, Outcome(claimed=[[small, large, larger]]), until=0.0)
+    assert runnable == [small]
+    loading = taken(made)
+    assert list(loading.loads) == [large, larger]
+    assert "load_payloads" in statements(loading)
+    assert wanted_by(made.next_turn(0.0)) == {}, "their places are taken"
+    read = {large.id: Payload(5, "args", None), larger.id: Payload(9, None, None)}
+    assert made.settle(loading, Outcome(payloads=read), until=0.0) == [replace(large, args="args")]
+    assert list(taken(made).loads) == [larger], "there was no room for it"
+
+
+def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> None:
+    child = Child(unsent_bytes=LOAD_BYTES)
+    made = books(child)
+    made.more = False
+    made.unread.append(replace(claim(), args=None))
+    assert made.next_turn(0.0) is None
+    child.unsent_bytes = 0
+    assert taken(made).loads
+
+
+def test_what_is_too_large_for_any_task_ends_and_what_is_lost_is_given_back() -> None:
+    made = books(Child(), Child())
+    made.more = False
+    made.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
+    loading = taken(made)
+    assert made.settle(loading, Outcome(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
+    turn = taken(made)
+    assert [(of.id, of.error_code) for of in turn.endings] == [(huge.id, "WORKER_SERIALIZATION_ERROR")]
+    assert list(turn.releases) == [lost]
+
+
+def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
+    made = books(Child(), Child())
+    made.more = False
+    made.unread.extend([good := replace(claim(), args=None), bad := replace(claim(), args=None)])
+    made.take_apart(taken(made))
+    one, other = taken(made), taken(made)
+    assert [list(one.loads), list(other.loads)] == [[good], [bad]]
+    refuse(made, other)
+    assert made.settle(one, Outcome(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
+        replace(good, args="{}")
+    ]
+    assert [of.id for of in taken(made).endings] == [bad.id]
 
 
 def test_what_is_in_flight_is_not_asked_for_twice() -> None:
@@ -403,9 +536,8 @@ def test_endings_of_longer_tasks_do_not_wait() -> None:
     assert not made.should_gather()
 
 
-@pytest.mark.parametrize("prefetch", [4, "auto"])
-def test_endings_of_frames_do_not_wait_while_a_child_has_room(prefetch: int | Literal["auto"]) -> None:
-    assert not with_tiny_tasks(books(Child(load=1), prefetch=prefetch)).should_gather()
+def test_endings_of_frames_do_not_wait_while_a_child_has_room() -> None:
+    assert not with_tiny_tasks(books(Child(load=1), prefetch="auto")).should_gather()
 
 
 def test_endings_of_frames_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
@@ -506,6 +638,10 @@ def test_others_are_told_of_capacity_that_is_free_again(kind: str, caps: Caps, *
     assert ("notify_freed" in statements(taken(made))) is is_told
 
 
+def _read(turn: Turn) -> dict[str, Payload]:
+    return {claim.id: Payload(2, "{}", None) for claim in turn.loads}
+
+
 class NothingIsForgotten(RuleBasedStateMachine):
     """Whatever happens in whatever order: what the database has not answered for is remembered, and nothing else is."""
 
@@ -529,8 +665,13 @@ class NothingIsForgotten(RuleBasedStateMachine):
         self.books.endings.append(ending(self.new()))
 
     @rule()
-    def an_ending_is_suspected(self) -> None:
-        self.books.suspects.append(ending(self.new()))
+    def a_large_task_is_to_be_read(self) -> None:
+        self.books.unread.append(replace(self.new(), args=None))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(is_about_values=st.booleans())
+    def a_turn_is_refused(self, *, is_about_values: bool) -> None:
+        refuse(self.books, self.in_flight.pop(), is_about_values=is_about_values, now=self.now)
 
     @rule()
     def a_task_is_interrupted(self) -> None:
@@ -562,12 +703,12 @@ class NothingIsForgotten(RuleBasedStateMachine):
     @rule()
     def a_turn_is_committed(self) -> None:
         turn = self.in_flight.pop(0)
-        self.books.settle(turn, Outcome(claimed=[[] for _ in turn.wanted]), until=self.now)
+        self.books.settle(turn, Outcome(claimed=[[] for _ in turn.wanted], payloads=_read(turn)), until=self.now)
         self.known -= {(item.id, item.claim_no) for item in self._told_by(turn)}
 
     def _told_by(self, turn: Turn) -> list[Claim | Ending]:
         """What the books need not remember any more. (What was not started goes back, in another turn.)"""
-        return [*turn.endings, *turn.interrupted, *turn.releases]
+        return [*turn.endings, *turn.interrupted, *turn.releases, *turn.loads]
 
     @invariant()
     def what_is_open_is_remembered(self) -> None:

@@ -5,11 +5,13 @@ from typing import Literal
 import pytest
 
 from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
 from horsies.tasks.claim import NO_CAPS
 from horsies.worker.books import Books
 from horsies.worker.dispatch import dispatch
 from horsies.worker.frames import FRAME_MAX, Frames
 from horsies.worker.marks import Marks
+from horsies.worker.quarantine import Quarantine
 from horsies.worker.room import Limits
 from tests.fixtures.journey import ME
 from tests.fixtures.pools import Pump, open_pool
@@ -17,7 +19,15 @@ from tests.fixtures.pools import Pump, open_pool
 
 def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> Books:
     database = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
-    return Books(ME, database, Limits(5_000, NO_CAPS), pump.roster, Frames(prefetch, 1), Marks(["media"]))
+    return Books(
+        ME,
+        database,
+        Limits(5_000, NO_CAPS),
+        pump.roster,
+        Frames(prefetch, 1),
+        Marks(["media"]),
+        Quarantine(WorkerResilienceConfig()),
+    )
 
 
 async def test_what_was_claimed_for_a_larger_frame_is_run_and_not_given_back() -> None:

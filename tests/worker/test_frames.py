@@ -78,6 +78,7 @@ def test_a_number_bounds_what_the_worker_holds_beyond_its_children(prefetch: int
     frames = measured(Frames(prefetch, processes), 0)
     assert frames.ceiling == processes + prefetch
     assert frames.buffers
+    assert (frames.size, frames.most, frames.is_framed) == (1, 1, False), "RUNNING means begun"
 
 
 @given(st.integers(0, 300), st.integers(0, 5_000))

@@ -18,6 +18,7 @@ from horsies.worker.books import Books
 from horsies.worker.frames import GATHER_FRAMED_S, Frames
 from horsies.worker.marks import Marks
 from horsies.worker.pump import Pump
+from horsies.worker.quarantine import Quarantine
 from horsies.worker.room import Limits
 from horsies.worker.turn import Turn
 from tests.fixtures.eventually import eventually
@@ -53,7 +54,15 @@ class Desk:
 async def open_pump(database: str, frames: Frames | None = None) -> AsyncGenerator[Desk]:
     """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
     config = PostgresConfig(database_url=database)
-    books = Books(ME, config, Limits(60_000, NO_CAPS), [], frames or Frames(8, processes=1), Marks(["default"]))
+    books = Books(
+        ME,
+        config,
+        Limits(60_000, NO_CAPS),
+        [],
+        frames or Frames(8, processes=1),
+        Marks(["default"]),
+        Quarantine(WorkerResilienceConfig()),
+    )
     async with asyncio.TaskGroup() as group:
         pump = Pump(
             group,

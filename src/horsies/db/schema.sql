@@ -2,6 +2,25 @@
 
 CREATE SCHEMA horsies;
 
+CREATE FUNCTION horsies.input_bytes(node uuid) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    return (
+        select
+            coalesce(octet_length(nodes.item::text), 0)
+            + coalesce((
+                select sum(coalesce(octet_length(input.result::text), 0) + coalesce(octet_length(input.error::text), 0))
+                from "horsies".nodes as input
+                where input.id = any(nodes.inputs)
+            ), 0)
+        from "horsies".nodes
+        where nodes.id = node
+    );
+end
+$$;
+
 CREATE FUNCTION horsies.new_id() RETURNS uuid
     LANGUAGE sql PARALLEL SAFE
     AS $$
@@ -69,6 +88,34 @@ begin
         from "horsies".nodes
         where nodes.id = node
     );
+end
+$$;
+
+CREATE FUNCTION horsies.node_inputs(node uuid, max_bytes integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    stored bigint;
+    made text;
+begin
+    if max_bytes is not null then
+        select
+            coalesce(pg_column_size(nodes.item), 0)
+            + coalesce((
+                select sum(coalesce(pg_column_size(input.result), 0) + coalesce(pg_column_size(input.error), 0))
+                from "horsies".nodes as input
+                where input.id = any(nodes.inputs)
+            ), 0)
+        into stored
+        from "horsies".nodes
+        where nodes.id = node;
+        if stored > max_bytes then
+            return null;
+        end if;
+    end if;
+    made := "horsies".node_inputs(node);
+    return case when max_bytes is null or octet_length(made) <= max_bytes then made end;
 end
 $$;
 
@@ -143,6 +190,7 @@ CREATE TABLE horsies.tasks (
     node_id uuid,
     takes_inputs boolean,
     trace text,
+    child_deaths integer DEFAULT 0 NOT NULL,
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
     CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))

@@ -49,6 +49,9 @@ _LOST = (
     psycopg.InterfaceError,  # the connection object was already closed
 )
 
+# Invalid transaction state, schema name, syntax or access rule, resources, operator intervention, system error, configuration file.
+_SERVER_CLASSES = frozenset({"25", "3F", "42", "53", "57", "58", "F0"})
+
 # A connection that is turned away reports no SQLSTATE either, so its words must do. In another language than English it
 # counts as lost, and is tried again.
 _TURNED_AWAY = re.compile(
@@ -69,6 +72,17 @@ def trouble_of(error: BaseException) -> Trouble:
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith("08")):
         return Trouble.UNEXPECTED if _TURNED_AWAY.search(str(error)) else Trouble.LOST
     return Trouble.UNEXPECTED
+
+
+def is_about_values(error: BaseException) -> bool:
+    """The server will never store these values: of the wrong kind, too large, or against a constraint."""
+    return isinstance(error, psycopg.DataError | psycopg.IntegrityError | errors.ProgramLimitExceeded)
+
+
+def is_about_server(error: BaseException) -> bool:
+    """The server would refuse anything of this kind now: a full disk, a missing table, a privilege that was taken away."""
+    sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return (sqlstate or "")[:2] in _SERVER_CLASSES
 
 
 def broker_error(error: psycopg.Error, server: str = "PostgreSQL") -> BrokerError:

@@ -29,7 +29,8 @@ class Claim:
     priority: int
     enqueued_at: datetime
     attempt: int
-    args: str
+    args: str | None
+    """JSON; None if it is large, and still to be read."""
     timeout_ms: int | None = None
     retries_left: bool = False
     root_id: str | None = None
@@ -37,6 +38,19 @@ class Claim:
     inputs: str | None = None
     """What its node is handed beside the arguments, as JSON that nobody between database and child reads."""
     trace: str | None = None
+    takes_inputs: bool = False
+    child_deaths: int = 0
+    """Child processes that died with it in their hands before it began."""
+
+    @property
+    def weight(self) -> int:
+        """How long its payload is."""
+        return len(self.args or "") + len(self.inputs or "")
+
+    @property
+    def is_unread(self) -> bool:
+        """Its payload is large, and was left out of the claim."""
+        return self.args is None or (self.takes_inputs and self.inputs is None)
 
 
 @dataclass(frozen=True, slots=True)

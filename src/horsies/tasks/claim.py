@@ -7,12 +7,20 @@ from datetime import UTC, datetime
 
 from horsies.db.load import load
 from horsies.db.op import Query, Row
+from horsies.model.codec import encode_error
+from horsies.model.result import TaskError
+from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, TaskId
 
 SQL = load(__file__)
 
 LOWEST_PRIORITY = -(2**31)
+CLAIM_BYTES = 1 << 26
+"""Payloads that one claim may bring, all of them together."""
+INLINE_BYTES_MIN, INLINE_BYTES_MAX = 2_048, 1 << 18
+LOAD_BYTES = 1 << 25
+"""Large payloads that are read at once; one alone may be larger."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -57,6 +65,13 @@ class Wanted:
     queue_limit: int | None = None
     """At most so many from one queue; None sets no limit of its own."""
     caps: Caps = NO_CAPS
+    excluded: Sequence[TaskId] = ()
+    """Rows that the server refuses to have claimed."""
+
+    @property
+    def inline_bytes(self) -> int:
+        """Payloads up to this size come with the claim, so that all of them together stay within CLAIM_BYTES."""
+        return max(INLINE_BYTES_MIN, min(INLINE_BYTES_MAX, CLAIM_BYTES // max(1, self.limit)))
 
 
 def from_start(queues: Iterable[str]) -> list[Lane]:
@@ -98,11 +113,61 @@ def _params(wanted: Wanted, lanes: Sequence[Lane]) -> dict[str, object]:
         "limit": wanted.limit,
         "lease_ms": wanted.lease_ms,
         "cluster_wide_cap": wanted.caps.cluster_wide,
+        "excluded": list(wanted.excluded),
+        "inline_bytes": wanted.inline_bytes,
     }
 
 
 def as_claims(rows: Sequence[Row]) -> list[Claim]:
     return [Claim(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a task is called with. `args` is None if there was no room for it this time, or if it is larger than a task may be."""
+
+    bytes: int
+    args: str | None
+    inputs: str | None
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.bytes > MOST_BYTES
+
+
+def load_payloads(worker: str, claims: Sequence[Claim]) -> Query:
+    """Read what these claims have left out, as much of it as may travel together."""
+    ordered = sorted((claim.id, claim.claim_no) for claim in claims)
+    return SQL["load_payloads"](
+        worker=worker,
+        ids=[task_id for task_id, _ in ordered],
+        claim_nos=[claim_no for _, claim_no in ordered],
+        budget_bytes=LOAD_BYTES,
+        max_bytes=MOST_BYTES,
+    )
+
+
+def as_payloads(rows: Sequence[Row]) -> dict[TaskId, Payload]:
+    return {task_id: Payload(*payload) for task_id, *payload in rows}
+
+
+def list_claimable(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
+    """Which rows such a claim would take, without taking them."""
+    return SQL["list_claimable"](
+        queues=list(dict.fromkeys(lane.queue_name for lane in lanes)),
+        excluded=list(wanted.excluded),
+        limit=wanted.limit,
+    )
+
+
+def try_claim(worker: str, task_id: TaskId) -> list[Query]:
+    """Whether the server would let this row be claimed: an error says that it would not. Nothing is changed."""
+    return [SQL["begin_trial"](), SQL["try_claim"](worker=worker, id=task_id), SQL["end_trial"]()]
+
+
+def fail_unclaimable(task_id: TaskId, error: TaskError) -> Query:
+    """End a task that waits and that no worker can claim."""
+    return SQL["fail_unclaimable"](id=task_id, error_code=error.error_code, error=encode_error(error))
 
 
 def start(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:

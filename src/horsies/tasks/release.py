@@ -1,7 +1,8 @@
 """Release: claims that have not begun go back to PENDING, uncounted."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol, TypedDict
 
 from horsies.db.load import load
 from horsies.db.op import Query
@@ -19,8 +20,17 @@ class Held(Protocol):
     def claim_no(self) -> int: ...
 
 
-def release(worker: str, claims: Iterable[Held]) -> Query:
-    return SQL["release_tasks"](worker=worker, **_arrays(claims))
+class _Arrays(TypedDict):
+    ids: list[TaskId]
+    claim_nos: list[int]
+
+
+def release(worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, int] = MappingProxyType({})) -> Query:
+    """Give these back; `child_deaths` of those that child processes have died with before they began."""
+    held = _arrays(claims)
+    return SQL["release_tasks"](
+        worker=worker, child_deaths=[child_deaths.get(task_id, 0) for task_id in held["ids"]], **held
+    )
 
 
 def release_interrupted(worker: str, endings: Iterable[Held]) -> Query:
@@ -28,10 +38,10 @@ def release_interrupted(worker: str, endings: Iterable[Held]) -> Query:
     return SQL["release_interrupted"](worker=worker, **_arrays(endings))
 
 
-def _arrays(claims: Iterable[Held]) -> dict[str, object]:
+def _arrays(claims: Iterable[Held]) -> _Arrays:
     """Sorted: the statements find a claim's number by its place."""
     ordered = sorted((claim.id, claim.claim_no) for claim in claims)
-    return {"ids": [task_id for task_id, _ in ordered], "claim_nos": [claim_no for _, claim_no in ordered]}
+    return _Arrays(ids=[task_id for task_id, _ in ordered], claim_nos=[claim_no for _, claim_no in ordered])
 
 
 def notify_new(claims: Sequence[Claim]) -> list[Query]:

@@ -1,12 +1,14 @@
 -- name: release_tasks
--- Claims whose user code never began go back, as if nobody had claimed them: the attempt does not count.
+-- Claims whose user code never began go back, as if nobody had claimed them: the attempt does not count. Only child processes that died
+-- with one in their hands are counted, so that a task that kills them before it begins does not do so for ever.
 update {schema}.tasks
 set
     status = 'PENDING',
     claimed_by = null,
     claimed_at = null,
     lease_until = null,
-    started_at = null
+    started_at = null,
+    child_deaths = greatest(child_deaths, (%(child_deaths)s::integer[])[width_bucket(id, %(ids)s::uuid[])])
 where id = any(%(ids)s::uuid[])
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
@@ -56,7 +58,7 @@ and tasks.claimed_by = %(worker)s::uuid;
 -- name: get_held
 -- Every row that this worker owns, by the database's account.
 select
-    id::text, claim_no, task_name, queue_name, priority, enqueued_at, attempts + 1, '', timeout_ms, false, root_id::text,
+    id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1, '', timeout_ms, false, root_id::text,
     cancel_requested_at is not null
 from {schema}.tasks
 where claimed_by = %(worker)s::uuid

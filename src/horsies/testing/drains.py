@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
@@ -26,7 +26,7 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.model.worker import WorkerConfig
-from horsies.tasks.claim import Wanted, from_start
+from horsies.tasks.claim import Wanted, as_payloads, from_start, load_payloads
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release, report_progress
@@ -138,7 +138,11 @@ class Drain:
             Turn(self.worker, self.database, self._limits.caps, [], promotes=True, wanted=[wanted], lanes=lanes)
         )
         (claims,) = outcome.claimed
-        return claims[0] if claims else None
+        if not claims or not claims[0].is_unread:
+            return claims[0] if claims else None
+        found = as_payloads((yield from rows(load_payloads(self.worker, claims))))
+        payload = found[claims[0].id]
+        return replace(claims[0], args=payload.args, inputs=payload.inputs)
 
     @property
     def _limits(self) -> Limits:

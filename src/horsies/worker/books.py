@@ -4,24 +4,34 @@ Pure bookkeeping, no I/O: `next_turn` takes from the books all that can travel n
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode
 from horsies.model.config import PostgresConfig
-from horsies.model.result import TaskError
+from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import Lane, Wanted
+from horsies.tasks.claim import LOAD_BYTES, Lane, Payload, Wanted
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.member import Member
+from horsies.worker.quarantine import (
+    LeftOut,
+    Quarantine,
+    Refusal,
+    Search,
+    SearchAnswer,
+    failed_ending,
+    find_culprits,
+    plainer_form,
+    taken_apart,
+)
 from horsies.worker.room import Limits, Room
-from horsies.worker.turn import ClaimFrom, Outcome, Turn
+from horsies.worker.turn import ClaimFrom, Outcome, SearchStep, Turn
 
 ENDINGS_PER_TURN = 500
 BYTES_PER_TURN = 1 << 25
+LOADS_PER_TURN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +50,25 @@ class Books:
     roster: Sequence[Member]
     frames: Frames
     marks: Marks
+    quarantine: Quarantine
+    """Parts of turns that the database refused."""
     endings: deque[Ending] = field(default_factory=deque[Ending])
-    suspects: deque[Ending] = field(default_factory=deque[Ending])
-    """Endings of a turn whose values the database refused: they travel alone, to find the one that is at fault."""
     interrupted: list[Ending] = field(default_factory=list[Ending])
     releases: list[Claim] = field(default_factory=list[Claim])
     buffer: deque[Buffered] = field(default_factory=deque[Buffered])
     progress: dict[tuple[TaskId, int], str] = field(default_factory=dict[tuple[TaskId, int], str])
     unsettled: set[str] = field(default_factory=set[str])
     """Roots of workflows in which a turn has left something to do."""
+    unread: deque[Claim] = field(default_factory=deque[Claim])
+    """RUNNING, with a large payload that is still to be read."""
     in_flight: list[Turn] = field(default_factory=list[Turn])
+    search: Search | None = None
+    """For a row that cannot be claimed. Nothing is claimed meanwhile."""
+    search_step: SearchStep | None = None
+    """The next one, if it is not under way."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    claims_travel_alone: bool = False
+    """A turn that claimed was refused: until a claim succeeds, no ending shares its fate."""
     more: bool = True
     """There may be something to claim."""
     promotes: bool = True
@@ -58,7 +77,9 @@ class Books:
     _room: Room = field(init=False)
 
     def __post_init__(self) -> None:
-        self._room = Room(self.worker, self.limits, self.frames, self.roster, self.buffer, self.in_flight)
+        self._room = Room(
+            self.worker, self.limits, self.frames, self.roster, self.buffer, self.unread, self.in_flight, self.left_out
+        )
 
     def should_gather(self) -> bool:
         """Tiny tasks travel together: while others will report in a moment, a turn for one of them alone costs as much as one for
@@ -75,15 +96,17 @@ class Books:
 
     def next_turn(self, now: float) -> Turn | None:
         """All that can be done now, or None when there is nothing to do."""
-        if self.suspects:
-            return self._depart(self._alone(self.suspects.popleft()))
         self._let_go(now)
+        if (turn := self.quarantine.next_turn(now) or self._search_turn() or self._load_turn()) is not None:
+            return self._depart(turn)
         endings = self._endings()
         # What ends a node may make the next one ready, in the very turn that could claim it.
         self.more = self.more or any(ending.root_id is not None for ending in endings)
         starts = self._starts()
-        wanted = self._wanted(starts)
+        wanted = self._wanted(starts, now)
         told = endings or self.interrupted or self.releases or self.progress or self.unsettled
+        if self.claims_travel_alone and (told or starts or self._may_promote):
+            wanted = []  # in the next turn
         if not (told or starts or wanted or self._may_promote):
             return None
         releases, self.releases = self.releases, []
@@ -112,19 +135,28 @@ class Books:
             return set()
         return {ending.root_id for turn in self.in_flight for ending in turn.of_workflows if ending.root_id is not None}
 
-    def _alone(self, ending: Ending) -> Turn:
-        return Turn(
-            worker=self.worker,
-            database=self.database,
-            caps=self.limits.caps,
-            endings=[ending],
-            frees_capped=self.limits.caps.is_any,
-        )
+    def _search_turn(self) -> Turn | None:
+        step, self.search_step = self.search_step, None
+        return None if step is None else replace(self._empty_turn(), search=step)
+
+    def _load_turn(self) -> Turn | None:
+        """One at a time, and not while the children have not taken in what was read before: the parent holds few of them."""
+        if not self.unread or any(turn.loads for turn in self.in_flight):
+            return None
+        if sum(member.unsent_bytes for member in self.roster) >= LOAD_BYTES:
+            return None
+        loads = [self.unread.popleft() for _ in range(min(len(self.unread), LOADS_PER_TURN))]
+        return replace(self._empty_turn(), loads=loads)
+
+    def _empty_turn(self) -> Turn:
+        return Turn(self.worker, self.database, self.limits.caps, ())
 
     def _let_go(self, now: float) -> None:
         """Leases that run out here are given back before another worker has to take them."""
         while self.buffer and (self.stopping or self.buffer[0].until <= now):
             self.releases.append(self.buffer.popleft().claim)
+        while self.stopping and self.unread:
+            self.releases.append(self.unread.popleft())
 
     @property
     def _may_promote(self) -> bool:
@@ -135,10 +167,12 @@ class Books:
             return []
         return [self.buffer.popleft().claim for _ in range(min(self._room.to_run(), len(self.buffer)))]
 
-    def _wanted(self, starts: Sequence[Claim]) -> list[Wanted]:
-        if self.stopping or not self.more or (self.limits.caps.is_any and any(turn.wanted for turn in self.in_flight)):
+    def _wanted(self, starts: Sequence[Claim], now: float) -> list[Wanted]:
+        if self.stopping or not self.more or self.search is not None:
+            return []
+        if (self.limits.caps.is_any or self.claims_travel_alone) and any(turn.wanted for turn in self.in_flight):
             return []  # while something is capped, claims of one worker would only wait for each other's lock
-        return self._room.wanted(len(starts))
+        return self._room.wanted(len(starts), now)
 
     def _turn(
         self, endings: list[Ending], releases: list[Claim], starts: list[Claim], wanted: list[Wanted], now: float
@@ -182,6 +216,11 @@ class Books:
     def put_back(self, turn: Turn) -> None:
         """It failed, or nobody knows: everything it carried is still to be done."""
         self._land(turn)
+        if turn.is_alone:
+            self.quarantine.put_back(turn)
+            return
+        self.search_step = self.search_step or turn.search
+        self.unread.extendleft(reversed(turn.loads))
         self.endings.extendleft(reversed(turn.endings))
         self.interrupted.extend(turn.interrupted)
         self.releases.extend(turn.releases)
@@ -191,27 +230,50 @@ class Books:
         self.promotes = self.promotes or turn.promotes
         self.unsettled.update(turn.unsettled)
 
-    def isolate(self, turn: Turn, words: str) -> None:
-        """Of a turn that was put back: one of its endings holds what the database cannot store. Alone, it is replaced by an error."""
-        endings = [self.endings.popleft() for _ in turn.endings]
-        if len(endings) > 1:
-            self.suspects.extend(endings)
-            return
-        error = TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
-        self.endings.append(
-            Ending(
-                endings[0].id,
-                endings[0].claim_no,
-                TaskStatus.FAILED,
-                error_code=error.error_code,
-                error=encode_error(error),
-                root_id=endings[0].root_id,
+    def take_apart(self, turn: Turn) -> None:
+        """The database refused it, for whatever reason: each part travels alone from now on, and a claim not beside others."""
+        self._land(turn)
+        self.quarantine.admit(taken_apart(turn))
+        self.claims_travel_alone = self.claims_travel_alone or bool(turn.wanted)
+
+    def refused_alone(self, turn: Turn, refusal: Refusal, now: float) -> float | None:
+        """A single part was refused. How many seconds it rests; None: it is done with."""
+        self._land(turn)
+        if turn.progress or (turn.loads and not refusal.is_about_server):
+            self.quarantine.leave(turn)
+            self.endings.extend(
+                failed_ending(claim, f"its arguments cannot be read. {refusal.words}") for claim in turn.loads
             )
-        )
+            return None
+        plainer = plainer_form(turn, refusal.words, is_about_values=refusal.is_about_values)
+        return self.quarantine.refused(turn, plainer, now)
+
+    def begin_search(self, turn: Turn, now: Callable[[], float], *, has_claimed: bool) -> None:
+        """A claim was refused that travelled alone."""
+        self._land(turn)
+        widest = max(turn.wanted, key=lambda wanted: wanted.limit)
+        self.search = find_culprits(widest, turn.lanes, self.left_out, now, has_claimed=has_claimed)
+        self.search_step = next(self.search)
+
+    def continue_search(self, turn: Turn, answer: SearchAnswer) -> bool | None:
+        """A step was answered. At the end of the search: whether somebody was to blame."""
+        self._land(turn)
+        if self.search is None:
+            return None
+        try:
+            self.search_step = self.search.send(answer)
+        except StopIteration as end:
+            self.search = None
+            return bool(end.value)
+        return None
 
     def settle(self, turn: Turn, outcome: Outcome, until: float) -> list[Claim]:
         """It was committed. Returns what is now RUNNING and waits for a child."""
         self._land(turn)
+        if turn.is_alone:
+            self.quarantine.leave(turn)
+        if turn.wanted:
+            self.claims_travel_alone = False
         self.unsettled.update(outcome.unsettled)
         runnable = [claim for claim in turn.starts if claim.id in outcome.started]
         # Lost, or their queue is full: what is still ours goes back.
@@ -221,7 +283,25 @@ class Books:
                 runnable.extend(claims)
             else:
                 self.buffer.extend(Buffered(claim, until) for claim in self.marks.in_order(claims))
-        return runnable
+        if any(claim.is_unread for claim in runnable):
+            self.unread.extend(claim for claim in self.marks.in_order(runnable) if claim.is_unread)
+            runnable = [claim for claim in runnable if not claim.is_unread]
+        return runnable + self._loaded(turn, outcome) if turn.loads else runnable
+
+    def _loaded(self, turn: Turn, outcome: Outcome) -> list[Claim]:
+        """Those whose payload is there now."""
+        loaded: list[Claim] = []
+        for claim in turn.loads:
+            payload = outcome.payloads.get(claim.id)
+            if payload is None:
+                self.releases.append(claim)  # it was ended, or taken, by somebody else
+            elif payload.is_too_large:
+                self.endings.append(failed_ending(claim, _too_large(payload)))
+            elif payload.args is None:
+                self.unread.append(claim)
+            else:
+                loaded.append(replace(claim, args=payload.args, inputs=payload.inputs))
+        return loaded
 
     def _land(self, turn: Turn) -> None:
         self.in_flight.remove(turn)
@@ -234,10 +314,11 @@ class Books:
         idle = not any(member.load for member in self.roster)
         return idle and not (
             self.endings
-            or self.suspects
+            or self.quarantine
             or self.interrupted
             or self.releases
             or self.buffer
+            or self.unread
             or self.unsettled
             or self.in_flight
         )
@@ -254,12 +335,20 @@ class Books:
         for member in self.roster:
             yield from (claim for _, claim in member.tickets.all())
         yield from self.endings
-        yield from self.suspects
         yield from self.interrupted
         yield from self.releases
         yield from (buffered.claim for buffered in self.buffer)
-        for turn in self.in_flight:
+        yield from self.unread
+        for turn in (*self.in_flight, *self.quarantine.turns()):
             yield from turn.endings
             yield from turn.interrupted
             yield from turn.releases
             yield from turn.starts
+            yield from turn.loads
+
+
+def _too_large(payload: Payload) -> str:
+    return (
+        f"its arguments and the results that it takes have {payload.bytes:,} bytes, and a worker hands a task at most {MOST_BYTES:,}; keep "
+        "the data elsewhere and pass where it is"
+    )

@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from horsies.child.wire import Done
 from horsies.events import subscribers
+from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
 from horsies.worker.books import Books
 from horsies.worker.herald import Herald
 from horsies.worker.member import Member
 from horsies.worker.stops import Stops, ending_of
+
+DEATHS_MAX = 3
 
 
 class Clerk:
@@ -47,12 +51,29 @@ class Clerk:
         self._books.releases.extend(claims)
 
     def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
-        """What had begun ends as its verdict says; what had not goes back as if nothing had happened."""
+        """What had begun ends as its verdict says; what had not goes back, and costs no attempt, unless children die with it again and again.
+
+        The task that runs is to blame for the death, if only one does at a time. Where none had begun, or many run at once, it may be one
+        that was on its way.
+        """
         for claim, error in begun:
             self._stops.fail(claim, error)
-        self._books.releases.extend(unbegun)
+        counts = not self._books.stopping and (not begun or self._books.frames.concurrency > 1)
+        for claim in unbegun:
+            deaths = claim.child_deaths + 1 if counts else claim.child_deaths
+            if counts and deaths >= DEATHS_MAX:
+                self._stops.fail(claim, _never_begun(deaths))
+            else:
+                self._books.releases.append(replace(claim, child_deaths=deaths))
         self._entered()
 
     def settled(self) -> None:
         """All that one child had to say for now has been heard."""
         self._entered()
+
+
+def _never_begun(deaths: int) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_CRASHED,
+        message=f"{deaths} child processes died one after the other before they began this task",
+    )

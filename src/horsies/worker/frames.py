@@ -1,7 +1,7 @@
 """How much work a child may hold: what it runs at once, or a few milliseconds' worth.
 
 RUNNING is durable before user code starts, so a child that works through tiny tasks one by one waits for a commit between any
-two. With prefetch it is given a *frame*: as many tasks as it works through in a few milliseconds by measurement, started
+two. With `prefetch_buffer="auto"` it is given a *frame*: as many tasks as it works through in a few milliseconds by measurement, started
 together. If the measurement was wrong and one of them is slow, or all are slower than thought, those behind are recalled and released. A child that runs many at
 once (`concurrency`) needs no frames: its places are many.
 """
@@ -46,8 +46,8 @@ class Frames:
 
     @property
     def is_framed(self) -> bool:
-        """Tasks may wait in a child behind others."""
-        return self.prefetch != 0 and self.concurrency == 1
+        """Tasks may wait in a child behind others. With a number they do not: rows wait as CLAIMED until a child begins them."""
+        return self.prefetch == "auto" and self.concurrency == 1
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ from horsies.child.wire import Message, Unpacker, WireError, pack
 class Line:
     """`hear` takes each message and raises WireError for one that is out of order; `settled` follows every batch of them.
 
-    `lost`: the other end has closed its side, or has written what no child writes.
+    `drained`: all that had to wait has been written. `lost`: the other end has closed its side, or has written what no child writes.
     """
 
     def __init__(
@@ -21,12 +21,14 @@ class Line:
         hear: Callable[[Message], None],
         settled: Callable[[], None],
         lost: Callable[[], None],
+        drained: Callable[[], None],
     ) -> None:
         ours.settimeout(0)
         self._socket = ours
         self._hear = hear
         self._settled = settled
         self._lost = lost
+        self._drained = drained
         self._unpacker = Unpacker()
         self._out = bytearray()
         self._loop = asyncio.get_running_loop()
@@ -35,6 +37,10 @@ class Line:
     @property
     def is_open(self) -> bool:
         return self._socket.fileno() >= 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._out)
 
     def send(self, message: Message) -> None:
         """To a child that is dead it goes nowhere."""
@@ -56,6 +62,7 @@ class Line:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
+            self._out.clear()
 
     def _readable(self) -> None:
         """Take in what has arrived, then let it be acted upon all at once."""
@@ -77,6 +84,7 @@ class Line:
     def _writable(self) -> None:
         if self._write():
             self._loop.remove_writer(self._socket.fileno())
+            self._drained()
 
     def _write(self) -> bool:
         """Whether nothing is left to be written."""

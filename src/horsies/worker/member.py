@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from horsies.child.wire import (
@@ -34,6 +34,8 @@ from horsies.worker.frames import SLOW_AFTER_S
 from horsies.worker.line import Line
 from horsies.worker.process import Births, Process, words
 from horsies.worker.tickets import Tickets
+
+FRAME_BYTES = 1 << 25
 
 
 class Reports(Protocol):
@@ -96,7 +98,7 @@ class Member:
             except BaseException:
                 ours.close()
                 raise
-        self._line = Line(ours, hear=self._hear, settled=self._settled, lost=self.kill)
+        self._line = Line(ours, hear=self._hear, settled=self._settled, lost=self.kill, drained=self._reports.settled)
         self._line.send(self._boot)
 
     @property
@@ -177,9 +179,15 @@ class Member:
 
     def assign(self, claims: Iterable[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
-        run = self.tickets.give(claims, self._worked_us)
-        self._age.given += len(run.assignments)
-        self._send(run)
+        for share in _shares(claims):
+            run = self.tickets.give(share, self._worked_us)
+            self._age.given += len(run.assignments)
+            self._send(run)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What it has been given and has not taken in yet."""
+        return self._line.unsent_bytes if self._line else 0
 
     def ping(self, now: float) -> float:
         """Ask for a sign of life. For how long the asking has gone unanswered, in seconds."""
@@ -317,3 +325,17 @@ class Member:
     def _send(self, message: Message) -> None:
         if self._line:
             self._line.send(message)
+
+
+def _shares(claims: Iterable[Claim]) -> Iterator[list[Claim]]:
+    """As they fit into messages of FRAME_BYTES each; what is larger has one for itself."""
+    share: list[Claim] = []
+    weight = 0
+    for claim in claims:
+        if share and weight + claim.weight > FRAME_BYTES:
+            yield share
+            share, weight = [], 0
+        share.append(claim)
+        weight += claim.weight
+    if share:
+        yield share

@@ -11,13 +11,21 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
 from horsies.child.wire import ANY
-from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.db.trouble import (
+    DatabaseError,
+    Trouble,
+    broker_error,
+    is_about_server,
+    is_about_values,
+    trouble_of,
+)
 from horsies.events import DatabaseTrouble, emit, subscribers
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
@@ -30,11 +38,14 @@ from horsies.worker.couriers import Couriers, Flight
 from horsies.worker.dispatch import dispatch
 from horsies.worker.herald import Herald
 from horsies.worker.news import News
+from horsies.worker.quarantine import Refusal, SearchAnswer
 from horsies.worker.stops import Stops
 from horsies.worker.turn import Outcome, Turn
 
 LAST_WORDS_S = 5.0
 ANSWER_S = 1.0
+CLAIMED_LATELY_S = 60.0
+WARN_EVERY_S = 1.0
 
 log = logging.getLogger("horsies.worker")
 
@@ -69,6 +80,10 @@ class Pump:
         self._couriers = Couriers(group, database, turns, landed=self._landed)
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
+        self._claimed_at = -math.inf
+        self._claim_error: DatabaseError | None = None
+        """Why the last claim was refused."""
+        self._warn_after = 0.0
 
     async def __aenter__(self) -> Self:
         self._couriers.open()
@@ -194,6 +209,8 @@ class Pump:
         moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
         if self._books.buffer:
             moments.append(self._books.buffer[0].until)
+        if (retry_at := self._books.quarantine.next_at) is not None:
+            moments.append(retry_at)
         return min(moments, default=None)
 
     def _landed(self, flight: Flight, outcome: Outcome | DatabaseError) -> None:
@@ -205,7 +222,12 @@ class Pump:
 
     def _arrived(self, flight: Flight, outcome: Outcome) -> None:
         turn, departed = flight.turn, flight.departed
+        if turn.search is not None:
+            self._searched(turn, outcome.found, None)
+            return
         self._backoff.succeeded()
+        if any(outcome.claimed):
+            self._claimed_at = time.monotonic()
         if subscribers:
             self.herald.turned(turn, outcome, time.monotonic() - departed)
         self._news.found(turn, outcome, flight.known, departed)
@@ -214,16 +236,50 @@ class Pump:
     # -- trouble
 
     def _failed(self, turn: Turn, error: DatabaseError) -> None:
-        self._books.put_back(turn)
         self._books.marks.heard(None)
         trouble = trouble_of(error)
         if subscribers:
             emit(DatabaseTrouble(trouble.name.lower()))
         match trouble:
             case Trouble.EXPECTED:
+                self._books.put_back(turn)
                 self._backoff.contended()
-            case Trouble.REFUSED if turn.endings:
-                self._books.isolate(turn, f"the result cannot be stored. {broker_error(error)}")
-            case _:
+            case Trouble.LOST:
+                self._books.put_back(turn)
                 self._in_doubt()
                 self._backoff.failed(broker_error(error))
+            case _:
+                self._refused(turn, error)
+
+    def _refused(self, turn: Turn, error: DatabaseError) -> None:
+        """The server has rolled it back, and says why. Some part of it was at fault: see `quarantine`."""
+        refusal = Refusal(str(broker_error(error)), is_about_values(error), is_about_server(error))
+        if turn.search is not None:
+            self._searched(turn, refusal, error)
+        elif turn.is_alone:
+            self._refused_alone(turn, refusal)
+        elif turn.only_claims:
+            # What was answered may be what we cannot read: then it is committed.
+            self._in_doubt()
+            self._claim_error = error
+            has_claimed = time.monotonic() - self._claimed_at < CLAIMED_LATELY_S
+            self._books.begin_search(turn, time.monotonic, has_claimed=has_claimed)
+        else:
+            log.info("the database refused a batch, its parts are sent again one by one: %s", refusal.words)
+            self._in_doubt()
+            self._books.take_apart(turn)
+
+    def _refused_alone(self, turn: Turn, refusal: Refusal) -> None:
+        now = time.monotonic()
+        rest_s = self._books.refused_alone(turn, refusal, now)
+        if rest_s and now >= self._warn_after:  # a full disk refuses hundreds of them
+            self._warn_after = now + WARN_EVERY_S
+            log.warning("%s cannot be stored yet, trying again in %.1f s: %s", turn.name_of_part, rest_s, refusal.words)
+
+    def _searched(self, turn: Turn, answer: SearchAnswer, error: DatabaseError | None) -> None:
+        """A step in the search for a row that cannot be claimed was answered."""
+        is_found = self._books.continue_search(turn, answer)
+        if is_found is False:
+            reason = error or self._claim_error
+            if reason is not None:
+                self._backoff.failed(broker_error(reason))

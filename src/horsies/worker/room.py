@@ -4,9 +4,11 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from horsies.model.status import TaskStatus
+from horsies.model.task import TaskId
 from horsies.tasks.claim import Caps, Wanted
 from horsies.worker.frames import Frames
 from horsies.worker.member import Member
+from horsies.worker.quarantine import LeftOut
 from horsies.worker.turn import Turn
 
 
@@ -29,7 +31,9 @@ class Room:
     frames: Frames
     roster: Sequence[Member]
     buffer: Sized
+    unread: Sized
     in_flight: Sequence[Turn]
+    left_out: LeftOut
 
     def to_run(self) -> int:
         """How many more tasks the children can take now."""
@@ -38,9 +42,9 @@ class Room:
             if member.is_open:
                 room = self.frames.room(member.load)
                 free += room if member.budget_left is None else min(room, member.budget_left)
-        return max(0, free - self._starting() - self._promised(TaskStatus.RUNNING))
+        return max(0, free - self._starting() - self._reading() - self._promised(TaskStatus.RUNNING))
 
-    def wanted(self, starting: int) -> list[Wanted]:
+    def wanted(self, starting: int, now: float) -> list[Wanted]:
         """What to claim beside so many that are started now: some to run at once, and some to wait."""
         free = self._free(starting)
         if free <= 0:
@@ -48,9 +52,10 @@ class Room:
         run = max(0, min(self.to_run() - starting, free))
         hold = free - run if self.frames.buffers else 0
         batch = self.limits.max_claim_batch
-        wanted = [self._want(TaskStatus.RUNNING, run, batch or None)] if run else []
+        excluded = self.left_out.ids(now)
+        wanted = [self._want(TaskStatus.RUNNING, run, batch or None, excluded)] if run else []
         if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
-            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None))
+            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None, excluded))
         return wanted
 
     def _free(self, starting: int) -> int:
@@ -64,7 +69,7 @@ class Room:
             return min(free, ceiling - len(self.buffer) - self._starting() - self._promised(TaskStatus.CLAIMED))
         return min(free, ceiling - self._held() - self._leaving())
 
-    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None) -> Wanted:
+    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None, excluded: Sequence[TaskId]) -> Wanted:
         return Wanted(
             worker=self.worker,
             status=status,
@@ -72,15 +77,21 @@ class Room:
             lease_ms=self.limits.lease_ms,
             queue_limit=queue_limit,
             caps=self.limits.caps,
+            excluded=excluded,
         )
 
     def _held(self) -> int:
         """Rows that are ours, or may be when the turns in flight come back."""
         promised = self._promised(TaskStatus.RUNNING) + self._promised(TaskStatus.CLAIMED)
-        return sum(member.load for member in self.roster) + len(self.buffer) + self._starting() + promised
+        ours = sum(member.load for member in self.roster) + len(self.buffer) + self._starting() + self._reading()
+        return ours + promised
 
     def _starting(self) -> int:
         return sum(len(turn.starts) for turn in self.in_flight)
+
+    def _reading(self) -> int:
+        """RUNNING, and with no child yet, because their payload is large."""
+        return len(self.unread) + sum(len(turn.loads) for turn in self.in_flight)
 
     def _leaving(self) -> int:
         """Rows that are still ours until the turns in flight are committed."""

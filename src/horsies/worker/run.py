@@ -23,6 +23,7 @@ from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.member import Member
 from horsies.worker.pool import Pool, PoolOptions
 from horsies.worker.pump import Pump
+from horsies.worker.quarantine import Quarantine
 from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
@@ -137,6 +138,7 @@ def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Me
         roster=roster,
         frames=frames_of(app.config, config),
         marks=marks_of(app.config, config),
+        quarantine=Quarantine(app.config.resilience),
     )
     log.info(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",

@@ -2,11 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 from horsies.child.wire import Fields, Run
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
+
+KEPT_BYTES = 1 << 16
+"""A larger payload is forgotten once the child has it: the parent would hold those of all that run."""
 
 
 class Tickets:
@@ -65,8 +69,8 @@ class Tickets:
         run = Run([])
         for claim in claims:
             self._last += 1
-            self._given[self._last] = claim
             run.assignments.append(fields_of(self._last, claim))
+            self._given[self._last] = claim if claim.weight <= KEPT_BYTES else replace(claim, args="", inputs=None)
         self._frames.append((self._last, worked_us))
         return run
 
@@ -122,7 +126,7 @@ def fields_of(ticket: int, claim: Claim) -> Fields:
         claim.queue_name,
         claim.attempt,
         claim.timeout_ms,
-        claim.args,
+        claim.args or "{}",
         claim.inputs,
         claim.root_id,
         claim.trace,

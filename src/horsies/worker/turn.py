@@ -8,21 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
+from typing import TypeAlias
 
 from horsies.db.load import load
 from horsies.db.op import Ask, Frame, Op, Query, Rows
 from horsies.model.config import PostgresConfig
+from horsies.model.result import TaskError
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import (
     Caps,
     Lane,
+    Payload,
     Wanted,
     as_claims,
+    as_payloads,
     claim_from_marks,
     claim_from_queues,
+    fail_unclaimable,
+    list_claimable,
+    load_payloads,
     lock_caps,
     start,
     survey_queues,
+    try_claim,
 )
 from horsies.tasks.finish import end_or_retry, finish, notify_done
 from horsies.tasks.promote import get_next_due, promote
@@ -49,6 +57,32 @@ class ClaimFrom(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ListClaimable:
+    """Which rows would such a claim take?"""
+
+    wanted: Wanted
+    lanes: Sequence[Lane]
+
+
+@dataclass(frozen=True, slots=True)
+class TryClaim:
+    """Would the server let this row be claimed?"""
+
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class FailUnclaimable:
+    """End a row that cannot be claimed."""
+
+    task_id: TaskId
+    error: TaskError
+
+
+SearchStep: TypeAlias = ListClaimable | TryClaim | FailUnclaimable
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What one pass is to do."""
 
@@ -69,6 +103,36 @@ class Turn:
     """Something is capped, so others may be waiting for what these endings free."""
     unsettled: Sequence[str] = ()
     """Roots of workflows in which a step has left something to do."""
+    loads: Sequence[Claim] = ()
+    """Claims whose payload is large and still to be read. They travel by themselves."""
+    is_alone: bool = False
+    """One part of a turn that was refused: it may take its time."""
+    search: SearchStep | None = None
+    """A step in the search for a row that cannot be claimed. It travels by itself."""
+
+    @property
+    def only_claims(self) -> bool:
+        return bool(self.wanted) and not (
+            self.endings
+            or self.interrupted
+            or self.releases
+            or self.starts
+            or self.progress
+            or self.promotes
+            or self.unsettled
+        )
+
+    @property
+    def name_of_part(self) -> str:
+        """Of a turn that has but one: what it is, for the log."""
+        for what, held in (("the result of task", self.endings), ("the interruption of task", self.interrupted)):
+            if held:
+                return f"{what} {held[0].id}"
+        if self.releases:
+            return f"the release of task {self.releases[0].id}"
+        if self.unsettled:
+            return f"the next step of workflow {self.unsettled[0]}"
+        return "what is due" if self.promotes else "a batch"
 
     @property
     def of_workflows(self) -> Sequence[Ending]:
@@ -91,27 +155,35 @@ class Outcome:
     """In how many seconds the next task that was put off is due, as far as this turn has seen."""
     unsettled: Sequence[str] = ()
     """Roots of workflows in which this turn has left something to do."""
+    payloads: Mapping[TaskId, Payload] = field(default_factory=dict[TaskId, Payload])
+    """Of `loads`: what was read. A claim that is missing is no longer ours."""
+    found: Sequence[TaskId] = ()
+    """By a step of a search."""
 
 
 def take_turn(turn: Turn) -> Op[Outcome]:
+    if turn.search is not None:
+        return (yield from _search(turn.worker, turn.search))
     finals = [*(ending for ending in turn.endings if not ending.may_retry), *turn.interrupted]
     retriable = [ending for ending in turn.endings if ending.may_retry]
     counted = {lane.queue_name for lane in turn.lanes} if turn.wanted else set[str]()
     keys = turn.caps.keys(counted | {claim.queue_name for claim in turn.starts})
     lock, advance = _workflows(turn)
     steps: list[tuple[str, Query]] = [
+        *([("limit", SQL["lift_limit"]())] if turn.is_alone else []),
         *(("lock roots", query) for query in lock),
         *([("interrupt", release_interrupted(turn.worker, turn.interrupted))] if turn.interrupted else []),
         *([("finish", finish(turn.worker, finals))] if finals else []),
         *([("retry", end_or_retry(turn.worker, retriable))] if retriable else []),
         *(("advance", query) for query in advance),
-        *([("release", release(turn.worker, turn.releases))] if turn.releases else []),
+        *([("release", release(turn.worker, turn.releases, _deaths(turn.releases)))] if turn.releases else []),
         *([("progress", report_progress(turn.worker, turn.progress))] if turn.progress else []),
         *([("promote", promote()), ("next due", get_next_due())] if turn.promotes else []),
         *([("lock", lock_caps(keys, turn.database.schema))] if keys and (turn.starts or turn.wanted) else []),
         *([("start", start(turn.worker, turn.starts, turn.caps))] if turn.starts else []),
         *(("claim", _claim(turn, wanted)) for wanted in turn.wanted),
         *([("survey", survey_queues(turn.lanes))] if _surveys(turn) else []),
+        *([("load", load_payloads(turn.worker, turn.loads))] if turn.loads else []),
     ]
     frame = _frame(turn.database.statement_timeout_ms)
     answers: list[Rows] = yield Ask([query for _, query in steps], _notices(turn), frame)
@@ -119,6 +191,23 @@ def take_turn(turn: Turn) -> Op[Outcome]:
     for (step, _), answer in zip(steps, answers, strict=True):
         by_step.setdefault(step, []).append(answer)
     return _outcome(by_step)
+
+
+def _deaths(claims: Sequence[Claim]) -> dict[TaskId, int]:
+    return {claim.id: claim.child_deaths for claim in claims if claim.child_deaths}
+
+
+def _search(worker: str, step: SearchStep) -> Op[Outcome]:
+    match step:
+        case ListClaimable(wanted, lanes):
+            answers: list[Rows] = yield Ask([list_claimable(wanted, lanes)])
+            return Outcome(found=[task_id for (task_id,) in answers[0]])
+        case TryClaim(task_id):
+            yield Ask(try_claim(worker, task_id))
+            return Outcome()
+        case FailUnclaimable(task_id, error):
+            answers = yield Ask([fail_unclaimable(task_id, error)], [notify_done([task_id])])
+            return Outcome(found=[task_id for (task_id,) in answers[0]])
 
 
 @lru_cache
@@ -155,7 +244,7 @@ def _surveys(turn: Turn) -> bool:
 
 
 def _notices(turn: Turn) -> list[Query]:
-    notices = notify_new(turn.releases)
+    notices: list[Query] = notify_new(turn.releases)
     if turn.endings:
         # Also those that turn out not to be ours: an earlier COMMIT whose answer was lost may have ended them unannounced.
         notices.append(notify_done([ending.id for ending in turn.endings]))
@@ -179,5 +268,6 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
         promoted=[lane for _, lane in rows("promote")],
         waiting=[lane for (lane,) in rows("survey")],
         unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
+        payloads=as_payloads(rows("load")),
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
     )

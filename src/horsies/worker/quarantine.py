@@ -1,0 +1,223 @@
+"""What the database refused: found, sent again by itself, and given up only when it is refused alone.
+
+A turn is one transaction. When the server refuses it, for any reason but contention or a lost connection, nobody knows which part was at
+fault. So the turn is taken apart: each of its parts travels alone, without a time limit, and the parts that are in order are stored.
+
+An **ending** that is refused alone is tried in ever plainer forms: without the step of its workflow (which is repaired by the leader), without a retry,
+and, if the server refuses the values themselves, as an error that says so. Anything else (a full disk, a missing privilege, a trigger that
+raises) may pass, and a result is worth waiting for: it is tried again, with growing pauses that hold up nothing else.
+
+A **claim** that is refused alone is not to blame, but some row that it would take may be. The rows are tried one by one, in transactions that are
+rolled back. A row that is refused by itself while others are accepted is ended, or left out of the claims of this worker for a time.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from horsies.model.codec import encode_error
+from horsies.model.codes import OperationalErrorCode
+from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.result import TaskError
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim, Ending, TaskId
+from horsies.tasks.claim import Lane, Wanted
+from horsies.worker.turn import FailUnclaimable, ListClaimable, SearchStep, TryClaim, Turn
+
+CANDIDATES = 100
+LEFT_OUT_S = 60.0
+LEFT_OUT_MAX = 1_000
+
+log = logging.getLogger("horsies.worker")
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A turn of one part. It waits until `not_before`, on the monotonic clock."""
+
+    turn: Turn
+    failures: int = 0
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """Parts of refused turns, which travel alone."""
+
+    resilience: WorkerResilienceConfig
+    waiting: list[Suspect] = field(default_factory=list[Suspect])
+    under_way: list[Suspect] = field(default_factory=list[Suspect])
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.under_way)
+
+    def admit(self, turns: Sequence[Turn]) -> None:
+        self.waiting.extend(Suspect(turn) for turn in turns)
+
+    def next_turn(self, now: float) -> Turn | None:
+        """One that may be tried now."""
+        for suspect in self.waiting:
+            if suspect.not_before <= now:
+                self.waiting.remove(suspect)
+                self.under_way.append(suspect)
+                return suspect.turn
+        return None
+
+    @property
+    def next_at(self) -> float | None:
+        return min((suspect.not_before for suspect in self.waiting), default=None)
+
+    def leave(self, turn: Turn) -> None:
+        """It was committed."""
+        self._take(turn)
+
+    def put_back(self, turn: Turn) -> None:
+        """It has to be tried again, and nothing is known against it."""
+        self.waiting.append(self._take(turn))
+
+    def refused(self, turn: Turn, plainer: Turn | None, now: float) -> float:
+        """It was refused alone: try it in this plainer form at once, or as it is after a pause. The pause, in seconds."""
+        suspect = self._take(turn)
+        if plainer is not None:
+            self.waiting.append(Suspect(plainer))
+            return 0.0
+        delay_s = self.resilience.delay_ms(suspect.failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+        self.waiting.append(Suspect(turn, suspect.failures + 1, now + delay_s))
+        return delay_s
+
+    def turns(self) -> Iterator[Turn]:
+        for suspect in (*self.waiting, *self.under_way):
+            yield suspect.turn
+
+    def _take(self, turn: Turn) -> Suspect:
+        suspect = next(suspect for suspect in self.under_way if suspect.turn is turn)
+        self.under_way.remove(suspect)
+        return suspect
+
+
+def taken_apart(turn: Turn) -> list[Turn]:
+    """A turn for each part, but for what it claims: that is planned again. What was to start goes back, because its user code has not begun."""
+    empty = Turn(turn.worker, turn.database, turn.caps, (), is_alone=True, frees_capped=False)
+    frees = turn.caps.is_any
+    return [
+        *(replace(empty, endings=[ending], frees_capped=frees) for ending in turn.endings),
+        *(replace(empty, interrupted=[ending], frees_capped=frees) for ending in turn.interrupted),
+        *(replace(empty, releases=[claim], frees_capped=frees) for claim in (*turn.releases, *turn.starts)),
+        *(replace(empty, progress=[report]) for report in turn.progress),
+        *(replace(empty, unsettled=[root]) for root in turn.unsettled),
+        *(replace(empty, loads=[claim]) for claim in turn.loads),
+        *([replace(empty, promotes=True)] if turn.promotes else []),
+    ]
+
+
+def plainer_form(turn: Turn, words: str, *, is_about_values: bool) -> Turn | None:
+    """What to try for an ending that was refused alone, or None if there is nothing left to leave out.
+
+    `is_about_values`: the server will never store these values, so an error takes their place in the end.
+    """
+    endings = turn.endings or turn.interrupted
+    if not endings:
+        return None
+    (ending,) = endings
+    if ending.root_id is not None:
+        return _with(turn, replace(ending, root_id=None))
+    if not is_about_values:
+        return None
+    if ending.may_retry:
+        return _with(turn, replace(ending, may_retry=False))
+    if ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
+        return None
+    return _with(turn, failed_ending(ending, words))
+
+
+def _with(turn: Turn, ending: Ending) -> Turn:
+    """An interrupted task that could not be released is ended like any other."""
+    return replace(turn, endings=[ending], interrupted=())
+
+
+def failed_ending(held: Claim | Ending, words: str) -> Ending:
+    """An error in place of what cannot be stored, or read."""
+    error = _error(words)
+    return Ending(
+        held.id,
+        held.claim_no,
+        TaskStatus.FAILED,
+        error_code=error.error_code,
+        error=encode_error(error),
+        root_id=held.root_id,
+    )
+
+
+def _error(words: str) -> TaskError:
+    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the server refused something."""
+
+    words: str
+    is_about_values: bool
+    """It will never be accepted as it is."""
+    is_about_server: bool
+    """Nothing would be accepted now: the disk is full, a table is missing."""
+
+
+SearchAnswer: TypeAlias = Sequence[TaskId] | Refusal
+Search: TypeAlias = Generator[SearchStep, SearchAnswer, bool]
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Rows that this worker does not try to claim for a while, because the server has refused it."""
+
+    _until: dict[TaskId, float] = field(default_factory=dict[TaskId, float])
+
+    def add(self, task_id: TaskId, now: float) -> None:
+        while len(self._until) >= LEFT_OUT_MAX:
+            del self._until[min(self._until, key=self._until.__getitem__)]
+        self._until[task_id] = now + LEFT_OUT_S
+
+    def ids(self, now: float) -> list[TaskId]:
+        for task_id in [task_id for task_id, until in self._until.items() if until <= now]:
+            del self._until[task_id]
+        return sorted(self._until)
+
+
+def find_culprits(
+    wanted: Wanted, lanes: Sequence[Lane], left_out: LeftOut, now: Callable[[], float], *, has_claimed: bool
+) -> Search:
+    """Try one by one what a refused claim would take. False: nobody in particular is to blame.
+
+    A row is ended only if the server will never accept it and has accepted others, just now or a moment ago (`has_claimed`). If it refuses all of
+    them, the rows may be innocent: they are left out for a while, in which the claim goes on to those behind.
+    """
+    candidates = yield ListClaimable(replace(wanted, limit=max(wanted.limit, CANDIDATES)), lanes)
+    if isinstance(candidates, Refusal):
+        return False
+    refused: dict[TaskId, Refusal] = {}
+    for task_id in candidates:
+        answer = yield TryClaim(task_id)
+        if not isinstance(answer, Refusal):
+            has_claimed = True
+        elif answer.is_about_server:
+            return False
+        else:
+            refused[task_id] = answer
+    for task_id, refusal in refused.items():
+        is_ended = False
+        if refusal.is_about_values and has_claimed:
+            answer = yield FailUnclaimable(task_id, _error(f"the task cannot be claimed. {refusal.words}"))
+            is_ended = not isinstance(answer, Refusal)
+        if not is_ended:
+            left_out.add(task_id, now())
+        log.warning(
+            "task %s cannot be claimed, it %s: %s",
+            task_id,
+            "is ended as FAILED" if is_ended else f"is left out for {LEFT_OUT_S:g} s",
+            refusal.words,
+            extra={"task_id": task_id},
+        )
+    return bool(refused)
