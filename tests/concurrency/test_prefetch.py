@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.fixtures.workers import StartWorker
-from tests.recovery.steps import CLUSTER, insert_rows, insert_spans, notes, settings
+from tests.recovery.steps import CLUSTER, FORKED, insert_rows, insert_spans, notes, settings
 from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
 
@@ -25,6 +25,27 @@ def test_a_worker_holds_its_slots_and_its_buffer_and_no_more(
     eventually(lambda: statuses(sql) == held, seen=lambda: statuses(sql))
     (tmp_path / "open").touch()
     assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
+
+
+@pytest.mark.promise("C13", "C14", "C17")
+@pytest.mark.parametrize(("options", "claimed"), [((), 100), (("--max-claim-per-worker=2",), 2)])
+def test_with_a_number_rows_wait_as_claimed_also_after_many_short_tasks(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, options: tuple[str, ...], claimed: int
+) -> None:
+    """RUNNING means begun: a worker that is killed costs only what had begun. What it only held is run by another."""
+    env = settings(prefetch_buffer=100, claim_lease_ms=60_000)
+    first = worker(CLUSTER, options=(*options, *FORKED), env=env)
+    insert_lines(sql, tmp_path / "log", 500)
+    wait_until_ended(sql, 500)
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
+    insert_lines(sql, tmp_path / "log", 150, first=500)
+    begun(tmp_path / "begun")
+    held = {"COMPLETED": 500, "RUNNING": 1, "CLAIMED": claimed, "PENDING": 150 - claimed}
+    eventually(lambda: statuses(sql) == held, seen=lambda: statuses(sql))
+    first.kill()
+    worker(CLUSTER, options=FORKED, env=env)
+    assert wait_until_ended(sql, 651) == {"COMPLETED": 650, "FAILED": 1}
+    assert sorted(numbers(tmp_path / "log")) == list(range(650))
 
 
 @pytest.mark.promise("C13")

@@ -1,0 +1,57 @@
+"""What the worker makes of a child's death."""
+
+from dataclasses import replace
+
+import pytest
+
+from horsies.model.result import TaskError
+from horsies.model.task import Claim
+from horsies.worker.books import Books
+from horsies.worker.clerk import Clerk
+from horsies.worker.herald import Herald
+from horsies.worker.stops import Stops
+from tests.worker.test_books import books, claim
+
+CRASH = TaskError(error_code="WORKER_CRASHED", message="the child died")
+
+
+def clerk_of(made: Books) -> Clerk:
+    return Clerk(made, Stops(made, 1.0), Herald(), entered=lambda: None, armed=lambda: None)
+
+
+def deaths(claims: list[Claim]) -> list[int]:
+    return [held.child_deaths for held in claims]
+
+
+@pytest.mark.promise("W9")
+def test_a_task_that_children_die_with_before_it_begins_is_counted_and_ended_the_third_time() -> None:
+    made = books()
+    held = claim()
+    for expected in (1, 2):
+        clerk_of(made).died([], [held])
+        held = made.releases.pop()
+        assert held.child_deaths == expected
+    clerk_of(made).died([], [held])
+    assert made.releases == []
+    assert [(of.id, of.error_code) for of in made.endings] == [(held.id, "WORKER_CRASHED")]
+
+
+@pytest.mark.promise("W9")
+def test_the_task_that_ran_is_to_blame_and_not_those_behind_it() -> None:
+    made = books()
+    clerk_of(made).died([(claim(), CRASH)], [claim(), replace(claim(), child_deaths=2)])
+    assert deaths(made.releases) == [0, 2]
+    assert len(made.endings) == 1
+
+
+def test_where_many_run_at_once_it_may_be_one_that_was_on_its_way() -> None:
+    made = books(concurrency=5)
+    clerk_of(made).died([(claim(), CRASH)], [claim()])
+    assert deaths(made.releases) == [1]
+
+
+def test_children_that_are_killed_because_the_worker_leaves_count_for_nothing() -> None:
+    made = books()
+    made.stopping = True
+    clerk_of(made).died([], [replace(claim(), child_deaths=2)])
+    assert deaths(made.releases) == [2]
