@@ -56,6 +56,24 @@ async def test_every_kind_of_value_arrives_as_it_was(database: str) -> None:
             assert row[7:] == (["x, y", 'z"', None], f"{params['text']}%")
 
 
+@pytest.mark.promise("D6")
+@pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
+async def test_text_that_cannot_be_stored_is_refused_whole_and_nothing_of_its_batch_is_run(
+    database: str, sql: psycopg.Connection, text: str
+) -> None:
+    """A NUL would end the text without a word, and what was sent before it would be run with the next batch."""
+    sql.execute("create table kept (text text)")
+    async with courier_to(database) as courier:
+        with pytest.raises(psycopg.DataError):
+            await courier.run(
+                ask(
+                    query("insert into kept values ('first')"),
+                    query("insert into kept values (%(text)s::text)", text=text),
+                )
+            )
+        assert await courier.run(first("select count(*) from kept")) == (0,)
+
+
 async def test_a_value_that_no_statement_takes_is_refused_by_its_type(database: str) -> None:
     async with courier_to(database) as courier:
         with pytest.raises(TypeError, match="never told a dict"):

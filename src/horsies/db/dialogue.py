@@ -47,19 +47,20 @@ class Dialogue:
         self._unanswered = 0  # pieces, each of which is committed by itself
 
     def say(self, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()) -> None:
+        # All of it, before the first is sent: an error between two would leave half a batch to be run with the next one.
+        first = [_encoded(query, schema) for query in queries]
+        then = [_encoded(query, schema) for query in afterwards]
         self._new, self._results, self._committed = {}, [], 0
-        self._prepared_first = [self._send(query, schema) for query in queries]
+        self._prepared_first = [self._send(text, values) for text, values in first]
         self._pgconn.pipeline_sync()
         self._unanswered = 1
-        if afterwards:
-            for query in afterwards:
-                self._send(query, schema)
+        if then:
+            for text, values in then:
+                self._send(text, values)
             self._pgconn.pipeline_sync()
             self._unanswered = 2
 
-    def _send(self, query: Query, schema: str) -> bool:
-        text, names = numbered(query.statement.text, schema)
-        values = [None if value is None else value.encode() for value in texts(query.params, names)]
+    def _send(self, text: str, values: list[bytes | None]) -> bool:
         if self._connection.prepare_threshold is None:
             self._pgconn.send_query_params(text.encode(), values)
             return False
@@ -126,6 +127,22 @@ class Dialogue:
         transformer = Transformer(self._connection)
         transformer.set_pgresult(result)
         return cast("Rows", transformer.load_rows(0, result.ntuples, cast("Callable[..., object]", tuple)))
+
+
+def _encoded(query: Query, schema: str) -> tuple[str, list[bytes | None]]:
+    text, names = numbered(query.statement.text, schema)
+    return text, [None if value is None else _as_bytes(value) for value in texts(query.params, names)]
+
+
+def _as_bytes(value: str) -> bytes:
+    """For libpq a value ends at its first NUL: the rest would be lost without a word."""
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError as error:
+        raise psycopg.DataError(f"PostgreSQL cannot store text that is not Unicode: {error}") from error
+    if b"\0" in encoded:
+        raise psycopg.DataError("PostgreSQL cannot store text with a NUL (0x00) in it")
+    return encoded
 
 
 def log_untold(error: psycopg.Error) -> None:
