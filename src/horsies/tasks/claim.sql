@@ -206,7 +206,7 @@ chosen as materialized (
         bytes <= %(max_bytes)s::bigint
         and (row_number() over by_id = 1 or sum(bytes) over by_id <= %(budget_bytes)s::bigint) as fits
     from sized
-    window by_id as (order by bytes > %(max_bytes)s::bigint desc, id)
+    window by_id as (order by bytes > %(max_bytes)s::bigint, id)
 )
 select
     id::text,

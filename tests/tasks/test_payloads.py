@@ -1,0 +1,145 @@
+"""Large payloads: left out of the claim, and read by themselves."""
+
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.model.result import TaskError
+from horsies.model.sizes import MOST_BYTES
+from horsies.model.status import TaskStatus
+from horsies.model.task import Claim
+from horsies.tasks.claim import (
+    CLAIM_BYTES,
+    INLINE_BYTES_MAX,
+    INLINE_BYTES_MIN,
+    LOAD_BYTES,
+    Payload,
+    Wanted,
+    as_payloads,
+    fail_unclaimable,
+    from_start,
+    list_claimable,
+    load_payloads,
+    try_claim,
+)
+from horsies.tasks.release import release
+from tests.fixtures.journey import ME, OTHER, claim, do, row, send_new
+
+
+def insert(sql: psycopg.Connection, size: int, count: int = 1) -> None:
+    sql.execute(
+        "insert into horsies.tasks (task_name, args) select 'echo', json_build_object('value', repeat('x', %s)) "
+        "from generate_series(1, %s)",
+        [size, count],
+    )
+
+
+def load(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> dict[str, Payload]:
+    (found,) = do(broker, load_payloads(worker, claims))
+    return as_payloads(found)
+
+
+@pytest.mark.promise("D6")
+@pytest.mark.parametrize("limit", [1, 2, 100, 1_000, 100_000])
+def test_a_claim_brings_a_bounded_number_of_bytes(limit: int) -> None:
+    inline_bytes = Wanted(ME, TaskStatus.RUNNING, limit, 1_000).inline_bytes
+    assert INLINE_BYTES_MIN <= inline_bytes <= INLINE_BYTES_MAX
+    assert inline_bytes * limit <= max(CLAIM_BYTES, INLINE_BYTES_MIN * limit)
+
+
+def test_small_arguments_come_with_the_claim_and_large_ones_do_not(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """By their size as text, however well they can be compressed."""
+    insert(sql, 1_000)
+    insert(sql, INLINE_BYTES_MAX)
+    found = claim(broker)
+    assert sorted(held.args is None for held in found) == [False, True]
+    (large,) = [held for held in found if held.is_unread]
+    payload = load(broker, [large])[large.id]
+    assert payload.args is not None
+    assert len(payload.args) == payload.bytes == INLINE_BYTES_MAX + 14
+    assert not payload.is_too_large
+
+
+def test_as_much_is_read_at_once_as_the_budget_has_room_for(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    size = LOAD_BYTES * 2 // 5
+    insert(sql, size, count=5)
+    left = claim(broker)
+    read: list[int] = []
+    while left:
+        found = load(broker, left)
+        assert len(found) == len(left)
+        read.append(sum(payload.args is not None for payload in found.values()))
+        left = [held for held in left if found[held.id].args is None]
+    assert read == [2, 2, 1]
+
+
+def test_one_that_is_larger_than_the_budget_is_read_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    insert(sql, LOAD_BYTES + 1, count=2)
+    found = load(broker, claim(broker))
+    assert sorted(payload.args is None for payload in found.values()) == [False, True]
+
+
+def test_one_that_is_larger_than_a_task_may_be_does_not_keep_others_from_being_read(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    insert(sql, MOST_BYTES)
+    insert(sql, INLINE_BYTES_MAX)
+    found = load(broker, claim(broker))
+    assert sorted((payload.is_too_large, payload.args is None) for payload in found.values()) == [
+        (False, False),
+        (True, True),
+    ]
+
+
+def test_only_the_holder_of_the_very_claim_reads(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    insert(sql, INLINE_BYTES_MAX)
+    (held,) = claim(broker)
+    assert load(broker, [held], worker=OTHER) == {}
+    assert load(broker, [replace(held, claim_no=held.claim_no + 1)]) == {}
+
+
+def test_deaths_of_children_stay_with_the_task(broker: PostgresBroker) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    do(broker, release(ME, [held], {held.id: 2}))
+    (again,) = claim(broker)
+    assert again.child_deaths == 2
+    do(broker, release(ME, [again]))
+    assert claim(broker)[0].child_deaths == 2, "a release for another reason takes none back"
+
+
+# -- a row that cannot be claimed
+
+
+def test_a_trial_changes_nothing_and_lists_the_order_of_service(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker, 3)
+    wanted = Wanted(ME, TaskStatus.RUNNING, 2, 1_000)
+    (found,) = do(broker, list_claimable(wanted, from_start(["default"])))
+    assert len(found) == 2
+    before = sql.execute("select * from horsies.tasks order by id").fetchall()
+    do(broker, *try_claim(ME, found[0][0]))
+    assert sql.execute("select * from horsies.tasks order by id").fetchall() == before
+    excluding = replace(wanted, excluded=[found[0][0]])
+    (rest,) = do(broker, list_claimable(excluding, from_start(["default"])))
+    assert found[0] not in rest
+    assert len(rest) == 2
+
+
+def test_only_what_still_waits_is_ended_as_unclaimable(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker, 2)
+    (held,) = claim(broker, 1)
+    (waiting,) = row(sql, "select id::text from horsies.tasks where status = 'PENDING'")
+    error = TaskError(error_code="WORKER_SERIALIZATION_ERROR", message="no")
+    assert do(broker, fail_unclaimable(held.id, error)) == [[]]
+    assert do(broker, fail_unclaimable(str(waiting), error)) == [[(waiting,)]]
+    assert row(sql, "select id::text, status, error_code from horsies.finished") == (
+        waiting,
+        "FAILED",
+        "WORKER_SERIALIZATION_ERROR",
+    )
