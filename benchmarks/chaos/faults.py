@@ -1,5 +1,6 @@
 """The faults. Each does its harm, waits, and mends it, also when it is interrupted."""
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final
@@ -9,9 +10,12 @@ import psycopg
 
 from benchmarks.chaos.field import Field
 from benchmarks.chaos.fleet import Worker, pause, resume
+from horsies.db.channels import Channel
 from tests.fixtures.proxies import Proxy
 
 HOG_LIMIT: Final = 500
+FORGED: Final = 50
+FROZEN_S: Final = 60.0
 
 
 def kill_worker(field: Field) -> None:
@@ -67,6 +71,61 @@ def leave(field: Field) -> None:
     if worker.is_ready:
         with field.blow("leave"):
             field.fleet.leave(worker)
+
+
+def freeze_child(field: Field) -> None:
+    """SIGSTOP of one child. Its worker must notice, kill it and replace it: nobody resumes it."""
+    worker = field.fleet.any_worker()
+    with suppress(psutil.NoSuchProcess):
+        children = [child for child in worker.descendants() if not child.children()]  # not what they are forked from
+        if worker.is_ready and children:
+            _freeze(field, worker, field.rng.choice(children))
+
+
+def _freeze(field: Field, worker: Worker, child: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess), field.blow("freeze-child", pids=[child.pid]):
+        pause([child.pid])
+        deadline = time.monotonic() + FROZEN_S
+        while child.is_running() and child.status() == psutil.STATUS_STOPPED:
+            if time.monotonic() > deadline:
+                field.fleet.problems.append(f"worker {worker.name} has not noticed its frozen child {child.pid}")
+                child.kill()
+            field.rest(0.2)
+
+
+def forge(field: Field) -> None:
+    """Somebody without a privilege sends notifications that look like ours, and some that do not."""
+    with field.blow("forge"), psycopg.connect(field.admin_url(), autocommit=True) as sql:
+        workers = [str(worker) for (worker,) in sql.execute("select id from horsies.workers").fetchall()]
+        tasks = [str(task) for (task,) in sql.execute("select id from horsies.tasks limit 100").fetchall()]
+        sql.execute("do $$ begin create role nobody_special; exception when duplicate_object then null; end $$")
+        sql.execute("set role nobody_special")
+        for _ in range(FORGED):
+            channel = field.rng.choice(list(Channel)).name_in("horsies")
+            sql.execute("select pg_notify(%s, %s)", [channel, _forged(field, workers, tasks)])
+
+
+def _forged(field: Field, workers: list[str], tasks: list[str]) -> str:
+    rng = field.rng
+    number = str(rng.choice([0, -1, 7, 2**31, 2**63, -(2**63), 10**40]))
+    worker, task = rng.choice(workers or ["x"]), rng.choice(tasks or ["y"])
+    return rng.choice(
+        [
+            "",
+            "*",
+            "freed",
+            f"later {number}",
+            "later soon",
+            f"{number} {number} bulk",
+            f"{number} 1 flows",
+            f"100 {number} bulk",
+            f"{worker} cancel {task}",
+            f"{worker} leave",
+            f"{worker} ping {task}",
+            task,
+            "x" * 7_000,
+        ]
+    )
 
 
 def restart(field: Field) -> None:
@@ -164,6 +223,8 @@ PROCESS_FAULTS: Final[dict[str, Fault]] = {
     "kill-worker": kill_worker,
     "kill-child": kill_child,
     "kill-keeper": kill_keeper,
+    "freeze-child": freeze_child,
+    "forge": forge,
     "pause": pause_worker,
     "leave": leave,
 }

@@ -65,6 +65,7 @@ def run_server(plan: Plan, watch: Watch) -> Account:
             Post(lines[0].url, ALL_ROUND, line=0),
             Post(lines[1].url, CROWDED, line=1),
             Post(lines[0].url, BUFFERED, prefetch="auto", line=0),
+            Post(lines[1].url, BUFFERED, prefetch="20", line=1),
         ]
         field = _field(stack, plan, "server", posts, lambda: url)
         field.server, field.lines = server, lines

@@ -97,7 +97,7 @@ class Shop:
         return self.app.workflow("map", tasks=[numbers, leaves, total], output=total)
 
 
-def make_shop(url: str, *, dead_after_ms: int, prefetch: Literal[0, "auto"] = 0) -> Shop:
+def make_shop(url: str, *, dead_after_ms: int, prefetch: int | Literal["auto"] = 0) -> Shop:
     app = Horsies(_config(url, dead_after_ms, prefetch))
     return Shop(
         app=app,
@@ -117,7 +117,7 @@ def make_shop(url: str, *, dead_after_ms: int, prefetch: Literal[0, "auto"] = 0)
     )
 
 
-def _config(url: str, dead_after_ms: int, prefetch: Literal[0, "auto"]) -> AppConfig:
+def _config(url: str, dead_after_ms: int, prefetch: int | Literal["auto"]) -> AppConfig:
     """Quick to notice and quick to try again: a run of minutes is to see many faults from beginning to end."""
     return AppConfig(
         broker=PostgresConfig(database_url=url, connect_timeout_s=5),
@@ -128,6 +128,7 @@ def _config(url: str, dead_after_ms: int, prefetch: Literal[0, "auto"]) -> AppCo
             CustomQueueConfig(name=BULK, priority=100),
         ],
         prefetch_buffer=prefetch,
+        claim_lease_ms=2_000 if prefetch else None,
         recovery=RecoveryConfig(
             heartbeat_ms=min(500, dead_after_ms // 4), dead_after_ms=dead_after_ms, keeper_ms=250, grace_ms=500
         ),

@@ -104,7 +104,7 @@ class Books:
         self.more = self.more or any(ending.root_id is not None for ending in endings)
         starts = self._starts()
         wanted = self._wanted(starts, now)
-        told = endings or self.interrupted or self.releases or self.progress or self.unsettled
+        told = endings or self.interrupted or self.releases or self.progress or self.unsettled - self.quarantine.roots
         if self.claims_travel_alone and (told or starts or self._may_promote):
             wanted = []  # in the next turn
         if not (told or starts or wanted or self._may_promote):
@@ -160,7 +160,7 @@ class Books:
 
     @property
     def _may_promote(self) -> bool:
-        return self.promotes and not self.stopping
+        return self.promotes and not self.stopping and not self.quarantine.holds_promotion
 
     def _starts(self) -> list[Claim]:
         if self.stopping or not self.buffer:
@@ -181,7 +181,7 @@ class Books:
         progress, self.progress = self.progress, {}
         interrupted, self.interrupted = self.interrupted, []
         promotes, self.promotes = self._may_promote, False
-        unsettled, self.unsettled = self.unsettled, set()
+        unsettled, self.unsettled = self.unsettled - self.quarantine.roots, set()
         return Turn(
             worker=self.worker,
             database=self.database,
@@ -251,6 +251,8 @@ class Books:
     def begin_search(self, turn: Turn, now: Callable[[], float], *, has_claimed: bool) -> None:
         """A claim was refused that travelled alone."""
         self._land(turn)
+        if self.search is not None:
+            return  # of another that was under way at the same time
         widest = max(turn.wanted, key=lambda wanted: wanted.limit)
         self.search = find_culprits(widest, turn.lanes, self.left_out, now, has_claimed=has_claimed)
         self.search_step = next(self.search)

@@ -56,6 +56,16 @@ class Quarantine:
     def admit(self, turns: Sequence[Turn]) -> None:
         self.waiting.extend(Suspect(turn) for turn in turns)
 
+    @property
+    def holds_promotion(self) -> bool:
+        """What is due is looked for alone until it can be."""
+        return any(turn.promotes for turn in self.turns())
+
+    @property
+    def roots(self) -> set[str]:
+        """Workflows whose next step is tried alone."""
+        return {root for turn in self.turns() for root in turn.unsettled}
+
     def next_turn(self, now: float) -> Turn | None:
         """One that may be tried now."""
         for suspect in self.waiting:
@@ -88,6 +98,7 @@ class Quarantine:
         return delay_s
 
     def turns(self) -> Iterator[Turn]:
+        """All of them, waiting or under way."""
         for suspect in (*self.waiting, *self.under_way):
             yield suspect.turn
 
