@@ -123,8 +123,8 @@ def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection,
 
     def verb() -> Op[Any]:
         with pytest.raises(errors.ForeignKeyViolation):
-            yield Ask([query("insert into kids values (1) returning parent"), query("select 2")], afterwards)
-        return (yield from one(query("select count(*) from kids")))
+            yield Ask([query("insert into public.kids values (1) returning parent"), query("select 2")], afterwards)
+        return (yield from one(query("select count(*) from public.kids")))
 
     assert driven(verb) == (0,)
 
@@ -169,7 +169,7 @@ def test_a_connection_dropped_before_a_statement_never_sent_it(
     sql.execute("create table marks (n integer)")
     faults("of_a_test", "before", "drop")
     with pytest.raises(psycopg.OperationalError, match="planted fault: drop before of_a_test"):
-        driven(lambda: rows(query("insert into marks values (1)")))
+        driven(lambda: rows(query("insert into public.marks values (1)")))
     assert sql.execute("select count(*) from marks").fetchone() == (0,)
 
 
@@ -179,7 +179,7 @@ def test_a_connection_dropped_after_a_statement_lost_only_its_answer(
     sql.execute("create table marks (n integer)")
     faults("of_a_test", "after", "drop")
     with pytest.raises(psycopg.OperationalError, match="planted fault: drop after of_a_test"):
-        driven(lambda: ask(query("insert into marks values (1)"), query("insert into marks values (2)")))
+        driven(lambda: ask(query("insert into public.marks values (1)"), query("insert into public.marks values (2)")))
     assert sql.execute("select count(*) from marks").fetchone() == (2,)
 
 

@@ -11,7 +11,7 @@ import pytest
 import horsies
 from horsies.db.load import load
 from horsies.db.op import Query, Statement
-from horsies.db.session import PLANNED_ONCE
+from horsies.db.session import PLANNED_ONCE, set_locally
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, Terms
 from horsies.tasks import depths, enqueue, keys, release, retry, wait
@@ -33,7 +33,7 @@ STATEMENTS = {
     for name, found in load(str(twin)).items()
 }
 
-_PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
+_PARAMETER = re.compile(r"%\((\w+)\)s::((?:pg_catalog\.)?[a-z0-9]+(?:\[\])?)")
 _NOT_PLANNED = re.compile(r"(begin|commit|rollback|create|alter|drop|truncate|lock|copy|do)\b")
 _ROWS = 20_000
 KEYED = {"id": ME, "task_name": "add", "key": "k", "args_hash": "", "window_s": 60.0}
@@ -222,7 +222,7 @@ def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_plann
     name: str, filled: psycopg.Connection
 ) -> None:
     with filled.transaction():
-        filled.execute(PLANNED_ONCE.replace("false", "true").encode())
+        filled.execute(set_locally(PLANNED_ONCE).encode())
         found = planned(name, filled)
     assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
 

@@ -5,18 +5,30 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from horsies.db.session import Preparing
+from horsies.db.session import Preparing, require_utf8
 from horsies.model.config import PostgresConfig
 
 
 def connect(config: PostgresConfig, purpose: str, *, url: str | None = None) -> psycopg.Connection:
     """A blocking connection; `purpose` is what `pg_stat_activity` shows."""
-    return psycopg.connect(url or config.conninfo, **_settings(config, purpose))
+    connection = psycopg.connect(url or config.conninfo, **_settings(config, purpose))
+    try:
+        require_utf8(connection)
+    except psycopg.Error:
+        connection.close()
+        raise
+    return connection
 
 
 async def connect_async(config: PostgresConfig, purpose: str) -> psycopg.AsyncConnection:
     """The same without blocking; whoever is cancelled meanwhile leaves nothing behind."""
-    return await psycopg.AsyncConnection.connect(config.conninfo, **_settings(config, purpose))
+    connection = await psycopg.AsyncConnection.connect(config.conninfo, **_settings(config, purpose))
+    try:
+        require_utf8(connection)
+    except psycopg.Error:
+        await connection.close()
+        raise
+    return connection
 
 
 def make_pool(config: PostgresConfig, preparing: Preparing) -> ConnectionPool:
@@ -57,6 +69,7 @@ def _settings(config: PostgresConfig, purpose: str) -> dict[str, Any]:
         "autocommit": True,
         "prepare_threshold": None,  # unless it is known that the session is ours
         "application_name": f"horsies {purpose}",
+        "client_encoding": "UTF8",  # whatever the environment, the URL, the role or the database say: we write and read UTF-8
         "connect_timeout": config.connect_timeout_s,
         # A peer that vanished without a word is noticed in about half a minute, not in two hours.
         "keepalives": 1,

@@ -18,22 +18,28 @@ from horsies.db.connect import connect_async
 from horsies.db.dialogue import Dialogue
 from horsies.db.drive import drive_async
 from horsies.db.op import Ask, Op, Request, Rows, Statement, rows
-from horsies.db.session import BACKEND_PID, PLANNED_ONCE, PREPARE_AFTER, Preparing
+from horsies.db.session import PLANNED_ONCE, UNLIMITED, Preparing, settle_in
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
 Answer: TypeAlias = list[Rows] | Exception
 
 ROLLBACK = Statement("rollback", "rollback")
-WHO_SERVES = Statement("who_serves", BACKEND_PID)
 SETTLE_IN = Statement(
     "settle_in",
-    # Bitmaps need a sort, which looks cheap while a table is empty. The rest is what a transaction would have to say for itself each time
-    # (`worker/turn.sql`) in a session that is not ours; but for the limit on idling in it, which nobody does in what is said in one piece.
-    PLANNED_ONCE + ", set_config('enable_bitmapscan', 'off', false), "
-    "set_config('default_transaction_isolation', 'read committed', false), "
-    "set_config('lock_timeout', '10s', false), "
-    "set_config('statement_timeout', %(statement_timeout_ms)s::text, false)",
+    settle_in(
+        {
+            **PLANNED_ONCE,
+            **UNLIMITED,
+            # Bitmaps need a sort, which looks cheap while a table is empty.
+            "enable_bitmapscan": "off",
+            # The rest is what a transaction would have to say for itself each time (`worker/turn.sql`) in a session that is not ours; but for
+            # the limit on idling in it, which nobody does in what is said in one piece.
+            "lock_timeout": "10s",
+            "statement_timeout": "%(statement_timeout_ms)s::pg_catalog.text",
+        },
+        greeted="%(greeted)s::pg_catalog.int4",
+    ),
 )
 
 
@@ -90,12 +96,10 @@ class Courier:
         except OSError as error:  # no descriptor is left
             connection.pgconn.finish()
             raise psycopg.OperationalError(str(error)) from error
-        ((process,),) = await drive_async(rows(WHO_SERVES()), session.answer)
-        if self._preparing.is_worthwhile(connection, process):
-            settings = SETTLE_IN(statement_timeout_ms=self._config.statement_timeout_ms)
-            await drive_async(rows(settings), session.answer)
-            connection.prepare_threshold = PREPARE_AFTER
-            session.is_ours = True
+        timeout_ms, greeted = self._config.statement_timeout_ms, connection.info.backend_pid
+        settling = rows(SETTLE_IN(statement_timeout_ms=timeout_ms, greeted=greeted))
+        ((process, *_),) = await drive_async(settling, session.answer)
+        session.is_ours = self._preparing.found(connection, process)
         return session
 
     async def _clean(self) -> None:

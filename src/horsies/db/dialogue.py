@@ -7,11 +7,14 @@ driver still makes the connections, and turns results and errors into Python's.
 Statements are prepared when first used, if the session is ours (see `session`). A name counts as prepared only after a batch that
 went well; names are never used twice, so one that was prepared in vain does no harm.
 
+In a session that is not ours every piece begins with the settings that our statements depend on (`session.PINNED`), local to its transaction.
+
 Neither reading nor writing waits here: `Courier` waits on a worker's event loop, `converse` in a blocking caller, `converse_async` in one
 on any event loop.
 """
 
 import logging
+import re
 import select
 from collections.abc import Callable, Generator, Sequence
 from itertools import count
@@ -24,10 +27,14 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 
-from horsies.db.op import Query, Rows
+from horsies.db.op import Query, Rows, Statement
 from horsies.db.placeholders import numbered, texts
+from horsies.db.session import PINNED, require_utf8, set_locally
 
 log = logging.getLogger("horsies.db")
+PIN = Statement("pin_settings", set_locally(PINNED))()
+_BEGIN = re.compile(r"begin\b")
+_END = re.compile(r"(commit|rollback)\b")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _dialogues: "WeakKeyDictionary[psycopg.Connection | psycopg.AsyncConnection, Dialogue]" = WeakKeyDictionary()
 
@@ -36,21 +43,29 @@ class Dialogue:
     """The connection must be in pipeline mode while this speaks."""
 
     def __init__(self, connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
+        require_utf8(connection)  # what a pool has made was not asked yet
         self._connection = connection
         self._pgconn = connection.pgconn
         self._prepared: dict[str, bytes] = {}
         self._names = count(1)
         self._new: dict[str, bytes] = {}
+        self._pinned_at: int | None = None  # the place of `PIN` among the statements
         self._prepared_first: list[bool] = []  # of each statement under way: its preparation is answered before it
         self._results: list[pq.abc.PGresult] = []
         self._committed = 0  # as many of these as belong to what was asked
         self._unanswered = 0  # pieces, each of which is committed by itself
 
     def say(self, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()) -> None:
+        is_ours = self._connection.prepare_threshold is not None
+        pinned_at = None if is_ours else _place_of_pin(queries)
+        if pinned_at is not None:
+            queries = [*queries[:pinned_at], PIN, *queries[pinned_at:]]
+        if afterwards and not is_ours:
+            afterwards = [PIN, *afterwards]
         # All of it, before the first is sent: an error between two would leave half a batch to be run with the next one.
         first = [_encoded(query, schema) for query in queries]
         then = [_encoded(query, schema) for query in afterwards]
-        self._new, self._results, self._committed = {}, [], 0
+        self._new, self._results, self._committed, self._pinned_at = {}, [], 0, pinned_at
         self._prepared_first = [self._send(text, values) for text, values in first]
         self._pgconn.pipeline_sync()
         self._unanswered = 1
@@ -113,6 +128,8 @@ class Dialogue:
             if prepared_first:
                 _insist(next(results))
             answers.append(self._rows(_insist(next(results))))
+        if self._pinned_at is not None:
+            del answers[self._pinned_at]
         for result in results:
             _insist(result)  # of the commit itself
         if failed := [result for result in told if result.status in _FAILED]:
@@ -143,6 +160,14 @@ def _as_bytes(value: str) -> bytes:
     if b"\0" in encoded:
         raise psycopg.DataError("PostgreSQL cannot store text with a NUL (0x00) in it")
     return encoded
+
+
+def _place_of_pin(queries: Sequence[Query]) -> int | None:
+    """After a BEGIN, whose isolation level must be set before any query. Nothing depends on it in what only ends a transaction, which may have failed."""
+    first = queries[0].statement.text if queries else ""
+    if _END.match(first):
+        return None
+    return 1 if _BEGIN.match(first) else 0
 
 
 def log_untold(error: psycopg.Error) -> None:

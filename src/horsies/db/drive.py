@@ -60,7 +60,9 @@ def answer_on(connection: psycopg.Connection, request: Ask | Copy | Script, sche
 def _copy_on(connection: psycopg.Connection, request: Copy, schema: str) -> list[Rows]:
     names = [request.statement.name]
     faults.strike(connection, names, "before")
-    with connection.cursor() as cursor, cursor.copy(request.statement.for_schema(schema)) as copy:
+    # Without parameters a percent sign is no placeholder, so nothing is doubled.
+    text = render(request.statement.text, schema).encode()
+    with connection.cursor() as cursor, cursor.copy(text) as copy:
         for piece in in_pieces(request.lines):
             copy.write(piece)
     faults.strike(connection, names, "after")
@@ -83,7 +85,8 @@ async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Co
 async def _copy_on_async(connection: psycopg.AsyncConnection, request: Copy, schema: str) -> list[Rows]:
     names = [request.statement.name]
     faults.strike(connection, names, "before")
-    async with connection.cursor() as cursor, cursor.copy(request.statement.for_schema(schema)) as copy:
+    text = render(request.statement.text, schema).encode()
+    async with connection.cursor() as cursor, cursor.copy(text) as copy:
         for piece in in_pieces(request.lines):
             await copy.write(piece)
     faults.strike(connection, names, "after")

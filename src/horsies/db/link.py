@@ -10,7 +10,7 @@ import psycopg
 from horsies.db.connect import connect
 from horsies.db.drive import answer_on, drive
 from horsies.db.op import Ask, Op, Request, Rows
-from horsies.db.session import Preparing
+from horsies.db.session import STEADY, UNLIMITED, Preparing
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class Link:
         self._config = config
         self._url = url
         self._purpose = purpose
-        self._preparing = Preparing()
+        self._preparing = Preparing({**STEADY, **UNLIMITED})
         self._connection: psycopg.Connection | None = None
         self._is_cut = False
 

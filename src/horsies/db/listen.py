@@ -181,8 +181,8 @@ class Listener:
             command = f'listen "{channel.name_in(self._config.schema)}"'
             if channel.is_for_waiters:
                 # At once, or not at all: whoever is in the way has hung, and those who wait had better poll.
-                lock = f"select pg_advisory_lock_shared({waiters_lock(self._config.schema)})"
-                command = f"select set_config('lock_timeout', '1s', true); {lock}; {command}"
+                lock = f"select pg_catalog.pg_advisory_lock_shared({self._waiters_lock})"
+                command = f"select pg_catalog.set_config('lock_timeout', '1s', true); {lock}; {command}"
             with self._reading.using:
                 connection.execute(command.encode())
             self._in_force.add(channel)
@@ -201,8 +201,13 @@ class Listener:
     def _unlisten(self, channel: Channel) -> bytes:
         command = f'unlisten "{channel.name_in(self._config.schema)}"'
         if channel.is_for_waiters:
-            command += f"; select pg_advisory_unlock_shared({waiters_lock(self._config.schema)})"
+            command += f"; select pg_catalog.pg_advisory_unlock_shared({self._waiters_lock})"
         return command.encode()
+
+    @property
+    def _waiters_lock(self) -> str:
+        """As a literal without an operator: its schema cannot be named in front of a sign."""
+        return f"'{waiters_lock(self._config.schema)}'::pg_catalog.int8"
 
     def _heard(self, name: str, payload: str) -> None:
         self.heard_at = time.monotonic()

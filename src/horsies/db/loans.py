@@ -4,6 +4,11 @@ SQLAlchemy and Django keep books about the transactions of their connections, so
 begins its transaction, Django marks it broken, and an error is the one that the library raises for its own statements.
 Neither is imported here: a connection of theirs can only exist if the caller has imported it.
 
+A connection whose client_encoding is not UTF-8 is refused: texts that its encoding does not have could not be sent, schema names of ours would be
+misread, and with SQL_ASCII texts come back as bytes. The server has told the driver, so looking costs nothing.
+
+The search_path is the caller's and stays as it is: statements that run here name every operator, function and type with its schema.
+
 Every parameter is cast in our statements, so that asyncpg, which wants numbers for names and a type for each, gets text.
 """
 
@@ -53,6 +58,7 @@ class Loan(Generic[R]):
 def borrow(connection: Any) -> Loan[Rows]:
     """For a blocking caller."""
     if _is_any(connection, _PSYCOPG):
+        _refuse_other_encodings(connection)
         if connection.pgconn.pipeline_status:
             with connection.pipeline():
                 pass  # what is still on its way may begin a transaction, or end one: at a sync it is known
@@ -71,6 +77,7 @@ def borrow(connection: Any) -> Loan[Rows]:
 async def borrow_async(connection: Any) -> Loan[Awaitable[Rows]]:
     """For an asyncio caller."""
     if _is_any(connection, _PSYCOPG_ASYNC):
+        _refuse_other_encodings(connection)
         if connection.pgconn.pipeline_status:
             async with connection.pipeline():
                 pass  # as above
@@ -78,6 +85,7 @@ async def borrow_async(connection: Any) -> Loan[Awaitable[Rows]]:
     if _is_any(connection, _SQLALCHEMY_ASYNC):
         return await _borrow_sqlalchemy_async(connection)
     if _is_any(connection, _ASYNCPG):
+        _refuse_other_encodings(connection)
         return Loan(connection, _is_alone(connection), partial(_execute_asyncpg, connection))
     if _is_any(connection, _PSYCOPG + _SQLALCHEMY + _DJANGO):
         raise UnsupportedConnectionError(
@@ -131,6 +139,7 @@ def _look_below(connection: Any) -> tuple[object, bool]:
             "of SQLAlchemy needs PostgreSQL through psycopg 3: make the engine with postgresql+psycopg://"
         )
     pooled = connection.connection
+    _refuse_other_encodings(pooled.driver_connection)
     return pooled.driver_connection, pooled.dbapi_connection.autocommit and _is_alone(pooled.driver_connection)
 
 
@@ -156,6 +165,7 @@ def _borrow_django(connection: Any) -> Loan[Rows]:
         )
     connection.ensure_connection()
     driver = connection.connection
+    _refuse_other_encodings(driver)
     return Loan(driver, _is_alone(driver), partial(_execute_django, connection))
 
 
@@ -180,6 +190,32 @@ def _as_text(query: Query, schema: str) -> tuple[str, tuple[str | None, ...]]:
 
 
 # -- which is which
+
+
+def _refuse_other_encodings(driver: Any) -> None:
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        told = driver.info.parameter_status
+    else:
+        told = partial(_setting_of_asyncpg, driver)
+    client, server = told("client_encoding"), told("server_encoding")
+    if not _is_utf8(server):
+        raise UnsupportedConnectionError(
+            f"connection= leads to a database with the encoding {server}, which cannot hold every text; horsies needs one with UTF8"
+        )
+    if not _is_utf8(client):
+        raise UnsupportedConnectionError(
+            f"connection= has the client_encoding {client}, in which not every text can be sent; connect with client_encoding=UTF8, "
+            "or run `set client_encoding to 'UTF8'` on it"
+        )
+
+
+def _setting_of_asyncpg(driver: Any, name: str) -> str | None:
+    return getattr(driver.get_settings(), name, None)
+
+
+def _is_utf8(encoding: str | None) -> bool:
+    """A pooler may not tell. asyncpg shows what it has asked for, in its own spelling."""
+    return encoding is None or encoding.upper().replace("-", "") == "UTF8"
 
 
 def _is_alone(driver: Any) -> bool:

@@ -10,22 +10,111 @@ ours only an index is a way in (`STEADY`). Where nothing is prepared, every stat
 Planning most of our statements takes longer than running them, and the server does it again for the parameters of each, as long as that looks
 cheaper. So workers and producers have them planned once (`PLANNED_ONCE`). What depends on its parameters asks for another plan each time
 (`values.py`).
+
+**Settings.** A role, a database or a URL may set anything for its sessions. Our statements depend on some settings (`PINNED`), so they are set by
+us: once per session where the session is ours, otherwise at the start of every transaction, for that transaction only. First among
+them is `search_path`: an operator or a function in a schema of the path whose argument types match better than PostgreSQL's own is preferred
+to it, so whoever may create objects in `public` could run code with the rights of whoever sends or works. What runs before the settings are in
+force, and what runs on a caller's own connection, names every operator, function and type with its schema.
+
+One round trip sets everything and finds out whose session it is: `set_config` is told to be local to the transaction, which ends with
+the statement, unless the process is the one that greeted us.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 import psycopg
 from psycopg import errors
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 
-BACKEND_PID = "select pg_backend_pid()"
+Settings: TypeAlias = Mapping[str, str]
+
+BACKEND_PID = "select pg_catalog.pg_backend_pid()"
 PREPARE_AFTER = 2
-STEADY = "select set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false)"
-PLANNED_ONCE = STEADY + ", set_config('plan_cache_mode', 'force_generic_plan', false)"
 LOOKS = 10  # for a proof that a session is shared
 WITHDRAWALS = 100
 
+PINNED: Final[Settings] = MappingProxyType(
+    {
+        # No schema that anybody can create objects in. pg_temp is named to be last: unnamed it would come first, for tables and types.
+        "search_path": "pg_catalog, pg_temp",
+        # What the driver reads, and what it takes text for.
+        "DateStyle": "ISO, MDY",
+        "IntervalStyle": "postgres",
+        "TimeZone": "UTC",
+        "extra_float_digits": "1",
+        "bytea_output": "hex",
+        # How our literals and arrays are read: off, "NULL" in an array is a text of four letters.
+        "standard_conforming_strings": "on",
+        "array_nulls": "on",
+    }
+)
+STEADY: Final[Settings] = MappingProxyType({"enable_seqscan": "off", "jit": "off"})
+PLANNED_ONCE: Final[Settings] = MappingProxyType({**STEADY, "plan_cache_mode": "force_generic_plan"})
+UNLIMITED: Final[Settings] = MappingProxyType(
+    {
+        # A role's limits are meant for its queries. A worker's own connections idle by design, and set limits of their own where they need them.
+        "idle_session_timeout": "0",
+        "transaction_timeout": "0",
+        "statement_timeout": "0",
+        "lock_timeout": "0",
+    }
+)
+
+_SESSION_ONLY: Final[Settings] = MappingProxyType(
+    {"default_transaction_isolation": "read committed"}  # of no use inside a transaction
+)
+_NOT_EVERYWHERE: Final = frozenset({"transaction_timeout"})  # since PostgreSQL 17
+
 log = logging.getLogger("horsies.db")
+
+
+class UnsuitableEncoding(psycopg.NotSupportedError):
+    """Texts cannot be stored, or not be carried, as they are."""
+
+
+def require_utf8(connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
+    """Refuse a database that cannot hold every text, and a session in which texts are converted. No round trip: the server has told us."""
+    info = connection.info
+    server, client = info.parameter_status("server_encoding"), info.parameter_status("client_encoding")
+    if server not in {"UTF8", None}:
+        raise UnsuitableEncoding(
+            f"database {info.dbname!r} has the encoding {server}, which cannot hold every text; horsies needs a database with "
+            "the encoding UTF8: make one with `create database NAME encoding 'UTF8' template template0`"
+        )
+    if client not in {"UTF8", None}:
+        raise UnsuitableEncoding(
+            f"client_encoding is {client} although UTF8 was asked for; if there is a pooler in between, let it pass client_encoding on"
+        )
+
+
+def set_locally(settings: Settings) -> str:
+    """A statement that sets these for the rest of the transaction."""
+    return f"select {', '.join(_set(name, value, 'true') for name, value in settings.items())}"
+
+
+def settle_in(settings: Settings, greeted: str) -> str:
+    """A statement that returns the server's process, and sets the pinned settings and these if it is the one that greeted us.
+
+    `greeted` is the number of that process, or a parameter for it.
+    """
+    process = "pg_catalog.pg_backend_pid()"
+    is_local = f"{process} operator(pg_catalog.<>) {greeted}"
+    every = {**PINNED, **_SESSION_ONLY, **settings}
+    return f"select {process}, {', '.join(_set(name, value, is_local) for name, value in every.items())}"
+
+
+def _set(name: str, value: str, is_local: str) -> str:
+    text = value if value.startswith("%(") else f"'{value}'"
+    set_it = f"pg_catalog.set_config('{name}', {text}, {is_local})"
+    if name in _NOT_EVERYWHERE:
+        return f"case when pg_catalog.current_setting('{name}', true) is not null then {set_it} end"
+    return set_it
 
 
 def backend_pid(connection: psycopg.Connection) -> int:
@@ -34,8 +123,27 @@ def backend_pid(connection: psycopg.Connection) -> int:
     return row[0] if row else 0
 
 
-def is_direct(connection: psycopg.Connection) -> bool:
-    return backend_pid(connection) == connection.info.backend_pid
+def is_direct(connection: psycopg.Connection, settings: Settings = UNLIMITED) -> bool:
+    """Whether the session is ours; if so, the pinned settings and these are in force afterwards."""
+    greeted = connection.info.backend_pid
+    row = connection.execute(settle_in(settings, str(greeted)).encode()).fetchone()
+    return row is not None and row[0] == greeted
+
+
+class IsoTimestamptzLoader(Loader):
+    """Reads ISO whatever the session's DateStyle is said to be: where it is set per transaction, it is another one again afterwards."""
+
+    def load(self, data: Buffer) -> datetime:
+        text = bytes(data).decode()
+        try:
+            return datetime.fromisoformat(text).astimezone(UTC)
+        except (ValueError, OverflowError) as error:
+            raise psycopg.DataError(f"can't parse timestamptz {text!r}: {error}") from None
+
+
+def expect_iso(connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
+    """For a session in which settings hold for a transaction only."""
+    connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
 
 
 def is_shared(connection: psycopg.Connection, process_of_other: Callable[[], int]) -> bool:
@@ -57,34 +165,44 @@ def take_back(connection: psycopg.Connection, commands: Sequence[bytes], process
 class Preparing:
     """Prepared statements save a third of a turn, so they are used where sessions are ours, until one turns out not to be."""
 
-    def __init__(self, settings: str = STEADY) -> None:
-        self._settings = settings.encode()
+    def __init__(self, settings: Settings = STEADY) -> None:
+        self._settings = settings
         self._is_safe = True
 
     def begin(self, connection: psycopg.Connection) -> None:
         """For a connection just made."""
-        if self.is_worthwhile(connection, backend_pid(connection)):
-            connection.execute(self._settings)
-            connection.prepare_threshold = PREPARE_AFTER
+        row = connection.execute(self._settle_in(connection)).fetchone() if self._is_safe else None
+        self.found(connection, row[0] if row else 0)
 
     async def begin_async(self, connection: psycopg.AsyncConnection) -> None:
-        row = await (await connection.execute(BACKEND_PID)).fetchone()
-        if row and self.is_worthwhile(connection, row[0]):
-            await connection.execute(self._settings)
-            connection.prepare_threshold = PREPARE_AFTER
+        row = await (await connection.execute(self._settle_in(connection))).fetchone() if self._is_safe else None
+        self.found(connection, row[0] if row else 0)
 
-    def is_worthwhile(self, connection: psycopg.Connection | psycopg.AsyncConnection, backend_pid: int) -> bool:
-        """In a session that this process of the server works for."""
-        return self._is_safe and backend_pid == connection.info.backend_pid
+    def _settle_in(self, connection: psycopg.Connection | psycopg.AsyncConnection) -> bytes:
+        return settle_in(self._settings, str(connection.info.backend_pid)).encode()
+
+    def found(self, connection: psycopg.Connection | psycopg.AsyncConnection, process: int) -> bool:
+        """This process has answered `settle_in`: whether the session is ours. Only there statements are prepared, and no transaction
+        sets the pinned settings again (`dialogue.py`).
+        """
+        if self._is_safe and process == connection.info.backend_pid:
+            connection.prepare_threshold = PREPARE_AFTER
+            return True
+        self._share(connection)
+        return False
 
     def go_on(self, connection: psycopg.Connection) -> None:
         """For a connection that has served before."""
         if not self._is_safe:
-            connection.prepare_threshold = None
+            self._share(connection)
 
     async def go_on_async(self, connection: psycopg.AsyncConnection) -> None:
         if not self._is_safe:
-            connection.prepare_threshold = None
+            self._share(connection)
+
+    def _share(self, connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
+        connection.prepare_threshold = None
+        expect_iso(connection)
 
     def has_failed(self, error: psycopg.Error) -> bool:
         """Whether this error says that somebody else has been in our session. From then on nothing is prepared."""

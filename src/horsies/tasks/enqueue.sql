@@ -1,25 +1,31 @@
 -- name: enqueue_tasks
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
 -- One statement however many there are: the trigger notifies once for all of them.
 insert into {schema}.tasks (
     id, task_name, queue_name, priority, args, ready, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace
 )
 select
-    new.id, %(task_name)s::text, %(queue_name)s::text, %(priority)s::integer, new.args,
-    due.at is null, coalesce(due.at, now()), %(good_until)s::timestamptz,
-    %(timeout_ms)s::integer, %(retry_delays_ms)s::integer[], %(retry_jitter)s::real, %(retry_for)s::text[],
-    %(trace)s::text
-from unnest(%(ids)s::uuid[], %(args)s::json[]) as new (id, args)
+    new.id, %(task_name)s::pg_catalog.text, %(queue_name)s::pg_catalog.text, %(priority)s::integer, new.args,
+    due.at is null, coalesce(due.at, pg_catalog.now()), %(good_until)s::pg_catalog.timestamptz,
+    %(timeout_ms)s::integer, %(retry_delays_ms)s::integer[], %(retry_jitter)s::real, %(retry_for)s::pg_catalog.text[],
+    %(trace)s::pg_catalog.text
+from unnest(%(ids)s::pg_catalog.uuid[], %(args)s::pg_catalog.json[]) as new (id, args)
 cross join (
     -- A delay counts from now, also in a transaction that was begun long ago. Whether a moment has passed is asked of the
     -- transaction's own time, so that all slices of one send get the same answer.
-    select case when asked.moment > now() then asked.moment end
+    select case when asked.moment operator(pg_catalog.>) pg_catalog.now() then asked.moment end
     from (
-        select coalesce(%(eta)s::timestamptz, statement_timestamp() + %(delay_s)s::float8 * interval '1 second')
+        select coalesce(
+            %(eta)s::pg_catalog.timestamptz,
+            -- Named with its schema, an operator has no precedence over others.
+            pg_catalog.statement_timestamp()
+            operator(pg_catalog.+) (%(delay_s)s::pg_catalog.float8 operator(pg_catalog.*) interval '1 second')
+        )
     ) as asked (moment)
 ) as due (at)
 -- For this transaction only; see `notify_enqueued`.
-cross join (select set_config('horsies.told', %(told)s::text, true)) as telling;
+cross join (select pg_catalog.set_config('horsies.told', %(told)s::pg_catalog.text, true)) as telling;
 
 -- name: notify_enqueued
 -- After the commit. All of them were due at the same moment; what is gone has been taken by somebody, and needs no waking.

@@ -1,10 +1,12 @@
 -- name: get_enqueued
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
 -- What waits to be run, now or later, in the order it is due.
 select
-    tasks.id::text, tasks.task_name, tasks.queue_name, tasks.priority, keys.key, tasks.enqueued_at,
-    tasks.good_until, tasks.attempts, extract(epoch from tasks.enqueued_at - statement_timestamp())::float8,
-    tasks.args::text
+    tasks.id::pg_catalog.text, tasks.task_name, tasks.queue_name, tasks.priority, keys.key, tasks.enqueued_at,
+    tasks.good_until, tasks.attempts,
+    extract(epoch from tasks.enqueued_at operator(pg_catalog.-) pg_catalog.statement_timestamp())::pg_catalog.float8,
+    tasks.args::pg_catalog.text
 from {schema}.tasks
-left join {schema}.keys on keys.task_id = tasks.id
-where tasks.status = 'PENDING'
+left join {schema}.keys on keys.task_id operator(pg_catalog.=) tasks.id
+where tasks.status operator(pg_catalog.=) 'PENDING'
 order by tasks.enqueued_at, tasks.id;

@@ -1,15 +1,21 @@
 -- name: insert_tree
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
 -- The run at the top decides: where it is there already nothing is written. What begins with it is written as begun, and the tasks of its
 -- first nodes with it, so that no step has to look for them. One statement is a transaction of its own.
 with declared as materialized (
     select
         id, root_id, ancestors, parent_node, name, definition_key, status, on_error, output, success_cases, optional, unresolved,
         time_limit_ms,
-        case when status = 'RUNNING' then statement_timestamp() end as started_at,
-        case when status = 'RUNNING' then statement_timestamp() + time_limit_ms * interval '1 ms' end as deadline
-    from json_to_recordset(%(runs)s::json) as run (
-        id uuid, root_id uuid, ancestors uuid[], parent_node uuid, name text, definition_key text, status text, on_error text,
-        output integer, success_cases json, optional integer[], unresolved integer, time_limit_ms bigint
+        case when status operator(pg_catalog.=) 'RUNNING' then pg_catalog.statement_timestamp() end as started_at,
+        case
+            when status operator(pg_catalog.=) 'RUNNING'
+            -- Named with its schema, an operator has no precedence over others.
+            then pg_catalog.statement_timestamp() operator(pg_catalog.+) (time_limit_ms operator(pg_catalog.*) interval '1 ms')
+        end as deadline
+    from pg_catalog.json_to_recordset(%(runs)s::pg_catalog.json) as run (
+        id pg_catalog.uuid, root_id pg_catalog.uuid, ancestors pg_catalog.uuid[], parent_node pg_catalog.uuid, name pg_catalog.text,
+        definition_key pg_catalog.text, status pg_catalog.text, on_error pg_catalog.text, output integer,
+        success_cases pg_catalog.json, optional integer[], unresolved integer, time_limit_ms bigint
     )
 ),
 root as (
@@ -19,7 +25,7 @@ root as (
     )
     select declared.*
     from declared
-    where declared.id = declared.root_id
+    where declared.id operator(pg_catalog.=) declared.root_id
     on conflict (id) do nothing
     returning id
 ),
@@ -30,7 +36,7 @@ parts as (
     )
     select declared.*
     from declared
-    join root on root.id <> declared.id
+    join root on root.id operator(pg_catalog.<>) declared.id
 ),
 written as (
     insert into {schema}.nodes (
@@ -41,15 +47,17 @@ written as (
     select
         node.id, root.id, workflow_id, index, node_id, kind, status, task_id, waits_for, dependents, needed, allow_failed_deps,
         task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-        args::json, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list, %(trace)s::text
+        args::pg_catalog.json, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list,
+        %(trace)s::pg_catalog.text
     from root
-    cross join json_to_recordset(%(nodes)s::json) as node (
-        id uuid, workflow_id uuid, index integer, node_id text, kind text, status text, task_id uuid, waits_for integer[],
-        dependents uuid[], needed integer, allow_failed_deps boolean, task_name text, queue_name text, priority integer,
-        timeout_ms integer, retry_delays_ms integer[], retry_jitter real, retry_for text[], good_until timestamptz,
+    cross join pg_catalog.json_to_recordset(%(nodes)s::pg_catalog.json) as node (
+        id pg_catalog.uuid, workflow_id pg_catalog.uuid, index integer, node_id pg_catalog.text, kind pg_catalog.text,
+        status pg_catalog.text, task_id pg_catalog.uuid, waits_for integer[], dependents pg_catalog.uuid[], needed integer,
+        allow_failed_deps boolean, task_name pg_catalog.text, queue_name pg_catalog.text, priority integer, timeout_ms integer,
+        retry_delays_ms integer[], retry_jitter real, retry_for pg_catalog.text[], good_until pg_catalog.timestamptz,
         -- As text: what was written for the task is what it gets, to the last space.
-        args text, refs json, inputs uuid[], takes_inputs boolean, wants_meta boolean, source uuid, max_parallel integer, child_id uuid,
-        made_by text, makes_list boolean
+        args pg_catalog.text, refs pg_catalog.json, inputs pg_catalog.uuid[], takes_inputs boolean, wants_meta boolean,
+        source pg_catalog.uuid, max_parallel integer, child_id pg_catalog.uuid, made_by pg_catalog.text, makes_list boolean
     )
     returning *
 ),
@@ -67,7 +75,7 @@ opened as (
 select
     exists (select from root),
     -- For this transaction only; see `notify_started`.
-    set_config('horsies.told', %(told)s::text, true);
+    pg_catalog.set_config('horsies.told', %(told)s::pg_catalog.text, true);
 
 -- name: notify_started
 -- After the commit, as after a send. What is gone has been taken by somebody, and needs no waking.
@@ -83,6 +91,7 @@ cross join lateral (
 group by task.queue_name, task.priority;
 
 -- name: get_name
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
 select name
 from {schema}.workflows
-where id = %(root)s::uuid;
+where id operator(pg_catalog.=) %(root)s::pg_catalog.uuid;
