@@ -8,7 +8,7 @@ import psycopg
 from horsies.db import faults
 from horsies.db.dialogue import converse, converse_async
 from horsies.db.lines import in_pieces
-from horsies.db.op import Ask, Copy, Rows, Script, render
+from horsies.db.op import Ask, Copy, Rows, Script, render, render_script
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ async def drive_async(op: Generator[R, Any, T], answer: Callable[[R], Awaitable[
 def answer_on(connection: psycopg.Connection, request: Ask | Copy | Script, schema: str) -> list[Rows]:
     """One round trip on a blocking connection."""
     if isinstance(request, Script):
-        connection.execute(render(request.statement.text, schema).encode())
+        connection.execute(render_script(request.statement.text, schema).encode())
         return []
     if isinstance(request, Copy):
         return _copy_on(connection, request, schema)
@@ -72,7 +72,7 @@ def _copy_on(connection: psycopg.Connection, request: Copy, schema: str) -> list
 async def answer_on_async(connection: psycopg.AsyncConnection, request: Ask | Copy | Script, schema: str) -> list[Rows]:
     """One round trip on an asyncio connection."""
     if isinstance(request, Script):
-        await connection.execute(render(request.statement.text, schema).encode())
+        await connection.execute(render_script(request.statement.text, schema).encode())
         return []
     if isinstance(request, Copy):
         return await _copy_on_async(connection, request, schema)

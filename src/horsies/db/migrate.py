@@ -5,6 +5,7 @@ schema it makes (migrations expand first and contract one release later). Withou
 nothing is written and no privilege beyond reading is needed.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ import psycopg
 
 from horsies.db.days import prepare_days
 from horsies.db.load import load
-from horsies.db.op import Op, Statement, ask, one, rows, script
+from horsies.db.op import Op, Rows, Statement, ask, one, rows, script
 from horsies.model.errors import SchemaError
 
+LOCK_TIMEOUT = "5s"
+
 SQL = load(__file__)
+log = logging.getLogger("horsies.db")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,32 @@ def require_schema(schema: str) -> Op[None]:
 
 
 def _apply(schema: str) -> Op[list[str]]:
-    yield from ask(SQL["begin"](), SQL["lock_migrations"](schema=schema))
+    """Waits for as long as somebody is in the way, but never silently, and for each lock only a while: whoever comes after us waits behind us."""
+    while True:
+        try:
+            return (yield from _apply_once(schema))
+        except psycopg.errors.LockNotAvailable as error:
+            yield from rows(SQL["rollback"]())
+            holders = yield from rows(SQL["get_lock_holders"](schema=schema))
+            log.warning(
+                "the migration of schema %r waits for a lock (%s); held by %s",
+                schema,
+                error.diag.message_primary,
+                _described(holders),
+            )
+
+
+def _described(holders: Rows) -> str:
+    words = [
+        f"pid {pid} (user {user}, application_name {application!r}, in a transaction for {seconds} s)"
+        for pid, user, application, seconds in holders
+    ]
+    return "; ".join(words) or "nobody any more, or a prepared transaction"
+
+
+def _apply_once(schema: str) -> Op[list[str]]:
+    limit = SQL["limit_waiting"](lock_timeout=LOCK_TIMEOUT)
+    yield from ask(SQL["begin"](), limit, SQL["lock_migrations"](schema=schema))
     # Only now is it certain what is missing: another process may have been faster.
     version = yield from installed_version(schema)
     if version == 0:

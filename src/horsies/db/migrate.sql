@@ -20,6 +20,46 @@ begin isolation level read committed;
 -- name: commit
 commit;
 
+-- name: rollback
+rollback;
+
+-- name: limit_waiting
+select set_config('lock_timeout', %(lock_timeout)s::text, true);
+
+-- name: get_lock_holders
+-- Whoever holds what a migration waits for, or may: its advisory lock, or a lock on a table of the schema. Those who hold it longest come first.
+-- Of other users' sessions only superusers and members of pg_read_all_stats see more than the pid and the user.
+with migrations as (
+    select hashtextextended('horsies migrations ' || %(schema)s::text, 0) as key
+),
+held as (
+    select distinct pid
+    from pg_locks
+    cross join migrations
+    where granted
+    and pid <> pg_backend_pid()
+    and (
+        locktype = 'advisory'
+        and (classid::bigint << 32 | objid::bigint) = migrations.key
+        and objsubid = 1
+        or locktype = 'relation'
+        and relation in (
+            select pg_class.oid
+            from pg_class
+            join pg_namespace on pg_namespace.oid = relnamespace
+            where nspname = %(schema)s::text
+        )
+    )
+    and database = (select oid from pg_database where datname = current_database())
+)
+select
+    pid, coalesce(usename::text, '?'), coalesce(application_name, '?'),
+    coalesce(extract(epoch from clock_timestamp() - xact_start)::integer::text, '?')
+from held
+join pg_stat_activity using (pid)
+order by xact_start nulls last, pid
+limit 5;
+
 -- name: lock_migrations
 select pg_advisory_xact_lock(hashtextextended('horsies migrations ' || %(schema)s::text, 0));
 

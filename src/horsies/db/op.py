@@ -16,6 +16,7 @@ Requests:
 Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
 """
 
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,13 +25,18 @@ from typing import Any, TypeAlias, TypeVar, cast
 from horsies.db.arrays import array
 from horsies.db.channels import Channel, waiters_lock
 
+_SCHEMA = re.compile(r"\{schema(?:_text)?\}")
+
 Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = list[Row]
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One named statement of a `.sql` file; `{schema}` in it stands for the schema of the installation."""
+    """One named statement of a `.sql` file; `{schema}` in it stands for the schema of the installation, quoted.
+
+    Where its name is needed inside a literal of a script, it is `'{schema_text}'`.
+    """
 
     name: str
     text: str
@@ -45,15 +51,29 @@ class Statement:
 
 @lru_cache(maxsize=1024)
 def _render_query(text: str, schema: str) -> bytes:
-    return render(text, schema.replace("%", "%%")).encode()  # parameters are %-style, and a schema may have a % in it
+    # Parameters are %-style, and a schema may have a % in it. Its channels are named after what it is called, not after how that is written.
+    return _render(text, schema, schema.replace("%", "%%")).encode()
 
 
 def render(text: str, schema: str) -> str:
     """Put the schema, its channels and its lock where the `.sql` files leave room for them."""
-    quoted = '"' + schema.replace('"', '""') + '"'
+    return _render(text, schema, schema)
+
+
+def _render(text: str, schema: str, written: str) -> str:
     for channel in Channel:
         text = text.replace("{" + channel + "_channel}", channel.name_in(schema))
-    return text.replace("{waiters_lock}", str(waiters_lock(schema))).replace("{schema}", quoted)
+    text = text.replace("{waiters_lock}", str(waiters_lock(schema)))
+    names = {"{schema}": '"' + written.replace('"', '""') + '"', "{schema_text}": written.replace("'", "''")}
+    return _SCHEMA.sub(lambda found: names[found[0]], text)  # in one go: a name may look like one of these
+
+
+def render_script(text: str, schema: str) -> str:
+    """The same for plain SQL of several commands. In it `$$` quotes bodies of functions, which no schema's name may end."""
+    quote, number = "$horsies$", 0
+    while quote in schema:
+        quote, number = f"$horsies_{number}$", number + 1
+    return render(text.replace("$$", quote), schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,25 +23,15 @@ $$;
 
 CREATE FUNCTION horsies.new_id() RETURNS uuid
     LANGUAGE sql PARALLEL SAFE
-    AS $$
-    select (
-        substr(milliseconds, 1, 8) || '-' || substr(milliseconds, 9, 4) || '-7' || substr(gen_random_uuid()::text, 16)
-    )::uuid
-    from lpad(to_hex(floor(extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') as milliseconds
-$$;
+    RETURN (SELECT (((((substr(milliseconds.milliseconds, 1, 8) || '-'::text) || substr(milliseconds.milliseconds, 9, 4)) || '-7'::text) || substr((gen_random_uuid())::text, 16)))::uuid AS uuid FROM lpad(to_hex((floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint), 12, '0'::text) milliseconds(milliseconds));
 
 CREATE FUNCTION horsies.news_of(ready boolean, priority integer, enqueued_at timestamp with time zone, queue_name text) RETURNS text
     LANGUAGE sql
-    AS $$
-    select case
-        when ready
-        then priority || ' ' || (extract(epoch from enqueued_at) * 1000000)::bigint || ' ' || queue_name
-        else 'later ' || (extract(epoch from enqueued_at - clock_timestamp()) * 1000000)::bigint
-    end
-$$;
+    RETURN CASE WHEN ready THEN ((((priority || ' '::text) || ((EXTRACT(epoch FROM enqueued_at) * (1000000)::numeric))::bigint) || ' '::text) || queue_name) ELSE ('later '::text || ((EXTRACT(epoch FROM (enqueued_at - clock_timestamp())) * (1000000)::numeric))::bigint) END;
 
 CREATE FUNCTION horsies.node_inputs(node uuid) RETURNS text
     LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     return (
@@ -121,6 +111,7 @@ $$;
 
 CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     perform pg_notify('horsies_7474d027_new', "horsies".news_of(ready, priority, min(enqueued_at), queue_name))

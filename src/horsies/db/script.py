@@ -4,15 +4,18 @@ It is one transaction: the lock that `horsies migrate` takes too, a look whether
 rows in `schema_versions`.
 """
 
+import re
 from collections.abc import Iterator
 
 from horsies.db.days import DAYS_AHEAD
 from horsies.db.load import load
 from horsies.db.migrate import SQL as MIGRATE
 from horsies.db.migrate import Migration, library_version, migrations
-from horsies.db.op import render
+from horsies.db.op import render_script
+from horsies.db.session import PINNED, set_locally
 
 SQL = load(__file__)
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
 
 def migration_script(schema: str, version: int) -> str:
@@ -26,14 +29,18 @@ def migration_script(schema: str, version: int) -> str:
 def _parts(schema: str, version: int, pending: list[Migration]) -> Iterator[str]:
     yield f"-- horsies: schema {schema!r} from version {version} to {library_version()}. psql -v ON_ERROR_STOP=1 -f FILE"
     yield "begin isolation level read committed;"
+    # The script is UTF-8, whatever whoever runs it has set; and nothing in it may depend on their search_path.
+    yield "set local client_encoding = 'UTF8';"
+    yield f"{set_locally(PINNED)};"
+    yield _filled(SQL["refuse_encoding"].text, schema)
     yield _filled(MIGRATE["lock_migrations"].text, schema)
     yield _filled(SQL["refuse_other_version" if version else "refuse_installed"].text, schema, version=version)
     if version == 0:
         yield _filled(SQL["create_schema"].text, schema)
-        yield render(MIGRATE["create_versions"].text, schema)
+        yield render_script(MIGRATE["create_versions"].text, schema)
     for migration in pending:
         yield f"-- {migration.version:04}_{migration.name}"
-        yield render(migration.text, schema).strip()
+        yield render_script(migration.text, schema).strip()
         yield _filled(
             MIGRATE["record_version"].text,
             schema,
@@ -48,8 +55,11 @@ def _parts(schema: str, version: int, pending: list[Migration]) -> Iterator[str]
 
 def _filled(text: str, schema: str, **values: str | int) -> str:
     """With the values where the parameters are."""
-    text = render(text.replace("%%", "%"), schema)
-    for name, value in {"schema": schema, **values}.items():
-        literal = str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
-        text = text.replace(f"%({name})s", literal)
-    return text
+
+    def literal(found: re.Match[str]) -> str:
+        if not found[1]:
+            return "%"
+        value = {"schema": "{schema_text}", **values}[found[1]]
+        return str(value) if isinstance(value, int) else f"'{value}'"
+
+    return render_script(_PLACEHOLDER.sub(literal, text), schema)  # the schema last: its name may look like a parameter

@@ -1,7 +1,16 @@
 -- Parts of the script that `horsies migrate --sql` prints; the library itself runs none of them.
 
+-- name: refuse_encoding
+do $$
+begin
+    if current_setting('server_encoding') <> 'UTF8' then
+        raise exception 'the encoding of this database is %%, which cannot hold every text; horsies needs UTF8', current_setting('server_encoding');
+    end if;
+end
+$$;
+
 -- name: refuse_installed
-do $horsies$
+do $$
 begin
     if exists (
         select
@@ -13,30 +22,30 @@ begin
         raise exception 'horsies is installed here already; print the script again, from the version that is there';
     end if;
 end
-$horsies$;
+$$;
 
 -- name: refuse_other_version
-do $horsies$
+do $$
 begin
     if (select max(version) from {schema}.schema_versions) <> %(version)s::integer then
         raise exception 'the schema is not at version %(version)s any more; print the script again';
     end if;
 end
-$horsies$;
+$$;
 
 -- name: create_schema
 -- Not by "if not exists": that asks for a privilege even when there is nothing to create.
-do $horsies$
+do $$
 begin
     if not exists (select from pg_namespace where nspname = %(schema)s::text) then
         create schema {schema};
     end if;
 end
-$horsies$;
+$$;
 
 -- name: create_days
 -- The days ahead, for users who may not create tables later.
-do $horsies$
+do $$
 declare
     day timestamp;
 begin
@@ -54,4 +63,4 @@ begin
         );
     end loop;
 end
-$horsies$;
+$$;

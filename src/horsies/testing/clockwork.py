@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from horsies.app import Horsies
 from horsies.db.load import load
 from horsies.db.op import Op, Statement, rows, script
+from horsies.db.session import PINNED, set_locally
 from horsies.keeper.reap import (
     cancel_returned,
     end_overdue_workflows,
@@ -62,8 +63,8 @@ def _problems(by: object) -> Iterator[str]:
 
 def _advance(by: timedelta, schema: str) -> Op[None]:
     found = yield from rows(SQL["get_moves"](seconds=by.total_seconds(), schema=schema))
-    moves = "; ".join(text for (text,) in found)
-    yield from script(Statement("move_times", f"begin; {moves}; commit"))
+    moves = "; ".join(f"update {{schema}}.{table} set {moved}" for table, moved in found)
+    yield from script(Statement("move_times", f"begin; {set_locally(PINNED)}; {moves}; commit"))
     yield from keep_house()
 
 

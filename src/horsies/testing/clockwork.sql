@@ -1,11 +1,8 @@
 -- name: get_moves
--- For each table, the statement that moves all of its moments back.
-select format(
-    'update %%I.%%I set %%s',
-    nspname,
-    relname,
+-- For each table, what moves all of its moments back.
+select
+    format('%%I', relname),
     string_agg(format('%%1$I = %%1$I - %%2$L::interval', attname, make_interval(secs => %(seconds)s::float8)), ', ')
-)
 from pg_class
 join pg_namespace on pg_namespace.oid = pg_class.relnamespace
 join pg_attribute on pg_attribute.attrelid = pg_class.oid
@@ -15,5 +12,5 @@ and not relispartition
 and relname not in ('schema_versions', 'schedules', 'schedule_runs')
 and atttypid = 'timestamptz'::regtype
 and not attisdropped
-group by nspname, relname
+group by relname
 order by relname;

@@ -71,7 +71,7 @@ def clear(app: Horsies | None = None) -> None:
 
 def _clear(schema: str) -> Op[None]:
     names = yield from rows(SQL["get_tables"](schema=schema))
-    yield from script(Statement("clear", f"truncate {', '.join(name for (name,) in names)}"))
+    yield from script(Statement("clear", f"truncate {', '.join('{schema}.' + name for (name,) in names)}"))
 
 
 def sandbox_of(app: Horsies | None) -> Sandbox:
