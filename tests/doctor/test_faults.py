@@ -56,6 +56,25 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         Code.SCHEMA_NEWER,
         "insert into horsies.schema_versions (version, name, compatible_since) values (901, 'later', 900)",
     ),
+    "a function that depends on its caller's path": (
+        Code.SEARCH_PATH_UNPINNED,
+        "alter function horsies.notify_new_tasks() reset search_path",
+    ),
+    "a function with a path that others write to": (
+        Code.SEARCH_PATH_UNPINNED,
+        "alter function horsies.notify_new_tasks() set search_path = pg_catalog, public",
+    ),
+    "a view that uses a function of another schema": (
+        Code.SEARCH_PATH_UNPINNED,
+        "do $$ begin create function public.mine() returns integer language sql return 1; "
+        "create view horsies.mine as select public.mine(); grant select on horsies.mine to public; end $$",
+    ),
+    "a schema in which everybody may create": (Code.SCHEMA_OPEN, "grant create on schema horsies to public"),
+    "a public schema in which everybody may create": (Code.OPEN_TO_PUBLIC, "grant create on schema public to public"),
+    "a session that replicates": (
+        Code.NOTIFY_TRIGGER_OFF,
+        "do $$ begin execute format('alter database %I set session_replication_role = replica', current_database()); end $$",
+    ),
     "a row without a day": (Code.DEFAULT_DAY_USED, ENDED + "'2000-01-01')"),
     "a table without autovacuum": (Code.AUTOVACUUM_OFF, "alter table horsies.nodes set (autovacuum_enabled = off)"),
     "a heartbeat of tomorrow": (

@@ -62,6 +62,17 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
         "Few connections are left, of the server, the database or the user.",
         "Close what idles, lower `pool_max_size`, put a pooler before the database, or raise the limit.",
     ),
+    Code.ENCODING_UNSUITABLE: Entry(
+        _ERROR,
+        "The database cannot hold every text, or a pooler does not let texts pass as UTF-8: horsies refuses to work with it.",
+        "Make a database with `create database NAME encoding 'UTF8' template template0`, and let poolers pass `client_encoding` on.",
+    ),
+    Code.OPEN_TO_PUBLIC: Entry(
+        _WARNING,
+        "Everybody may create objects in a schema of this database, and so plant operators and functions that queries of others find there. "
+        "Statements of horsies do not look there; those of your application may.",
+        "Run `revoke create on schema … from public`; PostgreSQL 15 and later do that for new databases.",
+    ),
     Code.SCHEMA_MISSING: Entry(_ERROR, "The tables of horsies are not in this database.", "Run `horsies migrate`."),
     Code.SCHEMA_OLDER: Entry(
         _ERROR, "The schema is older than this library, which cannot run on it.", "Run `horsies migrate`."
@@ -85,6 +96,18 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
         _WARNING,
         "The database user may not make the daily partitions of finished tasks, nor drop them.",
         "Run `horsies migrate` as the owner of the tables at least once a week, or make this user a member of the owning role.",
+    ),
+    Code.SCHEMA_OPEN: Entry(
+        _WARNING,
+        "Roles that do not own the schema of horsies may create objects in it, and so stand in the way of its tables.",
+        "Run `revoke create on schema … from …`; whoever prepares partitions has to be a member of the owning role anyway.",
+    ),
+    Code.SEARCH_PATH_UNPINNED: Entry(
+        _ERROR,
+        "Functions of the schema depend on the search_path of whoever calls them, or objects of it use operators and functions of another "
+        "schema: whoever may create those runs code with the rights of others.",
+        "Run `horsies migrate`; then `alter function … set search_path = pg_catalog, pg_temp` for functions of your own, "
+        "and create again, as `schema.sql` of the package has it, what uses objects of another schema.",
     ),
     Code.NOTIFY_TRIGGER_OFF: Entry(
         _ERROR,

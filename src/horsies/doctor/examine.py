@@ -8,6 +8,7 @@ from typing import Final
 from horsies.db.link import Link
 from horsies.db.load import load
 from horsies.db.op import Op, ask, rows
+from horsies.db.session import UnsuitableEncoding
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.doctor import clocks, listening, schedules, schema, server, tasks, vacuum, workers, workflows
 from horsies.doctor.case import Case
@@ -60,6 +61,8 @@ ALL: Final[Sequence[Check | Probe]] = (
     Check("connections", server.check_connections, needs_schema=False),
     PRIVILEGES,
     VERSION,
+    Check("search_path", schema.check_search_path),
+    Check("who may create", schema.check_grants),
     Check("trigger", schema.check_trigger),
     Check("partitions", schema.check_days),
     Check("partitions of this user", schema.check_days_privilege),
@@ -127,7 +130,7 @@ def examine(
             began = time.monotonic()
             findings = _examined(link, config, case, check, report)
             report.checks.append(Checked(check.name, findings, time.monotonic() - began))
-            if report.has(Code.DATABASE_UNREACHABLE):
+            if report.has(Code.DATABASE_UNREACHABLE, Code.ENCODING_UNSUITABLE):
                 break
     finally:
         link.close()
@@ -156,6 +159,8 @@ def _bounded(op: Op[list[Finding]], case: Case) -> Op[list[Finding]]:
 
 def _failed(check: Check | Probe, error: DatabaseError, report: Report) -> list[Finding] | None:
     said = " ".join(str(broker_error(error)).split())
+    if isinstance(error, UnsuitableEncoding):
+        return [Finding(Code.ENCODING_UNSUITABLE, said)]
     if check is REACH or trouble_of(error) is Trouble.LOST:
         return [Finding(Code.DATABASE_UNREACHABLE, said)]
     words = f"{check.name}: {said}"

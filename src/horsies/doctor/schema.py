@@ -46,12 +46,38 @@ def check_days_privilege(case: Case) -> Op[list[Finding]]:
     return [Finding(Code.DAYS_PRIVILEGE_MISSING, seen, {"owner": rights.owner})]
 
 
+def check_search_path(case: Case) -> Op[list[Finding]]:
+    unpinned = yield from rows(SQL["get_unpinned"](schema=case.schema))
+    foreign = yield from rows(SQL["get_foreign"](schema=case.schema))
+    seen = [
+        *(f"{function} does not set search_path" for (function,) in unpinned),
+        *(f"{ours} uses {other}" for ours, other in foreign),
+    ]
+    if not seen:
+        return []
+    known = {"functions": [function for (function,) in unpinned], "uses": [list(pair) for pair in foreign]}
+    return [Finding(Code.SEARCH_PATH_UNPINNED, "; ".join(seen), known)]
+
+
+def check_grants(case: Case) -> Op[list[Finding]]:
+    found: list[Finding] = []
+    if roles := (yield from rows(SQL["get_creators"](schema=case.schema))):
+        names = [name for (name,) in roles]
+        found.append(Finding(Code.SCHEMA_OPEN, f"{', '.join(names)} may create objects in {case.schema!r}", {"roles": names}))
+    if schemas := (yield from rows(SQL["get_open_schemas"](schema=case.schema))):
+        names = [name for (name,) in schemas]
+        found.append(Finding(Code.OPEN_TO_PUBLIC, f"everybody may create objects in {', '.join(names)}", {"schemas": names}))
+    return found
+
+
 def check_trigger(case: Case) -> Op[list[Finding]]:
     row = yield from one(SQL["get_trigger"](schema=case.schema))
     if row is None:
         return [Finding(Code.NOTIFY_TRIGGER_OFF, "trigger tasks_notify_new on tasks is gone")]
     if row[0] not in ENABLED:
         return [Finding(Code.NOTIFY_TRIGGER_OFF, "trigger tasks_notify_new on tasks is disabled")]
+    if row == ("O", True):
+        return [Finding(Code.NOTIFY_TRIGGER_OFF, "session_replication_role is replica, which disables trigger tasks_notify_new")]
     return []
 
 

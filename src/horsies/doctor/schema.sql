@@ -31,8 +31,68 @@ where nspname = %(schema)s::text
 and not has_function_privilege(pg_proc.oid, 'EXECUTE')
 order by 2;
 
+-- name: get_unpinned
+-- A function whose body was parsed when it was created needs no path. Neither do those that are written in C, of which there are none of ours.
+select format('%%I(%%s)', proname, pg_get_function_identity_arguments(pg_proc.oid))
+from pg_proc
+join pg_namespace on pg_namespace.oid = pronamespace
+join pg_language on pg_language.oid = prolang
+where nspname = %(schema)s::text
+and lanname not in ('c', 'internal')
+and prosqlbody is null
+and not exists (
+    select
+    from unnest(proconfig) as setting
+    where setting = 'search_path=pg_catalog, pg_temp'
+    or setting = 'search_path="pg_catalog", "pg_temp"'
+)
+order by 1;
+
+-- name: get_foreign
+-- Views, defaults, constraints, conditions of triggers and parsed functions are bound to operators and functions for good: to those of PostgreSQL, of
+-- which no dependency is kept, or of the schema itself. Anything else was there, and in the path, when they were created.
+select distinct pg_describe_object(classid, objid, 0), pg_describe_object(refclassid, refobjid, 0)
+from pg_depend
+left join pg_operator on refclassid = 'pg_operator'::regclass and pg_operator.oid = refobjid
+left join pg_proc as used on refclassid = 'pg_proc'::regclass and used.oid = refobjid
+join pg_namespace on pg_namespace.oid = coalesce(oprnamespace, used.pronamespace)
+left join pg_rewrite on classid = 'pg_rewrite'::regclass and pg_rewrite.oid = objid
+left join pg_trigger on classid = 'pg_trigger'::regclass and pg_trigger.oid = objid
+left join pg_attrdef on classid = 'pg_attrdef'::regclass and pg_attrdef.oid = objid
+left join pg_constraint on classid = 'pg_constraint'::regclass and pg_constraint.oid = objid
+left join pg_class on pg_class.oid = coalesce(ev_class, tgrelid, adrelid, conrelid)
+left join pg_proc as ours on classid = 'pg_proc'::regclass and ours.oid = objid
+where refclassid in ('pg_operator'::regclass, 'pg_proc'::regclass)
+and nspname not in ('pg_catalog', %(schema)s::text)
+and coalesce(pg_class.relnamespace, ours.pronamespace) = (select oid from pg_namespace where nspname = %(schema)s::text)
+-- A trigger that somebody has added calls a function of theirs, on purpose.
+and refobjid is distinct from tgfoid
+order by 1, 2
+limit 20;
+
+-- name: get_creators
+-- Beside the owner and those who act as the owner.
+select case when grantee = 0 then 'everybody' else pg_get_userbyid(grantee)::text end
+from pg_namespace
+cross join lateral aclexplode(nspacl)
+where nspname = %(schema)s::text
+and privilege_type = 'CREATE'
+and grantee <> nspowner
+and (grantee = 0 or not pg_has_role(grantee, nspowner, 'MEMBER'))
+order by 1;
+
+-- name: get_open_schemas
+select nspname::text
+from pg_namespace
+cross join lateral aclexplode(nspacl)
+where nspname <> %(schema)s::text
+and privilege_type = 'CREATE'
+and grantee = 0
+order by 1;
+
 -- name: get_trigger
-select tgenabled::text
+-- In sessions that replicate it does not fire, unless it fires always.
+select tgenabled::text, current_setting('session_replication_role') = 'replica'
 from pg_trigger
 where tgrelid = (
     select pg_class.oid
