@@ -19,5 +19,6 @@ pytest_plugins = [
     "tests.fixtures.pgbouncer",
     "tests.fixtures.planting",
     "tests.fixtures.callers",
+    "tests.fixtures.intruders",
     "tests.fixtures.leaks",
 ]

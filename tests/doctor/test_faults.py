@@ -20,6 +20,7 @@ from tests.doctor.conftest import Doctor, add_worker
 from tests.fixtures.journey import ME, OTHER, column, row
 from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.roles import PlainUser
+from tests.fixtures.server import DatabaseServer, database_with
 from tests.workflows.steps import begin, node
 
 TASK: LiteralString = "insert into horsies.tasks (task_name, "
@@ -66,8 +67,10 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
     ),
     "a view that uses a function of another schema": (
         Code.SEARCH_PATH_UNPINNED,
-        "do $$ begin create function public.mine() returns integer language sql return 1; "
-        "create view horsies.mine as select public.mine(); grant select on horsies.mine to public; end $$",
+        (
+            "do $$ begin create function public.mine() returns integer language sql return 1; "
+            "create view horsies.mine as select public.mine(); grant select on horsies.mine to public; end $$"
+        ),
     ),
     "a schema in which everybody may create": (Code.SCHEMA_OPEN, "grant create on schema horsies to public"),
     "a public schema in which everybody may create": (Code.OPEN_TO_PUBLIC, "grant create on schema public to public"),
@@ -154,6 +157,12 @@ def test_one_task_that_was_sent_a_moment_ago_is_no_fault_anywhere(attended: psyc
 
 
 # -- the database itself
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_that_cannot_hold_every_text(server: DatabaseServer, doctor: Doctor, encoding: str) -> None:
+    with database_with(server, encoding) as url:
+        assert doctor(url).codes == {Code.ENCODING_UNSUITABLE}
 
 
 def test_a_database_that_is_not_there(doctor: Doctor) -> None:

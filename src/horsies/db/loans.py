@@ -58,10 +58,10 @@ class Loan(Generic[R]):
 def borrow(connection: Any) -> Loan[Rows]:
     """For a blocking caller."""
     if _is_any(connection, _PSYCOPG):
-        _refuse_other_encodings(connection)
         if connection.pgconn.pipeline_status:
             with connection.pipeline():
-                pass  # what is still on its way may begin a transaction, or end one: at a sync it is known
+                pass  # what is still on its way may begin a transaction, end one, or set the encoding: at a sync it is known
+        _refuse_other_encodings(connection)
         return Loan(connection, _is_alone(connection), partial(_execute_psycopg, connection))
     if _is_any(connection, _SQLALCHEMY):
         return _borrow_sqlalchemy(connection)
@@ -77,10 +77,10 @@ def borrow(connection: Any) -> Loan[Rows]:
 async def borrow_async(connection: Any) -> Loan[Awaitable[Rows]]:
     """For an asyncio caller."""
     if _is_any(connection, _PSYCOPG_ASYNC):
-        _refuse_other_encodings(connection)
         if connection.pgconn.pipeline_status:
             async with connection.pipeline():
                 pass  # as above
+        _refuse_other_encodings(connection)
         return Loan(connection, _is_alone(connection), partial(_execute_psycopg_async, connection))
     if _is_any(connection, _SQLALCHEMY_ASYNC):
         return await _borrow_sqlalchemy_async(connection)

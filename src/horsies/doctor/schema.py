@@ -63,10 +63,14 @@ def check_grants(case: Case) -> Op[list[Finding]]:
     found: list[Finding] = []
     if roles := (yield from rows(SQL["get_creators"](schema=case.schema))):
         names = [name for (name,) in roles]
-        found.append(Finding(Code.SCHEMA_OPEN, f"{', '.join(names)} may create objects in {case.schema!r}", {"roles": names}))
+        found.append(
+            Finding(Code.SCHEMA_OPEN, f"{', '.join(names)} may create objects in {case.schema!r}", {"roles": names})
+        )
     if schemas := (yield from rows(SQL["get_open_schemas"](schema=case.schema))):
         names = [name for (name,) in schemas]
-        found.append(Finding(Code.OPEN_TO_PUBLIC, f"everybody may create objects in {', '.join(names)}", {"schemas": names}))
+        found.append(
+            Finding(Code.OPEN_TO_PUBLIC, f"everybody may create objects in {', '.join(names)}", {"schemas": names})
+        )
     return found
 
 
@@ -77,7 +81,11 @@ def check_trigger(case: Case) -> Op[list[Finding]]:
     if row[0] not in ENABLED:
         return [Finding(Code.NOTIFY_TRIGGER_OFF, "trigger tasks_notify_new on tasks is disabled")]
     if row == ("O", True):
-        return [Finding(Code.NOTIFY_TRIGGER_OFF, "session_replication_role is replica, which disables trigger tasks_notify_new")]
+        return [
+            Finding(
+                Code.NOTIFY_TRIGGER_OFF, "session_replication_role is replica, which disables trigger tasks_notify_new"
+            )
+        ]
     return []
 
 

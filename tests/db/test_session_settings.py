@@ -1,0 +1,152 @@
+"""Whatever a role or a database sets for its sessions, ours have what our statements and what we read depend on."""
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.courier import Courier
+from horsies.db.link import Link
+from horsies.db.op import Op, Statement, one
+from horsies.model.config import PostgresConfig
+from horsies.model.task import Ended
+from horsies.tasks.finish import finish, notify_done
+from tests.fixtures.apps import load_fresh
+from tests.fixtures.journey import ME, claim, completed, do, row, send_new, wait_for
+from tests.fixtures.server import DatabaseServer
+from tests.fixtures.workers import StartWorker
+
+TIMEOUT_MS = 20_000
+SETTINGS = {
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "America/St_Johns",
+    "extra_float_digits": "-15",
+    "bytea_output": "escape",
+    "standard_conforming_strings": "off",
+    "array_nulls": "off",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_deferrable": "on",
+    "idle_session_timeout": "300ms",
+    "statement_timeout": "300ms",
+    "lock_timeout": "1ms",
+    "idle_in_transaction_session_timeout": "300ms",
+    "transaction_timeout": "300ms",
+    "row_security": "off",
+    "client_min_messages": "error",
+    "quote_all_identifiers": "on",
+    "transform_null_equals": "on",
+    "exit_on_error": "off",
+    "lc_messages": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "xmloption": "document",
+    "enable_indexscan": "off",
+    "plan_cache_mode": "force_custom_plan",
+    "check_function_bodies": "off",
+    "search_path": "nowhere",
+}
+LIMITS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout")
+READ = Statement(
+    "read",
+    "select timestamptz '2026-01-02 03:04:05.000006+00', interval '1 day 02:00:00', 0.1::float8 + 0.2::float8, "
+    "%(words)s::text[], '\\x', '\\000'::bytea, current_setting('search_path')",
+)
+
+
+def read() -> Op[Any]:
+    return one(READ(words=["a", None]))
+
+
+def set_for_sessions(sql: psycopg.Connection, server: DatabaseServer, **settings: str) -> None:
+    """Of this database, from now on."""
+    for name, value in settings.items():
+        if name == "transaction_timeout" and server.version < 17:
+            continue
+        words = value if name in {"search_path", "DateStyle"} else f"'{value}'"
+        sql.execute(f'alter database "{sql.info.dbname}" set {name} = {words}'.encode())
+
+
+def expect_read(found: Any) -> None:
+    moment, span, third, words, backslash, zero, path = found
+    assert moment.isoformat() == "2026-01-02T03:04:05.000006+00:00"
+    assert span == timedelta(days=1, hours=2)
+    assert third == 0.1 + 0.2
+    assert words == ["a", None]
+    assert backslash == "\\x"
+    assert zero == b"\0"
+    assert path == "pg_catalog, pg_temp"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_the_database_changes_no_verb(
+    name: str, database: str, sql: psycopg.Connection, server: DatabaseServer
+) -> None:
+    set_for_sessions(sql, server, **{name: SETTINGS[name]})
+    with PostgresBroker(PostgresConfig(database_url=database)) as broker:
+        assert broker.migrate() == []
+        expect_read(broker.run(read))
+        (sent,) = send_new(broker)
+        (held,) = claim(broker)
+        do(broker, finish(ME, [completed(held)]), notify_done([held.id]))
+        assert isinstance(wait_for(broker, sent.id), Ended)
+
+
+async def test_all_of_them_together_change_no_kind_of_session(
+    database: str, sql: psycopg.Connection, server: DatabaseServer
+) -> None:
+    set_for_sessions(sql, server, **SETTINGS)
+    config = PostgresConfig(database_url=database)
+    broker, courier, link = PostgresBroker(config), Courier(config, "worker"), Link(config, "keeper")
+    for _ in range(3):  # prepared, too
+        expect_read(broker.run(read))
+        expect_read(await broker.run_async(read))
+        expect_read(await courier.run(read()))
+        expect_read(link.run(read()))
+    courier.close()
+    link.close()
+    await broker.close_async()
+
+
+@pytest.mark.parametrize("kind", ["courier", "link"])
+async def test_limits_of_the_role_do_not_end_what_a_worker_does(
+    kind: str, database: str, sql: psycopg.Connection, server: DatabaseServer
+) -> None:
+    set_for_sessions(sql, server, **{name: SETTINGS[name] for name in LIMITS})
+    config = PostgresConfig(database_url=database)
+    slow = Statement("slow", "select pg_sleep(0.6), pg_backend_pid()")
+    process = Statement("process", "select pg_backend_pid()")
+    if kind == "courier":
+        courier = Courier(config, "worker")
+        worked, then = await courier.run(one(slow())), await courier.run(one(process()))
+        courier.close()
+    else:
+        link = Link(config, "keeper")
+        worked, then = link.run(one(slow())), link.run(one(process()))
+        link.close()
+    assert worked is not None
+    assert then == (worked[1],)
+
+
+def test_a_worker_runs_every_kind_of_task_with_all_of_them(
+    database: str, sql: psycopg.Connection, server: DatabaseServer, worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {
+        name: value for name, value in SETTINGS.items() if name not in LIMITS
+    }  # of producers these are the user's choice
+    set_for_sessions(sql, server, **own)
+    monkeypatch.setenv("HORSIES_DATABASE_URL", database)
+    graphs = load_fresh("graphs")
+    running = worker("tests.apps.graphs:app")
+    try:
+        assert graphs.add.send(1, 2).get(TIMEOUT_MS).unwrap() == 3
+        assert graphs.add.with_options(key="k").send(1, 2).get(TIMEOUT_MS).unwrap() == 3
+        assert graphs.add.schedule(timedelta(milliseconds=200), 1, 2).get(TIMEOUT_MS).unwrap() == 3
+        assert graphs.mapped.start().get(TIMEOUT_MS).unwrap() == sum(range(10, 15))
+    finally:
+        graphs.app.close()
+    assert running.terminate() == 0
+    assert not [line for line in running.logs if "WARNING" in line or "ERROR" in line]
+    assert row(sql, "select max(claim_no) from horsies.finished") == (1,)
