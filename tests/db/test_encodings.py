@@ -8,6 +8,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError, UnsupportedConnectionError
+from horsies.tasks.enqueue import SLICE_ROWS
 from tests.fixtures.callers import KINDS
 from tests.fixtures.journey import column, new_task, row, send
 from tests.fixtures.server import DatabaseServer, database_with
@@ -30,7 +31,7 @@ def test_the_environment_changes_no_text(
     monkeypatch.setenv("PGCLIENTENCODING", encoding)
     worker(env={"PGCLIENTENCODING": encoding})
     assert echoed(basic) == TEXTS
-    basic.echo.send_many([basic.echo.call("é") for _ in range(1_500)])[-1].get(TIMEOUT_MS).unwrap()  # by COPY
+    basic.echo.send_many([basic.echo.call("é") for _ in range(SLICE_ROWS + 1)])  # by COPY
     assert set(column(sql, "select args ->> 'value' from horsies.all_tasks")) == set(TEXTS)
 
 

@@ -1,11 +1,14 @@
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
+from horsies.db import migrate as migrating
 from horsies.db.broker import PostgresBroker
-from horsies.db.migrate import library_version, migrations
+from horsies.db.link import Link
+from horsies.db.migrate import Migration, library_version, migrations
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import SchemaError
 from horsies.tasks.finish import finish
@@ -71,6 +74,45 @@ def test_many_that_come_to_a_migrated_database_at_once_change_nothing(database: 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         results = [threads.submit(meet_and_migrate) for _ in range(AT_ONCE)]
         assert [result.result() for result in results] == [[]] * AT_ONCE
+
+
+@pytest.mark.parametrize(
+    ("lock", "prepared"),
+    [
+        ("select pg_advisory_xact_lock(hashtextextended('horsies migrations horsies', 0))", ""),
+        (
+            "lock table horsies.tasks in access share mode",
+            "create schema horsies; create table horsies.tasks (n integer)",
+        ),
+    ],
+    ids=["its own lock", "a table"],
+)
+def test_a_migration_that_waits_says_for_whom_and_goes_on_when_they_leave(
+    lock: str, prepared: str, empty_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(migrating, "LOCK_TIMEOUT", "100ms")
+    if prepared:  # something whose table must be locked first: an older version of it
+        monkeypatch.setattr(
+            migrating, "migrations", lambda: [Migration(1, "one", 1, "alter table {schema}.tasks add m integer")]
+        )
+    with psycopg.connect(empty_database, autocommit=True) as sql, ThreadPoolExecutor(1) as thread:
+        if prepared:
+            sql.execute(prepared.encode())
+        with psycopg.connect(empty_database, application_name="a forgotten psql") as holder:
+            holder.execute(lock.encode())
+            done = thread.submit(apply, empty_database)
+            waits = rf"waits for a lock \(canceling.*held by pid {holder.info.backend_pid} \(user .*'a forgotten psql'"
+            eventually(lambda: re.search(waits, caplog.text), what="it says so", seen=lambda: caplog.text)
+        assert done.result()[0] in {"one", "tasks"}
+
+
+def apply(url: str) -> list[str]:
+    """Without the days, which are another matter."""
+    link = Link(PostgresConfig(database_url=url), "migrations")
+    try:
+        return link.run(migrating.apply_pending("horsies"))
+    finally:
+        link.close()
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty_database: str) -> None:

@@ -1,15 +1,28 @@
+from datetime import timedelta
+from functools import partial
+
 import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.migrate import migrations
+from horsies.db.script import migration_script
 from horsies.model.config import PostgresConfig
-from horsies.model.task import Ended
+from horsies.model.errors import ConfigError
+from horsies.model.options import Key
+from horsies.model.task import Ended, NewTask, Terms
+from horsies.tasks.enqueue import SLICE_ROWS, enqueue_within
 from horsies.tasks.finish import finish, notify_done
-from tests.fixtures.journey import ME, claim, completed, do, row, send_new, wait_for
+from horsies.tasks.ids import new_task_id
+from tests.fixtures.journey import ME, claim, completed, do, new_task, row, send, send_new, wait_for
 
-ODD = ["Two Words", "100% %s %(x)s", "it's", "{schema} {new_channel}", "käfer; drop schema horsies"]
+COPIED = Terms("add", "default")
+
+ODD = [
+    "Two Words", "100% %s %(x)s", "it's", "{schema} {new_channel}", "{schema_text}", "käfer; drop schema horsies", "a$$b", "$horsies$ $horsies_0$",
+    "back\\slash", "dot.ted", "select", "%(schema)s", "é" * 31, "x" * 40, "日本", "-- name: x", "/* open", "$user", "public",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("schema", ODD)
@@ -22,10 +35,45 @@ def test_any_schema_name_works_beside_the_default_one(schema: str, database: str
         (held,) = claim(broker)
         do(broker, finish(ME, [completed(held)]), notify_done([held.id]))
         assert isinstance(wait_for(broker, sent.id), Ended)
+        send(broker, *[NewTask(new_task_id(), "{}", COPIED) for _ in range(SLICE_ROWS + 1)])  # by COPY
     quoted = '"' + schema.replace("%", "%%") + '"'
-    assert row(sql, f"select count(*) from {quoted}.all_tasks") == (1,)
+    assert row(sql, f"select count(*) from {quoted}.all_tasks") == (SLICE_ROWS + 2,)
     assert row(sql, "select count(*) from horsies.all_tasks") == (0,)
     assert row(sql, "select count(*) from pg_inherits where inhparent = %s::regclass", f'"{schema}".finished') == (15,)
+
+
+@pytest.mark.parametrize("schema", ODD)
+def test_the_script_of_the_migrations_works_for_any_schema_name(schema: str, empty_database: str) -> None:
+    config = PostgresConfig(database_url=empty_database, schema=schema)
+    with psycopg.connect(empty_database, autocommit=True) as sql:
+        sql.execute(migration_script(schema, 0).encode())
+    with PostgresBroker(config) as broker:
+        assert broker.migrate() == []
+        send_new(broker)
+        assert len(claim(broker)) == 1
+
+
+@pytest.mark.parametrize("schema", ODD)
+def test_whoever_waits_is_told_of_a_send_in_a_callers_transaction_under_any_schema_name(
+    schema: str, database: str, sql: psycopg.Connection
+) -> None:
+    """The name of the channel is made from the schema's name, not from how that is written in a query."""
+    with PostgresBroker(PostgresConfig(database_url=database, schema=schema)) as broker:
+        broker.migrate()
+        sql.execute(f'listen "{Channel.NEW.name_in(schema)}"'.encode())
+        keep, replace = (Key("k", conflict, timedelta(seconds=60)) for conflict in ("return", "replace"))
+        with psycopg.connect(database) as connection:
+            broker.run_on(connection, partial(enqueue_within, [new_task()], keep))
+        assert len(list(sql.notifies(timeout=5.0, stop_after=1))) == 1
+        with psycopg.connect(database) as connection:
+            broker.run_on(connection, partial(enqueue_within, [new_task()], replace))
+        assert len(list(sql.notifies(timeout=5.0, stop_after=1))) == 1
+
+
+@pytest.mark.parametrize("schema", ["", "x" * 41, "é" * 40, 'a"b', "pg_tasks", "a\nb", "a\0b"])
+def test_a_name_that_cannot_work_is_refused_at_once(schema: str) -> None:
+    with pytest.raises(ConfigError, match="schema"):
+        PostgresConfig(database_url="postgresql://localhost/db", schema=schema)
 
 
 def test_two_installations_in_one_database_do_not_wake_each_other(database: str, sql: psycopg.Connection) -> None:

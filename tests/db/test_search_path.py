@@ -30,6 +30,7 @@ from tests.fixtures.journey import column, row, send_new
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.server import DatabaseServer
 from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import FORKED
 
 SHOWN = Statement(
     "shown", "select current_setting('search_path'), current_setting('DateStyle'), current_setting('TimeZone')"
@@ -151,7 +152,7 @@ def graphs(intruded: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 def test_no_verb_of_a_producer_or_a_worker_calls_a_planted_object(
     intruded: str, graphs: Any, worker: StartWorker
 ) -> None:
-    running = worker("tests.apps.graphs:app", database_url=intruded)
+    running = worker("tests.apps.graphs:app", options=FORKED, database_url=intruded)
     run_journeys(intruded, graphs)
     assert running.terminate() == 0
     assert not [line for line in running.logs if "intrusion" in line or "ERROR" in line]

@@ -56,7 +56,7 @@ def migrate(schema: str) -> Op[list[str]]:
     """Bring the schema to this library's version; the names of the migrations applied. Safe from many processes at once."""
     try:
         version = yield from installed_version(schema)
-        applied = (yield from _apply(schema)) if version < library_version() else []
+        applied = (yield from apply_pending(schema)) if version < library_version() else []
         yield from prepare_days(schema)
     except psycopg.errors.InsufficientPrivilege as error:
         raise SchemaError(
@@ -109,7 +109,7 @@ def require_schema(schema: str) -> Op[None]:
         )
 
 
-def _apply(schema: str) -> Op[list[str]]:
+def apply_pending(schema: str) -> Op[list[str]]:
     """Waits for as long as somebody is in the way, but never silently, and for each lock only a while: whoever comes after us waits behind us."""
     while True:
         try:
