@@ -1,12 +1,46 @@
 """How a connection to PostgreSQL is made: the same careful settings for every purpose."""
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import psycopg
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import AdaptersMap, Loader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from horsies.db.session import Preparing, require_utf8
 from horsies.model.config import PostgresConfig
+
+
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""A day from the limits of Python, so that they can be shown in any time zone."""
+
+_exact = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT)
+
+
+class MomentLoader(Loader):
+    """Reads moments that Python cannot represent (infinite, before the year 1, after 9999) as the earliest or the latest one.
+
+    The driver raises an error for them. It comes when the statement has been committed: of a batch of claims, none would ever be run, because of
+    one row that somebody wrote by hand.
+    """
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        assert _exact is not None  # noqa: S101 - every release of the driver has one
+        self._load = _exact(oid, context).load
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return self._load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return EARLIEST if text.startswith((b"-", b"0001")) or text.endswith(b"BC") else LATEST
+
+
+_adapters = AdaptersMap(psycopg.adapters)
+_adapters.register_loader("timestamptz", MomentLoader)
 
 
 def connect(config: PostgresConfig, purpose: str, *, url: str | None = None) -> psycopg.Connection:
@@ -67,6 +101,7 @@ def _sizes(config: PostgresConfig) -> dict[str, Any]:
 def _settings(config: PostgresConfig, purpose: str) -> dict[str, Any]:
     return {
         "autocommit": True,
+        "context": _adapters,
         "prepare_threshold": None,  # unless it is known that the session is ours
         "application_name": f"horsies {purpose}",
         "client_encoding": "UTF8",  # whatever the environment, the URL, the role or the database say: we write and read UTF-8

@@ -2,6 +2,17 @@
 
 CREATE SCHEMA horsies;
 
+CREATE FUNCTION horsies.are_delays(delays_ms integer[]) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    select delays_ms is null
+    or cardinality(delays_ms) = 0
+    or array_ndims(delays_ms) = 1
+    and array_lower(delays_ms, 1) = 1
+    and array_position(delays_ms, null) is null
+    and 0 <= all(delays_ms)
+$$;
+
 CREATE FUNCTION horsies.input_bytes(node uuid) RETURNS bigint
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -121,6 +132,72 @@ begin
 end
 $$;
 
+CREATE FUNCTION horsies.promote(most integer) RETURNS SETOF text
+    LANGUAGE plpgsql
+    AS $$
+declare
+    late uuid;
+    told text;
+begin
+    begin
+        return query
+        with due as materialized (
+            select tasks.id
+            from "horsies".tasks
+            where tasks.status = 'PENDING'
+            and not tasks.ready
+            and tasks.enqueued_at <= statement_timestamp()
+            order by tasks.enqueued_at
+            limit most
+            for update skip locked
+        ),
+        promoted as (
+            update "horsies".tasks
+            set ready = true
+            where tasks.id = any(array(select due.id from due))
+            returning tasks.queue_name, tasks.priority, tasks.enqueued_at
+        ),
+        news as (
+            select "horsies".news_of(true, promoted.priority, min(promoted.enqueued_at), promoted.queue_name) as payload
+            from promoted
+            group by promoted.queue_name, promoted.priority
+        )
+        select news.payload
+        from news
+        cross join lateral pg_notify('horsies_7474d027_new', news.payload);
+        return;
+    exception when others then
+        -- Contention, a server in need and missing rights are not the fault of a row. (A statement that is cancelled never comes here.)
+        if left(sqlstate, 2) in ('08', '26', '40', '42', '53', '55', '57', '58') then
+            raise;
+        end if;
+    end;
+    for late in
+        select tasks.id
+        from "horsies".tasks
+        where tasks.status = 'PENDING'
+        and not tasks.ready
+        and tasks.enqueued_at <= statement_timestamp()
+        order by tasks.enqueued_at
+        limit most
+        for update skip locked
+    loop
+        begin
+            update "horsies".tasks
+            set ready = true
+            where tasks.id = late
+            returning "horsies".news_of(true, tasks.priority, tasks.enqueued_at, tasks.queue_name) into told;
+            perform pg_notify('horsies_7474d027_new', told);
+            return next told;
+        exception when others then
+            if left(sqlstate, 2) in ('08', '26', '40', '42', '53', '55', '57', '58') then
+                raise;
+            end if;
+        end;
+    end loop;
+end
+$$;
+
 CREATE TABLE horsies.finished (
     id uuid NOT NULL,
     task_name text NOT NULL,
@@ -182,9 +259,15 @@ CREATE TABLE horsies.tasks (
     takes_inputs boolean,
     trace text,
     child_deaths integer DEFAULT 0 NOT NULL,
+    CONSTRAINT tasks_attempts_are_counted CHECK (((attempts >= 0) AND (attempts <= 1000000000))),
+    CONSTRAINT tasks_delays_are_known CHECK (((retry_delays_ms IS NULL) OR horsies.are_delays(retry_delays_ms))),
+    CONSTRAINT tasks_failed_attempts_are_a_list CHECK ((array_ndims(failed_attempts) = 1)),
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
+    CONSTRAINT tasks_moments_are_known CHECK (((enqueued_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (enqueued_at <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND isfinite(sent_at) AND isfinite(good_until))),
+    CONSTRAINT tasks_names_are_short CHECK (((octet_length(task_name) <= 1000) AND (octet_length(queue_name) <= 1000))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
-    CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
+    CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text]))),
+    CONSTRAINT tasks_timeout_is_positive CHECK ((timeout_ms > 0))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='20000');
 
@@ -282,7 +365,8 @@ CREATE TABLE horsies.keeper (
     singleton boolean DEFAULT true NOT NULL,
     holder uuid NOT NULL,
     until timestamp with time zone NOT NULL,
-    CONSTRAINT keeper_is_one CHECK (singleton)
+    CONSTRAINT keeper_is_one CHECK (singleton),
+    CONSTRAINT keeper_lease_ends CHECK (isfinite(until))
 );
 
 CREATE TABLE horsies.keys (
@@ -293,7 +377,10 @@ CREATE TABLE horsies.keys (
     args_hash text NOT NULL,
     key_window interval NOT NULL,
     ended_at timestamp with time zone,
-    former uuid[] DEFAULT '{}'::uuid[] NOT NULL
+    former uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    CONSTRAINT keys_ended_at_is_known CHECK (isfinite(ended_at)),
+    CONSTRAINT keys_former_are_a_list CHECK ((array_ndims(former) = 1)),
+    CONSTRAINT keys_window_is_bounded CHECK (((key_window >= '00:00:00'::interval) AND (key_window <= '100 years'::interval)))
 );
 
 CREATE TABLE horsies.nodes (
@@ -386,7 +473,14 @@ CREATE TABLE horsies.schedules (
     next_slot_at timestamp with time zone,
     last_slot_at timestamp with time zone,
     last_task_id uuid,
-    changed_at timestamp with time zone DEFAULT now() NOT NULL
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT schedules_catch_up_is_bounded CHECK (((max_catch_up_runs >= 0) AND (max_catch_up_runs <= 1000000))),
+    CONSTRAINT schedules_delay_is_bounded CHECK (((jitter_ms >= 0) AND (jitter_ms <= 2000000000))),
+    CONSTRAINT schedules_delays_are_known CHECK (horsies.are_delays(retry_delays_ms)),
+    CONSTRAINT schedules_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
+    CONSTRAINT schedules_names_are_short CHECK (((octet_length(name) <= 1000) AND (octet_length(task_name) <= 1000) AND (octet_length(queue_name) <= 1000))),
+    CONSTRAINT schedules_slots_are_known CHECK (((next_slot_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (next_slot_at <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND isfinite(last_slot_at))),
+    CONSTRAINT schedules_timeout_is_positive CHECK ((timeout_ms > 0))
 )
 WITH (fillfactor='70');
 
@@ -433,7 +527,10 @@ CREATE TABLE horsies.workers (
     queues text[] NOT NULL,
     library_version text NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
-    heartbeat_at timestamp with time zone DEFAULT now() NOT NULL
+    heartbeat_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT workers_moments_are_known CHECK ((isfinite(started_at) AND (heartbeat_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (heartbeat_at <= '9999-12-31 23:59:59+00'::timestamp with time zone))),
+    CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
+    CONSTRAINT workers_queues_are_known CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL)))
 );
 
 CREATE TABLE horsies.workflows (

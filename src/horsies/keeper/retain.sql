@@ -10,7 +10,8 @@ with ended as materialized (
     join {schema}.finished on finished.id = keys.task_id
     where finished.finished_at >= %(since)s::timestamptz
     and finished.finished_at < %(before)s::timestamptz
-    and keys.key_window > statement_timestamp() - finished.finished_at
+    -- Not the distance between the two, which infinite moments do not have.
+    and finished.finished_at > statement_timestamp() - keys.key_window
     and keys.ended_at is distinct from finished.finished_at
     limit %(limit)s::integer
 )

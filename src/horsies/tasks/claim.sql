@@ -49,7 +49,8 @@ moment as materialized (
 update {schema}.tasks
 set
     status = %(status)s::text,
-    claim_no = claim_no + 1,
+    -- It begins again before it would be too large, which only a number written by hand brings about: that would fail every claim.
+    claim_no = claim_no %% 2147483646 + 1,
     claimed_by = %(worker)s::uuid,
     claimed_at = (select moment.now from moment),
     lease_until = case
@@ -125,7 +126,8 @@ moment as materialized (
 update {schema}.tasks
 set
     status = %(status)s::text,
-    claim_no = claim_no + 1,
+    -- It begins again before it would be too large, which only a number written by hand brings about: that would fail every claim.
+    claim_no = claim_no %% 2147483646 + 1,
     claimed_by = %(worker)s::uuid,
     claimed_at = (select moment.now from moment),
     lease_until = case

@@ -68,9 +68,9 @@ select
         ))[greatest(1, coalesce(cardinality(failed_attempts), 0) - 18):]
         else failed_attempts
     end,
-    attempts,
+    least(attempts, 1000000000),
     -- A retry that is repeated knows by this that it was done, even if the task has ended again unclaimed.
-    claim_no + 1,
+    claim_no %% 2147483646 + 1,
     trace
 from gone
 returning id::text;

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from horsies.worker.books import Books
 from horsies.worker.turn import ClaimFrom, Outcome, Turn
 
-LOCKED_S = 0.02
+LOCKED_S, LONGEST_S = 0.02, 5.0
+"""What is due and was not promoted is looked at again so soon at first, then less and less often: it may be locked, or broken for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class News:
         self._books = books
         self._due_in = due_in
         self._heard_count = 0
+        self._again_s = 0.0
 
     @property
     def known(self) -> Known:
@@ -50,13 +52,19 @@ class News:
     def found(self, turn: Turn, outcome: Outcome, known: Known, departed: float) -> None:
         """A turn was answered."""
         if outcome.due_s is not None:
-            # What is due and was not promoted is held locked by somebody: not again at once, and for ever.
-            self._due_in(outcome.due_s if outcome.promoted else max(outcome.due_s, LOCKED_S))
+            self._due_in(outcome.due_s)
+        if turn.promotes:
+            self._again_s = 0.0 if outcome.promoted or not outcome.overdue else self._longer()
+            if outcome.overdue:
+                self._due_in(self._again_s)
         for lane in outcome.promoted:
             if self._books.marks.heard(lane):
                 self._books.more = True
         if turn.wanted:
             self._claimed(turn, outcome, known, departed)
+
+    def _longer(self) -> float:
+        return min(max(LOCKED_S, self._again_s * 2), LONGEST_S)
 
     def _claimed(self, turn: Turn, outcome: Outcome, known: Known, departed: float) -> None:
         marks, now = self._books.marks, time.monotonic()

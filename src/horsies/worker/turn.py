@@ -153,6 +153,8 @@ class Outcome:
     """What a claim from the start of many queues has left in them."""
     due_s: float | None = None
     """In how many seconds the next task that was put off is due, as far as this turn has seen."""
+    overdue: bool = False
+    """Something is due and was not promoted: it is locked, there is more than one batch of it, or it cannot be changed."""
     unsettled: Sequence[str] = ()
     """Roots of workflows in which this turn has left something to do."""
     payloads: Mapping[TaskId, Payload] = field(default_factory=dict[TaskId, Payload])
@@ -259,15 +261,16 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
     def rows(step: str) -> Rows:
         return [row for answer in answers.get(step, ()) for row in answer]
 
-    due = [seconds for _, seconds in rows("retry")] + [seconds for (seconds,) in rows("next due")]
+    due = [seconds for _, seconds in rows("retry")] + [seconds for seconds, _ in rows("next due")]
     return Outcome(
         ended=frozenset(row[0] for row in rows("finish") + rows("retry")),
         retried={task_id: seconds for task_id, seconds in rows("retry") if seconds is not None},
         started=frozenset(row[0] for row in rows("start")),
         claimed=[as_claims(answer) for answer in answers.get("claim", ())],
-        promoted=[lane for _, lane in rows("promote")],
+        promoted=[lane for (lane,) in rows("promote")],
         waiting=[lane for (lane,) in rows("survey")],
         unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
         payloads=as_payloads(rows("load")),
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
+        overdue=any(is_due for _, is_due in rows("next due")),
     )
