@@ -160,7 +160,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_held": get_held(ME),
         "lock_roots": advance.lock_roots(roots),
         **{query.statement.name: query for query in advance.full_step(roots, ids)},
-        "get_unsettled": advance.SQL["get_unsettled"](limit=100),
+        "get_unsettled": advance.SQL["get_unsettled"](limit=100, excluded=[]),
         "get_one_ended": get_ended(claims[:1]),
         "get_hundred_ended": get_ended(claims),
         "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),

@@ -11,7 +11,6 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from horsies.db.session import Preparing, require_utf8
 from horsies.model.config import PostgresConfig
 
-
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """A day from the limits of Python, so that they can be shown in any time zone."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -13,6 +13,7 @@ from horsies.db.op import Op
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.events import TasksExpired, TasksReaped, WorkerBuried, emit, subscribers
 from horsies.keeper import reap
+from horsies.keeper.isolate import SetAside
 from horsies.keeper.retainer import Retainer
 from horsies.keeper.watch import Watch
 from horsies.model.config import PostgresConfig, RecoveryConfig
@@ -20,6 +21,8 @@ from horsies.model.retention import RetentionConfig
 
 LEASE_BEATS = 3
 SEEK_EVERY = 30  # looks
+REST_S, LONGEST_REST_S = 1.0, 60.0
+"""Of a duty that failed: twice as long each time."""
 
 log = logging.getLogger("horsies.keeper")
 T = TypeVar("T")
@@ -47,6 +50,8 @@ class Keeper:
         self._link = Aside(database, "keeper")
         self._retainer = Retainer(group, database=database, retention=retention)
         self._looks = 0
+        self._aside = SetAside()
+        self._resting: dict[str, tuple[float, float]] = {}  # of duties that failed: for how long, and until when
         self.is_elected = False
 
     async def __aenter__(self) -> Self:
@@ -85,7 +90,7 @@ class Keeper:
         return 0.0
 
     async def _do_duties(self) -> None:
-        await self._bury_the_dead()
+        await self._do_or_rest("bury_the_dead", self._bury_the_dead, otherwise=self._watch.break_off)
         reaped = await self._do(reap.reap_orphans)
         if reaped and reaped.count:
             log.warning("ended or gave back %d tasks of dead workers", reaped.count)
@@ -94,6 +99,7 @@ class Keeper:
         if reaped and reaped.due_s is not None:
             self._due_in(reaped.due_s)
         await self._do(reap.release_overdue)
+        await self._do(reap.promote_late)
         await self._do(reap.cancel_returned)
         if (expired := await self._do(reap.expire)) and subscribers:
             emit(TasksExpired(expired))
@@ -103,21 +109,37 @@ class Keeper:
         await self._do(reap.settle_workflows)
         self._looks += 1
 
-    async def _do(self, duty: Callable[[], Op[T]]) -> T | None:
-        """A duty that fails (a row that somebody holds locked, or that is broken) must not keep the others from being done."""
+    async def _do(self, duty: Callable[[SetAside], Op[T]]) -> T | None:
+        return await self._do_or_rest(duty.__name__, lambda: self._link.run(duty(self._aside)))
+
+    async def _do_or_rest(
+        self, name: str, duty: Callable[[], Awaitable[T]], otherwise: Callable[[], None] = lambda: None
+    ) -> T | None:
+        """A duty that fails must not keep the others from being done, nor fill the log: it rests for a while."""
+        rest_s, until = self._resting.get(name, (REST_S / 2, 0.0))
+        if time.monotonic() < until:
+            return None
         try:
-            return await self._link.run(duty())
+            done = await duty()
         except DatabaseError as error:
             if trouble_of(error) is Trouble.LOST:
                 raise
-            log.warning("the keeper could not do a duty (%s): %s", duty.__name__, broker_error(error))
-            return None
+            log.warning("the keeper could not do a duty (%s): %s", name, broker_error(error))
+        except Exception:
+            log.exception("the keeper could not do a duty (%s)", name)
+        else:
+            self._resting.pop(name, None)
+            return done
+        rest_s = min(rest_s * 2, LONGEST_REST_S)
+        self._resting[name] = rest_s, time.monotonic() + rest_s
+        otherwise()
+        return None
 
     async def _bury_the_dead(self) -> None:
         asked_at = time.monotonic()
         heartbeats = await self._link.run(reap.get_heartbeats())
         for worker in self._watch.observe(heartbeats, asked_at, time.monotonic()):
-            if worker != self._worker and await self._link.run(reap.bury(worker, heartbeats[worker])):
+            if worker != self._worker and await self._link.run(reap.bury(worker, heartbeats[worker], self._aside)):
                 log.warning("worker %s is dead: its heartbeat stood still", worker)
                 if subscribers:
                     emit(WorkerBuried(worker))

@@ -1,17 +1,21 @@
 """The keeper's duties: end what the dead left running, give back what they had claimed, expire what is too late.
 
-Every duty is one short transaction of set-based SQL, and harmless when two keepers do it at once: endings are fenced by the
-claim's number, and rows that somebody else is busy with are skipped, or waited for briefly.
+Every duty is set-based SQL in short transactions, and harmless when two keepers do it at once: endings are fenced by the
+claim's number, and rows that somebody else is busy with are skipped, or waited for briefly. First it is read what is to be done, then it is done, for
+all rows together; after a failure, for fewer and fewer (`isolate.py`), so that one bad row keeps no other. `aside` are those found bad before.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from horsies.db.indexes import keep_to_indexes
 from horsies.db.load import load
-from horsies.db.op import Op, Query, Row, ask, one, rows
+from horsies.db.op import Op, Row, ask, one, rows
+from horsies.db.trouble import DatabaseError, broker_error
+from horsies.keeper.isolate import SetAside, is_of_its_values, serve
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
@@ -21,9 +25,15 @@ from horsies.tasks.cancel import UNBEGUN, end_unbegun
 from horsies.tasks.finish import end_or_retry, notify_done
 from horsies.tasks.release import notify_everyone, release
 from horsies.workflows import control
-from horsies.workflows.advance import lock_roots, quick_step, settle_everything
+from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
 
 BATCH = 500
+STEPS = 1_000
+"""That one look takes for a tree of workflows."""
+LATE_S = 10.0
+"""What is due and not promoted for so long is the keeper's concern."""
+LONGEST_LEASE_MS = 600_000
+"""No keeper takes a longer one: its beat is a minute at most (`RecoveryConfig`), and it takes a few of them."""
 
 SQL = load(__file__)
 
@@ -38,7 +48,9 @@ class Reaped:
 
 def take_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
     """Whether this worker is the keeper now, and for how many seconds the lease that it found still runs."""
-    ((is_ours, left_s),) = yield from rows(SQL["take_lease"](worker=worker, lease_ms=lease_ms))
+    ((is_ours, left_s),) = yield from rows(
+        SQL["take_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
+    )
     return is_ours, left_s
 
 
@@ -51,42 +63,55 @@ def get_heartbeats() -> Op[Mapping[str, datetime]]:
     return dict(found)
 
 
-def bury(worker: str, heartbeat_at: datetime) -> Op[bool]:
+def bury(worker: str, heartbeat_at: datetime, aside: SetAside | None = None) -> Op[bool]:
     """Strike a dead worker off, if it is still as dead as it looked. Its rows are orphans then."""
-    row = yield from one(SQL["bury_worker"](worker=worker, heartbeat_at=heartbeat_at))
-    return row is not None
+    aside, duty = aside or SetAside(), "strike off worker"
+
+    def work(_workers: Sequence[str]) -> Op[bool]:
+        row = yield from one(SQL["bury_worker"](worker=worker, heartbeat_at=heartbeat_at))
+        return row is not None
+
+    if worker in aside.excluded(duty):
+        return False
+    return (yield from serve(duty, [worker], work, id_of=str, aside=aside)) == [True]
 
 
-def reap_orphans() -> Op[Reaped]:
+def reap_orphans(aside: SetAside | None = None) -> Op[Reaped]:
     """End or retry what dead workers ran, release what they had only claimed."""
-    found = yield from rows(SQL["get_orphans"](limit=BATCH))
+    aside, duty = aside or SetAside(), "end or give back task"
+    found = yield from rows(SQL["get_orphans"](limit=BATCH, excluded=aside.excluded(duty)))
     by_worker: defaultdict[str, list[Row]] = defaultdict(list)
     for row in found:
         by_worker[row[3]].append(row)
-    due_s: list[float] = []
+    served: list[Reaped] = []
     for worker, orphans in by_worker.items():
-        due_s += yield from _reap(worker, orphans)
-    return Reaped(len(found), min(due_s, default=None))
-
-
-def _reap(worker: str, orphans: Sequence[Row]) -> Op[list[float]]:
-    """In how many seconds each of their retries is due."""
-    error = TaskError(
-        error_code=OperationalErrorCode.WORKER_CRASHED, message=f"worker {worker} died while it ran this task"
-    )
-    text = encode_error(error)
-    endings: dict[str, list[Ending]] = {TaskStatus.RUNNING: [], TaskStatus.CLAIMED: []}
-    for task_id, claim_no, status, _, root_id in orphans:
-        endings[status].append(
-            Ending(task_id, claim_no, TaskStatus.FAILED, error_code=error.error_code, error=text, root_id=root_id)
+        served += yield from serve(
+            duty, orphans, partial(_reap, worker), id_of=_id_of, aside=aside, last_resort=_end_orphan
         )
-    running, claimed = endings[TaskStatus.RUNNING], endings[TaskStatus.CLAIMED]
-    roots = sorted({ending.root_id for ending in running if ending.root_id is not None})
-    # All statements also when one has nothing to do: the answers then stand in known places.
-    _, _, _, ended, *_ = yield from ask(
+    due_s = [reaped.due_s for reaped in served if reaped.due_s is not None]
+    return Reaped(sum(reaped.count for reaped in served), min(due_s, default=None))
+
+
+def _reap(worker: str, orphans: Sequence[Row]) -> Op[Reaped]:
+    roots = sorted({row[4] for row in orphans if row[4] is not None and row[2] == TaskStatus.RUNNING})
+    _, _, _, locked = yield from ask(
         SQL["begin_reap"](),
         SQL["set_reap_limits"](),
         lock_roots(roots),
+        SQL["lock_orphans"](ids=[row[0] for row in orphans], worker=worker),
+    )
+    ours = {task_id for (task_id,) in locked}
+    error = _crashed(worker)
+    text = encode_error(error)
+    endings: dict[str, list[Ending]] = {TaskStatus.RUNNING: [], TaskStatus.CLAIMED: []}
+    for task_id, claim_no, status, _, root_id in orphans:
+        if task_id in ours:
+            endings[status].append(
+                Ending(task_id, claim_no, TaskStatus.FAILED, error_code=error.error_code, error=text, root_id=root_id)
+            )
+    running, claimed = endings[TaskStatus.RUNNING], endings[TaskStatus.CLAIMED]
+    # All statements also when one has nothing to do: the answers then stand in known places.
+    ended, *_ = yield from ask(
         end_or_retry(worker, running),
         release(worker, claimed),
         *(quick_step(roots, [ending.id for ending in running]) if roots else ()),
@@ -94,40 +119,117 @@ def _reap(worker: str, orphans: Sequence[Row]) -> Op[list[float]]:
         notify_done([ending.id for ending in running]),
         notify_everyone(),
     )
-    return [seconds for _, seconds in ended if seconds is not None]
+    return Reaped(len(ours), min((seconds for _, seconds in ended if seconds is not None), default=None))
 
 
-def release_overdue() -> Op[None]:
-    yield from rows(SQL["release_overdue"](limit=BATCH))
+def _crashed(worker: str) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_CRASHED, message=f"worker {worker} died while it ran this task"
+    )
 
 
-def expire() -> Op[int]:
+def _end_orphan(row: Row, error: DatabaseError) -> Op[Reaped] | None:
+    """What ran has crashed, and cannot be retried. What had not begun is ended only if it will never be possible to give it back."""
+    task_id, claim_no, status, worker, _ = row
+    if status == TaskStatus.CLAIMED and not is_of_its_values(error):
+        return None
+    return _end_plainly(task_id, claim_no, worker, f"{_crashed(worker).message}, and it cannot be retried", error)
+
+
+def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, why: DatabaseError) -> Op[Reaped]:
+    """As FAILED, whatever is in the row. If it is of a workflow, its node is found by `find_lost_nodes`."""
+    error = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{words}: {broker_error(why)}")
+    _, _, gone, *_ = yield from ask(
+        SQL["begin_reap"](),
+        SQL["set_reap_limits"](),
+        SQL["end_plainly"](
+            id=task_id, claim_no=claim_no, worker=worker, error_code=error.error_code, error=encode_error(error)
+        ),
+        SQL["commit_reap"](),
+        notify_done([task_id]),
+    )
+    return Reaped(len(gone), None)
+
+
+def release_overdue(aside: SetAside | None = None) -> Op[None]:
+    """Claims whose lease ran out before they were started go back to the others."""
+    yield from _put_back("release task", "get_past_leases", "release_overdue", aside or SetAside())
+
+
+def promote_late(aside: SetAside | None = None) -> Op[None]:
+    """What is due for long and was promoted by no worker: a row that cannot be changed is found here, and said."""
+    yield from _put_back("promote task", "get_unpromoted", "promote_late", aside or SetAside(), after_s=LATE_S)
+
+
+def _put_back(duty: str, get: str, put_back: str, aside: SetAside, **params: object) -> Op[None]:
+    found = yield from rows(SQL[get](limit=BATCH, excluded=aside.excluded(duty), **params))
+
+    def work(some: Sequence[Row]) -> Op[object]:
+        return (yield from rows(SQL[put_back](ids=[row[0] for row in some])))
+
+    def last_resort(row: Row, error: DatabaseError) -> Op[object] | None:
+        if not is_of_its_values(error):
+            return None
+        return _end_plainly(row[0], row[1], row[2], f"it was not possible to {duty.removesuffix(' task')} it", error)
+
+    yield from serve(duty, found, work, id_of=_id_of, aside=aside, last_resort=last_resort)
+
+
+def expire(aside: SetAside | None = None) -> Op[int]:
     """How many were too late."""
     error = TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="its good_until passed before it began")
-    return (yield from _end_unbegun(SQL["lock_late"](limit=BATCH), TaskStatus.EXPIRED, error))
+    return (yield from _end_unbegun("expire task", "late", TaskStatus.EXPIRED, error, aside or SetAside()))
 
 
-def cancel_returned() -> Op[None]:
-    yield from _end_unbegun(SQL["lock_returned"](limit=BATCH), TaskStatus.CANCELLED, UNBEGUN)
+def cancel_returned(aside: SetAside | None = None) -> Op[None]:
+    yield from _end_unbegun("cancel task", "returned", TaskStatus.CANCELLED, UNBEGUN, aside or SetAside())
 
 
-def _end_unbegun(lock: Query, status: TaskStatus, error: TaskError) -> Op[int]:
-    _, _, locked = yield from ask(SQL["begin_reap"](), keep_to_indexes(), lock)
-    ids = [task_id for (task_id,) in locked]
-    told = (end_unbegun(ids, status, error), SQL["commit_reap"](), notify_done(ids)) if ids else (SQL["commit_reap"](),)
-    yield from ask(*told)
-    return len(ids)
+def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, aside: SetAside) -> Op[int]:
+    get = SQL[f"get_{which}"](limit=BATCH, excluded=aside.excluded(duty))
+    _, _, found, _ = yield from ask(SQL["begin_reap"](), keep_to_indexes(), get, SQL["commit_reap"]())
+
+    def work(ids: Sequence[str]) -> Op[int]:
+        _, _, locked = yield from ask(SQL["begin_reap"](), keep_to_indexes(), SQL[f"lock_{which}"](ids=list(ids)))
+        ours = [task_id for (task_id,) in locked]
+        yield from ask(end_unbegun(ours, status, error), SQL["commit_reap"](), notify_done(ours))
+        return len(ours)
+
+    served = yield from serve(duty, [task_id for (task_id,) in found], work, id_of=str, aside=aside)
+    return sum(served)
 
 
-def end_overdue_workflows() -> Op[None]:
-    for workflow_id in (yield from control.get_overdue(BATCH)):
-        yield from control.time_out(workflow_id)
+def end_overdue_workflows(aside: SetAside | None = None) -> Op[None]:
+    aside, duty = aside or SetAside(), "end overdue workflow"
+
+    def work(runs: Sequence[str]) -> Op[None]:
+        yield from control.time_out(runs[0], SQL["set_reap_limits"]())
+
+    for run in (yield from control.get_overdue(BATCH, aside.excluded(duty))):
+        yield from serve(duty, [run], work, id_of=str, aside=aside)
 
 
-def find_lost_nodes() -> Op[None]:
+def find_lost_nodes(aside: SetAside | None = None) -> Op[None]:
     """Of workflows whose task is gone, which only a hand from outside can bring about."""
-    yield from control.resolve_lost(BATCH)
+    aside, duty = aside or SetAside(), "end lost node"
+    lost = yield from control.get_lost(BATCH, aside.excluded(duty))
+    yield from serve(duty, lost, control.resolve_lost, id_of=str, aside=aside)
 
 
-def settle_workflows() -> Op[None]:
-    yield from settle_everything()
+def settle_workflows(aside: SetAside | None = None) -> Op[None]:
+    """What is left to do in any tree. One in which it cannot be done keeps no other."""
+    aside, duty = aside or SetAside(), "settle workflow"
+
+    def work(roots: Sequence[str]) -> Op[Sequence[str]]:
+        return (yield from settle(roots, limits=[SQL["set_reap_limits"]()], at_most=STEPS))
+
+    excluded = aside.excluded(duty)
+    while found := (yield from get_unsettled(excluded)):
+        for left in (yield from serve(duty, found, work, id_of=str, aside=aside)):
+            for root in left:
+                aside.add(duty, root, f"after {STEPS} steps there is still something to do in it")
+        excluded += found  # once in a look, whatever became of them
+
+
+def _id_of(row: Row) -> str:
+    return row[0]

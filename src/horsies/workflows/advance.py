@@ -26,7 +26,7 @@ with nothing left. No step depends on what its caller remembers, so anybody may 
   turn takes a full step; if that never comes, the keeper's does.
 - `start` writes the tree as a first step would leave it, in one statement. Whoever loses the answer repeats it with the same ids.
 - What ends tasks without knowing of graphs (a cancellation, an expiry) resolves their nodes in its own statement, and leaves the telling to the keeper.
-- The keeper (`keeper/keep.py`) looks for what is left anywhere (`settle_everything`) and takes steps until nothing is.
+- The keeper (`keeper/reap.py`) looks for what is left anywhere (`get_unsettled`) and takes steps until nothing is.
 
 **Two at once.** The lock of the root lets one step at a time look at a tree, so counters are never lost and a READY node is enqueued
 once. Locks are always taken in the same order: roots by id, then tasks, then nodes and runs of trees whose roots are held. A node is resolved by its task
@@ -36,6 +36,7 @@ only if it is ENQUEUED with that very task: a late ending of a task from before 
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Row, ask, rows
@@ -93,11 +94,18 @@ def unsettled_in(told: Iterable[Row], ended: Iterable[Row]) -> list[str]:
     return sorted(paused | {root for root, is_unsettled, *_ in ended if is_unsettled})
 
 
-def settle(roots: Sequence[str]) -> Op[None]:
-    """Full steps, a transaction each, until nothing is left to do now."""
-    while roots:
-        answers = yield from ask(SQL["begin_step"](), lock_roots(roots), *full_step(roots), SQL["commit_step"]())
+def settle(roots: Sequence[str], *, limits: Sequence[Query] = (), at_most: int | None = None) -> Op[Sequence[str]]:
+    """Full steps, a transaction each, until nothing is left to do now, or so many; the roots that are left then.
+
+    Steps always come to an end, unless somebody has changed the rows of a graph by hand.
+    """
+    taken = count()
+    while roots and next(taken) != at_most:
+        answers = yield from ask(
+            SQL["begin_step"](), *limits, lock_roots(roots), *full_step(roots), SQL["commit_step"]()
+        )
         roots = unsettled_in((), answers[-2])
+    return roots
 
 
 def settle_within(roots: Sequence[str]) -> Op[None]:
@@ -107,7 +115,13 @@ def settle_within(roots: Sequence[str]) -> Op[None]:
         roots = unsettled_in((), answers[-1])
 
 
+def get_unsettled(excluded: Sequence[str] = ()) -> Op[list[str]]:
+    """Roots of trees in which something is left to do, because whoever should have done it has died; a batch of them."""
+    found = yield from rows(SQL["get_unsettled"](limit=BATCH, excluded=list(excluded)))
+    return [root for (root,) in found]
+
+
 def settle_everything() -> Op[None]:
-    """What is left to do anywhere, because whoever should have done it has died: for the keeper."""
-    while found := (yield from rows(SQL["get_unsettled"](limit=BATCH))):
-        yield from settle([root for (root,) in found])
+    """What is left to do anywhere. The keeper does the same with more care (`keeper/reap.py`)."""
+    while found := (yield from get_unsettled()):
+        yield from settle(found)

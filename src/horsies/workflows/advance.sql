@@ -410,4 +410,5 @@ from (
         )
     )
 ) as left_over
+where left_over.root_id <> all(%(excluded)s::uuid[])
 limit %(limit)s::integer;

@@ -4,8 +4,10 @@ Each is one transaction under the lock of the tree (see `advance.py`): what it c
 or not at all. All of them may be repeated when their answer was lost: what is as asked already is left alone.
 """
 
+from collections.abc import Sequence
+
 from horsies.db.load import load
-from horsies.db.op import Op, ask, rows
+from horsies.db.op import Op, Query, ask, rows
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.graph import WorkflowStatus
@@ -41,8 +43,9 @@ def cancel(workflow_id: str) -> Op[bool]:
     return (yield from _stop(workflow_id, WorkflowStatus.CANCELLED, CANCELLED))
 
 
-def time_out(workflow_id: str) -> Op[bool]:
-    return (yield from _stop(workflow_id, WorkflowStatus.FAILED, OVERDUE))
+def time_out(workflow_id: str, *limits: Query) -> Op[bool]:
+    """`limits` hold in its transaction: the keeper does not wait for long."""
+    return (yield from _stop(workflow_id, WorkflowStatus.FAILED, OVERDUE, *limits))
 
 
 def retry(workflow_id: str) -> Op[bool]:
@@ -55,17 +58,23 @@ def retry(workflow_id: str) -> Op[bool]:
     return bool(runs)
 
 
-def get_overdue(limit: int) -> Op[list[str]]:
-    found = yield from rows(SQL["get_overdue"](limit=limit))
+def get_overdue(limit: int, excluded: Sequence[str] = ()) -> Op[list[str]]:
+    found = yield from rows(SQL["get_overdue"](limit=limit, excluded=list(excluded)))
     return [run for (run,) in found]
 
 
-def resolve_lost(limit: int) -> Op[None]:
-    yield from rows(SQL["resolve_lost"](limit=limit, error=encode_error(LOST)))
+def get_lost(limit: int, excluded: Sequence[str] = ()) -> Op[list[str]]:
+    """Nodes whose task is nowhere, or ended without their knowing."""
+    found = yield from rows(SQL["get_lost"](limit=limit, excluded=list(excluded)))
+    return [node for (node,) in found]
 
 
-def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError) -> Op[bool]:
-    root, error, task_ids = (yield from _lock(workflow_id)), encode_error(why), list[str]()
+def resolve_lost(nodes: Sequence[str]) -> Op[None]:
+    yield from rows(SQL["resolve_lost"](ids=list(nodes), error=encode_error(LOST)))
+
+
+def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError, *limits: Query) -> Op[bool]:
+    root, error, task_ids = (yield from _lock(workflow_id, *limits)), encode_error(why), list[str]()
     stopped = (
         (yield from rows(SQL["stop_runs"](root=root, id=workflow_id, status=status.value, error=error))) if root else []
     )
@@ -78,9 +87,9 @@ def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError) -> Op[bool]:
     return bool(runs)
 
 
-def _lock(workflow_id: str) -> Op[str | None]:
+def _lock(workflow_id: str, *limits: Query) -> Op[str | None]:
     """Begin, and hold the tree; its root, or None when no such run is known."""
-    _, found = yield from ask(advance.SQL["begin_step"](), SQL["lock_tree"](id=workflow_id))
+    *_, found = yield from ask(advance.SQL["begin_step"](), *limits, SQL["lock_tree"](id=workflow_id))
     return found[0][0] if found else None
 
 

@@ -124,19 +124,29 @@ from {schema}.workflows
 where deadline <= statement_timestamp()
 and deadline is not null
 and status in ('RUNNING', 'PAUSED')
+and id <> all(%(excluded)s::uuid[])
 order by deadline
 limit %(limit)s::integer;
 
+-- name: get_lost
+-- Nodes whose task is nowhere, or ended without their knowing (somebody deleted its row by hand).
+select nodes.id::text
+from {schema}.workflows
+join {schema}.nodes on nodes.workflow_id = workflows.id
+where workflows.status in ('RUNNING', 'PAUSED')
+and nodes.status = 'ENQUEUED'
+and nodes.id <> all(%(excluded)s::uuid[])
+and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
+limit %(limit)s::integer;
+
 -- name: resolve_lost
--- Nodes whose task is nowhere, or ended without their knowing (somebody deleted its row by hand): its ending is theirs, or its loss.
+-- The ending of its task is that of the node, or its loss.
 with lost as materialized (
     select nodes.id, nodes.task_id
-    from {schema}.workflows
-    join {schema}.nodes on nodes.workflow_id = workflows.id
-    where workflows.status in ('RUNNING', 'PAUSED')
+    from {schema}.nodes
+    where nodes.id = any(%(ids)s::uuid[])
     and nodes.status = 'ENQUEUED'
     and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
-    limit %(limit)s::integer
 )
 update {schema}.nodes
 set
