@@ -12,6 +12,7 @@ from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.db.faults import When
 from horsies.keeper import retain
+from horsies.keeper.isolate import SetAside
 from horsies.model.config import AppConfig
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
@@ -125,7 +126,7 @@ def test_whoever_dies_at_it_leaves_whole_trees(
     grow_old(sql, run)
     faults(statement, when, "drop")
     with pytest.raises(BrokerError, match="planted fault"):
-        broker.run(partial(retain.forget_workflows, timedelta(days=30)))
+        broker.run(partial(retain.forget_workflows, timedelta(days=30), SetAside()))
     assert sql.execute(size.encode()).fetchall() in ([whole], [(0, 0)])
     retained(broker)
     assert sql.execute(size.encode()).fetchall() == [(0, 0)]

@@ -12,6 +12,9 @@ and relname = 'finished';
 with held as materialized (
     select date_trunc('day', finished_at at time zone 'UTC') as day, count(*) as rows
     from {schema}.finished_default
+    -- What somebody wrote by hand with a moment of no day stays where it is: such a day, or none, makes no name of a table.
+    where finished_at >= '1970-01-01 00:00+00'
+    and finished_at < '9999-12-31 00:00+00'
     group by 1
 ),
 wanted as (
@@ -24,9 +27,7 @@ wanted as (
     union
     select day
     from held
-    -- What somebody wrote by hand with a moment before that stays in the default partition: the name of such a day, or of none, makes no table.
-    where day >= '1970-01-01'
-    and day < (now() at time zone 'UTC') + make_interval(days => %(ahead)s::integer)
+    where day < (now() at time zone 'UTC') + make_interval(days => %(ahead)s::integer)
     and (%(keep_s)s::float8 is null or day + interval '1 day' > (now() - %(keep_s)s::float8 * interval '1 second') at time zone 'UTC')
 )
 select

@@ -24,13 +24,20 @@ and keys.key = ended.key
 and keys.task_id = ended.task_id
 returning 1;
 
--- name: forget_finished
+-- name: get_old_finished
 -- Where no day can be dropped: what the default partition caught, and the days of others.
+select id::text
+from {schema}.finished
+where finished_at < %(before)s::timestamptz
+and id <> all(%(excluded)s::uuid[])
+limit %(limit)s::integer;
+
+-- name: forget_finished
 with old as materialized (
     select id
     from {schema}.finished
-    where finished_at < %(before)s::timestamptz
-    limit %(limit)s::integer
+    where id = any(%(ids)s::uuid[])
+    and finished_at < %(before)s::timestamptz
     for update skip locked
 )
 delete from {schema}.finished
@@ -51,6 +58,7 @@ from {schema}.workflows as top
 where top.id = top.root_id
 and top.finished_at < now() - %(keep_s)s::float8 * interval '1 second'
 and top.status in ('COMPLETED', 'FAILED', 'CANCELLED')
+and top.id <> all(%(excluded)s::uuid[])
 and not exists (
     select from {schema}.workflows
     join {schema}.nodes on nodes.workflow_id = workflows.id
@@ -87,33 +95,48 @@ where root_id = any(%(roots)s::uuid[]);
 -- name: commit_forgetting
 commit;
 
--- name: forget_states
+-- name: get_old_states
 -- Their ids grow with time, so the oldest are found by the primary key.
 with oldest as materialized (
     select id, snapshot_at
     from {schema}.worker_states
+    where id <> all(%(excluded)s::bigint[])
     order by id
     limit %(limit)s::integer
 )
+select id::text
+from oldest
+where snapshot_at < now() - %(keep_s)s::float8 * interval '1 second';
+
+-- name: forget_states
 delete from {schema}.worker_states
-where id = any(array(
-    select oldest.id
-    from oldest
-    where oldest.snapshot_at < now() - %(keep_s)s::float8 * interval '1 second'
-))
+where id = any(%(ids)s::bigint[])
 returning 1;
+
+-- name: get_old_schedule_runs
+select id::text
+from {schema}.schedule_runs
+where decided_at < now() - %(keep_s)s::float8 * interval '1 second'
+and id <> all(%(excluded)s::bigint[])
+order by decided_at
+limit %(limit)s::integer;
 
 -- name: forget_schedule_runs
 delete from {schema}.schedule_runs
 where id = any(array(
     select old.id
     from {schema}.schedule_runs as old
-    where old.decided_at < now() - %(keep_s)s::float8 * interval '1 second'
-    order by old.decided_at
-    limit %(limit)s::integer
+    where old.id = any(%(ids)s::bigint[])
     for update skip locked
 ))
 returning 1;
+
+-- name: get_next_key
+select task_name, key
+from {schema}.keys
+where (task_name, key) > (%(after_name)s::text, %(after_key)s::text)
+order by task_name, key
+limit 1;
 
 -- name: forget_keys
 -- One stretch of a walk over all keys: where it ends, how many were looked at, and how many are gone. A key may go when its task neither lives nor ended

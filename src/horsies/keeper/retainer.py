@@ -14,6 +14,7 @@ from horsies.db import days
 from horsies.db.aside import Aside
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.keeper import retain
+from horsies.keeper.isolate import SetAside
 from horsies.model.config import PostgresConfig
 from horsies.model.retention import RetentionConfig
 
@@ -39,6 +40,7 @@ class Retainer:
         self._link: Aside | None = None
         self._keys_at = 0.0
         self._is_refused = False
+        self._aside = SetAside()
 
     async def __aenter__(self) -> Self:
         self._retaining = self._group.create_task(self._retain())
@@ -76,7 +78,8 @@ class Retainer:
         link = self._link = Aside(self._database, "retention")
         await self._check_rights(link)
         done = [
-            await self._do(link, about, duty) for about, duty in retain.duties(self._schema, self._retention).items()
+            await self._do(link, about, duty)
+            for about, duty in retain.duties(self._schema, self._retention, self._aside).items()
         ]
         if time.monotonic() >= self._keys_at and await self._do(link, "keys", retain.forget_keys):
             self._keys_at = time.monotonic() + KEYS_EVERY_S
@@ -90,6 +93,9 @@ class Retainer:
             if trouble_of(error) is Trouble.LOST:
                 raise
             log.warning("the keeper could not see to %s: %s", about, broker_error(error))
+            return None
+        except Exception:
+            log.exception("the keeper could not see to %s", about)
             return None
         if done.count:
             log.info("retention: %d %s", done.count, about)

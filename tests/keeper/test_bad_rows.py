@@ -1,0 +1,340 @@
+"""A row that cannot be served keeps no other from being served: it is logged once, and ended or left alone."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.op import Op
+from horsies.doctor.case import Case
+from horsies.doctor.examine import examine
+from horsies.keeper import reap, retain
+from horsies.keeper.isolate import FIRST_S, SetAside
+from horsies.tasks.promote import promote
+from tests.doctor.conftest import add_worker
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import ME, OTHER, column, do, row
+from tests.fixtures.workers import StartWorker
+from tests.keeper.past import ago, finish, retained
+from tests.recovery.steps import CLUSTER, settings
+from tests.worker.steps import insert_lines, numbers
+
+THIRD = "00000000-0000-4000-8000-00000000000c"
+HELD = (
+    "insert into horsies.tasks (task_name, status, claimed_by, claim_no, claimed_at, started_at, lease_until, retry_delays_ms, retry_for) "
+    "values (%s, %s, %s, 1, now(), now(), now() - interval '1 minute', %s, '{{WORKER_CRASHED}}') returning id::text"
+)
+
+
+def hold(sql: psycopg.Connection, name: str, worker: str, status: str = "RUNNING", delays: str | None = None) -> str:
+    return str(row(sql, HELD.replace("{{", "{").replace("}}", "}"), name, status, worker, delays)[0])
+
+
+def refuse(sql: psycopg.Connection, table: str, event: str, condition: str, words: str = "not this one") -> None:
+    """A trigger of the user's that refuses some rows."""
+    sql.execute(
+        f"create function refuse_{table}_{event}() returns trigger language plpgsql as "
+        f"$$ begin raise exception '{words}'; end $$; "
+        f"create trigger refuse_{event} before {event} on horsies.{table} for each row "
+        f"when ({condition}) execute function refuse_{table}_{event}()".encode()
+    )
+
+
+def endings(sql: psycopg.Connection) -> dict[str, str]:
+    return dict(sql.execute("select task_name, status from horsies.all_tasks").fetchall())
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def look(broker: PostgresBroker, *duties: Callable[[SetAside], Op[Any]], aside: SetAside, times: int = 1) -> None:
+    for _ in range(times):
+        for duty in duties:
+            broker.run(partial(duty, aside))
+
+
+# -- orphans
+
+
+@pytest.mark.promise("D6", "T2")
+def test_an_orphan_that_cannot_be_retried_keeps_no_other_and_ends(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its delays are of a release, or a hand, that knew no constraint."""
+    sql.execute("alter table horsies.tasks drop constraint tasks_delays_are_known")
+    sql.execute("alter table horsies.tasks alter retry_jitter drop not null")
+    bad = hold(sql, "bad", ME, delays="{NULL}")
+    for number in range(20):
+        hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
+    hold(sql, "retried", THIRD, delays="{1000}")
+    hold(sql, "claimed", THIRD, "CLAIMED")
+    reaped = broker.run(reap.reap_orphans)
+    assert reaped.count == 23
+    assert endings(sql) == {f"crashed {number}": "FAILED" for number in range(20)} | {
+        "bad": "FAILED",
+        "retried": "PENDING",
+        "claimed": "PENDING",
+    }
+    code, message = row(sql, "select error_code, error->>'message' from horsies.finished where id = %s", bad)
+    assert code == "WORKER_CRASHED"
+    assert "cannot be retried" in message
+    assert "enqueued_at" in message
+    (warning,) = warnings(caplog)
+    assert bad in warning
+
+
+@pytest.mark.promise("D6", "T2")
+def test_an_orphan_that_cannot_be_ended_keeps_no_other_and_is_logged_once(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse(sql, "tasks", "delete", "old.task_name = 'bad'")
+    bad = hold(sql, "bad", ME)
+    for number in range(5):
+        hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
+    aside = SetAside()
+    look(broker, reap.reap_orphans, aside=aside, times=3)
+    assert endings(sql) == {f"crashed {number}": "FAILED" for number in range(5)} | {"bad": "RUNNING"}
+    (warning,) = warnings(caplog)
+    assert bad in warning
+    assert "not this one" in warning
+    report = examine(broker.config, Case(schema=broker.config.schema, stuck_after_s=0.0))
+    assert bad in str(report.findings)
+
+
+@pytest.mark.promise("D6")
+def test_what_was_set_aside_is_tried_again_and_served_when_it_can_be(
+    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(sql, "tasks", "delete", "old.task_name = 'bad'")
+    hold(sql, "bad", ME)
+    aside, moment = SetAside(), [1000.0]
+    monkeypatch.setattr("horsies.keeper.isolate.time.monotonic", lambda: moment[0])
+    look(broker, reap.reap_orphans, aside=aside)
+    sql.execute("drop trigger refuse_delete on horsies.tasks")
+    look(broker, reap.reap_orphans, aside=aside)
+    assert endings(sql) == {"bad": "RUNNING"}
+    moment[0] += FIRST_S
+    look(broker, reap.reap_orphans, aside=aside)
+    assert endings(sql) == {"bad": "FAILED"}
+
+
+@pytest.mark.promise("D6", "T2")
+def test_an_orphan_that_somebody_holds_locked_is_not_waited_for(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    locked = hold(sql, "locked", ME)
+    hold(sql, "crashed", ME)
+    with psycopg.connect(database) as holder:
+        holder.execute("select from horsies.tasks where id = %s for update", [locked])
+        assert broker.run(reap.reap_orphans).count == 1
+        assert endings(sql) == {"locked": "RUNNING", "crashed": "FAILED"}
+    assert broker.run(reap.reap_orphans).count == 1
+
+
+# -- the other duties
+
+TASK = (
+    "insert into horsies.tasks (task_name, {columns}) select name, {values} from unnest(array['a', 'bad', 'c']) as name"
+)
+CASES: dict[str, tuple[Callable[[SetAside], Op[Any]], str, str, str, Sequence[str]]] = {
+    "expiry": (reap.expire, "good_until", "now() - interval '1 s'", "delete", ["bad"]),
+    "a cancellation": (reap.cancel_returned, "cancel_requested_at", "now()", "delete", ["bad"]),
+    "promotion": (reap.promote_late, "ready, enqueued_at", "false, now() - interval '1 hour'", "update", ["bad"]),
+    "a past lease": (
+        reap.release_overdue,
+        "status, claimed_by, claim_no, lease_until",
+        f"'CLAIMED', '{ME}', 1, now() - interval '1 s'",
+        "update",
+        ["bad"],
+    ),
+}
+
+
+@pytest.mark.promise("D6")
+@pytest.mark.parametrize("case", CASES)
+def test_a_duty_serves_all_rows_but_the_bad_one_which_is_logged_once(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    duty, columns, values, event, left = CASES[case]
+    add_worker(sql, worker=ME)
+    sql.execute(TASK.format(columns=columns, values=values).encode())
+    refuse(sql, "tasks", event, "old.task_name = 'bad'")
+    look(broker, duty, aside=SetAside(), times=3)
+    undone = (
+        "select task_name from horsies.tasks where good_until is not null or cancel_requested_at is not null "
+        "or not ready or status = 'CLAIMED' order by task_name"
+    )
+    assert column(sql, undone) == left
+    assert len(warnings(caplog)) == 1
+
+
+WORKFLOWS = (
+    "insert into horsies.workflows (id, root_id, name, status, unresolved, success_cases, deadline) "
+    "select id, id, name, 'RUNNING', {unresolved}, case when name = 'bad' then '{{\"a\": 1}}'::json end, {deadline} "
+    "from (values ('00000000-0000-4000-8000-000000000001'::uuid, 'a'), ('00000000-0000-4000-8000-000000000002', 'bad'), "
+    "('00000000-0000-4000-8000-000000000003', 'c')) as made (id, name)"
+)
+
+
+@pytest.mark.promise("D6")
+def test_a_workflow_that_cannot_be_settled_keeps_no_other(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    sql.execute(WORKFLOWS.format(unresolved=0, deadline="null").encode())
+    look(broker, reap.settle_workflows, aside=SetAside(), times=3)
+    assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
+        "a": "COMPLETED",
+        "bad": "RUNNING",
+        "c": "COMPLETED",
+    }
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.promise("D6")
+def test_a_workflow_whose_steps_never_end_keeps_no_other(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its nodes stands for a run that is not there."""
+    monkeypatch.setattr(reap, "STEPS", 20)
+    sql.execute(
+        WORKFLOWS.replace("name = 'bad'", "false")
+        .format(unresolved="case when name = 'bad' then 1 else 0 end", deadline="null")
+        .encode()
+    )
+    sql.execute(
+        "insert into horsies.nodes (id, root_id, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, allow_failed_deps) "
+        "select gen_random_uuid(), id, id, 0, 'n', 'workflow', 'READY', '{}', '{}', 0, false from horsies.workflows where name = 'bad'"
+    )
+    look(broker, reap.settle_workflows, aside=SetAside(), times=3)
+    assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
+        "a": "COMPLETED",
+        "bad": "RUNNING",
+        "c": "COMPLETED",
+    }
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.promise("D6")
+def test_an_overdue_workflow_that_cannot_be_ended_keeps_no_other(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    sql.execute(WORKFLOWS.format(unresolved=1, deadline="now() - interval '1 minute'").encode())
+    refuse(sql, "workflows", "update", "old.name = 'bad'")
+    look(broker, reap.end_overdue_workflows, aside=SetAside(), times=3)
+    assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
+        "a": "FAILED",
+        "bad": "RUNNING",
+        "c": "FAILED",
+    }
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.promise("D6")
+def test_a_lost_node_that_cannot_be_ended_keeps_no_other(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    sql.execute(WORKFLOWS.replace("name = 'bad'", "false").format(unresolved=1, deadline="null").encode())
+    sql.execute(
+        "insert into horsies.nodes (id, root_id, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, "
+        "allow_failed_deps, task_id) select gen_random_uuid(), id, id, 0, name, 'task', 'ENQUEUED', '{}', '{}', 0, false, "
+        "gen_random_uuid() from horsies.workflows"
+    )
+    refuse(sql, "nodes", "update", "old.node_id = 'bad'")
+    look(broker, reap.find_lost_nodes, aside=SetAside(), times=3)
+    assert column(sql, "select node_id from horsies.nodes where status = 'ENQUEUED'") == ["bad"]
+    assert len(warnings(caplog)) == 1
+
+
+# -- retention
+
+
+@pytest.mark.promise("D6")
+def test_retention_goes_on_past_what_cannot_be_deleted(
+    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retain, "BATCH", 2)
+    ids = finish(sql, ago(400), 5)
+    refuse(sql, "finished_default", "delete", f"old.id = '{ids[0]}'")
+    sql.execute(
+        "insert into horsies.schedule_runs (schedule_name, outcome, decided_at) select name, 'MISSED', now() - interval '400 days' "
+        "from unnest(array['bad', 'b', 'c', 'd', 'e']) as name"
+    )
+    refuse(sql, "schedule_runs", "delete", "old.schedule_name = 'bad'")
+    sql.execute(
+        "insert into horsies.keys (task_name, key, task_id, send_id, args_hash, key_window) "
+        "select 'pack', name, gen_random_uuid(), gen_random_uuid(), '', '0' from unnest(array['a', 'b', 'bad', 'c', 'd', 'e']) as name"
+    )
+    refuse(sql, "keys", "delete", "old.key = 'bad'")
+    sql.execute(
+        "insert into horsies.workflows (id, root_id, name, status, unresolved, finished_at) "
+        "select id, id, name, 'COMPLETED', 0, now() - interval '400 days' "
+        "from (select gen_random_uuid(), name from unnest(array['a', 'bad', 'c']) as name) as made (id, name)"
+    )
+    refuse(sql, "workflows", "delete", "old.name = 'bad'")
+    retained(broker)
+    assert column(sql, "select id::text from horsies.finished") == [ids[0]]
+    assert column(sql, "select schedule_name from horsies.schedule_runs") == ["bad"]
+    assert column(sql, "select key from horsies.keys") == ["bad"]
+    assert column(sql, "select name from horsies.workflows") == ["bad"]
+
+
+@pytest.mark.promise("D6")
+@pytest.mark.parametrize("moment", ["-infinity", "infinity", "0044-03-15 BC", "0400-01-01"])
+def test_a_finished_task_of_no_day_stops_neither_migrations_nor_retention(
+    broker: PostgresBroker, sql: psycopg.Connection, moment: str
+) -> None:
+    finish(sql, moment)  # pyright: ignore[reportArgumentType] - the server reads it
+    broker.migrate()
+    assert broker.run(partial(retain.keep_days_ahead, "horsies", None)).postponed is False
+    retained(broker)
+    assert column(sql, "select count(*) from horsies.finished") == [1 if moment == "infinity" else 0]
+
+
+# -- promotion by workers
+
+
+@pytest.mark.promise("D6")
+def test_promotion_goes_on_past_a_row_that_cannot_be_changed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sql.execute(TASK.format(columns="ready, enqueued_at", values="false, now() - interval '1 hour'").encode())
+    refuse(sql, "tasks", "update", "old.task_name = 'bad'")
+    (told,) = do(broker, promote())
+    assert len(told) == 2
+    assert column(sql, "select task_name from horsies.tasks where ready order by 1") == ["a", "c"]
+
+
+@pytest.mark.promise("D6", "A7")
+def test_a_row_that_cannot_be_promoted_stops_no_worker(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Any
+) -> None:
+    sql.execute(TASK.format(columns="ready, enqueued_at", values="false, now() - interval '1 hour'").encode())
+    refuse(sql, "tasks", "update", "old.task_name = 'bad'")
+    started = worker(CLUSTER, env=settings())
+    insert_lines(sql, tmp_path / "log", 5)
+    sql.execute(
+        "update horsies.tasks set ready = false, enqueued_at = now() + interval '1 s' where task_name = 'write_line' and ready"
+    )
+    eventually(lambda: sorted(numbers(tmp_path / "log")) == list(range(5)))
+    started.wait_for_log(r"could not promote task .* not this one")
+    assert column(sql, "select task_name from horsies.tasks") == ["bad"]
+
+
+# -- the lease
+
+
+@pytest.mark.promise("D6", "T2")
+def test_a_lease_that_nobody_can_have_taken_does_not_count(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sql.execute("insert into horsies.keeper (holder, until) values (%s, now() + interval '1 year')", [OTHER])
+    assert broker.run(partial(reap.take_lease, ME, 3000))[0]
+    assert column(sql, "select holder::text from horsies.keeper") == [ME]
+
+
+def test_a_lease_that_somebody_may_have_taken_counts(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sql.execute("insert into horsies.keeper (holder, until) values (%s, now() + interval '3 minutes')", [OTHER])
+    is_ours, left_s = broker.run(partial(reap.take_lease, ME, 3000))
+    assert not is_ours
+    assert 170 < left_s <= 180
