@@ -33,6 +33,7 @@ from horsies.db.link import Link
 from horsies.db.op import Op, Statement
 from horsies.dev.binaries import find_binaries
 from horsies.keeper import retain
+from horsies.keeper.isolate import SetAside
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
@@ -170,7 +171,7 @@ def fill(place: Place, table: str, count: int, moment: str) -> None:
 
 def drop(place: Place) -> retain.Forgotten:
     """As the keeper does it."""
-    return _run(place, retain.forget_finished("horsies", KEEP))
+    return _run(place, retain.forget_finished("horsies", KEEP, SetAside()))
 
 
 def _run(place: Place, op: Op[T]) -> T:

@@ -107,6 +107,14 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         Code.PROMOTION_LATE,
         TASK + "ready, enqueued_at) values ('add', false, now() - interval '1 hour')",
     ),
+    "a task that has expired, and not ended": (
+        Code.EXPIRY_LATE,
+        TASK + "good_until) values ('add', now() - interval '1 hour')",
+    ),
+    "a running task of a worker that is gone, which does not know since when": (
+        Code.TASKS_ORPHANED,
+        TASK + "id, status, claimed_by, sent_at) values ('add', gen_random_uuid(), 'RUNNING', gen_random_uuid(), now() - interval '1 hour')",
+    ),
     "a cancellation that nobody hears": (
         Code.CANCEL_UNHEARD,
         TASK + "status, claimed_by, claimed_at, started_at, cancel_requested_at) "

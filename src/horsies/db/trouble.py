@@ -49,8 +49,9 @@ _LOST = (
     psycopg.InterfaceError,  # the connection object was already closed
 )
 
-# Invalid transaction state, schema name, syntax or access rule, resources, operator intervention, system error, configuration file.
-_SERVER_CLASSES = frozenset({"25", "3F", "42", "53", "57", "58", "F0"})
+# Classes of SQLSTATE that blame no row: statements and objects that are not there, missing rights, resources, locks, the system. A
+# statement that was cancelled (57014) is not among them: one row may have taken too long.
+_SERVER_CLASSES = frozenset({"0A", "25", "26", "3F", "42", "53", "55", "58", "F0"})
 
 # A connection that is turned away reports no SQLSTATE either, so its words must do. In another language than English it
 # counts as lost, and is tried again.
@@ -83,6 +84,11 @@ def is_about_server(error: BaseException) -> bool:
     """The server would refuse anything of this kind now: a full disk, a missing table, a privilege that was taken away."""
     sqlstate = error.sqlstate if isinstance(error, psycopg.Error) else None
     return (sqlstate or "")[:2] in _SERVER_CLASSES
+
+
+def is_of_a_row(error: psycopg.Error) -> bool:
+    """Whether one of the rows may be to blame, so that the others can be served without it."""
+    return trouble_of(error) not in (Trouble.EXPECTED, Trouble.LOST) and not is_about_server(error)
 
 
 def broker_error(error: psycopg.Error, server: str = "PostgreSQL") -> BrokerError:

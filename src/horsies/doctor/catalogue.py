@@ -207,7 +207,7 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
     Code.TASKS_ORPHANED: Entry(
         _ERROR,
         "Tasks belong to workers that are gone, and no keeper has given them back.",
-        "Start a worker: its keeper ends, retries or releases them within seconds.",
+        "Start a worker: its keeper ends, retries or releases them within seconds. If one runs, read the log of the keeper for `the keeper could not`.",
     ),
     Code.LEASES_PAST: Entry(
         _ERROR,
@@ -222,7 +222,12 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
     Code.PROMOTION_LATE: Entry(
         _ERROR,
         "Tasks that are due are not offered to workers: nobody promotes them.",
-        "Start a worker, any will do; if one runs, read its log.",
+        "Start a worker, any will do; if one runs, read the log of the keeper for `the keeper could not`.",
+    ),
+    Code.EXPIRY_LATE: Entry(
+        _ERROR,
+        "Tasks have not begun by their `good_until` and were not ended.",
+        "Start a worker; if one runs, read the log of the keeper for `the keeper could not`.",
     ),
     Code.CANCEL_UNHEARD: Entry(
         _ERROR,

@@ -24,6 +24,7 @@ def check_stuck(case: Case) -> Op[list[Finding]]:
         Code.LEASES_PAST: SQL["get_past_leases"](after_s=case.stuck_after_s, limit=LIMIT),
         Code.TASKS_OVERTIME: SQL["get_overtime"](after_s=case.stuck_after_s, grace_ms=grace_ms, limit=LIMIT),
         Code.PROMOTION_LATE: SQL["get_unpromoted"](after_s=case.stuck_after_s, limit=LIMIT),
+        Code.EXPIRY_LATE: SQL["get_unexpired"](after_s=case.stuck_after_s, limit=LIMIT),
         Code.CANCEL_UNHEARD: SQL["get_unheard_cancels"](after_s=case.stuck_after_s, grace_ms=grace_ms, limit=LIMIT),
     }
     answers = yield from ask(*looks.values())

@@ -15,15 +15,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from horsies.db.op import Op, Statement, rows
-from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.db.trouble import DatabaseError, Trouble, broker_error, is_of_a_row, trouble_of
 
 FIRST_S, LONGEST_S = 60.0, 3600.0
 """After which a row that was set aside is tried again; each time twice as long."""
 AT_MOST = 10_000
 """Rows that are remembered. Beyond them, the oldest are tried again."""
-
-_OF_THE_SERVER = ("26", "42", "53", "55", "58", "0A", "3F")
-"""Classes of SQLSTATE: statements and objects that are not there, missing rights, resources, locks, the system."""
 
 _ROLLBACK = Statement("rollback_duty", "rollback")
 
@@ -63,18 +60,6 @@ class SetAside:
     def forget(self, duty: str, row_id: str) -> None:
         """It could be served after all."""
         self._cases.pop((duty, row_id), None)
-
-
-def is_of_a_row(error: DatabaseError) -> bool:
-    """Whether the rows may be to blame, so that others can be served without them."""
-    if trouble_of(error) in (Trouble.EXPECTED, Trouble.LOST):
-        return False
-    return not (error.sqlstate or "").startswith(_OF_THE_SERVER)
-
-
-def is_of_its_values(error: DatabaseError) -> bool:
-    """Whether the values of a row are to blame, so that it fails for ever: they are of the wrong kind, too large, or break a constraint."""
-    return (error.sqlstate or "").startswith(("22", "23", "54"))
 
 
 def serve(

@@ -14,8 +14,8 @@ from functools import partial
 from horsies.db.indexes import keep_to_indexes
 from horsies.db.load import load
 from horsies.db.op import Op, Row, ask, one, rows
-from horsies.db.trouble import DatabaseError, broker_error
-from horsies.keeper.isolate import SetAside, is_of_its_values, serve
+from horsies.db.trouble import DatabaseError, broker_error, is_about_values
+from horsies.keeper.isolate import SetAside, serve
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
@@ -131,7 +131,7 @@ def _crashed(worker: str) -> TaskError:
 def _end_orphan(row: Row, error: DatabaseError) -> Op[Reaped] | None:
     """What ran has crashed, and cannot be retried. What had not begun is ended only if it will never be possible to give it back."""
     task_id, claim_no, status, worker, _ = row
-    if status == TaskStatus.CLAIMED and not is_of_its_values(error):
+    if status == TaskStatus.CLAIMED and not is_about_values(error):
         return None
     return _end_plainly(task_id, claim_no, worker, f"{_crashed(worker).message}, and it cannot be retried", error)
 
@@ -168,7 +168,7 @@ def _put_back(duty: str, get: str, put_back: str, aside: SetAside, **params: obj
         return (yield from rows(SQL[put_back](ids=[row[0] for row in some])))
 
     def last_resort(row: Row, error: DatabaseError) -> Op[object] | None:
-        if not is_of_its_values(error):
+        if not is_about_values(error):
             return None
         return _end_plainly(row[0], row[1], row[2], f"it was not possible to {duty.removesuffix(' task')} it", error)
 

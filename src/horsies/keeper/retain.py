@@ -15,8 +15,8 @@ from horsies.db import days
 from horsies.db.days import Change, Day
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Row, ask, one, rows
-from horsies.db.trouble import DatabaseError, broker_error
-from horsies.keeper.isolate import SetAside, is_of_a_row, serve
+from horsies.db.trouble import DatabaseError, broker_error, is_of_a_row
+from horsies.keeper.isolate import SetAside, serve
 from horsies.model.retention import RetentionConfig
 
 BATCH = 1_000  # rows

@@ -16,6 +16,7 @@ from typing import Final
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, ask, rows
+from horsies.db.trouble import DatabaseError, broker_error, is_of_a_row
 from horsies.model.schedule import Overlap
 from horsies.schedules.decide import Decision, Due, SlotOutcome, Verdict, decide
 from horsies.tasks.ids import new_task_ids
@@ -27,18 +28,50 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """What one tick did. `unreadable` are schedules that this process cannot serve, with the reasons."""
+    """What one tick did. `unreadable` are schedules that this process cannot serve, with the reasons; `failed` those that the database did
+    not accept this time.
+    """
 
     is_full: bool
     next_due_s: float | None
     verdicts: Sequence[Verdict] = ()
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
+    failed: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: int = BATCH) -> Op[Ticked]:
-    """One batch. `excluded` are schedules to leave to others. `now` is for tests: only the database's clock decides."""
+    """One batch. `excluded` are schedules to leave to others. `now` is for tests: only the database's clock decides.
+
+    After a failure that one of the schedules may be to blame for, they are served one by one.
+    """
+    try:
+        return (yield from _tick(now, excluded, limit))
+    except DatabaseError as error:
+        if not is_of_a_row(error):
+            raise
+        yield from rows(SQL["roll_back_tick"]())
+    ((moment,),) = yield from rows(SQL["get_moment"](now=now))
+    # Nothing stays locked: this is a statement of its own.
+    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), only=None, limit=limit))
+    ticked, failed = list[Ticked](), dict[str, str]()
+    for name, *_ in found:
+        try:
+            ticked.append((yield from _tick(now, [*excluded, *failed], 1, only=name)))
+        except DatabaseError as error:
+            if not is_of_a_row(error):
+                raise
+            yield from rows(SQL["roll_back_tick"]())
+            failed[name] = str(broker_error(error))
+    unreadable = {name: reason for each in ticked for name, reason in each.unreadable.items()}
+    left_out = [*excluded, *failed, *unreadable]
+    ((next_due_s,),) = yield from rows(SQL["get_next_due"](now=now, excluded=left_out))
+    verdicts = [verdict for each in ticked for verdict in each.verdicts]
+    return Ticked(len(found) == limit, next_due_s, verdicts, unreadable, failed)
+
+
+def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str | None = None) -> Op[Ticked]:
     _, _, ((moment,),) = yield from ask(SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_moment"](now=now))
-    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), limit=limit))
+    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), only=only, limit=limit))
     due = [Due(*row) for row in found]
     going = yield from _going(due)
     decisions, unreadable = _decide_all(due, moment, going)
@@ -64,8 +97,8 @@ def _decide_all(due: Sequence[Due], moment: datetime, going: set[str]) -> tuple[
     for each in due:
         try:
             decisions.append(decide(each, moment, is_going=each.last_task_id in going))
-        except ValueError as error:
-            unreadable[each.name] = str(error)
+        except Exception as error:  # noqa: BLE001 - anything may be stored, also by hand
+            unreadable[each.name] = str(error) or type(error).__name__
     return decisions, unreadable
 
 

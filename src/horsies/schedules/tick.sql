@@ -22,6 +22,7 @@ from {schema}.schedules
 where paused_at is null
 and next_slot_at <= %(moment)s::timestamptz
 and name <> all(%(excluded)s::text[])
+and (%(only)s::text is null or name = %(only)s::text)
 order by next_slot_at, name
 limit %(limit)s::integer
 for update skip locked;
@@ -79,6 +80,9 @@ order by verdicts.place;
 
 -- name: commit_tick
 commit;
+
+-- name: roll_back_tick
+rollback;
 
 -- name: get_next_due
 -- In how many seconds there is something to do again; null if there is nothing.

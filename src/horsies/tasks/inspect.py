@@ -3,13 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 from horsies.db.load import load
 from horsies.db.op import Op, one
 from horsies.db.values import planned_for_values
 from horsies.model.codec import decode_error
+from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
@@ -89,12 +90,22 @@ def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
     known[-3] = stored_error(error)
     known[-2:] = (
         json.loads(progress) if progress else None,
-        [_failed_attempt(json.loads(text)) for text in failed or ()],
+        [_failed_attempt(text, place) for place, text in enumerate(failed or (), 1)],
     )
     return TaskInfo(*known)
 
 
-def _failed_attempt(stored: dict[str, Any]) -> FailedAttempt:
+def _failed_attempt(text: object, place: int) -> FailedAttempt:
+    """What was not written by us is told as it is: one bad row must not keep anybody from looking at it."""
+    try:
+        return _read_attempt(json.loads(cast("str", text)))
+    except (TypeError, ValueError, LookupError, AttributeError):
+        message = f"this attempt was not recorded by horsies: {str(text)[:1000]}"
+        error = TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
+        return FailedAttempt(place, str(error.error_code), error, None, None, datetime.fromtimestamp(0, UTC))
+
+
+def _read_attempt(stored: dict[str, Any]) -> FailedAttempt:
     return FailedAttempt(
         stored["attempt"],
         stored["error_code"],

@@ -32,6 +32,7 @@ from horsies.worker.turn import ClaimFrom, Outcome, SearchStep, Turn
 ENDINGS_PER_TURN = 500
 BYTES_PER_TURN = 1 << 25
 LOADS_PER_TURN = 100
+LOAD_FAILURES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +240,19 @@ class Books:
     def refused_alone(self, turn: Turn, refusal: Refusal, now: float) -> float | None:
         """A single part was refused. How many seconds it rests; None: it is done with."""
         self._land(turn)
-        if turn.progress or (turn.loads and not refusal.is_about_server):
+        if turn.progress or (turn.loads and self._is_given_up(turn, refusal)):
             self.quarantine.leave(turn)
-            self.endings.extend(
-                failed_ending(claim, f"its arguments cannot be read. {refusal.words}") for claim in turn.loads
-            )
+            words = f"its arguments cannot be read. {refusal.words}"
+            self.endings.extend(failed_ending(claim, words) for claim in turn.loads)
             return None
         plainer = plainer_form(turn, refusal.words, is_about_values=refusal.is_about_values)
         return self.quarantine.refused(turn, plainer, now)
+
+    def _is_given_up(self, turn: Turn, refusal: Refusal) -> bool:
+        """A payload that cannot be read is not tried for ever: its task holds a place meanwhile."""
+        return refusal.is_about_values or (
+            not refusal.is_about_server and self.quarantine.failures(turn) >= LOAD_FAILURES_MAX
+        )
 
     def begin_search(self, turn: Turn, now: Callable[[], float], *, has_claimed: bool) -> None:
         """A claim was refused that travelled alone."""

@@ -23,6 +23,8 @@ from horsies.worker.backoff import Backoff
 
 SHORTEST_SLEEP_S: Final = 0.05  # when what is due is another scheduler's
 PATIENCE_S: Final = 3.0
+REST_S: Final = 60.0
+"""For which a schedule is left out that the database did not accept."""
 
 log = logging.getLogger("horsies.scheduler")
 
@@ -49,6 +51,8 @@ class Scheduler:
         self._declared = declared
         self._stored = stored
         self._unreadable: dict[str, str] = {}
+        self._failed: dict[str, tuple[str, float]] = {}
+        """What the database said of schedules that it did not accept, and until when they are left out."""
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self.answered_at: float | None = None
@@ -106,7 +110,13 @@ class Scheduler:
         self._stored()
 
     async def _tick(self) -> Ticked:
-        ticked = await self._link.run(tick(excluded=list(self._unreadable)))
+        now = time.monotonic()
+        resting = [name for name, (_, until) in self._failed.items() if now < until]
+        ticked = await self._link.run(tick(excluded=[*self._unreadable, *resting]))
+        for name, reason in ticked.failed.items():
+            if self._failed.get(name, ("", 0.0))[0] != reason:
+                log.error("schedule %r could not be served, and is tried again in %g s: %s", name, REST_S, reason)
+            self._failed[name] = reason, now + REST_S
         for name, reason in ticked.unreadable.items():
             log.error("schedule %r cannot be served by this process: %s", name, reason)
         self._unreadable |= ticked.unreadable

@@ -81,8 +81,8 @@ set
     timeout_ms = case when timeout_ms > 0 then timeout_ms end,
     retry_delays_ms = case when {schema}.are_delays(retry_delays_ms) then retry_delays_ms end,
     retry_jitter = case when retry_jitter >= 0 and retry_jitter <= 1 then retry_jitter else 0 end,
-    max_catch_up_runs = least(greatest(max_catch_up_runs, 0), 1000000),
-    jitter_ms = least(greatest(jitter_ms, 0), 2000000000),
+    max_catch_up_runs = least(greatest(max_catch_up_runs, 0), 10000),
+    jitter_ms = least(greatest(jitter_ms, 0), 86400000),
     next_slot_at = case when next_slot_at >= '1970-01-01 00:00+00' and next_slot_at <= '9999-12-31 23:59:59+00' then next_slot_at end,
     last_slot_at = case when isfinite(last_slot_at) then last_slot_at end,
     paused_at = coalesce(paused_at, now())
@@ -93,9 +93,9 @@ or timeout_ms <= 0
 or not {schema}.are_delays(retry_delays_ms)
 or not (retry_jitter >= 0 and retry_jitter <= 1)
 or max_catch_up_runs < 0
-or max_catch_up_runs > 1000000
+or max_catch_up_runs > 10000
 or jitter_ms < 0
-or jitter_ms > 2000000000
+or jitter_ms > 86400000
 or next_slot_at < '1970-01-01 00:00+00'
 or next_slot_at > '9999-12-31 23:59:59+00'
 or not isfinite(last_slot_at);
@@ -107,8 +107,8 @@ alter table {schema}.schedules
     add constraint schedules_timeout_is_positive check (timeout_ms > 0),
     add constraint schedules_delays_are_known check ({schema}.are_delays(retry_delays_ms)),
     add constraint schedules_jitter_is_a_share check (retry_jitter >= 0 and retry_jitter <= 1),
-    add constraint schedules_catch_up_is_bounded check (max_catch_up_runs >= 0 and max_catch_up_runs <= 1000000),
-    add constraint schedules_delay_is_bounded check (jitter_ms >= 0 and jitter_ms <= 2000000000),
+    add constraint schedules_catch_up_is_bounded check (max_catch_up_runs >= 0 and max_catch_up_runs <= 10000),
+    add constraint schedules_delay_is_bounded check (jitter_ms >= 0 and jitter_ms <= 86400000),
     add constraint schedules_slots_are_known check (
         next_slot_at >= '1970-01-01 00:00+00' and next_slot_at <= '9999-12-31 23:59:59+00' and isfinite(last_slot_at)
     );
