@@ -47,8 +47,12 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
             message=f"this worker has no task named {assignment.task_name!r}; "
             "is its module in app.discover_tasks([...]), and is this worker up to date?",
         )
-    inputs = None if assignment.inputs is None else _inputs(assignment.inputs)
-    text = assignment.args if inputs is None else inputs.put_into(assignment.args)
+    try:
+        inputs = None if assignment.inputs is None else _inputs(assignment.inputs)
+        text = assignment.args if inputs is None else inputs.put_into(assignment.args)
+    except Exception as error:  # noqa: BLE001 - of a node that somebody wrote by hand; the child must not die of it
+        words = f"what its node refers to cannot be read: {type(error).__name__}"
+        return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
     if isinstance(text, TaskError):
         return text
     try:

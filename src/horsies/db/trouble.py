@@ -91,6 +91,11 @@ def is_of_a_row(error: psycopg.Error) -> bool:
     return trouble_of(error) not in (Trouble.EXPECTED, Trouble.LOST) and not is_about_server(error)
 
 
+def in_short(error: psycopg.Error) -> str:
+    """What went wrong in one line, without the values of rows that the server tells in its details."""
+    return mask_passwords(error.diag.message_primary or str(error).strip().partition("\n")[0]) or type(error).__name__
+
+
 def broker_error(error: psycopg.Error, server: str = "PostgreSQL") -> BrokerError:
     """The same error for users: one paragraph, no password, and whether trying again may help."""
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):

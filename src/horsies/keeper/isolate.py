@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from horsies.db.op import Op, Statement, rows
-from horsies.db.trouble import DatabaseError, Trouble, broker_error, is_of_a_row, trouble_of
+from horsies.db.trouble import DatabaseError, Trouble, in_short, is_of_a_row, trouble_of
 
 FIRST_S, LONGEST_S = 60.0, 3600.0
 """After which a row that was set aside is tried again; each time twice as long."""
@@ -83,7 +83,7 @@ def serve(
         why = error
         yield from _roll_back_after(error)
         if trouble_of(error) is Trouble.EXPECTED:
-            log.debug("the keeper leaves %d rows to its next look (%s): %s", len(items), duty, broker_error(error))
+            log.debug("the keeper leaves %d rows to its next look (%s): %s", len(items), duty, in_short(error))
             return []
     else:
         for item in items:
@@ -106,7 +106,7 @@ def _give_up_on(
     aside: SetAside,
     last_resort: Op[T] | None,
 ) -> Op[list[T]]:
-    reason = str(broker_error(why))
+    reason = in_short(why)
     if last_resort is not None:
         try:
             done = yield from last_resort

@@ -14,7 +14,7 @@ from functools import partial
 from horsies.db.indexes import keep_to_indexes
 from horsies.db.load import load
 from horsies.db.op import Op, Row, ask, one, rows
-from horsies.db.trouble import DatabaseError, broker_error, is_about_values
+from horsies.db.trouble import DatabaseError, in_short, is_about_values
 from horsies.keeper.isolate import SetAside, serve
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
@@ -138,7 +138,7 @@ def _end_orphan(row: Row, error: DatabaseError) -> Op[Reaped] | None:
 
 def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, why: DatabaseError) -> Op[Reaped]:
     """As FAILED, whatever is in the row. If it is of a workflow, its node is found by `find_lost_nodes`."""
-    error = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{words}: {broker_error(why)}")
+    error = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{words}: {in_short(why)}")
     _, _, gone, *_ = yield from ask(
         SQL["begin_reap"](),
         SQL["set_reap_limits"](),

@@ -15,7 +15,7 @@ from horsies.db import days
 from horsies.db.days import Change, Day
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Row, ask, one, rows
-from horsies.db.trouble import DatabaseError, broker_error, is_of_a_row
+from horsies.db.trouble import DatabaseError, in_short, is_of_a_row
 from horsies.keeper.isolate import SetAside, serve
 from horsies.model.retention import RetentionConfig
 
@@ -152,7 +152,7 @@ def forget_keys() -> Op[Forgotten]:
                 looked_at = limit = limit // 2
                 continue
             name, key = (yield from one(SQL["get_next_key"](after_name=name, after_key=key))) or (name, key)
-            log.warning("retention: key %r of task %r cannot be deleted: %s", key, name, broker_error(error))
+            log.warning("retention: key %r of task %r cannot be deleted: %s", key, name, in_short(error))
             continue
         name, key, looked_at, gone = row or ("", "", 0, 0)
         count += gone

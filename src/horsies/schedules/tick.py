@@ -16,7 +16,7 @@ from typing import Final
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, ask, rows
-from horsies.db.trouble import DatabaseError, broker_error, is_of_a_row
+from horsies.db.trouble import DatabaseError, in_short, is_of_a_row
 from horsies.model.schedule import Overlap
 from horsies.schedules.decide import Decision, Due, SlotOutcome, Verdict, decide
 from horsies.tasks.ids import new_task_ids
@@ -61,7 +61,7 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
             if not is_of_a_row(error):
                 raise
             yield from rows(SQL["roll_back_tick"]())
-            failed[name] = str(broker_error(error))
+            failed[name] = in_short(error)
     unreadable = {name: reason for each in ticked for name, reason in each.unreadable.items()}
     left_out = [*excluded, *failed, *unreadable]
     ((next_due_s,),) = yield from rows(SQL["get_next_due"](now=now, excluded=left_out))

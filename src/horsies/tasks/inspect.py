@@ -11,6 +11,7 @@ from horsies.db.op import Op, one
 from horsies.db.values import planned_for_values
 from horsies.model.codec import decode_error
 from horsies.model.codes import OperationalErrorCode
+from horsies.model.errors import PayloadError
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
@@ -117,8 +118,15 @@ def _read_attempt(stored: dict[str, Any]) -> FailedAttempt:
 
 
 def stored_error(text: str | None) -> TaskError | None:
-    """Of a column that may be null in two ways, as JSON and as none."""
-    return None if text is None or text == "null" else decode_error(text)
+    """Of a column that may be null in two ways, as JSON and as none. What was not written by us is told as it is."""
+    if text is None or text == "null":
+        return None
+    try:
+        return decode_error(text)
+    except PayloadError as error:
+        return TaskError(
+            error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=str(error), data=text[:1000]
+        )
 
 
 def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[list[WorkerState]]:

@@ -354,6 +354,12 @@ select
         and nodes.status = 'READY'
         and nodes.kind <> 'task'
         and workflows.status = 'RUNNING'
+        -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
+        and case
+            when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
+            then exists (select from {schema}.workflows as below where below.id = nodes.child_id and below.parent_node = nodes.id)
+            else nodes.kind = 'map' and exists (select from {schema}.nodes as source where source.id = nodes.source)
+        end
         and not exists (
             select from {schema}.workflows as above
             where above.id = any(workflows.ancestors)
@@ -385,6 +391,12 @@ from (
     where nodes.status = 'READY'
     and nodes.kind <> 'task'
     and workflows.status = 'RUNNING'
+    -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
+    and case
+        when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
+        then exists (select from {schema}.workflows as below where below.id = nodes.child_id and below.parent_node = nodes.id)
+        else nodes.kind = 'map' and exists (select from {schema}.nodes as source where source.id = nodes.source)
+    end
     and not exists (
         select from {schema}.workflows as above
         where above.id = any(workflows.ancestors)
