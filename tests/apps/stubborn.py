@@ -107,3 +107,12 @@ def deaf(begun: str) -> TaskResult[None, TaskError]:
             time.sleep(600)
         except Exception:  # noqa: BLE001, S112 - that is what it is for
             continue
+
+
+@app.task("block_loop")
+async def block_loop(begun: str, until: str) -> TaskResult[str, TaskError]:
+    """A coroutine that never awaits: nothing else runs on its event loop until the file is there."""
+    Path(begun).write_text(f"{os.getpid()}\n")  # noqa: ASYNC240 - tiny
+    while not Path(until).exists():  # noqa: ASYNC240 - that is what it is for
+        time.sleep(0.05)  # noqa: ASYNC251 - that is what it is for
+    return TaskResult(ok="through")

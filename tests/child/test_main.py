@@ -28,7 +28,7 @@ from horsies.child.wire import (
     Run,
     Stay,
     Stop,
-    Unpacker,
+    ReportUnpacker,
     pack,
 )
 
@@ -54,7 +54,7 @@ class Child:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-        self._unpacker = Unpacker()
+        self._unpacker = ReportUnpacker()
         self._heard: list[Message] = []
 
     def say(self, *messages: Message) -> None:

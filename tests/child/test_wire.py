@@ -1,3 +1,4 @@
+import json
 import marshal
 import random
 import struct
@@ -5,11 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from horsies.child.wire import (
     MAX_FRAME,
+    MAX_REPORTED_TEXT,
     Assignment,
     Began,
     Boot,
@@ -18,12 +20,16 @@ from horsies.child.wire import (
     Fork,
     Forked,
     Interrupt,
+    LoopAlive,
     Message,
+    Ping,
+    Pong,
     Progress,
     Ready,
     Reaped,
     Recall,
     Refused,
+    ReportUnpacker,
     Returned,
     Run,
     Stay,
@@ -40,40 +46,66 @@ maybe_texts = st.none() | texts
 assignments = st.tuples(numbers, texts, texts, texts, numbers, st.none() | numbers, texts)
 flags = st.booleans()
 reals = st.floats(allow_nan=False)
+sizes = st.floats(0, 1e9)
+codes = st.from_regex(r"\A[A-Z][A-Z0-9_]{0,20}\Z")
+storable = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200)
+pauses = st.none() | st.integers(0, 1_000_000)
 
-messages: st.SearchStrategy[Message] = st.one_of(
+orders: st.SearchStrategy[Message] = st.one_of(
     st.builds(Boot, texts, texts, numbers, st.none() | reals, st.lists(texts, max_size=3)),
     st.builds(Run, st.lists(assignments, max_size=5)),
     st.builds(Recall, numbers),
+    st.just(Ping()),
     st.just(Stop()),
     st.builds(Interrupt, numbers, st.sampled_from(["timeout", "cancel"])),
     st.just(Stay()),
-    st.builds(Booting, texts),
-    st.builds(Ready, numbers, reals),
-    st.builds(Progress, numbers, st.none() | reals, maybe_texts),
     st.just(Fork()),
+)
+reports: st.SearchStrategy[Message] = st.one_of(
+    st.builds(Booting, texts),
+    st.builds(Ready, numbers, sizes),
+    st.builds(Progress, numbers, st.none() | st.floats(0, 1), maybe_texts),
     st.builds(Forked, numbers),
     st.builds(Reaped, numbers, st.integers(-64, 255)),
     st.builds(Refused, texts),
     st.builds(Began, numbers),
-    st.builds(Done, numbers, texts, numbers, maybe_texts, maybe_texts, maybe_texts, flags, st.none() | numbers, flags),
-    st.builds(Returned, st.lists(numbers, max_size=5)),
+    st.builds(Done, numbers, st.just("COMPLETED"), numbers, st.none(), storable, st.none(), flags, pauses, flags),
+    st.builds(
+        Done,
+        numbers,
+        st.sampled_from(["FAILED", "CANCELLED"]),
+        numbers,
+        codes,
+        st.none(),
+        storable,
+        flags,
+        pauses,
+        flags,
+    ),
+    st.builds(Returned, st.lists(numbers, max_size=5, unique=True)),
+    st.builds(Pong, numbers),
+    st.just(LoopAlive()),
 )
+BOTH_WAYS = [(orders, Unpacker), (reports, ReportUnpacker)]
 
 
-def framed(value: Any) -> bytes:
-    """A frame in order around any value."""
-    body = marshal.dumps(value)
-    return struct.pack("!I", len(body)) + body
+def framed(kind: int, body: bytes) -> bytes:
+    """A frame in order around anything."""
+    return struct.pack("!IB", 1 + len(body), kind) + body
 
 
 def read(data: bytes) -> list[Message]:
-    return list(Unpacker().feed(data))
+    """What a worker makes of a child's bytes."""
+    return list(ReportUnpacker().feed(data))
 
 
-@given(st.lists(messages, max_size=8), st.randoms(use_true_random=False))
-def test_messages_arrive_as_they_were_sent_in_whatever_pieces(sent: list[Message], chance: random.Random) -> None:
-    stream, unpacker = pack(*sent), Unpacker()
+@pytest.mark.parametrize(("messages", "unpackers"), BOTH_WAYS, ids=["to the child", "from the child"])
+@given(data=st.data(), chance=st.randoms(use_true_random=False))
+def test_messages_arrive_as_they_were_sent_in_whatever_pieces(
+    messages: st.SearchStrategy[Message], unpackers: type[Unpacker], data: st.DataObject, chance: random.Random
+) -> None:
+    sent = data.draw(st.lists(messages, max_size=8))
+    stream, unpacker = pack(*sent), unpackers()
     heard: list[Message] = []
     while stream:
         cut = chance.randint(1, len(stream))
@@ -81,6 +113,7 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(sent: list[Message
         stream = stream[cut:]
     assert heard == sent
     assert [type(message) for message in heard] == [type(message) for message in sent]
+    assert not unpacker.is_mid_frame
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
@@ -91,7 +124,7 @@ def test_a_message_arrives_byte_by_byte() -> None:
 
 
 def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
-    (run,) = read(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
+    (run,) = Unpacker().feed(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
     assert isinstance(run, Run)
     assert Assignment(*run.assignments[0]) == Assignment(
         ticket=7,
@@ -107,74 +140,152 @@ def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
 
 def test_megabytes_pass() -> None:
     result = "x" * 20_000_000
-    (done,) = read(pack(Done(1, "COMPLETED", 5, None, result, None)))
+    (done,) = ReportUnpacker(20_000_000).feed(pack(Done(1, "COMPLETED", 5, None, result, None)))
     assert isinstance(done, Done)
     assert done.result == result
 
 
-@pytest.mark.parametrize("length", [MAX_FRAME + 1, 2**32 - 1])
-def test_a_frame_too_long_to_be_ours_is_refused_before_it_is_read(length: int) -> None:
+def test_why_a_child_cannot_start_is_cut_and_not_refused() -> None:
+    (refused,) = read(pack(Refused("why " * MAX_REPORTED_TEXT)))
+    assert isinstance(refused, Refused)
+    assert len(refused.reason) == MAX_REPORTED_TEXT
+
+
+# -- what user code may have written to the socket
+
+
+@pytest.mark.parametrize("length", [0, MAX_FRAME + 1, 2**32 - 1])
+@pytest.mark.parametrize("unpackers", [Unpacker, ReportUnpacker])
+def test_a_frame_of_a_length_that_none_has_is_refused_before_it_is_read(unpackers: type[Unpacker], length: int) -> None:
     with pytest.raises(WireError, match=str(length)):
-        read(struct.pack("!I", length))
+        list(unpackers().feed(struct.pack("!IB", length, 0)))
 
 
+def test_a_worker_waits_for_no_more_than_a_result_may_have() -> None:
+    waits = ReportUnpacker(1 << 25)
+    assert list(waits.feed(struct.pack("!IB", 1 << 25, 17))) == []
+    for kind, length in ((17, 1 << 27), (16, 1 << 25), (24, 1 << 25)):  # an ending, a beginning, tickets
+        with pytest.raises(WireError, match=str(length)):
+            list(ReportUnpacker(1 << 25).feed(struct.pack("!IB", length, kind)))
+
+
+@pytest.mark.promise("A8")
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"\x00",
-        b"plain text",
-        marshal.dumps((0, "app", "INFO"))[:-3],  # cut short
+        b"(\xff\xff\xff\x7f",  # a tuple of two thousand million: room for it is made before it is read
+        b"(\x01\x00\x00\x00" * 5_000,
+        marshal.dumps((1,)),
+        marshal.dumps(compile("1", "", "eval")),
     ],
 )
-def test_what_cannot_be_read_is_refused(body: bytes) -> None:
-    with pytest.raises(WireError):
-        read(struct.pack("!I", len(body)) + body)
+def test_what_comes_from_a_child_is_never_unmarshalled(body: bytes) -> None:
+    for kind in range(256):
+        with pytest.raises(WireError):
+            read(framed(kind, body))
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("report", "fields"),
     [
-        None,
-        7,
-        "text",
-        (),
-        [],
-        {},
-        {0: 1},
-        ("Began", 1),
-        (99, 1),
-        (-1, [1]),
-        (7,),
-        (6, 1, 2),
-        (float("inf"), 1),
-        (float("nan"), 1),
-        (None, 1),
-        ([], 1),
-        frozenset({1}),
+        (Progress(1, 0.5, "x"), [1, float("nan"), "x"]),
+        (Progress(1, 0.5, "x"), [1, 1.5, "x"]),
+        (Progress(1, 0.5, "x"), [1, "half", "x"]),
+        (Progress(1, 0.5, "x"), ["1", 0.5, "x"]),
+        (Progress(1, 0.5, "x"), [1, 0.5, ["x"]]),
+        (Progress(1, 0.5, "x"), [1, 0.5]),
+        (Ready(1, 1.0), [1, float("inf")]),
+        (Ready(1, 1.0), [1, float("nan")]),
+        (Ready(1, 1.0), [-1, 1.0]),
+        (Booting("x"), ["x" * (MAX_REPORTED_TEXT + 1)]),
+        (Booting("x"), [None]),
+        (Returned([1]), [[1, 1]]),
+        (Returned([1]), [[True]]),
+        (Returned([1]), [[1.0]]),
+        (Returned([1]), [1]),
+        (Returned([1]), [[[]]]),
+        (Pong(1), [None]),
+        (LoopAlive(), [1]),
+        (LoopAlive(), {}),
+        (LoopAlive(), None),
     ],
     ids=repr,
 )
-def test_what_is_no_message_is_refused(value: object) -> None:
+def test_fields_of_another_kind_are_refused(report: Message, fields: object) -> None:
+    kind = pack(report)[4]
     with pytest.raises(WireError):
-        read(framed(value))
+        read(framed(kind, json.dumps(fields).encode()))
+
+
+@pytest.mark.parametrize("body", [b"", b"[", b"[" * 100_000, b"\xff\xfe", b"[1" + b"0" * 5_000 + b"]", b"nonsense, a lot"])
+def test_what_is_no_report_is_refused(body: bytes) -> None:
+    for kind in range(256):
+        with pytest.raises(WireError):
+            read(framed(kind, body))
+
+
+ENDING = struct.Struct("!QBBQqIII")
+NONE = 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("head", "texts"),
+    [
+        ((1, 0, 0, 5, -1, NONE, 3, NONE), b"\xff\xff\xff"),  # no UTF-8
+        ((1, 0, 0, 5, -1, NONE, 3, NONE), "\ud800".encode("utf-8", "surrogatepass")),  # PostgreSQL takes none
+        ((1, 0, 0, 5, -1, NONE, 3, NONE), b"1\x001"),  # nor that
+        ((1, 0, 0, 5, -1, NONE, NONE, NONE), b""),  # completed without a result
+        ((1, 0, 0, 5, -1, 1, 1, 1), b"A1{"),  # and with an error
+        ((1, 1, 0, 5, -1, NONE, 1, NONE), b"1"),  # failed with a result
+        ((1, 1, 0, 5, -1, 1, NONE, NONE), b"A"),
+        ((1, 1, 0, 5, -1, 1, NONE, 2), b"a{}"),  # no code
+        ((1, 3, 0, 5, -1, 1, NONE, 2), b"A{}"),  # no status
+        ((1, 0, 0, 5, 2**60, NONE, 1, NONE), b"1"),  # again in a thousand years
+        ((1, 0, 0, 5, -2, NONE, 1, NONE), b"1"),
+        ((1, 0, 0, 5, -1, NONE, 2, NONE), b"1"),  # longer than it is
+        ((1, 0, 0, 5, -1, NONE, 1, NONE), b"12"),
+        ((1, 1, 0, 5, -1, 2**31, NONE, 2**31), b"A{}"),
+    ],
+    ids=repr,
+)
+def test_an_ending_that_the_database_would_refuse_is_refused(head: tuple[int, ...], texts: bytes) -> None:
+    kind = pack(Done(1, "COMPLETED", 5, None, "1", None))[4]
+    assert read(framed(kind, ENDING.pack(1, 0, 0, 5, -1, NONE, 1, NONE) + b"1"))
+    with pytest.raises(WireError):
+        read(framed(kind, ENDING.pack(*head) + texts))
+    with pytest.raises(WireError):
+        read(framed(kind, ENDING.pack(*head)[:-1]))
 
 
 plain_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=2), inner),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner),
     max_leaves=6,
 )
 
 
-@given(plain_values)
-def test_any_value_in_a_frame_is_a_message_or_a_wire_error(value: object) -> None:
+@given(st.integers(0, 30), plain_values)
+def test_any_value_in_a_frame_is_a_message_or_a_wire_error(kind: int, value: Any) -> None:
     with suppress(WireError):
-        read(framed(value))
+        read(framed(kind, json.dumps(value).encode()))
+
+
+@given(st.binary(max_size=200))
+@example(b"\x00\x00\x00\x01\x10")
+@example(b"\x00\x00\x00\x01\x11")
+def test_any_bytes_are_messages_or_a_wire_error(data: bytes) -> None:
+    with suppress(WireError):
+        read(data)
+
+
+@given(st.integers(0, 30), st.binary(max_size=100))
+def test_any_bytes_in_a_frame_are_a_message_or_a_wire_error(kind: int, body: bytes) -> None:
+    with suppress(WireError):
+        read(framed(kind, body))
 
 
 def test_what_came_before_the_nonsense_is_still_heard() -> None:
     heard: list[Message] = []
     with pytest.raises(WireError):
-        heard.extend(Unpacker().feed(pack(Began(1)) + b"nonsense, a lot of it"))
+        heard.extend(ReportUnpacker().feed(pack(Began(1)) + b"nonsense, a lot of it"))
     assert heard == [Began(1)]

@@ -19,7 +19,7 @@ from horsies.child.progress import ProgressReports
 from horsies.child.running import Running, begin, context_of, trace
 from horsies.child.softstop import OnLoop, OtherThread
 from horsies.child.title import set_title
-from horsies.child.wire import Began, Done, Message, Reason, pack
+from horsies.child.wire import ANY, Began, Done, LoopAlive, Message, Reason, pack
 from horsies.model.result import TaskError
 from horsies.tasks.task import Sendable
 
@@ -46,6 +46,7 @@ class Crowd:
         self._seats: dict[int, _Seat] = {}
         self._ended: list[bytes] = []
         self._changed = asyncio.Event()
+        self._has_asked_loop = False
 
     def work(self, early: Sequence[Message]) -> None:
         """Until told to stop and nothing is left."""
@@ -109,6 +110,10 @@ class Crowd:
             seat.running.ask(reason)
             seat.stop()
 
+    def _show_life(self) -> None:
+        self._has_asked_loop = False
+        self._desk.send(pack(LoopAlive()))
+
     # -- other threads
 
     def _hear(self) -> None:
@@ -117,6 +122,14 @@ class Crowd:
 
     def woken(self) -> None:
         self._soon(self._changed.set)
+
+    def pinged(self) -> int:
+        if not self._has_asked_loop:  # else a loop that is blocked for hours would find thousands of questions
+            self._has_asked_loop = True
+            self._soon(self._show_life)
+        current = asyncio.current_task(self._loop)
+        seats = list(self._seats.items()) if current else ()
+        return next((ticket for ticket, seat in seats if seat.task is current), ANY)
 
     def interrupt(self, ticket: int, reason: Reason) -> None:
         self._soon(self._interrupt, ticket, reason)

@@ -34,10 +34,13 @@ log = logging.getLogger("horsies.child")
 
 
 class Runs(Protocol):
-    """Who runs the tasks. Both are called by whoever hears."""
+    """Who runs the tasks. All are called by whoever hears."""
 
     def woken(self) -> None: ...
     def interrupt(self, ticket: int, reason: Reason) -> None: ...
+    def pinged(self) -> int:
+        """Let the event loop answer, too, if there is one. The ticket of the coroutine that it executes, or `ANY`."""
+        ...
 
 
 class Inbox:
@@ -117,7 +120,7 @@ class Desk:
             self._interrupt(message, runs)
             return
         if isinstance(message, Ping):
-            self.send(pack(Pong()))
+            self.send(pack(Pong(runs.pinged())))
             return
         with self._state:
             match message:

@@ -1,10 +1,13 @@
-"""A child dies with its parent, and only by its parent's word."""
+"""A child dies with its parent, and only by its parent's word. A copy of it that a task has forked is not a child."""
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,3 +29,54 @@ def ignore_signals() -> None:
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:
     pass
+
+
+class _Copies:
+    """Whether this process is a copy of a child, forked by user code."""
+
+    is_copy = False
+
+
+def disown_copies(*in_copy: Callable[[], None]) -> None:
+    """Call these in every process that user code forks from this one, on whatever thread, without starting a program in it."""
+
+    def after_fork() -> None:
+        _Copies.is_copy = True
+        for call in in_copy:
+            call()
+        with suppress(ValueError):  # only the main thread may, and in the copy this is it
+            _mind_signals()
+
+    os.register_at_fork(after_in_child=after_fork)
+
+
+def end_if_copy(raised: BaseException | None) -> None:
+    """To be called when user code is left. In a copy nothing that follows is to happen: it would report, and run tasks, a second time."""
+    if _Copies.is_copy:
+        end_copy(raised)
+
+
+def end_copy(raised: BaseException | None) -> NoReturn:
+    """As a process ends whose main function has returned or raised, but nothing else of ours or of the user's is run."""
+    code: object = None if raised is None else 1
+    try:
+        if isinstance(raised, SystemExit):
+            code = raised.code
+            if code is not None and not isinstance(code, int):
+                sys.stderr.write(f"{code}\n")
+        elif raised is not None:
+            import traceback  # noqa: PLC0415 - hardly ever
+
+            traceback.print_exception(raised)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
+
+
+def _mind_signals() -> None:
+    """Of a copy everybody may ask that it ends, above all `multiprocessing`, whose pools wait for it."""
+    if signal.getsignal(signal.SIGTERM) is _ignore:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is _ignore:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

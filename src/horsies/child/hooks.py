@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import cast
 
 from horsies.app import Horsies
+from horsies.child.guard import end_if_copy
 from horsies.child.loop import Loop
 from horsies.definitions import Hook
 from horsies.model.annotations import is_coroutine_function
@@ -38,10 +39,15 @@ def run_stop_hooks(app: Horsies, loop: Loop, at: Callable[[str], None]) -> None:
 
 
 def _run(hook: Hook, loop: Loop) -> None:
-    if is_coroutine_function(hook):
-        loop.run(hook())
-    else:
-        hook()
+    try:
+        if is_coroutine_function(hook):
+            loop.run(hook())
+        else:
+            hook()
+    except BaseException as error:
+        end_if_copy(error)
+        raise
+    end_if_copy(None)
 
 
 def _name(hook: Hook) -> str:

@@ -17,11 +17,30 @@ class Link:
 
     def receive(self) -> bytes:
         """At least one byte; none when the worker has closed its end."""
-        return os.read(self._fd, RECV_BYTES)
+        while True:
+            try:
+                return os.read(self._fd, RECV_BYTES)
+            except BlockingIOError:
+                self._wait_again()
 
     def send(self, data: bytes) -> None:
         """All of it."""
-        sent = os.write(self._fd, data)
-        while sent < len(data):
-            data = data[sent:]
-            sent = os.write(self._fd, data)
+        while True:
+            try:
+                sent = os.write(self._fd, data)
+            except BlockingIOError:
+                self._wait_again()
+            else:
+                if sent == len(data):
+                    return
+                data = data[sent:]
+
+    def close_in_copy(self) -> None:
+        """In a copy of this process that a task has forked: it has nothing to say, and must not hear what is said to the original."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _wait_again(self) -> None:
+        """User code has made every descriptor that it found non-blocking."""
+        os.set_blocking(self._fd, True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from horsies.child.guard import end_copy
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,6 +36,21 @@ class Loop:
         self.get()
         assert self._runner is not None  # noqa: S101 - it has just been made
         return self._runner.run(coroutine, context=context)
+
+    def end_in_copy(self) -> None:
+        """In a copy of this process that a coroutine has forked: when it awaits, nothing else of what ran here may go on in it."""
+        if self._runner is None:
+            return
+        loop = self._runner.get_loop()
+        ready: Any = getattr(
+            loop, "_ready", None
+        )  # there is no public way; a loop of another make may do one more step
+        if ready is not None:
+            ready.clear()
+        with suppress(
+            RuntimeError
+        ):  # in debug mode a loop minds on which thread it is called; then it is not the one that forked
+            loop.call_soon(end_copy, RuntimeError("a process that a task has forked cannot go on with its event loop"))
 
     def __enter__(self) -> Self:
         return self

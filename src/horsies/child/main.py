@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from horsies import locate
 from horsies.app import Horsies
 from horsies.child.desk import Desk, Inbox
-from horsies.child.guard import die_with, ignore_signals
+from horsies.child.guard import die_with, disown_copies, ignore_signals
 from horsies.child.hooks import run_start_hooks, run_stop_hooks
 from horsies.child.link import Link
 from horsies.child.loop import Loop
@@ -73,6 +73,7 @@ def live(link: Link, load: Callable[[Boot, Callable[[str], None]], Horsies]) -> 
         link.send(pack(Booting(what)))
 
     with Loop() as loop:
+        disown_copies(link.close_in_copy, loop.end_in_copy)
         try:
             app = load(boot, at)
             run_start_hooks(app, loop, at)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from horsies.child.guard import end_if_copy
 from horsies.child.running import Outcome, Running
 
 if TYPE_CHECKING:
@@ -62,8 +63,10 @@ class MainThread:
                 self._guarded = running
                 running.strike()  # asked before it began
                 returned = function()
+                end_if_copy(None)
                 self._guarded = None
             except BaseException as error:  # noqa: BLE001 - user code
+                end_if_copy(error)
                 self._guarded = None
                 return None, error
         except BaseException as error:  # noqa: BLE001 - the soft stop, while the task's own exception was on its way
@@ -102,8 +105,10 @@ class OtherThread:
             try:
                 self._enter()
                 returned = function()
+                end_if_copy(None)  # first: whoever held the gate when it was copied does not exist in the copy
                 self._leave()
             except BaseException as error:  # noqa: BLE001 - user code
+                end_if_copy(error)
                 self._leave()
                 return None, error
         except BaseException as error:  # noqa: BLE001 - the soft stop, while the task's own exception was on its way
@@ -145,9 +150,13 @@ class OnLoop:
         try:
             self._task = asyncio.current_task()
             self._running.strike()  # asked before it began
-            return await function(), None
+            returned = await function()
         except BaseException as error:  # noqa: BLE001 - user code
+            end_if_copy(error)
             return None, error
+        else:
+            end_if_copy(None)
+            return returned, None
         finally:
             self._task = None
 

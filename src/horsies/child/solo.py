@@ -13,7 +13,7 @@ from horsies.child.relief import Relief
 from horsies.child.running import Outcome, Running, begin, context_of, trace
 from horsies.child.softstop import MainThread, OnLoop
 from horsies.child.title import set_title
-from horsies.child.wire import Assignment, Began, Done, Message, Reason, pack
+from horsies.child.wire import ANY, Assignment, Began, Done, Message, Reason, pack
 from horsies.model.result import TaskError
 from horsies.tasks.task import Sendable
 
@@ -95,6 +95,9 @@ class Solo:
 
     def woken(self) -> None:
         self._changed.set()
+
+    def pinged(self) -> int:
+        return ANY  # no task waits for another here
 
     def interrupt(self, ticket: int, reason: Reason) -> None:
         self._asked = ticket, reason

@@ -43,7 +43,7 @@ def main(fd: int) -> None:
     try:
         app = load(boot, lambda what: control.sendall(pack(Booting(what))))
     except HorsiesError as error:
-        control.sendall(pack(Refused(str(error)[: MAX_PACKET // 4])))
+        control.sendall(pack(Refused(str(error)[: MAX_PACKET // 8])))
         return
     _settle()
     control.sendall(pack(Ready(os.getpid(), rss_meter()())))

@@ -1,6 +1,7 @@
 """Settings for when something is away, or dies: how long it is waited for, and who notices."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 from horsies.model.problems import number_problems, refuse
 from horsies.model.value import Value
@@ -48,8 +49,10 @@ class RecoveryConfig(Value):
     """How the dead are noticed, and how long the living are given.
 
     A worker beats every `heartbeat_ms`; it is dead when the keeper has watched its heartbeat stand still for `dead_after_ms`.
-    A task that is over its time, or cancelled, gets `grace_ms` from the soft stop to the kill. `frozen_after_ms` kills a child whose
-    process gives no sign of life for so long; off by default, because a long call into C that holds the GIL is silent and healthy.
+    A task that is over its time, or cancelled, gets `grace_ms` from the soft stop to the kill. `frozen_after_ms` is when a child
+    that gives no sign of life is killed. "auto": when its process has been stopped for `dead_after_ms`, or has neither used the CPU nor waited
+    for a disk for a minute (Linux; elsewhere it is only reported). A number: after so long a silence, whatever it does meanwhile; a long
+    call into C that holds the GIL is silent and healthy. None: never.
     """
 
     heartbeat_ms: int = 3_000
@@ -57,7 +60,7 @@ class RecoveryConfig(Value):
     keeper_ms: int = 1_000
     grace_ms: int = 5_000
     snapshot_ms: int = 15_000
-    frozen_after_ms: int | None = None
+    frozen_after_ms: int | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
         refuse(self, self._problems())
@@ -76,7 +79,7 @@ class RecoveryConfig(Value):
         yield from number_problems("keeper_ms", self.keeper_ms, 100, 60_000)
         yield from number_problems("grace_ms", self.grace_ms, 0, 3_600_000)
         yield from number_problems("snapshot_ms", self.snapshot_ms, 1_000, 3_600_000)
-        if self.frozen_after_ms is not None:
+        if self.frozen_after_ms is not None and self.frozen_after_ms != "auto":
             frozen = list(number_problems("frozen_after_ms", self.frozen_after_ms, 1_000, 86_400_000))
             yield from frozen
             if not frozen and not beats and self.frozen_after_ms < 3 * self.heartbeat_ms:

@@ -16,6 +16,8 @@ class Stage(Enum):
     """Its time is over: it is asked to stop."""
     KILL = auto()
     """It was asked, and its grace is over."""
+    LOOP = auto()
+    """It was abandoned, and the event loop that it ran on must have run since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,15 @@ class Deadline:
     member: Member
     ticket: int
     stage: Stage
+    loop_answers: int = 0
+    """How often the event loop had answered when the task was abandoned."""
+
+    @property
+    def is_pending(self) -> bool:
+        """There may still be something to do about it."""
+        if self.stage is Stage.LOOP:
+            return self.member.loop_answers == self.loop_answers and bool(self.member.load)
+        return self.ticket in self.member.tickets
 
 
 @dataclass(slots=True)
@@ -37,7 +48,7 @@ class Deadlines:
 
     def add(self, at: float, deadline: Deadline) -> None:
         if len(self._heap) >= self._sweep_at:
-            self._heap = [item for item in self._heap if item[2].ticket in item[2].member.tickets]
+            self._heap = [item for item in self._heap if item[2].is_pending]
             heapq.heapify(self._heap)
             self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._heap))
         heapq.heappush(self._heap, (at, next(self._number), deadline))

@@ -32,7 +32,6 @@ from horsies.tasks.release import get_held
 from horsies.worker.backoff import Backoff, NothingBegun
 from horsies.worker.books import Books
 from horsies.worker.health import Health
-from horsies.worker.liveness import Liveness
 from horsies.worker.pump import Pump
 
 LOOK_AGAIN_S = 0.2
@@ -74,7 +73,6 @@ class Heartbeat:
         self._strangers: frozenset[Claim] = frozenset()
         self._patience: asyncio.Timeout | None = None
         self._health = Health()
-        self._liveness = Liveness(recovery.frozen_after_ms)
         self._link = Aside(database, "heartbeat")
         self.answered_at: float | None = None
         """When the database has last taken a sign of life, on the monotonic clock; None before the first."""
@@ -103,7 +101,6 @@ class Heartbeat:
                 async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else self.beat_s):
                     await self._in_doubt.wait()
             self._in_doubt.clear()
-            self._liveness.look(list(self._books.roster))
             try:
                 held = await self._link.run(self._beat())
             except DatabaseError as error:

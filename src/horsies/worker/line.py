@@ -1,17 +1,22 @@
 """The parent's end of a child's socket: whole messages in, frames out, and the event loop never waits for either."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
 from horsies.child.link import RECV_BYTES
-from horsies.child.wire import Message, Unpacker, WireError, pack
+from horsies.child.wire import Message, ReportUnpacker, WireError, pack
+from horsies.model.sizes import DEFAULT_MAX_BYTES
+
+log = logging.getLogger("horsies.worker")
 
 
 class Line:
     """`hear` takes each message and raises WireError for one that is out of order; `settled` follows every batch of them.
 
-    `drained`: all that had to wait has been written. `lost`: the other end has closed its side, or has written what no child writes.
+    `drained`: all that had to wait has been written. `lost`: the other end has closed its side (None), or has written what no child writes (what
+    is wrong with it).
     """
 
     def __init__(
@@ -20,8 +25,9 @@ class Line:
         *,
         hear: Callable[[Message], None],
         settled: Callable[[], None],
-        lost: Callable[[], None],
+        lost: Callable[[str | None], None],
         drained: Callable[[], None],
+        max_payload: int = DEFAULT_MAX_BYTES,
     ) -> None:
         ours.settimeout(0)
         self._socket = ours
@@ -29,7 +35,10 @@ class Line:
         self._settled = settled
         self._lost = lost
         self._drained = drained
-        self._unpacker = Unpacker()
+        self._unpacker = ReportUnpacker(max_payload)
+        self._trouble: str | None = None
+        self.received = 0
+        """Bytes, in all."""
         self._out = bytearray()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(ours.fileno(), self._readable)
@@ -41,6 +50,11 @@ class Line:
     @property
     def unsent_bytes(self) -> int:
         return len(self._out)
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """A message has arrived in part."""
+        return self._unpacker.is_mid_frame
 
     def send(self, message: Message) -> None:
         """To a child that is dead it goes nowhere."""
@@ -68,16 +82,25 @@ class Line:
         """Take in what has arrived, then let it be acted upon all at once."""
         if not self._take_in():
             self.close()
-            self._lost()
+            self._lost(self._trouble)
         self._settled()
 
     def _take_in(self) -> bool:
         """False: there is nothing more to come."""
         try:
             data = self._socket.recv(RECV_BYTES)
+            self.received += len(data)
             for message in self._unpacker.feed(data):
                 self._hear(message)
-        except (OSError, WireError):
+        except OSError:
+            return False
+        except WireError as error:
+            self._trouble = f"sent what no child sends ({error})"
+            return False
+        except Exception:
+            # The rest of this batch is lost, and what was heard would be heard again: this child cannot be listened to any longer.
+            log.exception("a report of a child could not be processed")
+            self._trouble = "sent a report that could not be processed"
             return False
         return bool(data)
 

@@ -1,6 +1,7 @@
 """A member of the pool: the parent's end of one child process."""
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from horsies.child.wire import (
     Booting,
     Done,
     Interrupt,
+    LoopAlive,
     Message,
     Ping,
     Pong,
@@ -28,6 +30,8 @@ from horsies.child.wire import (
 )
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
+from horsies.model.sizes import DEFAULT_MAX_BYTES
+from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
 from horsies.worker.age import Age
 from horsies.worker.frames import SLOW_AFTER_S
@@ -36,6 +40,9 @@ from horsies.worker.process import Births, Process, words
 from horsies.worker.tickets import Tickets
 
 FRAME_BYTES = 1 << 25
+NAMES_SHOWN = 5
+
+log = logging.getLogger("horsies.worker")
 
 
 class Reports(Protocol):
@@ -67,10 +74,12 @@ class Member:
         *,
         budget: int | None = None,
         changed: Callable[[], None] = lambda: None,
+        max_payload: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self._reports = reports
         self._boot = boot
         self._changed = changed
+        self._max_payload = max_payload
         self.tickets = Tickets()
         self._age = Age(budget)
         self._process: Process | None = None
@@ -84,7 +93,13 @@ class Member:
         self._worked_us = 0
         self._born_at = self._ready_at = time.monotonic()
         self._has_news = False
-        self._unanswered_since: float | None = None
+        self._killed_for: str | None = None
+        self.asked_since: float | None = None
+        """Since when it has been asked for a sign of life and has not said anything."""
+        self.loop_asked_since: float | None = None
+        """The same for its event loop, if it has one of its own."""
+        self.loop_answers = 0
+        self._on_loop = ANY
         self.spare_room: Callable[[], int] | None = None
         """A spare's: what the others leave it to do."""
 
@@ -98,7 +113,14 @@ class Member:
             except BaseException:
                 ours.close()
                 raise
-        self._line = Line(ours, hear=self._hear, settled=self._settled, lost=self.kill, drained=self._reports.settled)
+        self._line = Line(
+            ours,
+            hear=self._hear,
+            settled=self._settled,
+            lost=self._lost,
+            drained=self._reports.settled,
+            max_payload=self._max_payload,
+        )
         self._line.send(self._boot)
 
     @property
@@ -118,17 +140,37 @@ class Member:
         self._age.is_retired = True
         self._send(Stop())
 
-    def kill(self) -> None:
+    def kill(self, reason: str | None = None) -> None:
+        """`reason` is what the tasks that it ran are told, unless they were condemned to another ending."""
+        self._killed_for = self._killed_for or reason
         if self._process:
             self._process.kill()
+
+    def kill_blocked(self) -> None:
+        """One of its tasks blocks the event loop, so that none of the others can end."""
+        log.error("child %d is killed: its event loop is blocked; it runs %s", self.pid, self.describe_running())
+        blocker = self.tickets.running_claim(self._on_loop)
+        if blocker is not None and not self.tickets.is_condemned(self._on_loop):
+            words = f"it blocked the event loop of its child process (pid {self.pid}), which was killed"
+            self.condemn(self._on_loop, OperationalErrorCode.WORKER_CRASHED, words)
+        who = "" if blocker is None else f", {blocker.task_name},"
+        self.kill(f"another task{who} of the same child process (pid {self.pid}) blocked its event loop; it was killed")
 
     def bequeath(self, cause: str) -> None:
         """It is dead: tell what had begun, and what had not."""
         crash = TaskError(
             error_code=OperationalErrorCode.WORKER_CRASHED,
-            message=f"the child process (pid {self.pid}) {cause} while it ran this task",
+            message=self._killed_for or f"the child process (pid {self.pid}) {cause} while it ran this task",
         )
         self._reports.died(*self.tickets.bequeath(crash))
+
+    def _lost(self, trouble: str | None) -> None:
+        """It cannot be talked to any longer. Without trouble it may be dying by itself, and its exit code tells more than we could."""
+        if trouble is None:
+            self.kill()
+        else:
+            log.error("child %d %s, and is killed", self.pid, trouble)
+            self.kill(f"the child process (pid {self.pid}) that ran it {trouble}, and was killed")
 
     # -- work
 
@@ -189,11 +231,33 @@ class Member:
         """What it has been given and has not taken in yet."""
         return self._line.unsent_bytes if self._line else 0
 
-    def ping(self, now: float) -> float:
-        """Ask for a sign of life. For how long the asking has gone unanswered, in seconds."""
+    def ping(self, now: float) -> None:
+        """Ask for a sign of life, of the process and of its event loop."""
         self._send(Ping())
-        self._unanswered_since = self._unanswered_since or now
-        return now - self._unanswered_since
+        self.asked_since = now if self.asked_since is None else self.asked_since
+        if self._boot.concurrency > 1:
+            self.loop_asked_since = now if self.loop_asked_since is None else self.loop_asked_since
+
+    def ask_loop(self) -> int:
+        """Ask for a sign of life of the event loop. It has been given when `loop_answers` is no longer what is returned."""
+        self.ping(time.monotonic())
+        return self.loop_answers
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """It has begun to send a message and has not ended it."""
+        return self._line is not None and self._line.is_mid_frame
+
+    @property
+    def received(self) -> int:
+        """Bytes, in all."""
+        return self._line.received if self._line else 0
+
+    def describe_running(self) -> str:
+        """The names of its tasks, for the log."""
+        names = sorted({claim.task_name for _, claim in self.tickets.running()})
+        shown = ", ".join(names[:NAMES_SHOWN])
+        return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown or "nothing"
 
     def recall(self, behind: int) -> None:
         """Ask for what has not begun; it comes back as `returned`, and no new work goes here until the current task ends."""
@@ -253,19 +317,19 @@ class Member:
     # -- what it says
 
     def _hear(self, message: Message) -> None:
-        self._unanswered_since = None
+        self.asked_since = None
         # A beginning by itself changes nothing that anybody could act on, and there is one for every task.
         self._has_news = self._has_news or not isinstance(message, Began)
         match message:
-            case Began(ticket) if ticket in self.tickets:
+            case Began(ticket) if self.tickets.is_waiting(ticket):
                 self.began_at = time.monotonic()
                 self._reports.began(self, ticket, self.tickets.begin(ticket))
             case Progress(ticket, fraction, words):
                 if ticket in self.tickets:  # else it comes from a thread that a task has left behind
                     self._reports.progressed(self.tickets[ticket], fraction, words)
-            case Done(ticket) if ticket in self.tickets:
+            case Done() if self._may_end(message):
                 self._ended(message)
-            case Returned(tickets) if all(ticket in self.tickets for ticket in tickets):
+            case Returned(tickets) if all(map(self.tickets.is_waiting, tickets)):
                 self._take_back(tickets)
             case Done(ticket) if self.tickets.is_abandoned(ticket):
                 self.tickets.forget(ticket)
@@ -276,14 +340,23 @@ class Member:
         match message:
             case Booting(what):
                 self.doing = what
-            case Ready(_, rss_mb):
+            case Ready(_, rss_mb) if not self.ready.is_set():
                 self._measured(rss_mb)
             case Refused(reason):
                 self.refusal = reason
-            case Pong():
-                pass  # that it was heard is all
+            case Pong(on_loop):
+                self._on_loop = on_loop
+            case LoopAlive():
+                self.loop_asked_since = None
+                self.loop_answers += 1
             case _:
-                raise WireError(f"a child in order does not send {message}")
+                raise WireError(f"{type(message).__name__} out of order")
+
+    def _may_end(self, done: Done) -> bool:
+        """What has not begun can only have been cancelled."""
+        return done.ticket in self.tickets and (
+            self.tickets.running_claim(done.ticket) is not None or done.status == TaskStatus.CANCELLED.value
+        )
 
     def _ended(self, done: Done) -> None:
         self.recalled = False

@@ -12,14 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from horsies.child.wire import Boot
 from horsies.events import ChildDied, ChildRecycled, ChildStarted, emit, subscribers
 from horsies.model.errors import HorsiesError
+from horsies.model.recovery import RecoveryConfig
+from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.worker.booting import see_it_boot
+from horsies.worker.liveness import Liveness
 from horsies.worker.member import Member, Reports
 from horsies.worker.process import Births, NotBorn, Spawn
 from horsies.worker.template import Template, can_fork
@@ -50,6 +53,8 @@ class PoolOptions:
     max_memory_per_child_mb: float | None = None
     env: Mapping[str, str]
     boot_timeout_s: float = BOOT_TIMEOUT_S
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    max_payload_bytes: int = DEFAULT_MAX_BYTES
 
     @property
     def recycles(self) -> bool:
@@ -82,6 +87,7 @@ class Pool:
         self._pause_s = 0.0
         self._not_before = 0.0
         self._is_closing = False
+        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._starting = asyncio.get_running_loop().create_future()
@@ -93,6 +99,8 @@ class Pool:
             raise
         self._starting = None
         self._report_baseline()
+        # On its own, and not at the heartbeat: children are to be watched also while the database is away.
+        self._watching = self._group.create_task(Liveness(self._options.recovery).watch(self._roster))
         self._tend()  # somebody may have died while the others were starting
         log.info("children are ready: pids %s", ", ".join(str(member.pid) for member in self._places))
         return self
@@ -121,6 +129,8 @@ class Pool:
     async def _until_all_are_dead(self) -> None:
         if self._lives:
             await asyncio.wait(self._lives)
+        if self._watching:
+            self._watching.cancel()
         await self._births.close()
 
     def _report_baseline(self) -> None:
@@ -139,7 +149,13 @@ class Pool:
     # -- one child's life
 
     def _new(self, budget: int | None) -> Member:
-        member = Member(self._reports, self._options.boot, budget=budget, changed=self._tend)
+        member = Member(
+            self._reports,
+            self._options.boot,
+            budget=budget,
+            changed=self._tend,
+            max_payload=self._options.max_payload_bytes,
+        )
         life = self._group.create_task(self._live(member))
         self._lives.add(life)
         life.add_done_callback(self._lives.discard)

@@ -163,6 +163,8 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
         concurrency=config.concurrency,
         max_tasks_per_child=config.max_tasks_per_child,
         max_memory_per_child_mb=config.max_memory_per_child_mb,
+        recovery=app.config.recovery,
+        max_payload_bytes=app.config.max_payload_bytes,
         boot=Boot(
             config.app_locator or "",
             config.loglevel,

@@ -14,6 +14,9 @@ from horsies.worker.books import Books
 from horsies.worker.deadlines import Deadline, Deadlines, Stage
 from horsies.worker.member import Member
 
+LOOP_ANSWER_S = 2.0
+"""The least time that an event loop has to run after a task on it was abandoned, however short the grace."""
+
 log = logging.getLogger("horsies.worker")
 
 
@@ -66,6 +69,10 @@ class Stops:
 
     def enforce(self, now: float) -> None:
         for deadline in self._deadlines.due(now):
+            if deadline.stage is Stage.LOOP:
+                if deadline.is_pending:
+                    deadline.member.kill_blocked()
+                continue
             claim = deadline.member.tickets.running_claim(deadline.ticket)
             if claim is None:
                 continue  # it has ended
@@ -76,7 +83,14 @@ class Stops:
                 deadline.member.kill()
             else:
                 # Others run beside it: it is ended in the database and left behind; what it still returns is fenced off.
-                self.fail(*deadline.member.abandon(deadline.ticket))
+                self._abandon(deadline.member, deadline.ticket)
+
+    def _abandon(self, member: Member, ticket: int) -> None:
+        """End a task in the database and leave it behind. If it blocks the event loop, the others in its child will not end either."""
+        asked, now = member.ask_loop(), time.monotonic()
+        self.fail(*member.abandon(ticket))
+        patience_s = max(self._grace_s, LOOP_ANSWER_S)
+        self._deadlines.add(now + patience_s, Deadline(member, ticket, Stage.LOOP, asked))
 
     def _ask(self, member: Member, ticket: int, claim: Claim, reason: Reason, code: str, words: str) -> None:
         key = claim.id, claim.claim_no

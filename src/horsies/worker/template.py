@@ -5,6 +5,7 @@ are its children and not ours is hidden here: they are known by a descriptor of 
 """
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -14,9 +15,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from horsies.child.template import MAX_PACKET
-from horsies.child.wire import Boot, Booting, Fork, Forked, Ready, Reaped, Refused, Unpacker, pack
+from horsies.child.wire import (
+    Boot,
+    Booting,
+    Fork,
+    Forked,
+    Message,
+    Ready,
+    Reaped,
+    Refused,
+    ReportUnpacker,
+    WireError,
+    pack,
+)
 from horsies.worker.booting import see_it_boot
 from horsies.worker.process import NotBorn, Process, Spawned, spawn, words
+
+log = logging.getLogger("horsies.worker")
 
 
 def can_fork() -> bool:
@@ -152,23 +167,34 @@ class _Nursery:
             data, fds, _flags, _address = socket.recv_fds(self._control, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
             return False
-        for message in Unpacker().feed(data):
-            match message:
-                case Booting(what):
-                    self.doing = what
-                case Ready():
-                    self.doing = "forking"
-                    self.ready.set()
-                    self.is_open.set_result(None)
-                case Refused(reason):
-                    self._refused(reason)
-                case Forked(pid):
-                    self._born(_ForkedProcess(pid, fds[0]))
-                case Reaped(pid, code):
-                    self._children.pop(pid).ended(code)
-                case _:
-                    raise AssertionError(f"a template never sends {message}")
+        try:
+            for message in ReportUnpacker().feed(data):
+                self._hear(message, fds)
+        except WireError as error:  # a module that is imported there has written to the socket
+            log.error("the template (pid %d) sent what it never sends (%s), and is killed", self.pid, error)  # noqa: TRY400 - it is no bug of ours
+            self.kill()
+        finally:
+            for fd in fds:  # of a message that has none
+                os.close(fd)
         return bool(data)
+
+    def _hear(self, message: Message, fds: list[int]) -> None:
+        match message:
+            case Booting(what):
+                self.doing = what
+            case Ready() if not self.ready.is_set():
+                self.doing = "forking"
+                self.ready.set()
+                if not self.is_open.done():
+                    self.is_open.set_result(None)
+            case Refused(reason):
+                self._refused(reason)
+            case Forked(pid) if fds and self._births and pid not in self._children:
+                self._born(_ForkedProcess(pid, fds.pop()))
+            case Reaped(pid, code) if pid in self._children:
+                self._children.pop(pid).ended(code)
+            case _:
+                raise WireError(f"{type(message).__name__} out of order")
 
     def _refused(self, reason: str) -> None:
         if not self._births:

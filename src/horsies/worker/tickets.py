@@ -62,6 +62,14 @@ class Tickets:
         """What runs under this ticket, if it still does."""
         return self._given.get(ticket) if ticket in self._begun else None
 
+    def is_waiting(self, ticket: int) -> bool:
+        """It has been given and has not begun."""
+        return ticket in self._given and ticket not in self._begun
+
+    def is_condemned(self, ticket: int) -> bool:
+        """It is decided how it ends if its child dies."""
+        return ticket in self._verdicts
+
     def give(self, claims: Iterable[Claim], worked_us: int) -> Run:
         """To a child that has worked so much in its life."""
         if not self.has_unbegun:
