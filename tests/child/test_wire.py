@@ -217,7 +217,9 @@ def test_fields_of_another_kind_are_refused(report: Message, fields: object) -> 
         read(framed(kind, json.dumps(fields).encode()))
 
 
-@pytest.mark.parametrize("body", [b"", b"[", b"[" * 100_000, b"\xff\xfe", b"[1" + b"0" * 5_000 + b"]", b"nonsense, a lot"])
+@pytest.mark.parametrize(
+    "body", [b"", b"[", b"[" * 100_000, b"\xff\xfe", b"[1" + b"0" * 5_000 + b"]", b"nonsense, a lot"]
+)
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     for kind in range(256):
         with pytest.raises(WireError):

@@ -4,12 +4,15 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_ASKING = (signal.SIGINT, signal.SIGTERM)
+"""What asks a process to end."""
 
 
 def die_with(parent: int) -> None:
@@ -23,8 +26,8 @@ def die_with(parent: int) -> None:
 def ignore_signals() -> None:
     """Ctrl-C and service managers signal the whole group; only the parent decides."""
     # Handlers, not SIG_IGN, which programs started by a task would inherit.
-    signal.signal(signal.SIGINT, _ignore)
-    signal.signal(signal.SIGTERM, _ignore)
+    for number in _ASKING:
+        signal.signal(number, _ignore)
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:
@@ -40,14 +43,24 @@ class _Copies:
 def disown_copies(*in_copy: Callable[[], None]) -> None:
     """Call these in every process that user code forks from this one, on whatever thread, without starting a program in it."""
 
+    held = threading.local()
+
+    def before_fork() -> None:
+        # A signal that comes before the copy has its own handlers would be ignored, and whoever sent it would wait for ever.
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+
     def after_fork() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def after_fork_in_copy() -> None:
         _Copies.is_copy = True
         for call in in_copy:
             call()
         with suppress(ValueError):  # only the main thread may, and in the copy this is it
             _mind_signals()
+        after_fork()
 
-    os.register_at_fork(after_in_child=after_fork)
+    os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork_in_copy)
 
 
 def end_if_copy(raised: BaseException | None) -> None:

@@ -104,6 +104,7 @@ class Policy(NamedTuple):
     """In seconds; a number counts silence alone."""
     stopped_after_s: float
     interval_s: float
+    idle_after_s: float = IDLE_AFTER_S
 
     @classmethod
     def of(cls, recovery: RecoveryConfig) -> "Policy":
@@ -152,7 +153,7 @@ def why_kill(silence: Silence, policy: Policy) -> str | None:
         case "auto":
             if _is_over(silence.stopped_since, now, policy.stopped_after_s):
                 return "its process was stopped"
-            return "its process did nothing at all" if _is_over(silence.idle_since, now, IDLE_AFTER_S) else None
+            return "its process did nothing at all" if _is_over(silence.idle_since, now, policy.idle_after_s) else None
         case seconds:
             return f"frozen_after_ms={seconds * 1000:.0f}" if _is_over(silence.silent_since, now, seconds) else None
 
@@ -167,8 +168,8 @@ def _is_over(since: float | None, now: float, patience_s: float) -> bool:
 class Liveness:
     """Looks at all children of a worker, until cancelled."""
 
-    def __init__(self, recovery: RecoveryConfig) -> None:
-        self._policy = Policy.of(recovery)
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self._silent: dict[Member, tuple[Silence, Threads | None, int]] = {}
         self._reported: set[Member] = set()
         self._blocked: set[Member] = set()

@@ -22,7 +22,7 @@ from horsies.model.errors import HorsiesError
 from horsies.model.recovery import RecoveryConfig
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.worker.booting import see_it_boot
-from horsies.worker.liveness import Liveness
+from horsies.worker.liveness import Liveness, Policy
 from horsies.worker.member import Member, Reports
 from horsies.worker.process import Births, NotBorn, Spawn
 from horsies.worker.template import Template, can_fork
@@ -100,7 +100,7 @@ class Pool:
         self._starting = None
         self._report_baseline()
         # On its own, and not at the heartbeat: children are to be watched also while the database is away.
-        self._watching = self._group.create_task(Liveness(self._options.recovery).watch(self._roster))
+        self._watching = self._group.create_task(Liveness(Policy.of(self._options.recovery)).watch(self._roster))
         self._tend()  # somebody may have died while the others were starting
         log.info("children are ready: pids %s", ", ".join(str(member.pid) for member in self._places))
         return self

@@ -1,0 +1,107 @@
+"""User code that writes to the socket of its child, or breaks it: the worker and the other children do not suffer."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from horsies.child.wire import Began, Done, Forked, LoopAlive, Message, Pong, Progress, Ready, Reaped, Returned, pack
+from tests.fixtures.pools import Pump, open_pool
+from tests.worker.test_member_recall import send_together
+
+FORGING = "tests.apps.forging:app"
+COMPLETED = Done(2, "COMPLETED", 5, None, '"forged"', None)
+FAILED = Done(2, "FAILED", 5, "FORGED", None, "{}")
+
+
+def framed(kind: int, body: bytes) -> bytes:
+    return struct.pack("!IB", 1 + len(body), kind) + body
+
+
+FORGED: dict[str, bytes] = {
+    "nonsense": b"nonsense, a lot of it",
+    "a gigabyte to come": struct.pack("!IB", 1 << 30, 17),
+    "a beginning that has been": pack(Began(1)),
+    "a beginning of what was never given": pack(Began(99)),
+    "an ending of what was never given": pack(COMPLETED._replace(ticket=99)),
+    "a success of what has not begun": pack(COMPLETED),
+    "a failure of what has not begun": pack(FAILED),
+    "the return of what runs": pack(Returned([1])),
+    "the return of what runs, and of what does not": pack(Returned([2, 1])),
+    "the return of what was never given": pack(Returned([99])),
+    "a return twice": pack(Returned([3]), Returned([3])),
+    "a second readiness": pack(Ready(1, 1.0)),
+    "a template's words": pack(Forked(1)),
+    "other words of a template": pack(Reaped(1, 0)),
+    "a message for a child": framed(6, b"(\x00\x00\x00\x00"),
+    "a tuple of two thousand million": framed(17, b"(\xff\xff\xff\x7f"),
+    "progress beyond all bounds": framed(pack(Progress(1, None, None))[4], b"[1, 1e999, null]"),
+}
+
+
+async def forge(pump: Pump, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
+    """One child forges while it has two more before it, another one waits at a gate."""
+    forger, *behind = send_together(
+        pump,
+        ("forge", {"frames": frames.hex(), "until": str(folder / "never")}),
+        ("whoami", {}),
+        ("whoami", {}),
+    )
+    await pump.beginning(forger)
+    other = pump.send("gate", until=str(folder / "go"))
+    await pump.beginning(other)
+    return forger, behind, other
+
+
+@pytest.mark.promise("A8")
+@pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED.keys())
+async def test_what_no_child_says_costs_it_its_life_and_nobody_else_anything(frames: bytes, tmp_path: Path) -> None:
+    async with open_pool(FORGING, processes=2, frame=3) as pump:
+        forger, behind, other = await forge(pump, frames, tmp_path)
+        error = await pump.crash(forger)
+        assert error.error_code == "WORKER_CRASHED"
+        assert "sent what no child sends" in error.message
+        (tmp_path / "go").touch()
+        for task_id in (other, *behind):
+            assert (await pump.ending(task_id)).status == "COMPLETED"  # elsewhere, and once
+        assert {*pump.crashed} == {forger}
+
+
+@pytest.mark.parametrize("message", [Pong(7), Pong(99), LoopAlive(), Progress(99, 0.5, "x"), Progress(1, 0.5, "x")])
+async def test_what_any_child_may_say_changes_nothing(message: Message, tmp_path: Path) -> None:
+    async with open_pool(FORGING, processes=2, frame=3) as pump:
+        forger, _behind, other = await forge(pump, pack(message), tmp_path)
+        (tmp_path / "never").touch()
+        (tmp_path / "go").touch()
+        for task_id in (forger, other):
+            assert (await pump.ending(task_id)).status == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "shut down",
+        "shut down reading",
+        "shut down writing",
+        "close",
+        "put a file in its place",
+        "put a pipe in its place",
+    ],
+)
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_child_that_lost_its_socket_is_replaced(tmp_path: Path, how: str, concurrency: int) -> None:
+    async with open_pool(FORGING, processes=1, concurrency=concurrency) as pump:
+        broken = pump.send("sabotage", how=how)
+        member, _ticket = await pump.beginning(broken)
+        # Who cannot hear any longer may still have told of the ending.
+        await pump.until(lambda: broken in pump.ended or broken in pump.crashed)
+        await pump.until(lambda: member not in pump.roster)
+        assert await pump.value("whoami") != member.pid
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_socket_that_was_made_non_blocking_still_serves(concurrency: int) -> None:
+    async with open_pool(FORGING, concurrency=concurrency) as pump:
+        assert await pump.value("sabotage", how="set non-blocking") == "done"
+        (member,) = pump.roster
+        assert [await pump.value("whoami") for _ in range(3)] == [member.pid] * 3

@@ -1,0 +1,45 @@
+"""Processes that a task forks from its child: they are not children, and do not speak for one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.pools import open_pool
+
+FORGING = "tests.apps.forging:app"
+EXIT_CODES = {"return": 0, "raise": 1, "exit": 3, "look for the socket": 0}
+
+
+@pytest.mark.promise("A8")
+@pytest.mark.parametrize(("how", "code"), EXIT_CODES.items())
+@pytest.mark.parametrize("name", ["fork_a_copy", "fork_a_copy_async"])
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_copy_ends_where_the_task_s_own_code_ends(name: str, concurrency: int, how: str, code: int) -> None:
+    """As a program does: with 0, with 1 and a traceback, or as it wishes. It has no socket, and does not go on as a second child."""
+    async with open_pool(FORGING, concurrency=concurrency) as pump:
+        assert await pump.value(name, how=how) == code
+        (member,) = pump.roster
+        assert await pump.value("whoami") == member.pid
+
+
+async def test_a_copy_of_an_event_loop_does_not_go_on_with_what_runs_on_it(tmp_path: Path) -> None:
+    path, until = tmp_path / "notes", tmp_path / "until"
+    async with open_pool(FORGING, concurrency=5) as pump:
+        others = [pump.send("note_async", path=str(path), until=str(until)) for _ in range(3)]
+        for task_id in others:
+            await pump.beginning(task_id)
+        assert await pump.value("fork_a_copy_async", how="await") == 1
+        until.touch()
+        for task_id in others:
+            assert (await pump.ending(task_id)).status == "COMPLETED"
+        (member,) = pump.roster
+        assert set(path.read_text().split()) == {str(member.pid)}
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_pools_of_processes_work_inside_a_task(concurrency: int) -> None:
+    """They end their processes by a signal that children ignore."""
+    async with open_pool(FORGING, concurrency=concurrency) as pump:
+        assert await pump.value("use_a_pool") == [1, 2, 3]
+        (member,) = pump.roster
+        assert await pump.value("whoami") == member.pid

@@ -1,0 +1,288 @@
+"""A child that is frozen is noticed, and one that only takes long in C is left alone."""
+
+import asyncio
+import os
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies.model.recovery import RecoveryConfig
+from horsies.worker.liveness import (
+    BUSY_SHARE,
+    IDLE_AFTER_S,
+    REGULAR,
+    Doing,
+    Liveness,
+    Policy,
+    Silence,
+    Thread,
+    doing_of,
+    threads_of,
+    watched,
+    why_kill,
+)
+from horsies.worker.member import Member
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import row
+from tests.fixtures.pools import PATIENCE_S, Pump, open_pool
+from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import CLUSTER, insert_rows, settings
+from tests.worker.steps import PATIENCE_MS, begun
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+AUTO = Policy("auto", stopped_after_s=10.0, interval_s=3.0)
+OFF = AUTO._replace(frozen_after=None)
+
+
+# -- the decision
+
+
+def silence_after(looks: list[tuple[float, Doing]], policy: Policy, *, is_stuck: bool = False) -> Silence:
+    """Of a child that was looked at after these gaps."""
+    now, silence = 1_000.0, None
+    for gap, doing in looks:
+        now += gap
+        silence = watched(silence, now, doing, policy, is_stuck=is_stuck)
+    assert silence is not None
+    return silence
+
+
+gaps = st.floats(0.1, AUTO.interval_s * REGULAR)
+looks = st.lists(st.tuples(gaps, st.sampled_from(Doing)), min_size=1, max_size=60)
+
+
+@given(looks)
+def test_one_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, Doing]]) -> None:
+    silence = silence_after([*seen, (1.0, Doing.WORKS)], AUTO)
+    assert why_kill(silence, AUTO) is None
+    for _ in range(19):
+        silence = watched(silence, silence.seen_at + 3.0, Doing.IDLE, AUTO)
+        assert why_kill(silence, AUTO) is None
+
+
+@given(looks, st.integers(1, 1_000), st.sampled_from(Doing))
+def test_a_gap_in_the_own_view_starts_the_watch_anew(seen: list[tuple[float, Doing]], gap: int, doing: Doing) -> None:
+    """The machine was paused: how long it was says nothing of the child."""
+    for policy in (AUTO, AUTO._replace(frozen_after=9.5)):
+        silence = silence_after([*seen, (REGULAR * policy.interval_s + gap, doing)], policy, is_stuck=True)
+        assert why_kill(silence, policy) is None
+        assert why_kill(watched(silence, silence.seen_at + 9.0, doing, policy), policy) is None
+
+
+@given(looks, st.lists(gaps, min_size=1, max_size=200).filter(lambda later: sum(later) > IDLE_AFTER_S + 10.0))
+def test_one_that_does_nothing_for_a_minute_is_killed(seen: list[tuple[float, Doing]], later: list[float]) -> None:
+    silence = silence_after([*seen, *((gap, Doing.IDLE) for gap in later)], AUTO)
+    assert why_kill(silence, AUTO) == "its process did nothing at all"
+
+
+@given(looks, st.lists(gaps, min_size=1, max_size=200).filter(lambda later: sum(later[1:]) > 10.0))
+def test_one_that_is_stopped_for_long_is_killed_soon(seen: list[tuple[float, Doing]], later: list[float]) -> None:
+    silence = silence_after([*seen, *((gap, Doing.STOPPED) for gap in later)], AUTO)
+    assert why_kill(silence, AUTO) == "its process was stopped"
+
+
+@given(looks)
+def test_with_a_number_silence_alone_counts(seen: list[tuple[float, Doing]]) -> None:
+    policy = AUTO._replace(frozen_after=30.0)
+    silence = silence_after(seen, policy)
+    silent_s = sum(gap for gap, _ in seen[1:])
+    assert (why_kill(silence, policy) is not None) == (silence.seen_at - silence.silent_since > 30.0)
+    assert silence.seen_at - silence.silent_since == pytest.approx(silent_s)
+
+
+@given(looks)
+def test_switched_off_nobody_is_killed(seen: list[tuple[float, Doing]]) -> None:
+    assert why_kill(silence_after(seen, OFF), OFF) is None
+
+
+def test_one_that_sent_half_a_message_is_killed_however_it_is_set() -> None:
+    silence = silence_after([(3.0, Doing.WORKS)] * 6, OFF, is_stuck=True)
+    assert why_kill(silence, OFF) == "it sent a part of a message and not the rest"
+
+
+threads = st.dictionaries(st.integers(1, 5), st.builds(Thread, st.sampled_from("RSDTt"), st.floats(0, 100)), max_size=4)
+
+
+@given(threads, threads, st.floats(0.1, 10.0))
+def test_idle_is_a_process_in_which_no_thread_works(
+    before: dict[int, Thread], now: dict[int, Thread], elapsed_s: float
+) -> None:
+    doing = doing_of(before, now, elapsed_s)
+    if doing is Doing.STOPPED:
+        assert {thread.state for thread in now.values()} == {"T"}
+    if doing is Doing.IDLE:
+        assert before.keys() == now.keys() != set()
+        for number, thread in now.items():
+            assert thread.state not in "Dt"
+            assert (thread.state, before[number].state) != ("R", "R")
+            assert thread.cpu_s - before[number].cpu_s < max(0.02, BUSY_SHARE * elapsed_s)
+
+
+def test_what_cannot_be_seen_counts_as_working() -> None:
+    asleep = {1: Thread("S", 1.0)}
+    assert doing_of(asleep, None, 3.0) is Doing.WORKS
+    assert doing_of(None, asleep, 3.0) is Doing.WORKS
+    assert doing_of(asleep, {}, 3.0) is Doing.WORKS
+    assert doing_of(asleep, asleep, 3.0) is Doing.IDLE
+    assert threads_of(2**22 + 1) is None  # there is no such process
+
+
+def test_what_the_settings_mean() -> None:
+    assert Policy.of(RecoveryConfig()) == AUTO
+    assert Policy.of(RecoveryConfig(frozen_after_ms=None)) == OFF
+    assert Policy.of(RecoveryConfig(frozen_after_ms=60_000)).frozen_after == 60.0
+    assert Policy.of(RecoveryConfig(heartbeat_ms=60_000, dead_after_ms=120_000)).interval_s == 3.0
+
+
+# -- real children
+
+QUICK = Policy("auto", stopped_after_s=1.0, interval_s=0.3, idle_after_s=3.0)
+UNWATCHED = RecoveryConfig(frozen_after_ms=None)
+FORGING = "tests.apps.forging:app"
+
+
+async def look_often(pump: Pump, policy: Policy, count: int) -> None:
+    liveness = Liveness(policy)
+    for _ in range(count):
+        liveness.look(pump.roster)
+        await asyncio.sleep(policy.interval_s)
+
+
+@linux_only
+async def test_a_child_that_is_deadlocked_in_c_is_killed() -> None:
+    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
+        stuck = pump.send("sleep_in_c", seconds=600, holding=True)
+        member, _ticket = await pump.beginning(stuck)
+        async with asyncio.timeout(PATIENCE_S):
+            watch = asyncio.create_task(Liveness(QUICK).watch(pump.roster))
+            error = await pump.crash(stuck)
+            watch.cancel()
+        assert error.error_code == "WORKER_CRASHED"
+        assert f"the child process (pid {member.pid}) that ran it gave no sign of life" in error.message
+        assert "(its process did nothing at all) and was killed" in error.message
+        assert await pump.value("whoami") != member.pid
+
+
+@linux_only
+async def test_a_child_that_works_in_c_is_left_alone() -> None:
+    """It holds the GIL and says nothing for far longer than one that does nothing may."""
+    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
+        busy = pump.send("work_in_c")
+        member, _ticket = await pump.beginning(busy)
+        await look_often(pump, QUICK, 20)
+        assert member.asked_since is not None  # it has not said a word
+        assert psutil.Process(member.pid).status() != psutil.STATUS_ZOMBIE
+        assert busy not in pump.crashed
+        member.kill()
+        await pump.crash(busy)
+
+
+@linux_only
+async def test_a_child_that_waits_in_c_and_lets_others_run_is_never_silent() -> None:
+    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
+        waiting = pump.send("sleep_in_c", seconds=6, holding=False)
+        await pump.beginning(waiting)
+        await look_often(pump, QUICK._replace(frozen_after=1.0), 15)
+        assert (await pump.ending(waiting)).status == "COMPLETED"
+
+
+@linux_only
+async def test_an_idle_child_that_is_stopped_is_replaced_and_what_it_was_given_runs_elsewhere() -> None:
+    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
+        (member,) = pump.roster
+        os.kill(member.pid, signal.SIGSTOP)
+        given = pump.send("whoami")
+        watch = asyncio.create_task(Liveness(QUICK).watch(pump.roster))
+        await pump.until(lambda: given in pump.given_back)
+        watch.cancel()
+        assert (await pump.ending(given)).status == "COMPLETED"
+        assert pump.done_by[given] != member.pid
+
+
+@linux_only
+async def test_a_stopped_child_lives_while_the_watch_is_off() -> None:
+    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
+        (member,) = pump.roster
+        os.kill(member.pid, signal.SIGSTOP)
+        await look_often(pump, QUICK._replace(frozen_after=None), 10)
+        assert psutil.Process(member.pid).status() == psutil.STATUS_STOPPED
+        os.kill(member.pid, signal.SIGCONT)
+        assert await pump.value("whoami") == member.pid
+
+
+@linux_only
+async def test_a_pause_of_the_worker_itself_kills_no_child() -> None:
+    """A look that comes late starts anew, and by the next one the child has answered."""
+    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
+        (member,) = pump.roster
+        liveness = Liveness(QUICK)
+        os.kill(member.pid, signal.SIGSTOP)
+        for _ in range(4):
+            liveness.look(pump.roster)
+            await asyncio.sleep(2 * REGULAR * QUICK.interval_s)
+        assert member.asked_since is not None
+        os.kill(member.pid, signal.SIGCONT)
+        assert await pump.value("whoami") == member.pid
+
+
+async def test_half_a_message_and_then_silence_costs_a_child_its_life(tmp_path: Path) -> None:
+    """Nothing that it says from then on can be understood: it seems silent, though it works."""
+    async with open_pool(FORGING, recovery=UNWATCHED, processes=2) as pump:
+        half = struct.pack("!IB", 1 << 24, 17).hex()  # the beginning of a long result
+        forger = pump.send("forge", frames=half, until=str(tmp_path / "never"))
+        other = pump.send("gate", until=str(tmp_path / "go"))
+        forging, _ticket = await pump.beginning(forger)
+        await pump.beginning(other)
+        watch = asyncio.create_task(Liveness(QUICK._replace(frozen_after=None)).watch(pump.roster))
+        error = await pump.crash(forger)
+        watch.cancel()
+        assert "it sent a part of a message and not the rest" in error.message
+        (tmp_path / "go").touch()
+        assert (await pump.ending(other)).status == "COMPLETED"
+        assert pump.done_by[other] != forging.pid
+
+
+# -- a whole worker, with the settings as they come
+
+
+@pytest.fixture
+def frozen(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> Any:
+    """A worker with two children, one of them stopped while it runs a task; the task's id and the child."""
+    running = worker(CLUSTER, processes=2, env=settings())
+    args = {"begun": str(tmp_path / "begun"), "until": str(tmp_path / "never")}
+    (task_id,) = insert_rows(sql, "gate", [args])
+    pid = begun(tmp_path / "begun")
+    os.kill(pid, signal.SIGSTOP)
+    return running, task_id, pid
+
+
+@linux_only
+@pytest.mark.promise("W6", "T2")
+def test_a_child_that_is_stopped_is_noticed_with_default_settings(
+    basic: Any, frozen: Any, sql: psycopg.Connection
+) -> None:
+    running, task_id, pid = frozen
+    eventually(lambda: row(sql, "select count(*) from horsies.finished") == (1,), 20.0)
+    code, message = row(sql, "select error_code, error->>'message' from horsies.finished where id = %s", task_id)
+    assert code == "WORKER_CRASHED"
+    assert f"(pid {pid}) that ran it gave no sign of life" in str(message)
+    assert "its process was stopped" in str(message)
+    running.wait_for_log(f"child {pid} gave no sign of life .* and is killed; it runs gate")
+    assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
+    assert running.terminate() == 0
+
+
+@linux_only
+@pytest.mark.promise("W10")
+def test_a_worker_stops_though_one_of_its_children_is_stopped(frozen: Any) -> None:
+    running, _task_id, _pid = frozen
+    assert running.terminate() == 0
