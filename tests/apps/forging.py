@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import multiprocessing
 import os
+import signal
 import socket
 import struct
 import sys
@@ -117,6 +118,15 @@ async def fork_a_copy_async(how: str) -> TaskResult[int, TaskError]:
 def use_a_pool() -> TaskResult[list[int], TaskError]:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         return TaskResult(ok=pool.map(abs, [-1, 2, -3]))
+
+
+@app.task("end_a_process")
+def end_a_process() -> TaskResult[int | None, TaskError]:
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    process.terminate()
+    process.join()
+    return TaskResult(ok=process.exitcode)
 
 
 @app.task("note_async")

@@ -1,5 +1,6 @@
 """Processes that a task forks from its child: they are not children, and do not speak for one."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,10 @@ async def test_a_copy_of_an_event_loop_does_not_go_on_with_what_runs_on_it(tmp_p
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_pools_of_processes_work_inside_a_task(concurrency: int) -> None:
-    """They end their processes by a signal that children ignore."""
+async def test_multiprocessing_works_inside_a_task(concurrency: int) -> None:
+    """It ends its processes by a signal that children ignore."""
     async with open_pool(FORGING, concurrency=concurrency) as pump:
+        assert await pump.value("end_a_process") == -signal.SIGTERM
         assert await pump.value("use_a_pool") == [1, 2, 3]
         (member,) = pump.roster
         assert await pump.value("whoami") == member.pid

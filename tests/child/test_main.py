@@ -24,11 +24,11 @@ from horsies.child.wire import (
     Ready,
     Recall,
     Refused,
+    ReportUnpacker,
     Returned,
     Run,
     Stay,
     Stop,
-    ReportUnpacker,
     pack,
 )
 

@@ -185,32 +185,31 @@ def test_what_comes_from_a_child_is_never_unmarshalled(body: bytes) -> None:
             read(framed(kind, body))
 
 
-@pytest.mark.parametrize(
-    ("report", "fields"),
-    [
-        (Progress(1, 0.5, "x"), [1, float("nan"), "x"]),
-        (Progress(1, 0.5, "x"), [1, 1.5, "x"]),
-        (Progress(1, 0.5, "x"), [1, "half", "x"]),
-        (Progress(1, 0.5, "x"), ["1", 0.5, "x"]),
-        (Progress(1, 0.5, "x"), [1, 0.5, ["x"]]),
-        (Progress(1, 0.5, "x"), [1, 0.5]),
-        (Ready(1, 1.0), [1, float("inf")]),
-        (Ready(1, 1.0), [1, float("nan")]),
-        (Ready(1, 1.0), [-1, 1.0]),
-        (Booting("x"), ["x" * (MAX_REPORTED_TEXT + 1)]),
-        (Booting("x"), [None]),
-        (Returned([1]), [[1, 1]]),
-        (Returned([1]), [[True]]),
-        (Returned([1]), [[1.0]]),
-        (Returned([1]), [1]),
-        (Returned([1]), [[[]]]),
-        (Pong(1), [None]),
-        (LoopAlive(), [1]),
-        (LoopAlive(), {}),
-        (LoopAlive(), None),
-    ],
-    ids=repr,
-)
+OF_ANOTHER_KIND: list[tuple[Message, Any]] = [
+    (Progress(1, 0.5, "x"), [1, float("nan"), "x"]),
+    (Progress(1, 0.5, "x"), [1, 1.5, "x"]),
+    (Progress(1, 0.5, "x"), [1, "half", "x"]),
+    (Progress(1, 0.5, "x"), ["1", 0.5, "x"]),
+    (Progress(1, 0.5, "x"), [1, 0.5, ["x"]]),
+    (Progress(1, 0.5, "x"), [1, 0.5]),
+    (Ready(1, 1.0), [1, float("inf")]),
+    (Ready(1, 1.0), [1, float("nan")]),
+    (Ready(1, 1.0), [-1, 1.0]),
+    (Booting("x"), ["x" * (MAX_REPORTED_TEXT + 1)]),
+    (Booting("x"), [None]),
+    (Returned([1]), [[1, 1]]),
+    (Returned([1]), [[True]]),
+    (Returned([1]), [[1.0]]),
+    (Returned([1]), [1]),
+    (Returned([1]), [[[]]]),
+    (Pong(1), [None]),
+    (LoopAlive(), [1]),
+    (LoopAlive(), {}),
+    (LoopAlive(), None),
+]
+
+
+@pytest.mark.parametrize(("report", "fields"), OF_ANOTHER_KIND, ids=repr)
 def test_fields_of_another_kind_are_refused(report: Message, fields: object) -> None:
     kind = pack(report)[4]
     with pytest.raises(WireError):

@@ -311,12 +311,17 @@ def test_by_default_a_dead_worker_is_noticed_within_a_quarter_of_a_minute():
     recovery = AppConfig().recovery
     assert recovery.dead_after_ms + 2 * recovery.keeper_ms * 1.2 <= 15_000
     assert recovery.dead_after_ms >= 2 * recovery.heartbeat_ms
-    assert recovery.frozen_after_ms is None
+    assert recovery.frozen_after_ms == "auto"
 
 
 def test_a_child_may_miss_one_ping_before_it_counts_as_frozen():
     problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, frozen_after_ms=5_000)
     assert "below three heartbeats" in problem
+
+
+def test_the_watch_over_frozen_children_can_be_switched_off():
+    assert RecoveryConfig(frozen_after_ms=None).frozen_after_ms is None
+    assert '"auto"' in the_problem_of(RecoveryConfig, frozen_after_ms="never")
 
 
 @pytest.mark.parametrize("name", RECOVERY_RANGES)

@@ -29,7 +29,6 @@ from horsies.worker.liveness import (
     watched,
     why_kill,
 )
-from horsies.worker.member import Member
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.fixtures.pools import PATIENCE_S, Pump, open_pool

@@ -81,7 +81,7 @@ class RecoveryConfig(Value):
         yield from number_problems("snapshot_ms", self.snapshot_ms, 1_000, 3_600_000)
         if self.frozen_after_ms is not None and self.frozen_after_ms != "auto":
             frozen = list(number_problems("frozen_after_ms", self.frozen_after_ms, 1_000, 86_400_000))
-            yield from frozen
+            yield from (f'{problem}; or "auto", or None' for problem in frozen)
             if not frozen and not beats and self.frozen_after_ms < 3 * self.heartbeat_ms:
                 yield (
                     f"frozen_after_ms {self.frozen_after_ms} is below three heartbeats of {self.heartbeat_ms}, at which children "
