@@ -4,14 +4,7 @@ CREATE SCHEMA horsies;
 
 CREATE FUNCTION horsies.are_delays(delays_ms integer[]) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    AS $$
-    select delays_ms is null
-    or cardinality(delays_ms) = 0
-    or array_ndims(delays_ms) = 1
-    and array_lower(delays_ms, 1) = 1
-    and array_position(delays_ms, null) is null
-    and 0 <= all(delays_ms)
-$$;
+    RETURN ((delays_ms IS NULL) OR (cardinality(delays_ms) = 0) OR ((array_ndims(delays_ms) = 1) AND (array_lower(delays_ms, 1) = 1) AND (array_position(delays_ms, NULL::integer) IS NULL) AND (0 <= ALL (delays_ms))));
 
 CREATE FUNCTION horsies.input_bytes(node uuid) RETURNS bigint
     LANGUAGE plpgsql STABLE
@@ -134,6 +127,7 @@ $$;
 
 CREATE FUNCTION horsies.promote(most integer) RETURNS SETOF text
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
     late uuid;

@@ -9,14 +9,13 @@ lock table {schema}.tasks, {schema}.keys, {schema}.schedules, {schema}.workers, 
 
 -- Whether an array of delays can be used: one dimension that begins at 1, every element known and not negative. Null is for no retries.
 create function {schema}.are_delays(delays_ms integer[]) returns boolean
-language sql immutable parallel safe as $$
-    select delays_ms is null
+language sql immutable parallel safe
+return delays_ms is null
     or cardinality(delays_ms) = 0
     or array_ndims(delays_ms) = 1
     and array_lower(delays_ms, 1) = 1
     and array_position(delays_ms, null) is null
-    and 0 <= all(delays_ms)
-$$;
+    and 0 <= all(delays_ms);
 
 update {schema}.tasks
 set
@@ -139,7 +138,7 @@ alter table {schema}.keeper
 -- (a trigger of the user's refuses it) must take neither the others with it nor the worker's transaction that promotes. After a failure it is done row
 -- by row, and such a row stays as it is. The keeper tells of it.
 create function {schema}.promote(most integer) returns setof text
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
     late uuid;
     told text;
