@@ -1,9 +1,11 @@
 """The tiny HTTP server, and clients of every kind."""
 
 import socket
-from collections.abc import Generator
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 
+import psutil
 import pytest
 
 from horsies.worker import http
@@ -23,6 +25,21 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
     with serving(listener, {"/": lambda: Answer("200 OK", b"x" * 1_000_000), "/broken": broken}):
         yield int(listener.getsockname()[1])
+
+
+@contextmanager
+def served(slow: Callable[[], Answer] = broken) -> Generator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with serving(listener, {"/": lambda: Answer("200 OK", b"quick"), "/slow": slow}):
+        yield int(listener.getsockname()[1])
+
+
+@contextmanager
+def client_of(port: int, words: bytes) -> Generator[socket.socket]:
+    """One that says this, and then nothing."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(words)
+        yield client
 
 
 def say(port: int, words: bytes) -> bytes:
@@ -62,8 +79,58 @@ def test_a_client_that_never_asks_is_let_go(port: int, words: bytes) -> None:
     assert ask(port, "/").status == 200
 
 
-def test_clients_that_only_wait_keep_nobody_out_for_long(port: int) -> None:
-    waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
-    eventually(lambda: ask(port, "/").status == 200)
-    for client in waiting:
-        client.close()
+@pytest.mark.promise("D6")
+def test_clients_that_only_wait_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have all the time in the world here: only a newcomer ends them, the oldest first."""
+    monkeypatch.setattr(http, "REQUEST_S", 600.0)
+    monkeypatch.setattr(http, "CLIENTS_AT_MOST", 4)
+    with ExitStack() as stack:
+        port = stack.enter_context(served())
+        waiting = [stack.enter_context(client_of(port, words)) for words in (b"", b"GET / HT", b"\r", b"") * 10]
+        for _ in range(3):
+            assert ask(port, "/").status == 200
+        for client in waiting[:-3]:
+            client.settimeout(10)
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+
+@pytest.mark.promise("D6")
+def test_clients_whose_answers_take_long_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they cost a thread each: an answer that is being made is for all who ask for it meanwhile."""
+    monkeypatch.setattr(http, "CLIENTS_AT_MOST", 4)
+    made, go_on = list[int](), threading.Event()
+
+    def slow() -> Answer:
+        made.append(1)
+        go_on.wait(20)
+        return Answer("200 OK", b"slow")
+
+    with ExitStack() as stack:
+        port = stack.enter_context(served(slow))
+        asking = [stack.enter_context(client_of(port, b"GET /slow HTTP/1.1\r\n\r\n")) for _ in range(40)]
+        eventually(lambda: made)
+        assert ask(port, "/").status == 200
+        go_on.set()
+        assert asking[-1].makefile("rb").read().endswith(b"slow")
+        assert made == [1]
+
+
+def test_an_answer_is_made_again_for_a_later_request() -> None:
+    made = list[int]()
+
+    def counted() -> Answer:
+        made.append(1)
+        return Answer("200 OK", b"%d" % len(made))
+
+    with served(counted) as port:
+        assert [ask(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_no_client_leaves_a_descriptor_behind(port: int) -> None:
+    assert ask(port, "/").status == 200  # the server has all of its own
+    before = psutil.Process().num_fds()
+    for words in (b"", b"GET / HT", b"GET / HTTP/1.1\r\n\r\n") * 20:
+        with client_of(port, words):
+            pass
+    eventually(lambda: psutil.Process().num_fds() <= before)

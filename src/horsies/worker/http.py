@@ -1,22 +1,30 @@
 """A tiny HTTP server: GET and HEAD, a few fixed paths, one request per connection.
 
 It is a thread with an event loop of its own, so that it answers while the worker's waits for its database, or hangs: that is what it is asked for. Answers are
-made in threads that nobody waits for at the end. A client has a few seconds and a few kilobytes for its request, and there are not many at once.
+made in threads that nobody waits for at the end. A client has a few seconds and a few kilobytes for its request.
+
+**No client keeps another out.** A liveness probe that is not answered restarts a healthy worker, so a newcomer is never refused. When there are too many connections,
+the oldest that has waited for its client for a second is closed, or else the oldest of all. However many ask for the same path at once, its answer is made once, for all of them: the
+number of threads is bounded by the number of paths.
 """
 
 import asyncio
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import cast
 
 REQUEST_S = 5.0
+IDLE_S = 1.0  # a client that is heard of less often than that may be let go for another
 ANSWER_S = 30.0
 REQUEST_BYTES = 8192
-CLIENTS_AT_MOST = 32
+CLIENTS_AT_MOST = 256
+BACKLOG = 64  # accepted in one round: one that asks at once is read before as many others as there may be have come
 
 log = logging.getLogger("horsies.worker")
 
@@ -48,11 +56,13 @@ def serving(listener: socket.socket, routes: Routes) -> Generator[None]:
 class _Server:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._clients = 0
+        self._clients: dict[asyncio.Task[None], float] = {}
+        """What serves each connection, oldest first, and since when it waits for the client; `inf` while it does not."""
+        self._being_made: dict[str, asyncio.Future[Answer]] = {}
 
     async def serve(self, listener: socket.socket, started: "Future[Callable[[], None]]") -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        async with await asyncio.start_server(self._serve_one, sock=listener, limit=REQUEST_BYTES):
+        async with await asyncio.start_server(self._serve_one, sock=listener, limit=REQUEST_BYTES, backlog=BACKLOG):
             started.set_result(lambda: loop.call_soon_threadsafe(stop.set) and None)
             await stop.wait()
             clients = asyncio.all_tasks() - {asyncio.current_task()}
@@ -62,22 +72,36 @@ class _Server:
             await asyncio.sleep(0)  # a transport that was aborted closes its socket in the next round
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients += 1
+        while len(self._clients) >= CLIENTS_AT_MOST:
+            self._drop_one()
+        me = cast("asyncio.Task[None]", asyncio.current_task())
+        self._clients[me] = time.monotonic()
         try:
-            if self._clients <= CLIENTS_AT_MOST:
-                await self._converse(reader, writer)
+            await self._converse(me, reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             pass  # a client that is slow, or gone, or no client of ours; or we leave
         finally:
-            self._clients -= 1
+            self._clients.pop(me, None)
             writer.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _drop_one(self) -> None:
+        """The oldest that has waited for its client for a while; else the oldest."""
+        before = time.monotonic() - IDLE_S
+        idle = (client for client, since in self._clients.items() if since < before)
+        oldest = next(idle, None) or next(iter(self._clients))
+        del self._clients[oldest]  # now, though it ends in a moment only
+        oldest.cancel()
+
+    async def _converse(
+        self, me: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         async with asyncio.timeout(REQUEST_S):
             head = await reader.readuntil(b"\r\n\r\n")
         method, _, rest = head.decode("latin-1").partition(" ")
+        self._clients[me] = float("inf")
         async with asyncio.timeout(ANSWER_S):
             answer = await self._answer(method, rest.split(" ")[0].partition("?")[0])
+        self._clients[me] = time.monotonic()
         async with asyncio.timeout(REQUEST_S):
             writer.transport.set_write_buffer_limits(0)  # drained means sent
             writer.write(_packed(answer, with_body=method != "HEAD"))
@@ -90,10 +114,13 @@ class _Server:
             return Answer("405 Method Not Allowed", b"only GET and HEAD\n")
         if path not in self._routes:
             return Answer("404 Not Found", f"there is {', '.join(self._routes)}\n".encode())
-        return await _in_thread(self._routes[path])
+        if path not in self._being_made:
+            made = self._being_made[path] = _in_thread(self._routes[path])
+            made.add_done_callback(lambda _: self._being_made.pop(path))
+        return await asyncio.shield(self._being_made[path])  # the others still wait when one of them gives up
 
 
-async def _in_thread(make: Callable[[], Answer]) -> Answer:
+def _in_thread(make: Callable[[], Answer]) -> "asyncio.Future[Answer]":
     loop = asyncio.get_running_loop()
     made: asyncio.Future[Answer] = loop.create_future()
 
@@ -111,7 +138,7 @@ async def _in_thread(make: Callable[[], Answer]) -> Answer:
             loop.call_soon_threadsafe(settle, answer)
 
     threading.Thread(target=work, name="horsies-http-answer", daemon=True).start()
-    return await made
+    return made
 
 
 def _packed(answer: Answer, *, with_body: bool) -> bytes:
