@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
-from horsies.worker.marks import FEW_LANES, LANES_AT_ONCE, REMEMBERED, REST_PER_COST, Marks
+from horsies.worker.marks import (
+    FEW_LANES,
+    HINTED_REST_PER_COST,
+    HINTED_REST_S,
+    LANES_AT_ONCE,
+    LANES_PER_QUEUE,
+    LOWER_AT_MOST,
+    REMEMBERED,
+    REST_PER_COST,
+    Marks,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -123,9 +133,18 @@ def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority(
         told(7, queue="urgent", priority=10),
     ):
         marks.heard(payload)
+    marks.claimed([claim(7, queue="urgent", priority=10), claim(9)], asked=9, sent_at=marks.moment)
     urgent, quiet, default = marks.first_lanes()
     assert plain([urgent, default]) == [("urgent", 10, at(7)), ("default", 100, at(9))]
     assert [quiet] == from_start(["quiet"])
+
+
+@pytest.mark.promise("D6")
+def test_where_queues_are_counted_a_notification_alone_hides_nothing_that_waits() -> None:
+    """A claim that met a cap has seen nothing of this queue, and whoever names a moment in the future may be anyone."""
+    marks = settled(Marks(["default"]))
+    marks.heard(told(10**9))
+    assert marks.first_lanes() == from_start(["default"])
 
 
 def test_queues_of_others_are_ignored() -> None:
@@ -137,13 +156,103 @@ def test_queues_of_others_are_ignored() -> None:
     assert marks_of(marks) == [("default", 100, at(1))]
 
 
-@pytest.mark.parametrize("payload", [None, "", "nonsense", "1 2", "a b c", f"1 {10**30} default"])
+UNREADABLE = [
+    "",
+    "*",
+    "nonsense",
+    "1 2",
+    "1 2 ",
+    "a b c",
+    "later x",
+    f"1 {10**30} default",
+    f"1 {10**17 * 9} default",
+    f"1 -{10**17 * 9} default",
+    "99999999999 1 default",
+    "2147483648 1 default",
+    "-2147483649 1 default",
+    "1_0 1 default",
+    "+1 1 default",
+    "1.0 1 default",
+    "1e1 1 default",
+    "\u0663 1 default",
+    "1 \u0663 default",
+    " 1 1 default",
+    "1\t1\tdefault",
+    "nan nan default",
+    "9" * 7_900,
+]
+
+
+@pytest.mark.promise("D6")
+@pytest.mark.parametrize("payload", [None, *UNREADABLE])
 def test_what_cannot_be_read_asks_for_a_claim_from_the_start(payload: str | None) -> None:
     marks = settled(Marks(["default"]))
     marks.heard(told(1))
     marks.heard(payload)
-    assert marks.wants_start(0.0)
-    assert marks.rescan_in_s(0.0) == 0.0
+    assert marks.wants_start(HINTED_REST_S)
+    assert marks.rescan_in_s(HINTED_REST_S) == 0.0
+    assert marks.lane_count == 1
+
+
+@pytest.mark.promise("D6")
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
+def test_what_a_lane_is_made_of_fits_into_a_statement(text: str) -> None:
+    marks = settled(Marks(["default"]))
+    for payload in (text, f"{text} 1 default", f"1 {text} default"):
+        marks.heard(payload)
+    for lane in marks.lanes(LANES_AT_ONCE):
+        assert -(2**31) <= lane.priority < 2**31
+        assert 1 <= lane.mark.year <= 9999
+
+
+@pytest.mark.promise("D6")
+def test_notifications_cannot_ask_for_one_claim_from_the_start_after_the_other() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    marks.heard("*")
+    assert marks.wants_start(100.0)  # the first one at once
+    sent_at = marks.moment
+    marks.heard("*")
+    marks.rescanned([], asked=1, sent_at=sent_at, now=100.0, cost_s=1.0)
+    for _ in range(1_000):
+        marks.heard("*")
+    rest_s = HINTED_REST_PER_COST * 1.0
+    assert marks.rescan_in_s(100.0) == rest_s
+    assert not marks.wants_start(100.0 + rest_s - 0.1)
+    assert marks.wants_start(100.0 + rest_s)
+
+
+def test_what_is_known_to_be_missed_is_looked_for_at_once() -> None:
+    """Our own code says so: a turn has failed, LISTEN was lost, or it is time to poll."""
+    marks = settled(Marks(["default"]))
+    marks.heard(told(1))
+    sent_at = marks.moment
+    marks.heard(None)
+    marks.rescanned([], asked=1, sent_at=sent_at, now=100.0, cost_s=1.0)
+    assert marks.wants_start(100.0)
+
+
+@pytest.mark.promise("D6")
+def test_a_notification_lowers_a_mark_by_little_and_what_is_older_is_looked_for_from_the_start() -> None:
+    """Where everything has been claimed long ago, only dead entries wait."""
+    marks = settled(Marks(["default"]))
+    marks.heard(told(100))
+    marks.claimed([claim(100)], asked=9, sent_at=marks.moment)
+    for step in range(1, 30):
+        marks.heard(told(100 - step))
+    lowest = at(100) - LOWER_AT_MOST
+    assert plain(marks.lanes(1)) == [("default", 100, lowest)]
+    assert marks.wants_start(HINTED_REST_S)
+    marks.heard(told(5), is_trusted=True)
+    assert plain(marks.lanes(1)) == [("default", 100, at(5))]
+
+
+@pytest.mark.promise("D6")
+def test_a_notification_of_the_future_does_not_hide_one_of_now() -> None:
+    marks = settled(Marks(["default"]))
+    marks.heard(told(10**9))
+    marks.heard(told(1))
+    assert marks_of(marks) == [("default", 100, at(1))]
 
 
 def test_a_queue_name_may_have_spaces() -> None:
@@ -233,6 +342,33 @@ def test_a_claim_sent_before_a_lane_was_told_of_does_not_make_it_sleep() -> None
     assert asked_queues(marks)[0] == MANY[3]
 
 
+def hinted(marks: Marks, priorities: range) -> None:
+    for priority in priorities:
+        marks.heard(told(1, priority=priority))
+
+
+@pytest.mark.promise("D6")
+def test_however_many_priorities_are_announced_few_lanes_are_kept_and_nothing_is_lost() -> None:
+    marks = settled(Marks(["urgent", "default"]))
+    marks.heard(told(1, queue="urgent"))
+    hinted(marks, range(2**15))
+    assert marks.lane_count <= LANES_PER_QUEUE + 1
+    assert marks.wants_start(HINTED_REST_S), "what waits in the lanes that were dropped is found from the start"
+    assert ("urgent", 100, at(1)) in plain(marks.lanes(LANES_AT_ONCE)), "another queue keeps its own"
+    marks.rescanned([], asked=1, sent_at=marks.moment, now=1.0, cost_s=0.0)
+    assert not marks.wants_start(1.0)
+
+
+def test_of_too_many_lanes_those_that_sleep_are_forgotten_first() -> None:
+    marks = settled(Marks(["default"]))
+    hinted(marks, range(LANES_PER_QUEUE))
+    while lanes := [lane for lane in marks.lanes(LANES_AT_ONCE) if lane.priority < LANES_PER_QUEUE]:
+        marks.claimed([], lanes=lanes, asked=1, sent_at=marks.moment)
+    hinted(marks, range(1_000, 1_002))
+    assert marks.lane_count == 2
+    assert marks_of(marks) == [("default", 1_000, at(1)), ("default", 1_001, at(1))]
+
+
 def test_few_lanes_never_sleep() -> None:
     """What a turn itself makes ready, it can claim."""
     marks = settled(Marks(["urgent", "default"]))
@@ -257,6 +393,5 @@ def test_no_row_that_was_told_of_lies_before_its_mark(steps: list[tuple[int, int
         if len(flights) > 1:
             taken, sent_at = flights.pop(0)
             marks.claimed([claim(second) for second in taken], asked=100, sent_at=sent_at)
-        lanes = marks_of(marks)
-        assert lanes is not None
-        assert all(lanes[0][2] <= at(second) for second in waiting)
+        lanes = marks_of(marks, now=HINTED_REST_S)
+        assert lanes is None or all(lanes[0][2] <= at(second) for second in waiting)

@@ -1,5 +1,9 @@
-"""Who wants to be woken for what. Thread-safe; knows nothing of connections."""
+"""Who wants to be woken for what. Thread-safe; knows nothing of connections.
 
+A payload may come from anyone: LISTEN and NOTIFY need no privilege. A subscriber must take it for a hint to look now, and nothing else.
+"""
+
+import logging
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,6 +14,8 @@ Bell: TypeAlias = Callable[[str | None], None]
 """Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
 
 EVERYONE = "*"
+
+log = logging.getLogger("horsies.listen")
 
 
 class Bells:
@@ -38,13 +44,20 @@ class Bells:
             by_key = self._bells.get(channel, {})
             keys = list(by_key) if payload == EVERYONE else [None, *payload.split(" ")]
             found = [bell for key in keys for bell in by_key.get(key, ())]
-        for bell in found:
-            bell(payload)
+        _ring(found, payload)
 
     def ring_all(self, channel: Channel | None = None) -> None:
         """Something may have been missed: everyone looks again."""
         with self._lock:
             channels = [channel] if channel else list(self._bells)
             found = [bell for name in channels for bells in self._bells.get(name, {}).values() for bell in bells]
-        for bell in found:
-            bell(None)
+        _ring(found, None)
+
+
+def _ring(bells: list[Bell], payload: str | None) -> None:
+    """One that fails must not keep the others from being rung, nor end the thread or the reader that rings them."""
+    for bell in bells:
+        try:
+            bell(payload)
+        except Exception:
+            log.exception("a subscriber failed on a notification")

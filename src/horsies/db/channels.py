@@ -1,5 +1,9 @@
 """The NOTIFY channels. Their names carry a hash of the schema: two installations in one database do not wake each other.
 
+**Anyone may listen, and anyone may notify**: PostgreSQL asks for no privilege but to connect to the database. So payloads hold nothing but ids, names of
+queues, priorities and times, and whoever receives one takes it for a hint to look now: it is checked before it is used, it cannot make a statement fail, and
+the rows decide what is done. Where a look is dear, hints lead to a limited number of them.
+
 **Somebody must wait.** A notification wakes every session of the database that listens, to whatever channel, so one that nobody waits for is
 better not sent. Whoever listens to DONE holds an advisory lock meanwhile, shared with all others who do. It can be had alone only when nobody
 listens, and that is what an ending asks for after its COMMIT. No wake-up is lost: a waiter takes the lock before it listens, and looks only after
@@ -14,7 +18,9 @@ from hashlib import sha256
 
 class Channel(StrEnum):
     NEW = "new"
-    """Something can be claimed. Payload: `priority enqueued_at_us queue_name`, the oldest row of them."""
+    """Something can be claimed. Payload: `priority enqueued_at_us queue_name`, the oldest row of them; `later us`, the time until it is due; `freed`, when
+    capped capacity is; or `*`, when there may be something anywhere.
+    """
 
     DONE = "done"
     """Tasks have ended: their ids, or `*` when they are too many to name; only while somebody listens. Or runs of workflows: theirs, in any case,
@@ -22,7 +28,7 @@ class Channel(StrEnum):
     """
 
     CONTROL = "control"
-    """A word to one worker. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
+    """Asks one worker to look at its rows and to beat. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
 
     SCHEDULES = "schedules"
     """Schedules were changed: when the next slot is may be another moment now. No payload."""

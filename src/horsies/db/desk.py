@@ -14,7 +14,8 @@ read began leads to another read.
 **Pace.** Thousands of endings that are announced one by one must not lead to thousands of reads. Who has waited for long
 can wait a little longer: in a crowd what is announced may lie until a tenth of the time that its waiter has waited already
 has passed, or a batch is full. So the number of reads grows with the logarithm of the time. Among a handful of waiters that
-share is next to nothing, and a lone one is never kept waiting.
+share is next to nothing, and a lone one is never kept waiting. Only `*`, which anyone may send, leads to at most one read
+of everything per interval.
 
 **Nobody is forgotten.** The clerk may leave at any moment: answered, out of time, cancelled in the middle of a read. Then
 its batch is wanted again, and the first of those who sit and lack an answer is clerk and is rung. When a read fails, the
@@ -46,6 +47,7 @@ LONGEST_REST_S = 3_600.0  # what no clock refuses
 BATCH = 1_000  # results may be large
 SLACK = 0.1  # of the time waited so far, when there is a crowd
 CROWD = 1_000
+ALL_EVERY_S = 0.01  # between two reads of everything that notifications ask for
 
 A = TypeVar("A")
 
@@ -69,6 +71,7 @@ class Desk(Generic[A]):
         self._looked_at = 0.0  # when everything was last wanted
         self._read_at = float("inf")  # when what is wanted is to be read
         self._in_force_at = 0.0  # when LISTEN is, or is given up
+        self._all_at = 0.0  # when everything is read, or was, because a notification asked for it
 
     # -- for those who wait
 
@@ -188,7 +191,10 @@ class Desk(Generic[A]):
                 self._in_force_at = now  # or it is known not to be
                 self._want_all(now, now)
             elif payload == EVERYONE:
-                self._want_all(now, self._late(now, max(self._looked_at, self._entered_at)))
+                if self._all_at <= now:
+                    late = self._late(now, max(self._looked_at, self._entered_at))
+                    self._all_at = max(late, self._all_at + ALL_EVERY_S)
+                self._want_all(now, self._all_at)
             else:
                 for key in payload.split(" "):
                     if tickets := self._tickets.get(key):

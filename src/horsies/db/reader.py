@@ -91,7 +91,8 @@ def _notifications(connection: psycopg.Connection) -> list[tuple[str, str]]:
     connection.pgconn.consume_input()
     heard: list[tuple[str, str]] = []
     while notification := connection.pgconn.notifies():
-        heard.append((notification.relname.decode(), notification.extra.decode()))
+        # Anyone may have sent it, and a database without an encoding does not check what it holds.
+        heard.append((notification.relname.decode(errors="replace"), notification.extra.decode(errors="replace")))
     return heard
 
 

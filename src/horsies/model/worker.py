@@ -12,7 +12,7 @@ from horsies.model.problems import number_problems, refuse
 LOGLEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 LOG_FORMATS = ("text", "json")
 DEFAULT_TASKS_PER_CHILD = 100
-DEFAULT_METRICS_HOST = "0.0.0.0"  # noqa: S104 - scrapers and probes come from other machines
+DEFAULT_METRICS_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ from gone
 returning id::text;
 
 -- name: ask_to_cancel
--- What runs is asked: its worker hears it now, and reads it again at each heartbeat.
+-- What runs is asked. The row decides: its worker reads it at each heartbeat. The notification only says "look now", because anyone may send one.
 with asked as (
     update {schema}.tasks
     set cancel_requested_at = coalesce(cancel_requested_at, statement_timestamp())

@@ -15,7 +15,7 @@ from horsies.model.task import Claim, TaskId
 
 SQL = load(__file__)
 
-LOWEST_PRIORITY = -(2**31)
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -(2**31), 2**31 - 1
 CLAIM_BYTES = 1 << 26
 """Payloads that one claim may bring, all of them together."""
 INLINE_BYTES_MIN, INLINE_BYTES_MAX = 2_048, 1 << 18

@@ -21,7 +21,7 @@ def endpoints(app: Horsies, checkup: Checkup, *, host: str, port: int | None) ->
     if port is None:
         return nullcontext()
     listener = _bound(host, port)
-    log.info("answering /metrics, /healthz and /readyz on %s port %d", host, port)
+    log.info("HTTP: /metrics, /healthz and /readyz on %s port %d%s", host, port, _reach(host))
     return serving(
         listener,
         {
@@ -29,6 +29,13 @@ def endpoints(app: Horsies, checkup: Checkup, *, host: str, port: int | None) ->
             "/healthz": lambda: _healthz(checkup),
             "/readyz": lambda: _readyz(checkup),
         },
+    )
+
+
+def _reach(host: str) -> str:
+    """What a default that is safe leaves to be done where probes and scrapers come from other machines."""
+    return (
+        " (this machine only; --metrics-host 0.0.0.0 for others)" if host in {"127.0.0.1", "::1", "localhost"} else ""
     )
 
 

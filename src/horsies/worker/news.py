@@ -1,5 +1,9 @@
-"""The news: what is known of work that waits, from what notifications tell and from what turns find. It moves the marks, and says whether there is more."""
+"""The news: what is known of work that waits, from what notifications tell and from what turns find. It moves the marks, and says whether there is more.
 
+Notifications are hints that anyone may have sent. They decide only when to look; what is there, the database says.
+"""
+
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +14,11 @@ from horsies.worker.turn import ClaimFrom, Outcome, Turn
 
 LOCKED_S, LONGEST_S = 0.02, 5.0
 """What is due and was not promoted is looked at again so soon at first, then less and less often: it may be locked, or broken for good."""
+PROMOTE_EVERY_S = 0.01
+"""Notifications lead to at most one look per interval for what was put off."""
+LATER_AT_MOST_S = 86_400.0
+
+_LATER = re.compile(r"later (-?[0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,10 @@ class News:
         self._due_in = due_in
         self._heard_count = 0
         self._again_s = 0.0
+        self._promote_at: float | None = None
+        """When what was put off is looked for because of a notification."""
+        self._promoted_at = 0.0
+        """When it last was."""
 
     @property
     def known(self) -> Known:
@@ -35,19 +48,27 @@ class News:
 
     def heard(self, payload: str | None) -> bool:
         """A notification: there is something to claim, now or later. None: there may be. Whether to look now."""
-        match (payload or "").split(" "):
-            case ["later", microseconds]:
-                self._heard_count += 1
-                self._due_in(int(microseconds) / 1_000_000)
-                return False
-            case ["freed"]:
-                pass
-            case _:
-                if not self._books.marks.heard(payload):
-                    return False
+        if payload is not None and (later := _LATER.fullmatch(payload)):
+            self._put_off(int(later[1]) / 1_000_000)
+            return False
+        if payload == "freed":
+            if not self._books.limits.caps.is_any:
+                return False  # capped capacity, which this worker does not wait for
+        elif not self._books.marks.heard(payload):
+            return False
         self._heard_count += 1
         self._books.more = True
         return True
+
+    def _put_off(self, seconds: float) -> None:
+        """A task becomes due then. A notification that says so too often, or too early, leads to no more looks than a clock would."""
+        now = time.monotonic()
+        if self._promote_at is not None and self._promote_at <= now:
+            self._promoted_at, self._promote_at = self._promote_at, None
+        at = max(now + min(max(seconds, 0.0), LATER_AT_MOST_S), self._promoted_at + PROMOTE_EVERY_S)
+        if self._promote_at is None or at < self._promote_at:
+            self._promote_at = at
+            self._due_in(at - now)
 
     def found(self, turn: Turn, outcome: Outcome, known: Known, departed: float) -> None:
         """A turn was answered."""
@@ -58,7 +79,7 @@ class News:
             if outcome.overdue:
                 self._due_in(self._again_s)
         for lane in outcome.promoted:
-            if self._books.marks.heard(lane):
+            if self._books.marks.heard(lane, is_trusted=True):
                 self._books.more = True
         if turn.wanted:
             self._claimed(turn, outcome, known, departed)
@@ -76,7 +97,7 @@ class News:
             lanes = turn.lanes if turn.claim_from is ClaimFrom.MARKS else ()
             marks.claimed(claims, lanes=lanes, asked=asked, sent_at=known.moment)
         for lane in outcome.waiting:
-            marks.heard(lane)
+            marks.heard(lane, is_trusted=True)
         if len(claims) < asked and known.heard_count == self._heard_count:
             self._books.more = turn.claim_from is ClaimFrom.MARKS and marks.are_left
 

@@ -30,6 +30,8 @@ from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 from horsies.worker.subject import WorkerSubject
 
 TURNS_AT_MOST = 4
+CONTROL_EVERY_S = 0.05
+"""Control messages lead to at most one heartbeat per interval."""
 
 log = logging.getLogger("horsies.worker")
 
@@ -180,6 +182,35 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
     )
 
 
+class Rationed:
+    """Calls `act` at once, and then at most once per interval, however often it is called. Belongs to its event loop."""
+
+    def __init__(self, act: Callable[[], None], every_s: float) -> None:
+        self._act = act
+        self._every_s = every_s
+        self._loop = asyncio.get_running_loop()
+        self._not_before = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self) -> None:
+        if self._timer is not None:
+            return  # it will be called in a moment, for all who have asked by then
+        wait_s = self._not_before - self._loop.time()
+        if wait_s > 0:
+            self._timer = self._loop.call_later(wait_s, self._call)
+        else:
+            self._call()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _call(self) -> None:
+        self._timer = None
+        self._not_before = self._loop.time() + self._every_s
+        self._act()
+
+
 @contextmanager
 def _hearing(
     broker: PostgresBroker,
@@ -189,8 +220,13 @@ def _hearing(
     concerns: Callable[[str | None], bool],
     beat_now: Callable[[], None],
 ) -> Generator[None]:
-    """Notifications reach the pump on its event loop. Whoever pings gets a heartbeat for an answer."""
+    """Notifications reach the pump on its event loop.
+
+    Anyone may send them, so they only say when to look. `ping` and `cancel` both ask for a heartbeat, which reads from the rows what is
+    to be cancelled; a message about a task whose row says nothing of it changes nothing.
+    """
     loop, listener, here = asyncio.get_running_loop(), broker.listener(), threading.get_ident()
+    look = Rationed(beat_now, CONTROL_EVERY_S)
 
     def new(payload: str | None) -> None:
         if not concerns(payload):
@@ -202,10 +238,8 @@ def _hearing(
 
     def control(payload: str | None) -> None:
         match (payload or "").split(" "):
-            case [_, "cancel", task_id]:
-                loop.call_soon_threadsafe(pump.cancel, {task_id})
-            case [_, "ping"]:
-                loop.call_soon_threadsafe(beat_now)
+            case [_, "cancel", _] | [_, "ping"]:
+                loop.call_soon_threadsafe(look)
             case _:
                 pass  # what was missed is read at the next heartbeat
 
@@ -217,3 +251,4 @@ def _hearing(
     finally:
         listener.unsubscribe(Channel.NEW, None, new)
         listener.unsubscribe(Channel.CONTROL, worker, control)
+        look.close()

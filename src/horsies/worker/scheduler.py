@@ -22,6 +22,7 @@ from horsies.schedules.tick import Ticked, tick
 from horsies.worker.backoff import Backoff
 
 SHORTEST_SLEEP_S: Final = 0.05  # when what is due is another scheduler's
+WOKEN_EVERY_S: Final = 0.1  # anyone may notify: it leads to one tick at once, and to no more than so many
 PATIENCE_S: Final = 3.0
 REST_S: Final = 60.0
 """For which a schedule is left out that the database did not accept."""
@@ -54,6 +55,7 @@ class Scheduler:
         self._failed: dict[str, tuple[str, float]] = {}
         """What the database said of schedules that it did not accept, and until when they are left out."""
         self._woken = asyncio.Event()
+        self._woken_not_before = 0.0
         self._stopping = asyncio.Event()
         self.answered_at: float | None = None
         """When the database last told what is due, on the monotonic clock."""
@@ -93,7 +95,7 @@ class Scheduler:
                 self._backoff.succeeded()
                 self.answered_at, self.is_missing = time.monotonic(), False
                 if not ticked.is_full:
-                    await _wait(self._woken, self._sleep_s(ticked.next_due_s))
+                    await self._sleep(self._sleep_s(ticked.next_due_s))
 
     async def _sync(self) -> None:
         if self._declared is None:
@@ -138,6 +140,13 @@ class Scheduler:
             self.is_missing = True
             self._backoff.failed(broker_error(error))
         await _wait(self._stopping, self._backoff.left_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until that time is over, or a notification says that schedules were changed."""
+        await _wait(self._woken, seconds)
+        if self._woken.is_set():
+            await _wait(self._stopping, self._woken_not_before - time.monotonic())
+            self._woken_not_before = time.monotonic() + WOKEN_EVERY_S
 
     def _sleep_s(self, next_due_s: float | None) -> float:
         return self.poll_s if next_due_s is None else min(self.poll_s, max(SHORTEST_SLEEP_S, next_due_s))
