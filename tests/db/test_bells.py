@@ -1,3 +1,5 @@
+import pytest
+
 from horsies.db.bells import Bells
 from horsies.db.channels import Channel
 
@@ -44,3 +46,18 @@ def test_two_waiters_for_one_key_leave_one_by_one() -> None:
     bells.remove(Channel.DONE, "a", second.append)
     bells.ring(Channel.DONE, "a")
     assert (first, second) == ([], ["a"])
+
+
+@pytest.mark.promise("D6")
+def test_a_subscriber_that_fails_keeps_no_other_from_being_rung(caplog: pytest.LogCaptureFixture) -> None:
+    bells, heard = Bells(), list[str | None]()
+
+    def fail(_payload: str | None) -> None:
+        raise ZeroDivisionError
+
+    bells.add(Channel.NEW, None, fail)
+    bells.add(Channel.NEW, None, heard.append)
+    bells.ring(Channel.NEW, "x")
+    bells.ring_all()
+    assert heard == ["x", None]
+    assert caplog.messages == ["a subscriber failed on a notification"] * 2

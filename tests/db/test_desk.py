@@ -332,6 +332,29 @@ def test_a_doubt_is_a_look_at_everything(desk: Desk[str], tower: Tower, payload:
     assert two.is_gone
 
 
+@pytest.mark.promise("D6")
+def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
+    desk: Desk[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is announced by name is read at once all the same."""
+    monkeypatch.setattr(waiting, "ALL_EVERY_S", 3_600.0)
+    monkeypatch.setattr(desk, "_all_at", -3_600.0)
+    one = Waiter(desk, ["a"])
+    one.find(LIVE)
+    tower.announce("*")
+    one.wake()
+    one.find(LIVE)
+    for _ in range(100):
+        tower.announce("*")
+    one.wake()
+    assert one.rests
+    tower.announce("a")
+    one.wake()
+    assert one.reads == ["a"]
+    one.find(ENDED)
+    assert one.is_gone
+
+
 def test_what_is_too_much_for_one_read_is_read_in_several(desk: Desk[str]) -> None:
     one = Waiter(desk, [str(number) for number in range(2 * waiting.BATCH + 1)])
     sizes = list[int]()

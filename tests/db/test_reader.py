@@ -16,11 +16,12 @@ from horsies.db import selftest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.listen import Listener
-from horsies.db.reader import LoopReader
+from horsies.db.reader import LoopReader, notifications
 from horsies.model.config import PostgresConfig
 from tests.db.test_listen import LISTENERS, QUICK, notify
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.server import DatabaseServer
 
 
 @pytest.fixture
@@ -268,3 +269,17 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
                 await ear.thread_of("last")
         await asyncio.to_thread(broker.close)
     assert caplog.messages == []
+
+
+@pytest.mark.promise("D6")
+def test_a_payload_that_is_no_text_is_read_all_the_same(server: DatabaseServer) -> None:
+    """A database of the encoding SQL_ASCII holds any bytes, and anyone may notify there."""
+    name = f"bytes_{os.getpid()}"
+    server.admin.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0".encode())
+    try:
+        with psycopg.connect(server.url(name), autocommit=True) as connection:
+            connection.execute("listen anything")
+            connection.pgconn.exec_(b"select pg_notify('anything', 'x' || convert_from('\\xff'::bytea, 'SQL_ASCII'))")
+            assert eventually(lambda: notifications(connection)) == [("anything", "x\ufffd")]
+    finally:
+        server.admin.execute(f"drop database {name} with (force)".encode())

@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -127,8 +126,9 @@ class NothingIsLost(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.small = patch.multiple(marks, **SMALL)
-        self.small.start()
+        self.small = pytest.MonkeyPatch()
+        for name, value in SMALL.items():
+            self.small.setattr(marks, name, value)
         self.table = Table()
         self.ids = (f"{number:04}" for number in count())
         self.uncommitted: list[Place] = []
@@ -149,7 +149,7 @@ class NothingIsLost(RuleBasedStateMachine):
         try:
             self._all_is_found()
         finally:
-            self.small.stop()
+            self.small.undo()
 
     # -- producers
 

@@ -45,7 +45,7 @@ class Reading:
         if not self.using.acquire(blocking=False):
             return  # the thread is at it, and hears what there is
         try:
-            heard = _notifications(connection) if self._lent_to is reader else []
+            heard = notifications(connection) if self._lent_to is reader else []
         except psycopg.Error:
             reader.stop()  # the thread finds out by itself
             self._wake()
@@ -58,7 +58,7 @@ class Reading:
 
     def read(self, connection: psycopg.Connection) -> None:
         with self.using:
-            heard = _notifications(connection)
+            heard = notifications(connection)
         self._tell(heard)
 
     def lend(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> None:
@@ -86,7 +86,7 @@ class Reading:
             self._heard(channel, payload)
 
 
-def _notifications(connection: psycopg.Connection) -> list[tuple[str, str]]:
+def notifications(connection: psycopg.Connection) -> list[tuple[str, str]]:
     """Channel and payload of each that has arrived."""
     connection.pgconn.consume_input()
     heard: list[tuple[str, str]] = []
