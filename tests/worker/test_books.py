@@ -16,7 +16,7 @@ from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
-from horsies.tasks.claim import LOAD_BYTES, NO_CAPS, Caps, Payload, Wanted
+from horsies.tasks.claim import EPOCH, LOAD_BYTES, NO_CAPS, Caps, Payload, Wanted
 from horsies.tasks.ids import new_task_id
 from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered
 from horsies.worker.frames import FRAME_MAX, Frames
@@ -439,6 +439,11 @@ def test_where_a_queue_is_counted_each_queue_is_a_lane_of_its_own() -> None:
     made.marks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
     for payload in ("5 1000000 default", "9 1000000 default", "7 1000000 urgent"):
         made.marks.heard(payload)
+    # Before something was claimed from a queue, it is asked from its start.
+    served = [
+        Claim("id", 1, "add", queue, priority, EPOCH, 1, "{}") for queue, priority in (("urgent", 7), ("default", 9))
+    ]
+    made.marks.claimed(served, asked=9, sent_at=made.marks.moment)
     turn = taken(made)
     assert turn.claim_from is ClaimFrom.QUEUES
     assert [(lane.queue_name, lane.priority) for lane in turn.lanes] == [("urgent", 7), ("default", 5)]
