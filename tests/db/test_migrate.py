@@ -198,3 +198,43 @@ def test_the_committed_dump_is_what_the_migrations_make(server: DatabaseServer, 
     if not server.is_ours:
         pytest.skip("the dump is of the embedded server's version")
     assert dump(database) == SCHEMA_SQL.read_text("utf-8"), "write it anew: python -m tests.fixtures.schema_dump"
+
+
+@pytest.mark.promise("D6")
+def test_rows_that_a_migration_would_refuse_are_corrected_by_it(empty_database: str) -> None:
+    """An older release let anything in; a row that breaks a constraint could not even be updated."""
+    migrate(empty_database)
+    with psycopg.connect(empty_database, autocommit=True) as sql:
+        sql.execute("delete from horsies.schema_versions where version >= 9")
+        added = sql.execute(
+            "select conrelid::regclass::text, conname from pg_constraint where contype = 'c' and connamespace = 'horsies'::regnamespace "
+            "and conname ~ '^(tasks_are|keys_|schedules_|workers_|keeper_lease)'"
+        ).fetchall()
+        assert len(added) > 10
+        for table, name in added:
+            sql.execute(f"alter table {table} drop constraint {name}".encode())
+        sql.execute("drop function horsies.promote")
+        sql.execute(
+            "insert into horsies.tasks (task_name, attempts, ready) values ('a', -1, false), ('b', 2147483647, false)"
+        )
+        sql.execute(
+            "update horsies.tasks set queue_name = repeat('q', 10000), "
+            "enqueued_at = case when task_name = 'a' then '-infinity' else '20000-01-01' end::timestamptz"
+        )
+        sql.execute(
+            "insert into horsies.keys (task_name, key, task_id, send_id, args_hash, key_window) "
+            "values ('a', 'k', gen_random_uuid(), gen_random_uuid(), '', '100000000 years')"
+        )
+        sql.execute("insert into horsies.keeper (holder, until) values (gen_random_uuid(), 'infinity')")
+        sql.execute(
+            "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version, heartbeat_at) "
+            "values (gen_random_uuid(), '', 1, 1, 1, '{}', '', 'infinity')"
+        )
+        assert migrate(empty_database) == [migration.name for migration in migrations() if migration.version >= 9]
+        assert sql.execute(
+            "select task_name, length(queue_name), attempts, extract(year from enqueued_at at time zone 'UTC')::integer "
+            "from horsies.tasks order by 1"
+        ).fetchall() == [("a", 200, 0, 1970), ("b", 200, 1_000_000_000, 9999)]
+        assert column(sql, "select count(*) from horsies.keeper") == [0]
+        assert column(sql, "select count(*) from horsies.workers") == [0]
+        assert column(sql, "select key_window <= interval '100 years' from horsies.keys") == [True]

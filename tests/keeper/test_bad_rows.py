@@ -66,10 +66,9 @@ def look(broker: PostgresBroker, *duties: Callable[[SetAside], Op[Any]], aside: 
 def test_an_orphan_that_cannot_be_retried_keeps_no_other_and_ends(
     broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its delays are of a release, or a hand, that knew no constraint."""
-    sql.execute("alter table horsies.tasks drop constraint tasks_delays_are_known")
-    sql.execute("alter table horsies.tasks alter retry_jitter drop not null")
-    bad = hold(sql, "bad", ME, delays="{NULL}")
+    """No attempt can be added to what is not a list."""
+    bad = hold(sql, "bad", ME, delays="{0}")
+    sql.execute("update horsies.tasks set failed_attempts = array[array['{}'], array['{}']]::json[]")
     for number in range(20):
         hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
     hold(sql, "retried", THIRD, delays="{1000}")
@@ -84,9 +83,20 @@ def test_an_orphan_that_cannot_be_retried_keeps_no_other_and_ends(
     code, message = row(sql, "select error_code, error->>'message' from horsies.finished where id = %s", bad)
     assert code == "WORKER_CRASHED"
     assert "cannot be retried" in message
-    assert "enqueued_at" in message
+    assert "one-dimensional" in message
     (warning,) = warnings(caplog)
     assert bad in warning
+
+
+@pytest.mark.promise("D6", "T1")
+@pytest.mark.parametrize("delays", ["{NULL}", "{{1,2},{3,4}}", "[5:6]={1,2}", "{-1}"])
+def test_where_a_row_by_hand_has_no_delay_its_retry_is_not_delayed(
+    broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, delays: str
+) -> None:
+    hold(sql, "odd", ME, delays=delays)
+    assert broker.run(reap.reap_orphans).count == 1
+    assert row(sql, "select status, attempts, enqueued_at <= now() from horsies.tasks") == ("PENDING", 1, True)
+    assert warnings(caplog) == []
 
 
 @pytest.mark.promise("D6", "T2")

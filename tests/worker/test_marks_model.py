@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from horsies.model.config import PostgresConfig
+from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.task import Claim
 from horsies.tasks.claim import NO_CAPS, Caps, Lane, Wanted
 from horsies.worker import marks
@@ -22,6 +23,7 @@ from horsies.worker.books import Books
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.news import Known, News
+from horsies.worker.quarantine import Quarantine
 from horsies.worker.room import Limits
 from horsies.worker.turn import ClaimFrom, Outcome, Turn
 
@@ -95,7 +97,9 @@ class Worker:
     def __init__(self, name: str, *, room: int, caps: Caps) -> None:
         frames = Frames(room, processes=1)
         database = PostgresConfig(database_url="postgresql://nowhere/nothing")
-        self.books = Books(name, database, Limits(60_000, caps), [], frames, Marks(QUEUES))
+        self.books = Books(
+            name, database, Limits(60_000, caps), [], frames, Marks(QUEUES), Quarantine(WorkerResilienceConfig())
+        )
         self.news = News(self.books, due_in=lambda _: None)
         self.flights: list[Flight] = []
 

@@ -32,7 +32,7 @@ order by enqueued_at
 limit %(limit)s::integer;
 
 -- name: get_unexpired
-select id::text, task_name, extract(epoch from now() - good_until)::float
+select id::text, task_name, case when isfinite(good_until) then extract(epoch from now() - good_until)::float end
 from {schema}.tasks
 where good_until is not null
 and status <> 'RUNNING'

@@ -73,7 +73,8 @@ held as materialized (
     cross join lateral (
         select statement_timestamp() + interval '1 ms' * coalesce(
             ending.retry_after_ms,
-            tasks.retry_delays_ms[tasks.attempts + 1] * (1 + tasks.retry_jitter * (random() * 2 - 1))
+            -- A row by hand may have no delay in that place: then it is none.
+            coalesce(tasks.retry_delays_ms[tasks.attempts + 1], 0) * (1 + tasks.retry_jitter * (random() * 2 - 1))
         ) as at
     ) as due
     where tasks.id = any(%(ids)s::uuid[])

@@ -19,7 +19,8 @@ select
     case when status <> 'RUNNING' and good_until <= statement_timestamp() then 'EXPIRED' else status end,
     null,
     null,
-    case when status <> 'RUNNING' then extract(epoch from good_until - statement_timestamp())::float8 end
+    -- An infinite moment has no distance from now before PostgreSQL 17.
+    case when status <> 'RUNNING' and isfinite(good_until) then extract(epoch from good_until - statement_timestamp())::float8 end
 from {schema}.tasks
 where id = any(%(ids)s::uuid[]);
 

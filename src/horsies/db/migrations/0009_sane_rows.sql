@@ -1,58 +1,35 @@
 -- compatible_since: 1
--- Bounds for rows that are written by hand. Each of them keeps out a value that would make a statement over many rows fail, or that could not be
--- read, and so would stop a worker or the keeper. They are few and cheap, because they are checked at every insert and every claim. What harms only the
--- task itself (arguments that are not an object, an unknown name) is not refused here: such a task fails when it runs.
+-- Bounds for rows that are written by hand. They keep out what would make a statement over many rows fail, or loop for ever, and so stop a worker or the
+-- keeper. They are few, because each is read and planned by every statement that writes, and evaluated at every insert and every claim; where a statement can
+-- cope with a value, it is not refused. What harms only the task itself (arguments that are not an object, an unknown name) lets it fail when it runs.
 
 -- Existing rows first: a row that breaks a constraint could not be updated any more, so it could be neither claimed nor released. Nobody may write
 -- between the correction and the constraint.
 lock table {schema}.tasks, {schema}.keys, {schema}.schedules, {schema}.workers, {schema}.keeper in share row exclusive mode;
 
--- Whether an array of delays can be used: one dimension that begins at 1, every element known and not negative. Null is for no retries.
-create function {schema}.are_delays(delays_ms integer[]) returns boolean
-language sql immutable parallel safe
-return delays_ms is null
-    or cardinality(delays_ms) = 0
-    or array_ndims(delays_ms) = 1
-    and array_lower(delays_ms, 1) = 1
-    and array_position(delays_ms, null) is null
-    and 0 <= all(delays_ms);
-
 update {schema}.tasks
 set
-    task_name = left(task_name, 200),
     queue_name = left(queue_name, 200),
-    sent_at = case when isfinite(sent_at) then sent_at else now() end,
     enqueued_at = least(greatest(enqueued_at, '1970-01-01 00:00+00'), '9999-12-31 00:00+00'),
-    good_until = case when isfinite(good_until) then good_until when good_until < now() then '1970-01-01 00:00+00' end,
-    timeout_ms = case when timeout_ms > 0 then timeout_ms end,
-    retry_delays_ms = case when {schema}.are_delays(retry_delays_ms) then retry_delays_ms end,
-    failed_attempts = case when array_ndims(failed_attempts) = 1 then failed_attempts end,
     attempts = least(greatest(attempts, 0), 1000000000)
-where octet_length(task_name) > 1000
-or octet_length(queue_name) > 1000
-or not isfinite(sent_at)
+where octet_length(queue_name) > 1000
 or enqueued_at < '1970-01-01 00:00+00'
 or enqueued_at > '9999-12-31 23:59:59+00'
-or not isfinite(good_until)
-or timeout_ms <= 0
-or not {schema}.are_delays(retry_delays_ms)
-or array_ndims(failed_attempts) > 1
 or attempts < 0
 or attempts > 1000000000;
 
+-- One constraint for all: each is planned anew by every statement.
 alter table {schema}.tasks
-    -- A notification carries the name of the queue, and may have 8 000 bytes.
-    add constraint tasks_names_are_short check (octet_length(task_name) <= 1000 and octet_length(queue_name) <= 1000),
-    -- Marks of queues begin at 1970. An infinite moment has no distance from now on servers before PostgreSQL 17.
-    add constraint tasks_moments_are_known check (
-        enqueued_at >= '1970-01-01 00:00+00' and enqueued_at <= '9999-12-31 23:59:59+00'
-        and isfinite(sent_at) and isfinite(good_until)
-    ),
-    add constraint tasks_timeout_is_positive check (timeout_ms > 0),
-    add constraint tasks_delays_are_known check (retry_delays_ms is null or {schema}.are_delays(retry_delays_ms)),
-    add constraint tasks_failed_attempts_are_a_list check (array_ndims(failed_attempts) = 1),
-    -- With room to count: every claim tells attempts + 1. They are raised only while there are delays left, of which no array can have as many.
-    add constraint tasks_attempts_are_counted check (attempts >= 0 and attempts <= 1000000000);
+    add constraint tasks_are_in_range check (
+        -- A notification carries the name of the queue, and may have 8 000 bytes.
+        octet_length(queue_name) <= 1000
+        -- Claims begin at 1970, and a notification tells microseconds since then.
+        and enqueued_at >= '1970-01-01 00:00+00'
+        and enqueued_at <= '9999-12-31 23:59:59+00'
+        -- With room to count: every claim tells attempts + 1. They are raised only while there are delays left, of which no array can have as many.
+        and attempts >= 0
+        and attempts <= 1000000000
+    );
 
 update {schema}.keys
 set
@@ -71,45 +48,31 @@ alter table {schema}.keys
     add constraint keys_former_are_a_list check (array_ndims(former) = 1);
 
 -- As for tasks, because tasks are made of them, all that are due in one statement. A schedule that had to be corrected is paused: it is not what its
--- author meant. The next start of its app declares it again.
+-- author meant.
 update {schema}.schedules
 set
-    name = left(name, 200),
-    task_name = left(task_name, 200),
     queue_name = left(queue_name, 200),
-    timeout_ms = case when timeout_ms > 0 then timeout_ms end,
-    retry_delays_ms = case when {schema}.are_delays(retry_delays_ms) then retry_delays_ms end,
     retry_jitter = case when retry_jitter >= 0 and retry_jitter <= 1 then retry_jitter else 0 end,
     max_catch_up_runs = least(greatest(max_catch_up_runs, 0), 10000),
     jitter_ms = least(greatest(jitter_ms, 0), 86400000),
     next_slot_at = case when next_slot_at >= '1970-01-01 00:00+00' and next_slot_at <= '9999-12-31 23:59:59+00' then next_slot_at end,
-    last_slot_at = case when isfinite(last_slot_at) then last_slot_at end,
     paused_at = coalesce(paused_at, now())
-where octet_length(name) > 1000
-or octet_length(task_name) > 1000
-or octet_length(queue_name) > 1000
-or timeout_ms <= 0
-or not {schema}.are_delays(retry_delays_ms)
+where octet_length(queue_name) > 1000
 or not (retry_jitter >= 0 and retry_jitter <= 1)
 or max_catch_up_runs < 0
 or max_catch_up_runs > 10000
 or jitter_ms < 0
 or jitter_ms > 86400000
 or next_slot_at < '1970-01-01 00:00+00'
-or next_slot_at > '9999-12-31 23:59:59+00'
-or not isfinite(last_slot_at);
+or next_slot_at > '9999-12-31 23:59:59+00';
 
 alter table {schema}.schedules
-    add constraint schedules_names_are_short check (
-        octet_length(name) <= 1000 and octet_length(task_name) <= 1000 and octet_length(queue_name) <= 1000
-    ),
-    add constraint schedules_timeout_is_positive check (timeout_ms > 0),
-    add constraint schedules_delays_are_known check ({schema}.are_delays(retry_delays_ms)),
+    add constraint schedules_queue_name_is_short check (octet_length(queue_name) <= 1000),
     add constraint schedules_jitter_is_a_share check (retry_jitter >= 0 and retry_jitter <= 1),
     add constraint schedules_catch_up_is_bounded check (max_catch_up_runs >= 0 and max_catch_up_runs <= 10000),
     add constraint schedules_delay_is_bounded check (jitter_ms >= 0 and jitter_ms <= 86400000),
-    add constraint schedules_slots_are_known check (
-        next_slot_at >= '1970-01-01 00:00+00' and next_slot_at <= '9999-12-31 23:59:59+00' and isfinite(last_slot_at)
+    add constraint schedules_slot_is_known check (
+        next_slot_at >= '1970-01-01 00:00+00' and next_slot_at <= '9999-12-31 23:59:59+00'
     );
 
 -- Of workers, a row that cannot be right is not corrected: a living worker registers again, and the tasks of the others are orphans.
