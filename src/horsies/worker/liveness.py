@@ -20,7 +20,6 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from horsies.child.wire import ANY
 from horsies.model.recovery import RecoveryConfig
 from horsies.worker.member import Member
 
@@ -233,5 +232,4 @@ class Liveness:
                 now - asked,
                 member.describe_running(),
             )
-        if not member.recalled:
-            member.recall(ANY)
+        member.close_blocked()

@@ -99,6 +99,7 @@ class Member:
         self.loop_asked_since: float | None = None
         """The same for its event loop, if it has one of its own."""
         self.loop_answers = 0
+        self._is_blocked = False
         self._on_loop = ANY
         self.spare_room: Callable[[], int] | None = None
         """A spare's: what the others leave it to do."""
@@ -182,6 +183,7 @@ class Member:
             and self._line is not None
             and self._line.is_open
             and not self.recalled
+            and not self._is_blocked
             and not self.is_retiring
             and self.budget_left != 0
             and not self._is_slow(time.monotonic())
@@ -263,6 +265,12 @@ class Member:
         """Ask for what has not begun; it comes back as `returned`, and no new work goes here until the current task ends."""
         self.recalled = True
         self._send(Recall(behind))
+
+    def close_blocked(self) -> None:
+        """Its event loop does not run: ask for what has not begun, and take no new work until it runs again."""
+        self._is_blocked = True
+        if self.tickets.has_unbegun:
+            self._send(Recall(ANY))
 
     # -- stopping a task
 
@@ -349,6 +357,7 @@ class Member:
             case LoopAlive():
                 self.loop_asked_since = None
                 self.loop_answers += 1
+                self._is_blocked = False
             case _:
                 raise WireError(f"{type(message).__name__} out of order")
 
