@@ -185,7 +185,7 @@ async def _execute_asyncpg(connection: Any, query: Query, schema: str) -> Rows:
 
 def _as_text(query: Query, schema: str) -> tuple[str, tuple[str | None, ...]]:
     """The first cast of each parameter tells asyncpg what it gets, the second one the server what to make of it."""
-    text, names = numbered(query.statement.text, schema, "::text")
+    text, names = numbered(query.statement.text, schema, "::pg_catalog.text")
     return text, tuple(texts(query.params, names))
 
 
