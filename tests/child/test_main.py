@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -224,16 +225,22 @@ def test_a_task_that_is_cancelled_before_it_began_never_begins(ready: Child, tmp
     assert (ended.ticket, ended.status) == (1, "COMPLETED")
 
 
-@pytest.mark.parametrize("when", ["at once", "when idle", "while it works"])
-def test_a_child_whose_worker_is_gone_goes_too(child: Child, tmp_path: Path, when: str) -> None:
+@pytest.mark.parametrize("when", ["at once", "while it loads", "when idle", "while it works", "with words unread"])
+def test_a_child_whose_worker_is_gone_goes_too_and_without_a_word(child: Child, tmp_path: Path, when: str) -> None:
     if when != "at once":
         child.say(boot())
+    if when in {"when idle", "while it works", "with words unread"}:
         child.hear_it_boot()
     if when == "while it works":
         child.say(Run([gate(1, tmp_path)]))
         assert child.hear() == Began(1)
+    if when == "with words unread":
+        child.say(Run([add(1, 1, 1)]))
+        select.select([child.socket], [], [], TIMEOUT_S)  # its end is reset then, and not only closed
     child.socket.close()
     assert child.exit_code() == 0
+    assert child.process.stderr is not None
+    assert child.process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("nonsense", [b"nonsense, a lot of it", pack(Began(1))], ids=["nonsense", "the wrong message"])

@@ -16,20 +16,24 @@ class Link:
         self._fd = fd
 
     def receive(self) -> bytes:
-        """At least one byte; none when the worker has closed its end."""
+        """At least one byte; none when the worker has closed its end, or is gone."""
         while True:
             try:
                 return os.read(self._fd, RECV_BYTES)
             except BlockingIOError:
                 self._wait_again()
+            except ConnectionError:
+                return b""
 
     def send(self, data: bytes) -> None:
-        """All of it."""
+        """All of it. To a worker that is gone there is nothing to say: the process ends, whichever thread found out, and without a word."""
         while True:
             try:
                 sent = os.write(self._fd, data)
             except BlockingIOError:
                 self._wait_again()
+            except ConnectionError:
+                os._exit(0)
             else:
                 if sent == len(data):
                     return

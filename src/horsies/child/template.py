@@ -18,13 +18,14 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 from horsies.child.guard import die_with, ignore_signals
 from horsies.child.link import Link
 from horsies.child.main import live, load
 from horsies.child.memory import rss_meter
 from horsies.child.title import set_title
-from horsies.child.wire import Boot, Booting, Fork, Forked, Ready, Reaped, Refused, Unpacker, pack
+from horsies.child.wire import Boot, Booting, Fork, Forked, Message, Ready, Reaped, Refused, Unpacker, pack
 from horsies.model.errors import HorsiesError
 
 MAX_PACKET = 1 << 16
@@ -41,13 +42,21 @@ def main(fd: int) -> None:
     if not isinstance(boot, Boot):
         raise TypeError("a template's first message is what to load")
     try:
-        app = load(boot, lambda what: control.sendall(pack(Booting(what))))
+        app = load(boot, lambda what: _tell(control, Booting(what)))
     except HorsiesError as error:
-        control.sendall(pack(Refused(str(error)[: MAX_PACKET // 8])))
+        _tell(control, Refused(str(error)[: MAX_PACKET // 8]))
         return
     _settle()
-    control.sendall(pack(Ready(os.getpid(), rss_meter()())))
+    _tell(control, Ready(os.getpid(), rss_meter()()))
     live(Template(control).serve(), lambda _boot, _at: app)
+
+
+def _tell(control: socket.socket, message: Message) -> None:
+    """To a worker that is gone there is nothing to say: the template ends without a word."""
+    try:
+        control.sendall(pack(message))
+    except ConnectionError:
+        os._exit(0)
 
 
 def _settle() -> None:
@@ -80,7 +89,9 @@ class Template:
                     return link
 
     def _answer(self, poll: "select.poll") -> Link | None:
-        data, fds, _flags, _address = socket.recv_fds(self._control, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+        data, fds = b"", list[int]()
+        with suppress(ConnectionError):
+            data, fds, _flags, _address = socket.recv_fds(self._control, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             os._exit(0)  # the worker is gone, or needs us no longer
         (message,) = Unpacker().feed(data)
@@ -90,7 +101,7 @@ class Template:
             if self._fork(poll):
                 return Link(fds[0])
         except OSError as error:  # out of processes or descriptors, for now
-            self._control.sendall(pack(Refused(f"cannot fork: {error}")))
+            _tell(self._control, Refused(f"cannot fork: {error}"))
         os.close(fds[0])
         return None
 
@@ -126,4 +137,4 @@ class Template:
         pid = self._children.pop(pidfd)
         _pid, status = os.waitpid(pid, 0)
         os.close(pidfd)
-        self._control.sendall(pack(Reaped(pid, os.waitstatus_to_exitcode(status))))
+        _tell(self._control, Reaped(pid, os.waitstatus_to_exitcode(status)))
