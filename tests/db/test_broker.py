@@ -153,10 +153,56 @@ async def test_an_event_loop_goes_on_while_it_is_found_out_why_there_is_no_conne
         proxy.thaw()
 
     thawing = asyncio.create_task(thaw())
-    with pytest.raises(BrokerError, match="PostgreSQL can be reached now"):
-        await broker.run_async(lambda: rows(SQL["ping"]()))
+    assert await broker.run_async(lambda: rows(SQL["ping"]())) == [(1,)], "nothing was sent: it is run again"
     await thawing
     await broker.close_async()
+
+
+def connection_errors(broker: PostgresBroker) -> int:
+    return broker.pools.blocking().get_stats().get("connections_errors", 0)
+
+
+@pytest.mark.promise("W11")
+def test_whoever_waits_for_a_connection_during_an_outage_is_served_when_the_server_is_back(proxy: Proxy) -> None:
+    """The pauses between the attempts of the pool do not grow: after ten of them the next one is still near."""
+    proxy.cut()
+    config = PostgresConfig(database_url=proxy.url, connect_timeout_s=300)
+    with PostgresBroker(config) as broker, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ping, broker)
+        eventually(lambda: connection_errors(broker) >= 10, 30, seen=lambda: connection_errors(broker))
+        proxy.heal()
+        assert waiting.result(20) == [(1,)]
+
+
+@pytest.mark.promise("W11")
+async def test_so_is_a_coroutine(proxy: Proxy) -> None:
+    proxy.cut()
+    broker = PostgresBroker(PostgresConfig(database_url=proxy.url, connect_timeout_s=300))
+    waiting = asyncio.create_task(broker.run_async(lambda: rows(SQL["ping"]())))
+    await asyncio.sleep(0)
+    pool = await broker.pools.awaiting()
+    async with asyncio.timeout(30):
+        while pool.get_stats().get("connections_errors", 0) < 10:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+    proxy.heal()
+    async with asyncio.timeout(20):
+        assert await waiting == [(1,)]
+    await broker.close_async()
+
+
+@pytest.mark.promise("W11")
+def test_after_an_outage_nobody_is_told_that_the_pool_is_too_small(proxy: Proxy) -> None:
+    """All its connections are gone, and as many attempts to replace them fail, so it is as large as it may be."""
+    config = PostgresConfig(database_url=proxy.url, connect_timeout_s=2, pool_max_size=1)
+    with PostgresBroker(config) as broker:
+        ping(broker)
+        proxy.cut()
+        with pytest.raises(BrokerError, match=r"Connection refused|server closed the connection"):
+            ping(broker)
+        with pytest.raises(BrokerError, match="Connection refused"):
+            ping(broker)
+        proxy.heal()
+        assert ping(broker) == [(1,)]
 
 
 def test_a_broker_that_cannot_connect_at_once_leaves_nothing_running(proxy: Proxy) -> None:

@@ -2,13 +2,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 
 import psycopg
 import pytest
 
 from horsies.db import selftest
-from horsies.db.broker import PostgresBroker
+from horsies.db.broker import SQL, PostgresBroker
 from horsies.db.channels import Channel
+from horsies.db.op import rows
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
@@ -185,6 +187,45 @@ def test_a_connection_that_went_silent_is_replaced(
         assert listening.next() is None, "listening again"
         notify(sql, Channel.NEW, "after")
         assert listening.next() == "after"
+
+
+@pytest.mark.promise("W11")
+def test_a_self_test_that_is_sent_on_a_broken_connection_does_not_cost_the_listener_its_own(
+    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, ear: MakeEar
+) -> None:
+    monkeypatch.setattr(selftest, "EVERY_S", 0.2)
+    senders = (
+        "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies producer'"
+    )
+    config = PostgresConfig(database_url=database)
+    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+        ear(broker, Channel.NEW)
+        for _ in range(3):
+            before = column(sql, LISTENERS)
+            heard_at = broker.listener().heard_at
+            eventually(lambda: column(sql, senders), what="a test was sent")
+            row(sql, f"select count(pg_terminate_backend(pid)) from ({senders}) as senders")
+            eventually(lambda heard_at=heard_at: broker.listener().heard_at != heard_at, what="the next test was heard")
+            assert column(sql, LISTENERS) == before
+            assert not broker.listener().is_deaf
+
+
+@pytest.mark.promise("W11")
+def test_a_listener_that_waits_for_its_next_attempt_is_told_when_the_database_is_reached(
+    proxy: Proxy, sql: psycopg.Connection, ear: MakeEar
+) -> None:
+    """By a verb that failed, and succeeds again. It would wait for a minute otherwise."""
+    patient = WorkerResilienceConfig(db_retry_initial_ms=60_000, db_retry_max_ms=60_000)
+    with PostgresBroker(PostgresConfig(database_url=proxy.url, connect_timeout_s=5), resilience=patient) as broker:
+        ping = partial(rows, SQL["ping"]())
+        broker.run(ping)
+        listening = ear(broker, Channel.NEW)
+        proxy.cut()
+        assert listening.next() is None, "the loss"
+        eventually(lambda: not broker.listener().is_listening)
+        proxy.heal()
+        broker.run(ping, again=ping)
+        eventually(lambda: column(sql, LISTENERS), what="LISTEN is back")
 
 
 def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(

@@ -31,6 +31,7 @@ from horsies.model.errors import BrokerError
 from horsies.model.recovery import WorkerResilienceConfig
 
 ATTEMPTS = 5
+NOTIFY_POOL_S = 1.0
 
 SQL = load(__file__)
 A = TypeVar("A")
@@ -86,39 +87,56 @@ class PostgresBroker:
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         """Run a verb, blocking. `again` is the verb for a second try when the outcome of the first is unknown."""
-        attempt = 0
+        attempt, has_waited = 0, False
         while True:
             answer = Blocking(self.pools.blocking, self.config.schema)
             try:
                 with answer:
-                    return drive(verb(), answer)
+                    done = drive(verb(), answer)
+            except PoolTimeout as error:
+                is_exhausted = self.pools.is_exhausted(self.pools.blocking())
+                self._insist_on_server(error, is_exhausted=is_exhausted or has_waited)
+                has_waited = True  # nothing was sent, and the server is back: the same once more
             except psycopg.Error as error:
                 attempt += 1
                 follow_up = self._next_try(error, verb, again, attempt)
                 if follow_up is None:
-                    raise self._told(error) from error
+                    raise broker_error(error) from error
                 verb = follow_up
                 if trouble_of(error) is Trouble.LOST:
                     self.pools.blocking().check()  # its other connections are most likely gone too
                 time.sleep(_pause_s(attempt))
+            else:
+                if attempt or has_waited:
+                    self._reached()
+                return done
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         """The same for asyncio."""
-        attempt = 0
+        attempt, has_waited = 0, False
         while True:
             answer = Awaiting(self.pools.awaiting, self.config.schema)
             try:
                 async with answer:
-                    return await drive_async(verb(), answer)
+                    done = await drive_async(verb(), answer)
+            except PoolTimeout as error:
+                is_exhausted = self.pools.is_exhausted(await self.pools.awaiting())
+                # It connects.
+                await asyncio.to_thread(self._insist_on_server, error, is_exhausted=is_exhausted or has_waited)
+                has_waited = True
             except psycopg.Error as error:
                 attempt += 1
                 follow_up = self._next_try(error, verb, again, attempt)
                 if follow_up is None:
-                    raise (await asyncio.to_thread(self._told, error)) from error  # it may connect
+                    raise broker_error(error) from error
                 verb = follow_up
                 if trouble_of(error) is Trouble.LOST:
                     await (await self.pools.awaiting()).check()
                 await asyncio.sleep(_pause_s(attempt))
+            else:
+                if attempt or has_waited:
+                    self._reached()
+                return done
 
     def run_on(self, connection: object, verb: Callable[[], Op[T]]) -> T:
         """Run a verb on the caller's own connection, inside their transaction; never tried again."""
@@ -140,21 +158,27 @@ class PostgresBroker:
         follow_up = verb if trouble is Trouble.EXPECTED else again if trouble is Trouble.LOST else None
         if self._preparing.has_failed(error):
             follow_up = again or verb
-        return None if attempt == ATTEMPTS or isinstance(error, PoolTimeout) else follow_up
+        return None if attempt == ATTEMPTS else follow_up
 
-    def _told(self, error: psycopg.Error) -> BrokerError:
-        """The error for the caller. A pool that ran out of time does not say why; one direct attempt does."""
-        if not isinstance(error, PoolTimeout):
-            return broker_error(error)
+    def _insist_on_server(self, error: PoolTimeout, *, is_exhausted: bool) -> None:
+        """A pool that ran out of time does not say why; one direct attempt does. Returns when the server is there and the pool is not to blame."""
         try:
             connect.connect(self.config, "producer").close()
         except psycopg.Error as reason:
-            return broker_error(reason)
-        return BrokerError(
-            f"no connection was free within {self.config.connect_timeout_s} s, though PostgreSQL can be reached now; if this happens "
-            f"again, raise pool_max_size ({self.config.pool_max_size}), or do less at once",
-            retryable=True,
-        )
+            raise broker_error(reason) from error
+        if is_exhausted:
+            raise BrokerError(
+                f"no connection was free within {self.config.connect_timeout_s} s, though PostgreSQL can be reached now; if this happens "
+                f"again, raise pool_max_size ({self.config.pool_max_size}), or do less at once",
+                retryable=True,
+            ) from error
+
+    def _reached(self) -> None:
+        """After a failure: whoever waits for notifications need not wait for the listener's next attempt."""
+        with self._lock:
+            listener = self._listener
+        if listener is not None:
+            listener.retry_now()
 
     # -- waiting
 
@@ -233,16 +257,18 @@ class PostgresBroker:
             return self._listener
 
     def _notify(self, channel: Channel, payload: str) -> int:
-        """The server's process that has sent it."""
-        text = SQL["notify"].for_schema(self.config.schema)
+        """The server's process that has sent it. A pooled connection may be broken without anybody knowing: then a fresh one is made."""
         try:
-            with self.pools.blocking().connection() as connection:
-                sent = connection.execute(
-                    text, {"channel": channel.name_in(self.config.schema), "payload": payload}
-                ).fetchone()
+            with self.pools.blocking().connection(timeout=NOTIFY_POOL_S) as connection:
+                return self._notify_on(connection, channel, payload)
         except psycopg.Error as error:
             self._preparing.has_failed(error)
-            raise
+        with connect.connect(self.config, "producer") as connection:
+            return self._notify_on(connection, channel, payload)
+
+    def _notify_on(self, connection: psycopg.Connection, channel: Channel, payload: str) -> int:
+        text = SQL["notify"].for_schema(self.config.schema)
+        sent = connection.execute(text, {"channel": channel.name_in(self.config.schema), "payload": payload}).fetchone()
         return sent[1] if sent else 0
 
     # -- the end

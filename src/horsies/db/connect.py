@@ -1,19 +1,18 @@
 """How a connection to PostgreSQL is made: the same careful settings for every purpose."""
 
-from datetime import UTC, datetime
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
 
 import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from horsies.db.session import Preparing, require_utf8
+from horsies.db.session import Preparing, nearest_moment, require_utf8
 from horsies.model.config import PostgresConfig
 
-EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
-LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
-"""A day from the limits of Python, so that they can be shown in any time zone."""
+RECONNECT_S = 1.0
 
 _exact = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT)
 
@@ -34,8 +33,7 @@ class MomentLoader(Loader):
         try:
             return self._load(data)
         except psycopg.DataError:
-            text = bytes(data)
-            return EARLIEST if text.startswith((b"-", b"0001")) or text.endswith(b"BC") else LATEST
+            return nearest_moment(bytes(data))
 
 
 _adapters = AdaptersMap(psycopg.adapters)
@@ -64,25 +62,34 @@ async def connect_async(config: PostgresConfig, purpose: str) -> psycopg.AsyncCo
     return connection
 
 
-def make_pool(config: PostgresConfig, preparing: Preparing) -> ConnectionPool:
+def make_pool(
+    config: PostgresConfig, preparing: Preparing, *, gave_up: Callable[[ConnectionPool], None]
+) -> ConnectionPool:
+    """`gave_up` is called when it has failed to connect for `RECONNECT_S`; it tries again when it is checked, or asked for a connection."""
     return ConnectionPool(
         config.conninfo,
         kwargs=_settings(config, "producer"),
         configure=preparing.begin,
         check=preparing.go_on,
+        reconnect_failed=gave_up,
         open=True,
         **_sizes(config),
     )
 
 
 def make_async_pool(
-    config: PostgresConfig, preparing: Preparing, kind: type[AsyncConnectionPool]
+    config: PostgresConfig,
+    preparing: Preparing,
+    kind: type[AsyncConnectionPool],
+    *,
+    gave_up: Callable[[AsyncConnectionPool], Awaitable[None]],
 ) -> AsyncConnectionPool:
     return kind(
         config.conninfo,
         kwargs=_settings(config, "producer"),
         configure=preparing.begin_async,
         check=preparing.go_on_async,
+        reconnect_failed=gave_up,
         open=False,
         **_sizes(config),
     )
@@ -93,6 +100,8 @@ def _sizes(config: PostgresConfig) -> dict[str, Any]:
         "min_size": config.pool_min_size,
         "max_size": config.pool_max_size,
         "timeout": config.connect_timeout_s,
+        # The pool doubles its pause after each failed attempt, up to this span, and then gives up. By default that is five minutes.
+        "reconnect_timeout": RECONNECT_S,
         "name": "horsies",
     }
 

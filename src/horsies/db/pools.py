@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ class Pools:
         self._config = config
         self._preparing = preparing
         self._kind = kind
+        self._gave_up_at = -float("inf")
         self._lock = threading.Lock()
         self._blocking: ConnectionPool | None = None
         self._awaiting: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnectionPool] = WeakKeyDictionary()
@@ -39,7 +41,7 @@ class Pools:
         """For threads."""
         with self._lock:
             if self._blocking is None:
-                self._blocking = connect.make_pool(self._config, self._preparing)
+                self._blocking = connect.make_pool(self._config, self._preparing, gave_up=self._try_again)
             return self._blocking
 
     async def awaiting(self) -> AsyncConnectionPool:
@@ -48,10 +50,28 @@ class Pools:
         with self._lock:
             pool = self._awaiting.get(loop)
             if pool is None:
-                pool = self._awaiting[loop] = connect.make_async_pool(self._config, self._preparing, self._kind)
+                pool = self._awaiting[loop] = connect.make_async_pool(
+                    self._config, self._preparing, self._kind, gave_up=self._try_again_async
+                )
                 self._caretakers[loop] = loop.create_task(_close_with_the_loop(pool))
         await pool.open()
         return pool
+
+    def is_exhausted(self, pool: ConnectionPool | AsyncConnectionPool) -> bool:
+        """Whether it was too small for those who waited in the last `connect_timeout_s`, and not cut off from the server."""
+        is_cut_off = time.monotonic() - self._gave_up_at < self._config.connect_timeout_s
+        return pool.get_stats()["pool_size"] >= self._config.pool_max_size and not is_cut_off
+
+    def _try_again(self, pool: ConnectionPool) -> None:
+        """It has given up to connect, also for those who wait already. Whoever comes later makes it try again."""
+        self._gave_up_at = time.monotonic()
+        if pool.get_stats()["requests_waiting"]:
+            pool.check()
+
+    async def _try_again_async(self, pool: AsyncConnectionPool) -> None:
+        self._gave_up_at = time.monotonic()
+        if pool.get_stats()["requests_waiting"]:
+            await pool.check()
 
     def census(self) -> Census:
         """Of all of them together, from any thread. Nothing is opened for it."""

@@ -50,6 +50,11 @@ class SelfTest:
         self.rest()
         return True
 
+    def postpone(self) -> None:
+        """It could not be sent; soon again."""
+        self._asked = None
+        self.due_at = time.monotonic() + ANSWER_S
+
     def rest(self) -> None:
         """Until the next test."""
         self._asked = None

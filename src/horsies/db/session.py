@@ -130,15 +130,25 @@ def is_direct(connection: psycopg.Connection, settings: Settings = UNLIMITED) ->
     return row is not None and row[0] == greeted
 
 
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""A day from the limits of Python, so that they can be shown in any time zone."""
+
+
+def nearest_moment(text: bytes) -> datetime:
+    """Of a moment that Python cannot represent: the one that comes closest."""
+    return EARLIEST if text.startswith((b"-", b"0001")) or text.endswith(b"BC") else LATEST
+
+
 class IsoTimestamptzLoader(Loader):
     """Reads ISO whatever the session's DateStyle is said to be: where it is set per transaction, it is another one again afterwards."""
 
     def load(self, data: Buffer) -> datetime:
-        text = bytes(data).decode()
+        text = bytes(data)
         try:
-            return datetime.fromisoformat(text).astimezone(UTC)
-        except (ValueError, OverflowError) as error:
-            raise psycopg.DataError(f"can't parse timestamptz {text!r}: {error}") from None
+            return datetime.fromisoformat(text.decode()).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return nearest_moment(text)
 
 
 def expect_iso(connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
