@@ -12,6 +12,8 @@ from horsies.model.recovery import RecoveryConfig
 VARIABLE = "HORSIES_TEST_SETTINGS"
 QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_ms": 500, "snapshot_ms": 1_000}
 
+QUICK_RETRIES = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500}
+
 
 def configured() -> AppConfig:
     given: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
@@ -24,6 +26,6 @@ def configured() -> AppConfig:
         custom_queues=queues,
         recovery=RecoveryConfig(**QUICK | given.pop("recovery", {})),
         retention=RetentionConfig(**retention),
-        resilience=WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500, **given.pop("resilience", {})),
+        resilience=WorkerResilienceConfig(**QUICK_RETRIES | given.pop("resilience", {})),
         **given,
     )

@@ -8,6 +8,7 @@ import psutil
 import psycopg
 import pytest
 
+from horsies.db.channels import worker_lock_scope
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
@@ -221,3 +222,122 @@ def test_a_worker_killed_during_an_outage_is_found_after_it(
     eventually(lambda: workers(sql) == [incarnation(heir)], 30)
     eventually(lambda: row(sql, "select sum(attempts) from horsies.tasks") == (1,))
     heir.kill()
+
+
+# -- sessions that are gone
+
+BY_SESSIONS = {"dead_after_ms": 3_600_000, "heartbeat_ms": 500}
+"""Nobody is dead by its heartbeat."""
+SESSIONS = "select pid from pg_stat_activity where datname = current_database() and application_name = any(%s)"
+
+
+def by_sessions(worker: StartWorker, **recovery: int) -> Worker:
+    return worker(CLUSTER, options=FORKED, env=settings(recovery=BY_SESSIONS | recovery))
+
+
+def have_announced(sql: psycopg.Connection, count: int) -> None:
+    announced = "select count(*) from horsies.workers where holds_lock"
+    eventually(lambda: row(sql, announced) == (count,), 20, what="their locks are announced")
+
+
+def let_keepers_look(sql: psycopg.Connection, seconds: float) -> None:
+    """Until the lease of the keeper was taken so much later than now."""
+    until = row(sql, "select clock_timestamp() + %s * interval '1 s'", seconds)[0]
+    looked = "select coalesce(max(until) > %s::timestamptz + interval '600 ms', false) from horsies.keeper"
+    eventually(lambda: row(sql, looked, until) == (True,), 30, what="the keeper has looked")
+
+
+@pytest.mark.promise("T2", "W9")
+def test_a_killed_worker_is_dead_when_its_sessions_are_gone(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    heir, victim = by_sessions(worker), by_sessions(worker)
+    for number in range(2):
+        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(tmp_path / "open"))
+    eventually(lambda: all(first_line(tmp_path / str(number)) for number in range(2)))
+    have_announced(sql, 2)
+    dead = incarnation(victim)
+    victim.kill()
+    heir.wait_for_log(f"worker {dead} is dead: its sessions are gone")
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "FAILED": 1}, seen=lambda: statuses(sql))
+    assert workers(sql) == [incarnation(heir)]
+
+
+@pytest.mark.promise("T2", "W9")
+def test_so_is_one_that_nobody_has_watched_while_it_lived(worker: StartWorker, sql: psycopg.Connection) -> None:
+    """It was the only one, and the keeper itself."""
+    first = by_sessions(worker)
+    have_announced(sql, 1)
+    first.kill()
+    second = by_sessions(worker)
+    second.wait_for_log(f"worker {incarnation(first)} is dead: its sessions are gone")
+
+
+@pytest.mark.promise("T2", "W4")
+def test_a_worker_that_is_stopped_is_not_dead_by_its_sessions(worker: StartWorker, sql: psycopg.Connection) -> None:
+    stopped, _keeper = by_sessions(worker), by_sessions(worker)
+    have_announced(sql, 2)
+    stopped.signal(signal.SIGSTOP)
+    try:
+        let_keepers_look(sql, 5.0)
+        assert incarnation(stopped) in workers(sql)
+    finally:
+        stopped.signal(signal.SIGCONT)
+
+
+@pytest.mark.promise("T2", "W11")
+@pytest.mark.parametrize("names", [["horsies heartbeat"], ["horsies heartbeat", "horsies listener"]])
+def test_a_worker_whose_sessions_are_ended_by_somebody_takes_its_lock_again(
+    worker: StartWorker, sql: psycopg.Connection, names: list[str]
+) -> None:
+    started = [by_sessions(worker, heartbeat_ms=3_000) for _ in range(2)]
+    have_announced(sql, 2)
+    for _ in range(4):
+        row(sql, f"select count(pg_terminate_backend(pid)) from ({SESSIONS}) as sessions", names)
+        let_keepers_look(sql, 1.5)
+    let_keepers_look(sql, 3.0)
+    assert sorted(workers(sql)) == sorted(incarnation(one) for one in started)
+    have_announced(sql, 2)
+
+
+@pytest.mark.promise("T2", "D6")
+@pytest.mark.parametrize(
+    ("holds_lock", "heartbeat_at", "is_dead"),
+    [
+        ("true", "clock_timestamp()", True),
+        ("false", "clock_timestamp()", False),  # of a release that knows of no lock, or behind a pooler
+        ("true", "pg_postmaster_start_time() - interval '1 s'", False),  # announced to an earlier run of the server
+    ],
+)
+def test_only_a_lock_that_was_announced_to_this_run_of_the_server_can_be_missed(
+    worker: StartWorker,
+    sql: psycopg.Connection,
+    holds_lock: str,
+    heartbeat_at: str,
+    is_dead: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    keeper = by_sessions(worker)
+    have_announced(sql, 1)
+    sql.execute(
+        "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version, holds_lock, heartbeat_at) "
+        f"values (gen_random_uuid(), 'elsewhere', 1, 1, 1, '{{default}}', '1', {holds_lock}, {heartbeat_at})".encode()
+    )
+    if is_dead:
+        eventually(lambda: workers(sql) == [incarnation(keeper)], 20)
+    else:
+        let_keepers_look(sql, 5.0)
+        assert len(workers(sql)) == 2
+
+
+@pytest.mark.promise("T2", "D6")
+def test_a_lock_that_a_stranger_holds_keeps_nobody_from_being_judged_by_its_heartbeat(
+    worker: StartWorker, sql: psycopg.Connection, database: str
+) -> None:
+    keeper, victim = (worker(CLUSTER, options=FORKED, env=settings()) for _ in range(2))
+    have_announced(sql, 2)
+    name = worker_lock_scope("horsies") + incarnation(victim)
+    with psycopg.connect(database, autocommit=True) as stranger:
+        assert row(stranger, "select pg_try_advisory_lock(hashtextextended(%s, 0))", name) == (False,)
+        stranger.execute("select pg_advisory_lock_shared(hashtextextended(%s, 0))", [name])
+        victim.kill()
+        keeper.wait_for_log(f"worker {incarnation(victim)} is dead: its heartbeat stood still")

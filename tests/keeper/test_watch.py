@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.keeper.watch import Watch
+from horsies.keeper.watch import GONE_AFTER_S, Watch
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 DEAD_AFTER_S, GAP_S = 10.0, 4.0
@@ -104,3 +104,54 @@ def test_a_worker_that_has_left_is_forgotten() -> None:
     watching.observe({}, 3.0, 3.0)
     assert watching.observe({"a": beat(0)}, 6.0, 6.0) == []
     assert watching.observe({"a": beat(0)}, 10.0, 10.0) == []
+
+
+# -- sessions that are gone
+
+
+@pytest.mark.promise("T2")
+def test_a_worker_whose_sessions_are_gone_is_dead_soon() -> None:
+    watching = watch()
+    found = [watching.observe({"a": beat(0)}, now, now, gone) for now, gone in enumerate([(), (), "a", "a", "a", "a"])]
+    assert found == [[], [], [], [], ["a"], ["a"]]
+
+
+@pytest.mark.promise("T2")
+def test_sessions_that_come_back_in_time_were_never_gone() -> None:
+    watching = watch()
+    for now in range(9):
+        assert watching.observe({"a": beat(0)}, now, now, "a" if now % 3 else ()) == []
+
+
+@pytest.mark.promise("T2")
+def test_whoever_beats_lives_whatever_is_said_of_its_sessions() -> None:
+    """Behind a pooler a lock may vanish at any time."""
+    watching = watch()
+    for now in range(30):
+        assert watching.observe({"a": beat(now)}, now, now, "a") == []
+
+
+@pytest.mark.promise("T2")
+def test_a_gap_in_the_observation_brings_the_sessions_back() -> None:
+    watching = watch()
+    assert watching.observe({"a": beat(0)}, 0, 0, "a") == []
+    assert watching.observe({"a": beat(0)}, 1, 1, "a") == []
+    assert watching.observe({"a": beat(0)}, 1 + GAP_S + 1, 1 + GAP_S + 1, "a") == []
+    watching.break_off()
+    assert watching.observe({"a": beat(0)}, 7, 7, "a") == []
+
+
+@pytest.mark.promise("T2")
+@given(st.lists(st.tuples(gaps, st.booleans(), st.booleans()), max_size=60))
+def test_nobody_dies_by_sessions_alone_that_were_not_gone_for_long_enough(
+    looks: list[tuple[float, bool, bool]],
+) -> None:
+    """Against a plain account: since when the sessions have been gone in every look, without a beat."""
+    watching, now, number = Watch(1e9, GAP_S), 0.0, 0
+    since: float | None = None
+    for pause, beats, is_gone in looks:
+        now += pause
+        number += beats
+        since = None if not is_gone else now if beats or since is None else since
+        dead = watching.observe({"a": beat(number)}, now, now, "a" if is_gone else ())
+        assert dead == (["a"] if since is not None and now - since >= GONE_AFTER_S else [])

@@ -92,7 +92,7 @@ def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leave
     running = worker("tests.apps.tuned:app", processes=1, faults="claim_from_marks:after:drop")
     assert basic.add.send(1, 1).get(10_000).ok_value == 2  # the first claims come from the start of the queue
     task = basic.add.send(1, 2)
-    eventually(lambda: "the database does not serve" in "\n".join(running.logs), 10)
+    running.wait_for_log("planted fault")
     assert running.terminate() == 0
     other = worker("tests.apps.tuned:app", processes=1)
     assert task.get(20_000).ok_value == 3

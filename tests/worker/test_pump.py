@@ -1,7 +1,7 @@
 """The pump on a real database, without children: what it claims goes into its buffer, and a test says what it hears and when."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,8 +21,9 @@ from horsies.worker.pump import Pump
 from horsies.worker.quarantine import Quarantine
 from horsies.worker.room import Limits
 from horsies.worker.turn import Turn
-from tests.fixtures.eventually import eventually
+from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, row
+from tests.fixtures.proxies import Proxy
 
 PATIENCE_S = 20.0
 IDLE = "select state = 'idle', state_change from pg_stat_activity where datname = current_database() and application_name = 'horsies worker'"
@@ -51,7 +52,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_pump(database: str, frames: Frames | None = None) -> AsyncGenerator[Desk]:
+async def open_pump(
+    database: str, frames: Frames | None = None, resilience: WorkerResilienceConfig | None = None
+) -> AsyncGenerator[Desk]:
     """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
     config = PostgresConfig(database_url=database)
     books = Books(
@@ -68,7 +71,7 @@ async def open_pump(database: str, frames: Frames | None = None) -> AsyncGenerat
             group,
             books,
             database=config,
-            resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
+            resilience=resilience or WorkerResilienceConfig(notify_poll_interval_ms=300_000),
             grace_ms=1_000,
             turns=1,
             coalesce=1,
@@ -176,6 +179,61 @@ async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, mon
         assert desk.books.endings
         assert 1 <= len(looks) <= 5
         desk.books.in_flight.remove(under_way)
+
+
+PATIENT = WorkerResilienceConfig(
+    db_retry_initial_ms=60_000, db_retry_max_ms=60_000, notify_poll_interval_ms=300_000
+)  # whoever sits out a pause comes too late
+
+
+@pytest.mark.promise("W11")
+async def test_a_connection_that_has_served_and_is_lost_is_replaced_without_a_pause(
+    database: str, sql: psycopg.Connection
+) -> None:
+    async with open_pump(database, resilience=PATIENT) as desk:
+        for _ in range(3):
+            task_id, news = insert(sql)
+            with sql.transaction():
+                sql.execute("lock table horsies.tasks in exclusive mode")
+                desk.pump.heard(news)
+                (pid,) = await asyncio.to_thread(lambda: [wait_until_blocked(sql)])
+                sql.execute("select pg_terminate_backend(%s)", [pid])
+            await _until(lambda task_id=task_id: task_id in desk.claimed)
+
+
+@pytest.mark.promise("W11")
+async def test_a_pause_ends_when_the_database_is_reached_by_somebody_else(
+    database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_pump(proxy.url, resilience=PATIENT) as desk:
+        task_id, news = insert(sql)
+        proxy.cut()
+        desk.pump.heard(news)
+        await _until(lambda: "the database does not serve" in caplog.text)
+        proxy.heal()
+        desk.pump.reached()
+        await _until(lambda: task_id in desk.claimed)
+
+
+@pytest.mark.promise("W11")
+async def test_a_database_that_answers_others_only_is_not_asked_without_a_pause(
+    database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_pump(proxy.url, resilience=PATIENT) as desk:
+        _, news = insert(sql)
+        proxy.cut()
+        desk.pump.heard(news)
+        for attempt in range(1, 4):
+            await _until(lambda attempt=attempt: caplog.text.count("the database does not serve") == attempt)
+            for _ in range(1_000):
+                desk.pump.reached()
+            assert caplog.text.count("the database does not serve") == attempt
+
+
+async def _until(predicate: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not predicate():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.001)
 
 
 async def test_a_pump_that_stumbles_over_an_answer_brings_its_worker_down(

@@ -9,11 +9,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
-from tests.worker.steps import PATIENCE_MS, begun
+from tests.recovery.steps import CLUSTER, FORKED, settings
+from tests.worker.steps import PATIENCE_MS, begun, insert_lines, numbers, wait_until_ended
 
 NOT_SERVED = "the database does not serve"
 
@@ -80,12 +82,7 @@ def test_a_server_without_a_free_connection_is_waited_for(
     plain_user: PlainUser,
     tmp_path: Path,
 ) -> None:
-    for grant in (
-        "grant usage on schema horsies to {}",
-        "grant select, insert, update, delete on all tables in schema horsies to {}",
-        "grant usage on all sequences in schema horsies to {}",
-    ):
-        sql.execute(grant.format(plain_user.name).encode())
+    grant_everything(sql, plain_user)
     running = worker("tests.apps.tuned:app", processes=1, database_url=plain_user.url(database))
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
@@ -96,6 +93,88 @@ def test_a_server_without_a_free_connection_is_waited_for(
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert gate.get(PATIENCE_MS).ok_value == pid
     assert running.terminate() == 0
+
+
+PATIENT = {"db_retry_initial_ms": 60_000, "db_retry_max_ms": 60_000, "notify_poll_interval_ms": 300_000}
+"""Whoever sits out a pause comes too late."""
+
+
+def grant_everything(sql: psycopg.Connection, user: PlainUser) -> None:
+    for grant in (
+        "grant usage on schema horsies to {}",
+        "grant select, insert, update, delete on all tables in schema horsies to {}",
+        "grant usage on all sequences in schema horsies to {}",
+    ):
+        sql.execute(grant.format(user.name).encode())
+
+
+@pytest.mark.promise("W11")
+def test_a_server_without_a_free_connection_is_served_by_those_that_are_open(
+    worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
+) -> None:
+    grant_everything(sql, plain_user)
+    log = tmp_path / "log"
+    running = worker(
+        CLUSTER,
+        processes=4,
+        options=FORKED,
+        env=settings(resilience=PATIENT, recovery={"heartbeat_ms": 3_000, "dead_after_ms": 60_000}),
+        database_url=plain_user.url(database),
+    )
+    insert_lines(sql, log, 1)
+    wait_until_ended(sql, 1)
+    listening = "select count(*) from pg_stat_activity where usename = %s and application_name = 'horsies listener'"
+    eventually(lambda: row(sql, listening, plain_user.name) == (1,))
+    count = row(sql, "select count(*) from pg_stat_activity where usename = %s", plain_user.name)[0]
+    sql.execute(f"alter role {plain_user.name} connection limit {count}".encode())
+    insert_lines(sql, log, 300, first=1)
+    running.wait_for_log("the others go on.*too many connections")
+    assert wait_until_ended(sql, 301) == {"COMPLETED": 301}
+    assert sorted(numbers(log)) == list(range(301))
+    assert not any(NOT_SERVED in line for line in running.logs)
+    sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
+    assert running.terminate() == 0
+
+
+@pytest.mark.promise("W11", "T2")
+def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
+) -> None:
+    grant_everything(sql, plain_user)
+    crowded = worker(CLUSTER, options=FORKED, env=settings(), database_url=plain_user.url(database))
+    gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    pid = begun(tmp_path / "begun")
+    worker(CLUSTER, options=FORKED, env=settings(), until_ready=True)  # a keeper, who is not turned away
+    before = column(sql, "select id from horsies.workers order by id")
+    sql.execute(f"alter role {plain_user.name} connection limit 0".encode())
+    sql.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where usename = %s and application_name <> 'horsies worker'",
+        [plain_user.name],
+    )
+    since = row(sql, "select clock_timestamp()")[0]
+    beaten = "select count(*) from horsies.workers where heartbeat_at > %s::timestamptz + interval '5 s'"
+    eventually(lambda: row(sql, beaten, since) == (2,), 20, what="both beat for much longer than dead_after_ms")
+    assert column(sql, "select id from horsies.workers order by id") == before
+    (tmp_path / "open").touch()
+    assert gate.get(PATIENCE_MS).ok_value == pid
+    assert not any("starting anew" in line for line in crowded.logs)
+    sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
+    assert crowded.terminate() == 0
+
+
+@pytest.mark.promise("W11")
+def test_an_answered_heartbeat_ends_the_pause_of_the_others(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, proxy: Proxy, tmp_path: Path
+) -> None:
+    running = worker(CLUSTER, env=settings(resilience=PATIENT), options=FORKED, database_url=proxy.url)
+    gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    pid = begun(tmp_path / "begun")
+    proxy.cut()
+    (tmp_path / "open").touch()
+    running.wait_for_log(rf"{NOT_SERVED}, trying again in [4-6]\d\.\d s")
+    proxy.heal()
+    assert gate.get(PATIENCE_MS).ok_value == pid
+    assert basic.add.send(1, 2).get(PATIENCE_MS).ok_value == 3, "notifications arrive again, too"
 
 
 @pytest.fixture

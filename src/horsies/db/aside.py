@@ -26,6 +26,11 @@ class Aside:
     async def run(self, op: Op[T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._link.run, op)
 
+    @property
+    def own_session(self) -> int | None:
+        """See `Link`. Between two verbs."""
+        return self._link.own_session
+
     async def close(self, farewell: Op[object] | None) -> None:
         """Say this, if the server still listens. One that is silent is not waited for: a worker that was told to leave leaves."""
         try:

@@ -50,6 +50,14 @@ def waiters_lock(schema: str) -> int:
     return int(_hash(f"{schema} waiters")[:16], 16) - (1 << 63)
 
 
+def worker_lock_scope(schema: str) -> str:
+    """What stands before the id of a worker in the name of its advisory lock, whose key is `hashtextextended(name, 0)`.
+
+    Two sessions of a worker hold it together, that of its heartbeat and that of its listener. The server lets go of it when both are gone.
+    """
+    return f"horsies {_hash(schema)[:8]} worker "
+
+
 @lru_cache(maxsize=64)
 def _hash(schema: str) -> str:
     return sha256(schema.encode()).hexdigest()

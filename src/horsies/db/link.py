@@ -26,6 +26,13 @@ class Link:
         self._preparing = Preparing({**STEADY, **UNLIMITED})
         self._connection: psycopg.Connection | None = None
         self._is_cut = False
+        self._opened = 0
+
+    @property
+    def own_session(self) -> int | None:
+        """The number of the session that is open, if it is ours and no pooler's: what is kept in it lasts as long as it does."""
+        connection = self._connection
+        return None if connection is None or connection.prepare_threshold is None else self._opened
 
     def run(self, op: Op[T]) -> T:
         try:
@@ -40,6 +47,7 @@ class Link:
 
     def _open(self) -> None:
         self._connection = connect(self._config, self._purpose, url=self._url)
+        self._opened += 1
         if self._is_cut:  # while it was being made
             raise psycopg.OperationalError("the connection was cut")
         self._preparing.begin(self._connection)

@@ -71,6 +71,9 @@ class Listener:
         self.heard_at: float | None = None
         """When the last notification came in, on the monotonic clock; None before the first."""
         self._has_said_deaf = False
+        self._tried_at = self._reached_at = 0.0
+        self._locks: set[str] = set()
+        self._held: set[str] = set()
         self._closing = False
         self._reading = Reading(self._heard, self._wake)
         self._wake_reader, self._waker = socket.socketpair()
@@ -91,9 +94,31 @@ class Listener:
     def unsubscribe(self, channel: Channel, key: str | None, bell: Bell) -> None:
         self._bells.remove(channel, key, bell)
 
+    def hold(self, lock: str) -> None:
+        """Hold the advisory lock of this name, shared, while there is a connection that is ours alone. Never waited for: see `holds`."""
+        self._locks.add(lock)
+        self._wake()
+
+    def let_go(self, lock: str) -> None:
+        self._locks.discard(lock)
+        self._wake()
+
+    def holds(self, lock: str) -> bool:
+        return lock in self._held
+
     def read_on_this_loop(self) -> AbstractContextManager[None]:
         """Bells are rung on the running event loop meanwhile, mostly: whoever waits there is spared a change of threads."""
         return self._reading.on_this_loop()
+
+    @property
+    def is_listening(self) -> bool:
+        """It has a connection on which LISTEN is in force. Whether anything arrives there, the self-test tells."""
+        return bool(self._in_force)
+
+    def retry_now(self) -> None:
+        """The database was reached by another connection: do not wait any longer before the next attempt."""
+        self._reached_at = time.monotonic()
+        self._wake()
 
     @property
     def is_deaf(self) -> bool:
@@ -116,12 +141,14 @@ class Listener:
     def _listen_until_closed(self) -> None:
         attempt = 0
         while not self._closing:
+            self._tried_at = time.monotonic()
             try:
                 with connect(self._config, "listener", url=self._config.listen_conninfo) as connection:
                     self._refuse_shared(connection)
                     self._serve(connection)
             except psycopg.Error as error:
-                attempt = 0 if self._in_force else attempt + 1
+                # One that was heard on has served: it is replaced at once. Only attempts that fail are spaced out.
+                attempt = 0 if self._in_force and self._test.has_passed else attempt + 1
                 self._lost(error, attempt)
             except SharedSession:
                 self._say_deaf("LISTEN does not work through a transaction pooler")
@@ -158,6 +185,7 @@ class Listener:
                 while not self._closing:
                     if self._is_direct or self._test.has_passed:
                         self._listen(connection, self._bells.channels() - self._in_force)
+                    self._mind_locks(connection)
                     self._reading.lend(connection, selector)
                     ready = selector.select(max(0.0, self._test.due_at - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
@@ -187,6 +215,31 @@ class Listener:
                 connection.execute(command.encode())
             self._in_force.add(channel)
             self._bells.ring_all(channel)
+
+    def _mind_locks(self, connection: psycopg.Connection) -> None:
+        if not self._is_direct:
+            return
+        for lock in self._held - self._locks:
+            self._say_of_lock(connection, "advisory_unlock_shared", lock)
+            self._held = self._held - {lock}
+        for lock in self._locks - self._held:
+            if self._say_of_lock(connection, "try_advisory_lock_shared", lock):
+                self._held = self._held | {lock}
+            else:
+                self._locks.discard(lock)  # until it is wanted again
+
+    def _say_of_lock(self, connection: psycopg.Connection, verb: str, lock: str) -> bool:
+        try:
+            with self._reading.using:
+                done = connection.execute(
+                    f"select pg_{verb}(hashtextextended(%s::text, 0))".encode(), [lock]
+                ).fetchone()
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            log.debug("an advisory lock could not be taken or left: %s", broker_error(error))
+            return False
+        return done == (True,)
 
     def _give_up_unwanted(self, connection: psycopg.Connection) -> None:
         for channel in self._in_force - self._bells.channels() - {Channel.TEST}:
@@ -222,8 +275,13 @@ class Listener:
     def _go_on_testing(self) -> None:
         if self._test.is_under_way:
             self._failed()
-        else:
+            return
+        try:
             self._test.ask(lambda token: self._notify(Channel.TEST, token))
+        except psycopg.Error as error:
+            # Nothing was sent, so nothing can be missed: that says nothing about this connection.
+            log.debug("the self-test of LISTEN could not be sent: %s", broker_error(error))
+            self._test.postpone()
 
     def _failed(self) -> None:
         if self._test.has_passed:
@@ -252,16 +310,21 @@ class Listener:
 
     def _lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()
+        self._held = set()
         if attempt <= 1:
             log.warning("the LISTEN connection was lost; polling until it is back: %s", broker_error(error))
         self._fall_deaf()
-        self._sleep(self._resilience.delay_ms(attempt, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter, no secret
+        if attempt:
+            delay_ms = self._resilience.delay_ms(attempt - 1, random.uniform(-1, 1))  # noqa: S311 - jitter, no secret
+            self._sleep(delay_ms / 1000, may_be_cut_short=True)
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float, *, may_be_cut_short: bool = False) -> None:
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._closing and (left := until - time.monotonic()) > 0:
+                if may_be_cut_short and self._reached_at > self._tried_at:
+                    return
                 if selector.select(left):
                     self._wake_reader.recv(4096)
 

@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from horsies.db.aside import Aside
-from horsies.db.op import Op
+from horsies.db.channels import worker_lock_scope
+from horsies.db.load import load
+from horsies.db.op import Op, rows
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.events import TasksExpired, TasksReaped, WorkerBuried, emit, subscribers
 from horsies.keeper import reap
@@ -23,6 +25,9 @@ LEASE_BEATS = 3
 SEEK_EVERY = 30  # looks
 REST_S, LONGEST_REST_S = 1.0, 60.0
 """Of a duty that failed: twice as long each time."""
+HURRY_S = 0.5
+
+SQL = load(__file__)
 
 log = logging.getLogger("horsies.keeper")
 T = TypeVar("T")
@@ -49,6 +54,7 @@ class Keeper:
         self._watch = Watch(recovery.dead_after_ms / 1000, gap_s=self._every_s * 3 + 1)
         self._link = Aside(database, "keeper")
         self._retainer = Retainer(group, database=database, retention=retention)
+        self._lock_scope = worker_lock_scope(database.schema)
         self._looks = 0
         self._aside = SetAside()
         self._resting: dict[str, tuple[float, float]] = {}  # of duties that failed: for how long, and until when
@@ -71,6 +77,7 @@ class Keeper:
             next_s = self._every_s
             try:
                 next_s = max(next_s, await self._look())
+                next_s = min(next_s, HURRY_S) if self._watch.is_alarmed else next_s
             except DatabaseError as error:
                 self._watch.break_off()
                 self.is_elected = False  # as far as we know
@@ -137,9 +144,22 @@ class Keeper:
 
     async def _bury_the_dead(self) -> None:
         asked_at = time.monotonic()
+        gone = await self._get_gone()
         heartbeats = await self._link.run(reap.get_heartbeats())
-        for worker in self._watch.observe(heartbeats, asked_at, time.monotonic()):
+        for worker in self._watch.observe(heartbeats, asked_at, time.monotonic(), gone):
             if worker != self._worker and await self._link.run(reap.bury(worker, heartbeats[worker], self._aside)):
-                log.warning("worker %s is dead: its heartbeat stood still", worker)
+                why = "its sessions are gone" if worker in gone else "its heartbeat stood still"
+                log.warning("worker %s is dead: %s", worker, why)
                 if subscribers:
                     emit(WorkerBuried(worker))
+
+    async def _get_gone(self) -> set[str]:
+        """Workers whose lock nobody holds, though they have announced it. Our own must be held: what ends all sessions ends ours, too."""
+        try:
+            is_held = dict(await self._link.run(rows(SQL["get_locks"](scope=self._lock_scope))))
+        except DatabaseError as error:
+            if trouble_of(error) is Trouble.LOST:
+                raise
+            log.debug("the locks of the workers could not be read: %s", broker_error(error))
+            return set()
+        return {worker for worker, held in is_held.items() if not held} if is_held.get(self._worker) else set()

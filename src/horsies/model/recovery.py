@@ -11,7 +11,7 @@ class WorkerResilienceConfig(Value):
     """How a worker rides out a database that is away. `db_retry_max_attempts` 0 means for ever."""
 
     db_retry_initial_ms: int = 500
-    db_retry_max_ms: int = 30_000
+    db_retry_max_ms: int = 5_000
     db_retry_max_attempts: int = 0
     notify_poll_interval_ms: int = 5_000
 

@@ -13,16 +13,18 @@ import os
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from types import TracebackType
 from typing import Self, TypeVar
 
 from horsies.db.aside import Aside
+from horsies.db.channels import worker_lock_scope
+from horsies.db.listen import Listener
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Rows, ask, one, rows
-from horsies.db.trouble import DatabaseError, broker_error
+from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.events import HeartbeatMissed, emit, subscribers
 from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.model.errors import HorsiesError
@@ -35,6 +37,8 @@ from horsies.worker.health import Health
 from horsies.worker.pump import Pump
 
 LOOK_AGAIN_S = 0.2
+LONGEST_RETRY_S = 1.0
+HURRY_S, HURRIES = 1.0, 5
 
 SQL = load(__file__)
 T = TypeVar("T")
@@ -49,6 +53,10 @@ class Heartbeat:
     """A service: entering registers the incarnation, leaving strikes it off.
 
     `in_doubt` asks for a beat as soon as the database answers: something may have been claimed that nobody knows of.
+
+    While the worker lives, two of its sessions hold an advisory lock: this one and the listener's. When both are gone the keeper need not wait until the
+    heartbeat has stood still for long. One alone may have been ended by somebody, and is made anew at once. Behind a pooler a session is nobody's: there
+    no lock is taken, and none is announced.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class Heartbeat:
         resilience: WorkerResilienceConfig,
         recovery: RecoveryConfig,
         in_doubt: asyncio.Event,
+        listener: Callable[[], Listener],
     ) -> None:
         self._group = group
         self._books = books
@@ -70,6 +79,10 @@ class Heartbeat:
         self._snapshot_s = recovery.snapshot_ms / 1000
         self._snapshot_at = 0.0
         self._in_doubt = in_doubt
+        self._listener = listener
+        self._lock = worker_lock_scope(database.schema) + books.worker
+        self._locked_in: int | None = None
+        self._hurries_left = HURRIES
         self._strangers: frozenset[Claim] = frozenset()
         self._patience: asyncio.Timeout | None = None
         self._health = Health()
@@ -94,25 +107,84 @@ class Heartbeat:
         self._beating.cancel()
         # After an error tasks may still be ours by the database's account: the row stays, for whoever recovers them.
         await self._link.close(rows(SQL["retire_worker"](id=self._books.worker)) if kind is None else None)
+        self._listener().let_go(self._lock)
 
     async def _beat_for_ever(self) -> None:
+        await self._take_lock()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S if self._strangers else self.beat_s):
+                async with asyncio.timeout(self._next_beat_s()):
                     await self._in_doubt.wait()
+            is_asked_for, was_missing = self._in_doubt.is_set(), self.is_missing
             self._in_doubt.clear()
             try:
-                held = await self._link.run(self._beat())
+                held = await self._run_beat(was_missing=was_missing)
             except DatabaseError as error:
                 log.debug("a heartbeat failed: %s", broker_error(error))
                 self.is_missing = True
                 if subscribers:
                     emit(HeartbeatMissed())
-                await asyncio.sleep(self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000)  # noqa: S311 - jitter
+                if was_missing or trouble_of(error) is not Trouble.LOST:
+                    await asyncio.sleep(self._retry_s())
+                # Else the session has served before and is gone: a new one is tried at once.
                 self._in_doubt.set()
             else:
+                self._tell_others(was_missing=was_missing, is_asked_for=is_asked_for)
+                await self._take_lock()
                 self._pump.cancel({row[0] for row in held if row[-1]})
                 await self._look_for_strangers(as_claims([row[:-1] for row in held]))
+
+    async def _run_beat(self, *, was_missing: bool) -> Rows:
+        """On a connection of the pump's if there is none for it: a full server must not make a worker look dead that works."""
+        try:
+            return await self._link.run(self._beat())
+        except DatabaseError as error:
+            if not was_missing or trouble_of(error) is not Trouble.LOST:
+                raise  # it is tried again at once, with a new connection
+            held = await self._pump.lend_connection(self._beat())
+            if held is None:
+                raise
+            return held
+
+    async def _take_lock(self) -> None:
+        """Once in each session that is ours alone. What it is good for can be done without."""
+        if not self._listener().holds(self._lock):
+            self._listener().hold(self._lock)
+        session = self._link.own_session
+        if session is None or session == self._locked_in:
+            return
+        try:
+            taken = await self._link.run(one(SQL["take_lock"](name=self._lock)))
+        except DatabaseError as error:
+            log.debug("the worker's advisory lock could not be taken: %s", broker_error(error))
+        else:
+            self._locked_in = session if taken == (True,) else None
+            self._hurries_left = HURRIES
+
+    @property
+    def _holds_lock(self) -> bool:
+        """In both sessions."""
+        session = self._link.own_session
+        return session is not None and session == self._locked_in and self._listener().holds(self._lock)
+
+    def _next_beat_s(self) -> float:
+        if self._strangers:
+            return LOOK_AGAIN_S
+        # What is held has to be announced; a few beats later it is known not to be held, and nobody hurries any longer.
+        is_unannounced = self._link.own_session is not None and self._hurries_left > 0
+        return min(self.beat_s, HURRY_S) if is_unannounced else self.beat_s
+
+    def _retry_s(self) -> float:
+        """Short, however long the pauses of others are: the worker is taken for dead without it, and they end theirs when it is answered."""
+        delay_s = self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter, no secret
+        return min(delay_s, self.beat_s, LONGEST_RETRY_S)
+
+    def _tell_others(self, *, was_missing: bool, is_asked_for: bool) -> None:
+        """The database answers. A beat that the pump itself has asked for after a failed turn must not end the pause after that turn."""
+        if was_missing or not is_asked_for:
+            self._pump.reached()
+        if was_missing:
+            self._listener().retry_now()
 
     async def _look_for_strangers(self, held: Sequence[Claim]) -> None:
         found = frozenset(await self._pump.strangers(held))
@@ -125,7 +197,9 @@ class Heartbeat:
     def _beat(self) -> Op[Rows]:
         worker = self._books.worker
         # Alone: nothing that takes long may hold up the sign of life, and together they would be one transaction.
-        if not (yield from self._sign_of_life(SQL["beat"](id=worker))):
+        holds_lock = self._holds_lock
+        self._hurries_left = 0 if holds_lock else self._hurries_left - 1
+        if not (yield from self._sign_of_life(SQL["beat"](id=worker, holds_lock=holds_lock))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
         held, *_ = yield from ask(get_held(worker), *self._snapshots())
         return held

@@ -15,9 +15,13 @@ returning extract(epoch from clock_timestamp())::float8;
 
 -- name: beat
 update {schema}.workers
-set heartbeat_at = clock_timestamp()
+set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
 where id = %(id)s::uuid
 returning extract(epoch from heartbeat_at)::float8;
+
+-- name: take_lock
+-- For as long as this session lasts. Whoever holds it alone is a stranger, and is not waited for.
+select pg_try_advisory_lock_shared(hashtextextended(%(name)s::text, 0));
 
 -- name: take_snapshot
 insert into {schema}.worker_states (

@@ -15,9 +15,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from horsies.child.wire import ANY
+from horsies.db.op import Op
 from horsies.db.trouble import (
     DatabaseError,
     Trouble,
@@ -34,7 +35,7 @@ from horsies.worker.alarm import Alarm
 from horsies.worker.backoff import Backoff, GaveUp
 from horsies.worker.books import Books
 from horsies.worker.clerk import Clerk
-from horsies.worker.couriers import Couriers, Flight
+from horsies.worker.couriers import Couriers, Flight, Loss
 from horsies.worker.dispatch import dispatch
 from horsies.worker.herald import Herald
 from horsies.worker.news import News
@@ -47,6 +48,7 @@ ANSWER_S = 1.0
 CLAIMED_LATELY_S = 60.0
 WARN_EVERY_S = 1.0
 
+T = TypeVar("T")
 log = logging.getLogger("horsies.worker")
 
 
@@ -77,7 +79,15 @@ class Pump:
         self.alarm = Alarm(books, self._stops, poll_s=resilience.notify_poll_interval_ms / 1000, rung=self._go)
         self._news = News(books, due_in=self.alarm.due_in)
         self.clerk = Clerk(books, self._stops, self.herald, entered=self._go, armed=self.alarm.mind_deadlines)
-        self._couriers = Couriers(group, database, turns, landed=self._landed)
+        self._couriers = Couriers(
+            group,
+            database,
+            turns,
+            resilience=resilience,
+            landed=self._landed,
+            lost=self._lost,
+            connected=self._connected,
+        )
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
         self._claimed_at = -math.inf
@@ -146,6 +156,15 @@ class Pump:
         self._stops.cancel(task_ids)
         self.alarm.mind_deadlines()
 
+    def reached(self) -> None:
+        """Somebody else has just reached the database: a pause because it was away is over."""
+        if self._backoff.reached():
+            self._go()
+
+    async def lend_connection(self, op: Op[T]) -> T | None:
+        """Run this on a connection of ours, if one is idle; None if not."""
+        return await self._couriers.lend(op)
+
     # -- what the database says is ours
 
     async def strangers(self, held: Sequence[Claim]) -> list[Claim]:
@@ -191,7 +210,7 @@ class Pump:
         self.alarm.set(now, self._next_departure(now))
 
     def _may_send(self, now: float) -> bool:
-        if not self._couriers.is_any_idle or now < self._backoff.until:
+        if now < self._backoff.until or not self._couriers.can_send(now):
             return False
         if self._books.should_gather():
             self._gather_until = self._gather_until or now + self._books.frames.gather_s
@@ -203,8 +222,8 @@ class Pump:
         """When a turn may leave, though nothing has happened by then."""
         if now < self._backoff.until:
             return self._backoff.until
-        if not self._couriers.is_any_idle:
-            return None  # whoever comes back looks for what has become due meanwhile
+        if not self._couriers.can_send(now):
+            return self._couriers.can_send_at()  # and whoever comes back looks for what has become due meanwhile
         # What is over has not led to a turn: what waits, waits for one that is in flight.
         moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
         if self._books.buffer:
@@ -234,6 +253,26 @@ class Pump:
         dispatch(self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000))
 
     # -- trouble
+
+    def _connected(self) -> None:
+        self._backoff.connected()
+        self._go()
+
+    def _lost(self, loss: Loss) -> None:
+        """A connection was lost, or could not be made. The worker pauses only when it has no other."""
+        if loss.flight is not None:
+            self._books.put_back(loss.flight.turn)
+            self._books.marks.heard(None)
+        if subscribers:
+            emit(DatabaseTrouble(trouble_of(loss.error).name.lower()))
+        self._in_doubt()
+        if loss.is_first:
+            log.warning("a database connection was lost, connecting again: %s", broker_error(loss.error))
+        elif self._couriers.has_session:
+            log.warning("a database connection is missing, the others go on: %s", broker_error(loss.error))
+        else:
+            self._backoff.failed(broker_error(loss.error), unreached=True)
+        self._go()
 
     def _failed(self, turn: Turn, error: DatabaseError) -> None:
         self._books.marks.heard(None)

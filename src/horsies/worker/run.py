@@ -108,6 +108,7 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
             resilience=app.config.resilience,
             recovery=recovery,
             in_doubt=in_doubt,
+            listener=app.broker.listener,
         )
         life.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
@@ -229,6 +230,8 @@ def _hearing(
     look = Rationed(beat_now, CONTROL_EVERY_S)
 
     def new(payload: str | None) -> None:
+        if payload is None and listener.is_listening:
+            loop.call_soon_threadsafe(pump.reached)
         if not concerns(payload):
             return
         if threading.get_ident() == here:

@@ -79,9 +79,15 @@ class Scheduler:
         self._scheduling.cancel()
         await self._link.close(None)
 
-    def _heard(self, _payload: str | None) -> None:
+    def _heard(self, payload: str | None) -> None:
+        is_back = payload is None and self._broker.listener().is_listening
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self._woken.set)
+            self._loop.call_soon_threadsafe(self._wake, is_back)
+
+    def _wake(self, is_back: bool) -> None:  # noqa: FBT001 - called by the loop
+        if is_back:
+            self._backoff.reached()
+        self._woken.set()
 
     async def _schedule(self) -> None:
         while not self._stopping.is_set():
@@ -138,8 +144,10 @@ class Scheduler:
             self._backoff.contended()
         else:
             self.is_missing = True
-            self._backoff.failed(broker_error(error))
-        await _wait(self._stopping, self._backoff.left_s)
+            self._backoff.failed(broker_error(error), unreached=trouble_of(error) is Trouble.LOST)
+        while self._backoff.left_s and not self._stopping.is_set():
+            self._woken.clear()
+            await _wait(self._woken, self._backoff.left_s)
 
     async def _sleep(self, seconds: float) -> None:
         """Until that time is over, or a notification says that schedules were changed."""
