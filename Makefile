@@ -17,10 +17,10 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-growth bench-mix bench-peers chaos promises clean
+.PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers chaos promises clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12  JOBS=auto  ARGS="-k claim"'
 
 demo: $(ready) ## a worker, a few tasks and their results, on a PostgreSQL of its own
@@ -54,6 +54,9 @@ bench-growth: $(ready) ## a million rows, 500 queues, an old snapshot, 62 idle w
 
 bench-mix: $(ready) ## fast and slow tasks together: who waits for whom
 	$(bin)/python -m benchmarks.mix $(ARGS)
+
+bench-recovery: $(ready) ## outages, killed connections, a full server, killed workers: how soon work goes on; 4 minutes
+	$(bin)/python -m benchmarks.recovery $(ARGS)
 
 bench-peers: $(ready) ## the same workloads for other task queues and for ours: 45 minutes
 	$(bin)/python -m benchmarks.peers $(ARGS)
