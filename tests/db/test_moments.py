@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.connect import EARLIEST, LATEST
 from horsies.db.op import Statement, rows
+from horsies.db.session import EARLIEST, LATEST
 from horsies.tasks.inspect import get_info
 from horsies.tasks.list import TaskFilter, list_tasks
 from tests.fixtures.journey import column
