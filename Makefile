@@ -17,10 +17,10 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers chaos promises clean
+.PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers bench-workflows chaos promises clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12  JOBS=auto  ARGS="-k claim"'
 
 demo: $(ready) ## a worker, a few tasks and their results, on a PostgreSQL of its own
@@ -60,6 +60,9 @@ bench-recovery: $(ready) ## outages, killed connections, a full server, killed w
 
 bench-peers: $(ready) ## the same workloads for other task queues and for ours: 45 minutes
 	$(bin)/python -m benchmarks.peers $(ARGS)
+
+bench-workflows: $(ready) ## workflows of 50 000 nodes and a map of 100 000 items: the time per node beside that at 1 000
+	$(bin)/python -m benchmarks.workflow_scale $(ARGS)
 
 chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost
 	$(bin)/python -m benchmarks.chaos $(ARGS)

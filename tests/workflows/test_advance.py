@@ -2,14 +2,16 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, Join, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
+from horsies.workflows.control import retry
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import begin, ended, node, run_out, states, status, take
+from tests.workflows.steps import begin, ended, node, run_out, states, status, take, way_to
 
 DONE, BAD, SKIPPED = NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED
 
@@ -142,3 +144,66 @@ def test_a_large_result_is_stored_once_however_many_take_it(broker: PostgresBrok
     (claims,) = take(broker, 10, endings=[ended(source, result=large)]).claimed
     assert all(json.loads(claim.inputs or "")["inputs"][0]["result"] == large for claim in claims)
     assert row(sql, "select max(length(args::text)) from horsies.tasks where root_id = %s", run) == (10,)
+
+
+def fill_items(sql: psycopg.Connection, run: str, text: str, count: int) -> None:
+    """By hand, where the database keeps it compressed: each result is that text so often, less than a stored value may be."""
+    sql.execute(
+        "update horsies.nodes set result = to_json(repeat(%s, %s)) where root_id = %s and status = 'COMPLETED' and item is not null",
+        [text, count, run],
+    )
+
+
+def test_a_map_whose_results_are_too_large_for_one_value_has_failed_and_the_step_has_not(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    each = (Ref(("item",), 0, RefMode.EACH),)
+    run = begin(broker, Graph("large map", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each), node(2, 1), node(3))))
+    source, other = sorted(take(broker, 2).claimed[0], key=lambda claim: way_to(sql, claim.id))
+    take(broker, 0, endings=[ended(source, result=json.dumps(list(range(18))))])
+    *items, last = take(broker, 18).claimed[0]
+    take(broker, 0, endings=[ended(claim) for claim in items])
+    fill_items(sql, run, "x", 16_000_000)
+    take(broker, 0, endings=[ended(last), ended(other)])
+    assert states(sql, run) == (DONE, BAD, SKIPPED, DONE)
+    assert status(sql, run) is WorkflowStatus.FAILED
+    error = row(sql, "select error from horsies.nodes where workflow_id = %s and index = 1", run)[0]
+    assert error["error_code"] == "WORKER_SERIALIZATION_ERROR"
+    assert "has 272,000,072 bytes of JSON, and a value can have 268,435,456 at most" in error["message"]
+    assert "return where it is" in error["message"]
+    assert column(sql, "select status from horsies.workflows where is_map") == ["FAILED"]
+
+
+def test_a_retry_of_a_map_that_is_too_large_fails_in_the_same_way(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    each = (Ref(("item",), 0, RefMode.EACH),)
+    run = begin(broker, Graph("large map", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each))))
+    ((source,),) = take(broker).claimed
+    take(broker, 0, endings=[ended(source, result=json.dumps(list(range(18))))])
+    *items, last = take(broker, 18).claimed[0]
+    take(broker, 0, endings=[ended(claim) for claim in items])
+    fill_items(sql, run, "x", 16_000_000)
+    take(broker, 0, endings=[ended(last)])
+    assert broker.run(partial(retry, run))
+    assert states(sql, run) == (DONE, BAD)
+    assert status(sql, run) is WorkflowStatus.FAILED
+    fill_items(sql, run, "x", 10)
+    assert broker.run(partial(retry, run))
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+
+
+def test_results_that_are_only_stored_small_are_judged_by_their_full_size(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    each = (Ref(("item",), 0, RefMode.EACH),)
+    run = begin(broker, Graph("map", (node(0), node(1, 0, kind=NodeKind.MAP, refs=each))))
+    ((source,),) = take(broker).claimed
+    take(broker, 0, endings=[ended(source, result="[1, 2, 3]")])
+    *items, last = take(broker, 3).claimed[0]
+    take(broker, 0, endings=[ended(claim) for claim in items])
+    fill_items(sql, run, "x", 1_000_000)
+    take(broker, 0, endings=[ended(last)])
+    assert status(sql, run) is WorkflowStatus.COMPLETED
+    size = row(sql, "select octet_length(result::text) from horsies.nodes where workflow_id = %s and index = 1", run)
+    assert size == (2_000_011,)

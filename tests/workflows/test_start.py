@@ -9,7 +9,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.op import rows
-from horsies.model.errors import WorkflowConflictError
+from horsies.model.errors import PayloadError, WorkflowConflictError
 from horsies.model.graph import Graph, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.task import Terms
 from horsies.workflows import advance, start
@@ -93,3 +93,21 @@ def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker,
         mine.commit()
     run_out(broker, sql, set())
     assert column(sql, "select distinct status from horsies.workflows") == ["COMPLETED"]
+
+
+def test_a_start_that_is_too_large_for_one_statement_says_so_and_what_to_change() -> None:
+    args = '{"text": "' + "x" * 1_000 + '"}'
+    graph = Graph("heavy", tuple(node(n, args=args) for n in range(100)))
+    size = len(plan(graph).nodes)
+    assert plan(graph, most_bytes=size).name == "heavy"
+    with pytest.raises(PayloadError, match=f"workflow 'heavy': a start of its 100 nodes takes at least {size:,} bytes"):
+        plan(graph, most_bytes=size - 1)
+    with pytest.raises(PayloadError, match=r"101,200 of them are arguments.*keep the data elsewhere"):
+        plan(graph, most_bytes=100_000)
+
+
+def test_arguments_of_more_than_a_gigabyte_are_refused_before_they_are_written_out() -> None:
+    args = '{"text": "' + "x" * 16_000_000 + '"}'  # the same object in every node
+    graph = Graph("heaviest", tuple(node(n, args=args) for n in range(68)))
+    with pytest.raises(PayloadError, match="1,088,000,816 of them are arguments"):
+        plan(graph)

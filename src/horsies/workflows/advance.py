@@ -32,7 +32,9 @@ with nothing left. No step depends on what its caller remembers, so anybody may 
 once. Locks are always taken in the same order: roots by id, then tasks, then nodes and runs of trees whose roots are held. A node is resolved by its task
 only if it is ENQUEUED with that very task: a late ending of a task from before a `retry()` changes nothing.
 
-**What a step costs** is in proportion to what ended, not to the size of the graph: counters instead of counting, and nobody reads a result.
+**What a step costs** is in proportion to what ended and to what that makes ready, not to the size of the graph: counters instead of counting, and nobody
+reads a result. Beside that it looks at each run of the tree that is under way. No statement may be quadratic, whatever the planner knows of the
+tables: see `lock_roots`, and `tests/workflows/test_growth.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,8 +43,9 @@ from itertools import count
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Row, ask, rows
 from horsies.model.codec import encode_error
-from horsies.model.codes import OutcomeCode
+from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
+from horsies.model.sizes import MOST_BYTES
 from horsies.model.task import TaskId
 
 SQL = load(__file__)
@@ -57,6 +60,15 @@ NO_LIST = encode_error(
         error_code=OutcomeCode.UPSTREAM_SKIPPED, message="the node that this map goes over has not returned a list"
     )
 )
+
+TOO_LARGE = encode_error(
+    TaskError(
+        error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
+        message=f"the list of its items' results has <bytes> bytes of JSON, and a value can have {MOST_BYTES:,} at most; "
+        "let each item store its data elsewhere and return where it is, or map over fewer items",
+    )
+)
+"""`end_runs` knows the number of bytes."""
 
 
 def lock_roots(roots: Iterable[str]) -> Query:
@@ -81,7 +93,8 @@ def full_step(roots: Sequence[str], task_ids: Sequence[TaskId] = ()) -> list[Que
 
 
 def _open_and_end(roots: Sequence[str]) -> list[Query]:
-    return [SQL["open_tasks"](roots=list(roots)), SQL["end_runs"](roots=list(roots), no_success=NO_SUCCESS)]
+    end_runs = SQL["end_runs"](roots=list(roots), no_success=NO_SUCCESS, too_large=TOO_LARGE, most_bytes=MOST_BYTES)
+    return [SQL["open_tasks"](roots=list(roots)), end_runs]
 
 
 def _advance_nodes(roots: Sequence[str], task_ids: Sequence[TaskId]) -> Query:

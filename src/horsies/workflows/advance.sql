@@ -2,6 +2,17 @@
 -- Whoever changes anything in a tree of runs holds the row at its top, first of all, in the order of the ids. In a statement of its own: the
 -- next one's snapshot is then younger than the lock. The statements of a step are long and quick: planning them each time would take
 -- three times as long as running them, so they are planned once, which their author vouches for.
+--
+-- A statement that is planned once may be planned while the tables are empty, and then has to do for a step that touches 50 000 nodes; behind
+-- a pooler each is planned for itself, without statistics. So the statements of a step leave the planner no choice that becomes quadratic, or
+-- reads whole tables (`tests/workflows/test_growth.py`):
+-- - A table is joined with the rows of a CTE by `id = any(array[row.id])`, which is one probe of the primary key for each row. A plain equality
+--   may be planned as a merge or a hash join, which reads all of the table, and `id = any(array(select ...))` beside it as a nested loop, which
+--   reads all of the CTE for each row.
+-- - Further conditions on such a table stand in a `case` together with the CTE. By themselves they would be estimated to leave few rows of the
+--   table, so few that it seems cheap to read the CTE for each of them.
+-- - Where nothing is updated, a lateral subquery with `offset 0` does the same. So do runs above: whether one of them is paused is asked
+--   of their rows, by their ids, not of the index of live runs.
 select set_config('plan_cache_mode', 'force_generic_plan', true)
 from {schema}.workflows
 where id = any(%(roots)s::uuid[])
@@ -33,10 +44,8 @@ resolved as (
         finished_at = statement_timestamp(),
         told = true
     from ended
-    where nodes.id = any(array(select ended.node_id from ended))
-    and nodes.id = ended.node_id
-    and nodes.task_id = ended.id
-    and nodes.status = 'ENQUEUED'
+    where nodes.id = any(array[ended.node_id])
+    and case when nodes.task_id = ended.id then nodes.status = 'ENQUEUED' end
     returning nodes.workflow_id, nodes.index, nodes.status, nodes.dependents
 ),
 untold as (
@@ -65,56 +74,80 @@ counted as (
         succeeded = nodes.succeeded + tally.succeeded,
         status = case
             when nodes.succeeded + tally.succeeded >= needed then 'READY'
+            -- No join asks for more than it waits for. To count those, a long `waits_for` is read from where it is stored out of line, so that
+            -- is left until it can make a difference: once for a join of all, not once for each node that it waits for.
+            when nodes.resolved + tally.resolved = nodes.succeeded + tally.succeeded then 'PENDING'
+            when allow_failed_deps and nodes.resolved + tally.resolved < needed then 'PENDING'
             when allow_failed_deps and nodes.resolved + tally.resolved >= cardinality(waits_for) then 'READY'
             when allow_failed_deps then 'PENDING'
             when nodes.succeeded + tally.succeeded + cardinality(waits_for) - nodes.resolved - tally.resolved < needed then 'SKIPPED'
             else 'PENDING'
         end
     from tally
-    where nodes.id = any(array(select tally.id from tally))
-    and nodes.id = tally.id
-    and nodes.status = 'PENDING'
+    where nodes.id = any(array[tally.id])
+    and case when tally.resolved > 0 then nodes.status = 'PENDING' end
+),
+told as materialized (
+    select
+        run.*,
+        -- The failure of an optional node pauses nothing.
+        run.failed <> '{}' and exists (
+            select unnest(run.failed)
+            except
+            select unnest(workflows.optional)
+            from {schema}.workflows
+            where workflows.id = run.workflow_id
+        ) as is_bad
+    from (
+        select
+            workflow_id,
+            count(*) as count,
+            count(*) filter (where status <> 'SKIPPED') as ran,
+            coalesce(array_agg(index) filter (where status = 'FAILED'), '{}') as failed
+        from news
+        group by workflow_id
+    ) as run
 )
 update {schema}.workflows
 set
     unresolved = workflows.unresolved - told.count,
     in_flight = case when max_parallel is null then 0 else workflows.in_flight - told.ran end,
     status = case
-        when workflows.status = 'RUNNING' and on_error = 'pause' and not told.failed <@ workflows.optional then 'PAUSED'
+        when workflows.status = 'RUNNING' and on_error = 'pause' and told.is_bad then 'PAUSED'
         else workflows.status
     end
-from (
-    select
-        workflow_id,
-        count(*) as count,
-        count(*) filter (where status <> 'SKIPPED') as ran,
-        coalesce(array_agg(index) filter (where status = 'FAILED'), '{}') as failed
-    from news
-    group by workflow_id
-) as told
-where workflows.id = any(array(select news.workflow_id from news))
-and workflows.id = told.workflow_id
+from told
+where workflows.id = any(array[told.workflow_id])
 -- Of what was paused by this, perhaps: the next step takes back what waits in queues, and whoever waits for the run is told.
 returning
     workflows.root_id::text,
-    workflows.status = 'PAUSED' and not told.failed <@ workflows.optional,
+    workflows.status = 'PAUSED' and told.is_bad,
     case when workflows.status = 'PAUSED' then pg_notify('{done_channel}', workflows.id::text)::text end;
 
 -- name: withdraw_tasks
 -- What is held back and has not begun waits here, not in its queue. An attempt that failed has begun.
 with held as materialized (
-    select nodes.task_id
+    select node.task_id
     from {schema}.workflows
-    join {schema}.nodes on nodes.workflow_id = workflows.id
+    cross join lateral (
+        select nodes.task_id
+        from {schema}.nodes
+        where nodes.workflow_id = workflows.id
+        and nodes.status = 'ENQUEUED'
+        offset 0
+    ) as node
     where workflows.root_id = any(%(roots)s::uuid[])
     and workflows.status in ('RUNNING', 'PAUSED')
-    and nodes.status = 'ENQUEUED'
     and (
         workflows.status = 'PAUSED'
         or exists (
-            select from {schema}.workflows as above
-            where above.id = any(workflows.ancestors)
-            and above.status = 'PAUSED'
+            select from (
+                select above.status
+                from {schema}.workflows as above
+                where above.id = any(workflows.ancestors)
+                offset 0
+            ) as above
+            where above.status = 'PAUSED'
         )
     )
 ),
@@ -134,16 +167,20 @@ back as (
 update {schema}.workflows
 set in_flight = in_flight - withdrawn.count
 from (select workflow_id, count(*) as count from back group by workflow_id) as withdrawn
-where workflows.id = any(array(select back.workflow_id from back))
-and workflows.id = withdrawn.workflow_id
-and max_parallel is not null;
+where workflows.id = any(array[withdrawn.workflow_id])
+and case when withdrawn.count > 0 then max_parallel is not null end;
 
 -- name: open_maps
 -- The items of a map become nodes of a run of its own. What is no list cannot be gone over.
 with opening as materialized (
     select nodes.*, source.result as list, source.status = 'COMPLETED' and json_typeof(source.result) = 'array' as is_list
     from {schema}.nodes
-    join {schema}.nodes as source on source.id = nodes.source
+    cross join lateral (
+        select source.status, source.result
+        from {schema}.nodes as source
+        where source.id = nodes.source
+        offset 0
+    ) as source
     where nodes.root_id = any(%(roots)s::uuid[])
     and nodes.status = 'READY'
     and nodes.kind = 'map'
@@ -162,7 +199,12 @@ runs as (
         opening.child_id, opening.root_id, above.ancestors || above.id, opening.id, above.name, true, opening.max_parallel,
         json_array_length(opening.list)
     from opening
-    join {schema}.workflows as above on above.id = opening.workflow_id
+    cross join lateral (
+        select workflows.id, workflows.ancestors, workflows.name
+        from {schema}.workflows
+        where workflows.id = opening.workflow_id
+        offset 0
+    ) as above
     where opening.is_list
 )
 insert into {schema}.nodes (
@@ -182,15 +224,24 @@ cross join lateral json_array_elements(case when opening.is_list then opening.li
 with opening as materialized (
     select nodes.id, nodes.child_id
     from {schema}.nodes
-    join {schema}.workflows on workflows.id = nodes.workflow_id
+    cross join lateral (
+        select workflows.ancestors
+        from {schema}.workflows
+        where workflows.id = nodes.workflow_id
+        and workflows.status = 'RUNNING'
+        offset 0
+    ) as run
     where nodes.root_id = any(%(roots)s::uuid[])
     and nodes.status = 'READY'
     and nodes.kind <> 'task'
-    and workflows.status = 'RUNNING'
     and not exists (
-        select from {schema}.workflows as above
-        where above.id = any(workflows.ancestors)
-        and above.status = 'PAUSED'
+        select from (
+            select above.status
+            from {schema}.workflows as above
+            where above.id = any(run.ancestors)
+            offset 0
+        ) as above
+        where above.status = 'PAUSED'
     )
 ),
 begun as (
@@ -232,9 +283,13 @@ with ready as materialized (
     where workflows.root_id = any(%(roots)s::uuid[])
     and workflows.status = 'RUNNING'
     and not exists (
-        select from {schema}.workflows as above
-        where above.id = any(workflows.ancestors)
-        and above.status = 'PAUSED'
+        select from (
+            select above.status
+            from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            offset 0
+        ) as above
+        where above.status = 'PAUSED'
     )
 ),
 opened as (
@@ -248,9 +303,8 @@ counted as (
     update {schema}.workflows
     set in_flight = workflows.in_flight + added.count
     from (select workflow_id, count(*) as count from opened group by workflow_id) as added
-    where workflows.id = any(array(select opened.workflow_id from opened))
-    and workflows.id = added.workflow_id
-    and workflows.max_parallel is not null
+    where workflows.id = any(array[added.workflow_id])
+    and case when added.count > 0 then workflows.max_parallel is not null end
 )
 insert into {schema}.tasks (
     id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id,
@@ -264,30 +318,59 @@ order by workflow_id, index;
 
 -- name: end_runs
 -- A run without a node left to tell of itself is over. What it stands for in the run above ends with it, and has that to tell. A paused run
--- does not end in failure: whoever resumes it may want to retry what failed. Says of each tree whether a further step is needed.
+-- does not end in failure: whoever resumes it may want to retry what failed. Says of each tree whether a further step is needed, in one row for
+-- what has ended here and in another for the rest.
 with over as materialized (
     select
-        workflows.*,
-        case
-            when success_cases is null then not exists (
+        workflows.id,
+        workflows.status,
+        known.optional,
+        known.bytes,
+        known.bytes is null and case
+            when workflows.success_cases is null then not exists (
                 select from {schema}.nodes
                 where nodes.workflow_id = workflows.id
                 and nodes.status = 'FAILED'
-                and nodes.index <> all(workflows.optional)
+                and known.optional[width_bucket(nodes.index, known.optional)] is distinct from nodes.index
             )
             else exists (
-                select from json_array_elements(success_cases) as cases (required)
+                select from json_array_elements(workflows.success_cases) as cases (required)
                 where not exists (
                     select from json_array_elements_text(cases.required) as wanted (index)
-                    join {schema}.nodes on nodes.workflow_id = workflows.id and nodes.index = wanted.index::integer
-                    where nodes.status <> 'COMPLETED'
+                    cross join lateral (
+                        select nodes.status
+                        from {schema}.nodes
+                        where nodes.workflow_id = workflows.id
+                        and nodes.index = wanted.index::integer
+                        offset 0
+                    ) as node
+                    where node.status <> 'COMPLETED'
                 )
             )
         end as is_good
     from {schema}.workflows
-    where root_id = any(%(roots)s::uuid[])
-    and status in ('RUNNING', 'PAUSED')
-    and unresolved = 0
+    cross join lateral (
+        select
+            -- Sorted, and read from the row once: each failed node is looked up in it by halves.
+            array(select unnest(workflows.optional) order by 1) as optional,
+            -- The list that a map makes of the results of its items is one value. If it were larger than PostgreSQL allows, this statement would
+            -- fail each time, and the whole turn of the worker with it. What is stored as it is need not be read to know its size. NULL: not too large.
+            case when workflows.is_map then (
+                select case when sum(size.bytes) > %(most_bytes)s::bigint then sum(size.bytes) end
+                from {schema}.nodes as item
+                cross join lateral (
+                    select 2 + case
+                        when pg_column_compression(item.result) is null then pg_column_size(item.result)
+                        else octet_length(item.result::text)
+                    end as bytes
+                ) as size
+                where item.workflow_id = workflows.id
+            ) end as bytes
+        offset 0
+    ) as known
+    where workflows.root_id = any(%(roots)s::uuid[])
+    and workflows.status in ('RUNNING', 'PAUSED')
+    and workflows.unresolved = 0
 ),
 ended as (
     update {schema}.workflows
@@ -300,14 +383,17 @@ ended as (
                 from {schema}.nodes
                 where nodes.workflow_id = over.id
                 and nodes.status = 'FAILED'
-                order by nodes.index = any(over.optional), nodes.finished_at, nodes.index
+                order by
+                    over.optional[width_bucket(nodes.index, over.optional)] is not distinct from nodes.index,
+                    nodes.finished_at,
+                    nodes.index
                 limit 1
             ),
+            replace(%(too_large)s::text, '<bytes>', to_char(over.bytes, 'FM999,999,999,999,999'))::json,
             %(no_success)s::json
         ) end
     from over
-    where workflows.id = any(array(select over.id from over))
-    and workflows.id = over.id
+    where workflows.id = any(array[over.id])
     and (over.is_good or over.status = 'RUNNING')
     returning workflows.id, workflows.root_id, workflows.parent_node, workflows.status, workflows.error, workflows.is_map, workflows.output
 ),
@@ -334,14 +420,20 @@ above as (
             )
         end end
     from ended
-    where nodes.id = any(array(select ended.parent_node from ended))
-    and nodes.id = ended.parent_node
-    and nodes.status = 'RUNNING'
+    where nodes.id = any(array[ended.parent_node])
+    and case when ended.id is not null then nodes.status = 'RUNNING' end
 )
 select
+    ended.root_id::text,
+    bool_or(ended.parent_node is not null),
+    -- In the transaction, unlike the notifications of tasks: there are few, and nobody knows the ids before.
+    count(pg_notify('{done_channel}', ended.id::text))
+from ended
+group by ended.root_id
+union all
+select
     root.id::text,
-    exists (select from ended where ended.root_id = root.id and ended.parent_node is not null)
-    or exists (
+    exists (
         select from {schema}.nodes
         where nodes.root_id = root.id
         and not nodes.told
@@ -349,11 +441,16 @@ select
     )
     or exists (
         select from {schema}.nodes
-        join {schema}.workflows on workflows.id = nodes.workflow_id
+        cross join lateral (
+            select workflows.ancestors
+            from {schema}.workflows
+            where workflows.id = nodes.workflow_id
+            and workflows.status = 'RUNNING'
+            offset 0
+        ) as run
         where nodes.root_id = root.id
         and nodes.status = 'READY'
         and nodes.kind <> 'task'
-        and workflows.status = 'RUNNING'
         -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
         and case
             when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
@@ -361,13 +458,16 @@ select
             else nodes.kind = 'map' and exists (select from {schema}.nodes as source where source.id = nodes.source)
         end
         and not exists (
-            select from {schema}.workflows as above
-            where above.id = any(workflows.ancestors)
-            and above.status = 'PAUSED'
+            select from (
+                select above.status
+                from {schema}.workflows as above
+                where above.id = any(run.ancestors)
+                offset 0
+            ) as above
+            where above.status = 'PAUSED'
         )
     ),
-    -- In the transaction, unlike the notifications of tasks: there are few, and nobody knows the ids before.
-    (select count(pg_notify('{done_channel}', ended.id::text)) from ended where ended.root_id = root.id)
+    0
 from unnest(%(roots)s::uuid[]) as root (id);
 
 -- name: begin_step
@@ -398,9 +498,13 @@ from (
         else nodes.kind = 'map' and exists (select from {schema}.nodes as source where source.id = nodes.source)
     end
     and not exists (
-        select from {schema}.workflows as above
-        where above.id = any(workflows.ancestors)
-        and above.status = 'PAUSED'
+        select from (
+            select above.status
+            from {schema}.workflows as above
+            where above.id = any(workflows.ancestors)
+            offset 0
+        ) as above
+        where above.status = 'PAUSED'
     )
     union all
     select root_id
@@ -416,9 +520,13 @@ from (
             and (workflows.max_parallel is null or workflows.in_flight < workflows.max_parallel)
         )
         and not exists (
-            select from {schema}.workflows as above
-            where above.id = any(workflows.ancestors)
-            and above.status = 'PAUSED'
+            select from (
+                select above.status
+                from {schema}.workflows as above
+                where above.id = any(workflows.ancestors)
+                offset 0
+            ) as above
+            where above.status = 'PAUSED'
         )
     )
 ) as left_over

@@ -84,32 +84,37 @@ where workflow_id = any(%(runs)s::uuid[])
 and status in ('FAILED', 'SKIPPED');
 
 -- name: recount_nodes
--- All that has ended in these runs by now has succeeded.
-update {schema}.nodes
-set
-    succeeded = before.count,
-    resolved = before.count,
-    status = case
-        when workflows.status <> 'RUNNING' then 'PENDING'
-        when before.count >= needed or allow_failed_deps and before.count >= cardinality(waits_for) then 'READY'
-        else 'PENDING'
-    end
-from {schema}.workflows
-cross join lateral (
-    select waiting.id, count(done.id) as count
-    from {schema}.nodes as waiting
-    left join {schema}.nodes as done
-        on done.workflow_id = waiting.workflow_id
-        and done.index = any(waiting.waits_for)
+-- All that has ended in these runs by now has succeeded. It is counted from the nodes that have, each of which knows those that wait for it.
+with tally as materialized (
+    select counted.id, sum(counted.one) as count
+    from (
+        select dependent.id, 1 as one
+        from {schema}.nodes as done
+        cross join unnest(done.dependents) as dependent (id)
+        where done.workflow_id = any(%(runs)s::uuid[])
         and done.status = 'COMPLETED'
         and done.told
-    where waiting.workflow_id = workflows.id
-    and waiting.status = 'PENDING'
-    group by waiting.id
-) as before
-where workflows.id = any(%(runs)s::uuid[])
-and nodes.workflow_id = any(%(runs)s::uuid[])
-and nodes.id = before.id;
+        union all
+        select waiting.id, 0
+        from {schema}.nodes as waiting
+        where waiting.workflow_id = any(%(runs)s::uuid[])
+        and waiting.status = 'PENDING'
+    ) as counted
+    group by counted.id
+)
+update {schema}.nodes
+set
+    succeeded = tally.count,
+    resolved = tally.count,
+    status = case
+        when (select workflows.status from {schema}.workflows where workflows.id = nodes.workflow_id) <> 'RUNNING' then 'PENDING'
+        when tally.count >= needed or allow_failed_deps and tally.count >= cardinality(waits_for) then 'READY'
+        else 'PENDING'
+    end
+from tally
+-- See `lock_roots`.
+where nodes.id = any(array[tally.id])
+and case when tally.count >= 0 then nodes.status = 'PENDING' end;
 
 -- name: recount_runs
 update {schema}.workflows
@@ -161,7 +166,5 @@ left join lateral (
     where finished.id = lost.task_id
     limit 1
 ) as task on true
-where nodes.id = any(array(select lost.id from lost))
-and nodes.id = lost.id
-and nodes.task_id = lost.task_id
-and nodes.status = 'ENQUEUED';
+where nodes.id = any(array[lost.id])
+and case when nodes.task_id = lost.task_id then nodes.status = 'ENQUEUED' end;

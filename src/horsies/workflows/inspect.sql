@@ -4,9 +4,13 @@ with live as materialized (
     select
         workflows.*,
         workflows.status = 'PAUSED' or exists (
-            select from {schema}.workflows as above
-            where above.id = any(workflows.ancestors)
-            and above.status = 'PAUSED'
+            select from (
+                select above.status
+                from {schema}.workflows as above
+                where above.id = any(workflows.ancestors)
+                offset 0
+            ) as above
+            where above.status = 'PAUSED'
         ) as is_held
     from {schema}.workflows
     where status in ('RUNNING', 'PAUSED')

@@ -27,11 +27,11 @@ def cycle(waits_for: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]
     """One of the cycles that keep positions out of the order: each waits for the next, and the last is the first again."""
     done = set(order)
     position = next(position for position in range(len(waits_for)) if position not in done)
-    path: list[int] = []
+    path: dict[int, int] = {}  # in the order in which they were met
     while position not in path:
-        path.append(position)
+        path[position] = len(path)
         position = next(dependency for dependency in waits_for[position] if dependency not in done)
-    return [*path[path.index(position) :], position]
+    return [*list(path)[path[position] :], position]
 
 
 def inverse(order: Sequence[int]) -> list[int]:

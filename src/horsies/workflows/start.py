@@ -10,14 +10,15 @@ under the same id does, and changes nothing.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic_core import to_json
 
 from horsies.db.load import load
 from horsies.db.op import Op, Query, Rows, ask_and_tell, rows
-from horsies.model.errors import WorkflowConflictError
+from horsies.model.errors import PayloadError, WorkflowConflictError
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
+from horsies.model.sizes import MOST_BYTES
 from horsies.model.task import TaskId, Terms
 from horsies.tasks.ids import new_task_id, new_task_ids
 
@@ -25,6 +26,9 @@ SQL = load(__file__)
 
 TOLD_AFTERWARDS = 1_000
 """Of more tasks workers are told in the transaction: looking each of them up again would cost more than others lose by waiting."""
+
+MOST_START_BYTES: Final = 2 * MOST_BYTES
+"""Of JSON in one start. It is one parameter of one statement, which PostgreSQL limits to 1 GB and copies more than once while it reads it."""
 
 # A map waits for its list, so none is among the first.
 BEGUN = {NodeKind.TASK: NodeStatus.ENQUEUED, NodeKind.WORKFLOW: NodeStatus.RUNNING, NodeKind.MAP: NodeStatus.READY}
@@ -63,16 +67,31 @@ class Run:
         return self.is_begun and node.is_ready(succeeded=0, unresolved=len(node.waits_for))
 
 
-def plan(graph: Graph, workflow_id: str | None = None) -> Beginning:
+def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST_START_BYTES) -> Beginning:
+    """Raises PayloadError if it is too large to be started."""
     root = workflow_id or new_task_id()
     runs = list(_runs(graph, root))
     nodes = [row for run in runs for row in _node_rows(run)]
+    of_arguments = sum(len(row["args"]) for row in nodes)
+    if of_arguments > most_bytes:  # looked at first: not to write gigabytes for nothing
+        raise _too_large(graph, len(nodes), of_arguments, of_arguments, most_bytes)
+    written = to_json(nodes)
+    if len(written) > most_bytes:
+        raise _too_large(graph, len(nodes), len(written), of_arguments, most_bytes)
     return Beginning(
         root=root,
         name=graph.name,
         runs=to_json([_run_row(run, root) for run in runs]).decode(),
-        nodes=to_json(nodes).decode(),
+        nodes=written.decode(),
         task_ids=[row["task_id"] for row in nodes if row["task_id"]],
+    )
+
+
+def _too_large(graph: Graph, nodes: int, size: int, of_arguments: int, most_bytes: int) -> PayloadError:
+    return PayloadError(
+        f"workflow {graph.name!r}: a start of its {nodes:,} nodes takes at least {size:,} bytes of JSON, and {most_bytes:,} is the most; "
+        f"{of_arguments:,} of them are arguments, the rest grows with nodes and edges; keep the data elsewhere and pass where it is, put a node that "
+        "joins between layers that wait for all of each other, or start several workflows"
     )
 
 
