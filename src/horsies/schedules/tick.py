@@ -52,7 +52,7 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
         yield from rows(SQL["roll_back_tick"]())
     ((moment,),) = yield from rows(SQL["get_moment"](now=now))
     # Nothing stays locked: this is a statement of its own.
-    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), only=None, limit=limit))
+    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), limit=limit))
     ticked, failed = list[Ticked](), dict[str, str]()
     for name, *_ in found:
         try:
@@ -71,7 +71,11 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
 
 def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str | None = None) -> Op[Ticked]:
     _, _, ((moment,),) = yield from ask(SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_moment"](now=now))
-    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), only=only, limit=limit))
+    found = yield from rows(
+        SQL["lock_due"](moment=moment, excluded=list(excluded), limit=limit)
+        if only is None
+        else SQL["lock_one_due"](moment=moment, name=only)
+    )
     due = [Due(*row) for row in found]
     going = yield from _going(due)
     decisions, unreadable = _decide_all(due, moment, going)

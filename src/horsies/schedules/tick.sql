@@ -22,9 +22,18 @@ from {schema}.schedules
 where paused_at is null
 and next_slot_at <= %(moment)s::timestamptz
 and name <> all(%(excluded)s::text[])
-and (%(only)s::text is null or name = %(only)s::text)
 order by next_slot_at, name
 limit %(limit)s::integer
+for update skip locked;
+
+-- name: lock_one_due
+-- The same for one schedule, after a tick of many has failed.
+select
+    name, pattern::text, timezone, next_slot_at, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, last_task_id::text
+from {schema}.schedules
+where name = %(name)s::text
+and paused_at is null
+and next_slot_at <= %(moment)s::timestamptz
 for update skip locked;
 
 -- name: get_going
