@@ -303,3 +303,20 @@ def test_a_schedule_that_this_process_cannot_read_is_left_to_others(
     assert "Mars/Olympus" in ticked.unreadable["odd"]
     assert "lunar" in ticked.unreadable["moon"]
     assert tick_at(broker, NOON + HOUR, excluded=["odd", "moon"]).unreadable == {}
+
+
+@pytest.mark.promise("D6")
+def test_a_schedule_whose_task_is_refused_keeps_no_other(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    store(broker, declare("a", HOURLY), declare("bad", HOURLY), declare("c", HOURLY), now=NOON)
+    sql.execute("update horsies.schedules set queue_name = 'bad' where name = 'bad'")
+    sql.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not this one'; end $$; "
+        "create trigger refuse before insert on horsies.tasks for each row when (new.queue_name = 'bad') execute function refuse()"
+    )
+    ticked = tick_at(broker, NOON + HOUR)
+    assert ticked.failed == {"bad": "not this one"}
+    assert sorted(verdict.name for verdict in ticked.verdicts) == ["a", "c"]
+    assert row(sql, "select count(*) from horsies.tasks") == (2,)
+    assert tick_at(broker, NOON + HOUR, excluded=["bad"]).failed == {}
+    sql.execute("drop trigger refuse on horsies.tasks")
+    assert [verdict.name for verdict in tick_at(broker, NOON + HOUR).verdicts] == ["bad"]

@@ -322,12 +322,12 @@ class Books:
         idle = not any(member.load for member in self.roster)
         return idle and not (
             self.endings
-            or self.quarantine
+            or self.quarantine.holds_claims
             or self.interrupted
             or self.releases
             or self.buffer
             or self.unread
-            or self.unsettled
+            or self.unsettled - self.quarantine.roots
             or self.in_flight
         )
 

@@ -50,8 +50,10 @@ class Quarantine:
     waiting: list[Suspect] = field(default_factory=list[Suspect])
     under_way: list[Suspect] = field(default_factory=list[Suspect])
 
-    def __bool__(self) -> bool:
-        return bool(self.waiting or self.under_way)
+    @property
+    def holds_claims(self) -> bool:
+        """There is something in it that only this worker can bring to an end. The steps of workflows, and what is due, others see to as well."""
+        return any(turn.endings or turn.interrupted or turn.releases or turn.loads for turn in self.turns())
 
     def admit(self, turns: Sequence[Turn]) -> None:
         self.waiting.extend(Suspect(turn) for turn in turns)
