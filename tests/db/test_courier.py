@@ -62,16 +62,16 @@ async def test_text_that_cannot_be_stored_is_refused_whole_and_nothing_of_its_ba
     database: str, sql: psycopg.Connection, text: str
 ) -> None:
     """A NUL would end the text without a word, and what was sent before it would be run with the next batch."""
-    sql.execute("create table kept (text text)")
+    sql.execute("create table public.kept (text text)")
     async with courier_to(database) as courier:
         with pytest.raises(psycopg.DataError):
             await courier.run(
                 ask(
-                    query("insert into kept values ('first')"),
-                    query("insert into kept values (%(text)s::text)", text=text),
+                    query("insert into public.kept values ('first')"),
+                    query("insert into public.kept values (%(text)s::text)", text=text),
                 )
             )
-        assert await courier.run(first("select count(*) from kept")) == (0,)
+        assert await courier.run(first("select count(*) from public.kept")) == (0,)
 
 
 async def test_a_value_that_no_statement_takes_is_refused_by_its_type(database: str) -> None:

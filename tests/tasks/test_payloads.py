@@ -143,3 +143,14 @@ def test_only_what_still_waits_is_ended_as_unclaimable(broker: PostgresBroker, s
         "FAILED",
         "WORKER_SERIALIZATION_ERROR",
     )
+
+
+@pytest.mark.promise("D6")
+def test_a_row_that_claims_to_take_the_inputs_of_no_node_is_read_without_them(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    sql.execute("insert into horsies.tasks (task_name, takes_inputs) values ('echo', true)")
+    (held,) = claim(broker)
+    assert held.is_unread
+    payload = load(broker, [held])[held.id]
+    assert (payload.bytes, payload.args, payload.inputs) == (2, "{}", None)

@@ -210,7 +210,7 @@ def test_contention_is_retried_without_a_word(basic: Any, worker: StartWorker, s
     sql.execute("create sequence tries")
     sql.execute(
         "create function refuse() returns trigger language plpgsql as $$ begin "
-        "if nextval('tries') < 3 then raise serialization_failure using message = 'too busy'; end if; "
+        "if nextval('public.tries') < 3 then raise serialization_failure using message = 'too busy'; end if; "
         "return new; end $$"
     )
     sql.execute("create trigger refuse before insert on horsies.finished for each row execute function refuse()")

@@ -15,7 +15,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.courier import SETTLE_IN
 from horsies.db.op import Query, Statement
-from horsies.db.session import PLANNED_ONCE
+from horsies.db.session import PLANNED_ONCE, settle_in
 from horsies.model.graph import Graph, Join, Node, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.tasks import cancel
 from horsies.workflows import advance, browse, control, inspect
@@ -28,9 +28,10 @@ SLACK = 1.5
 FREE = 10 * LARGE
 """Few enough to be linear in any case: a small graph may have been planned differently, for less than its share."""
 PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
+PROCESS = "pg_catalog.pg_backend_pid()"
 SESSIONS = {
-    "worker": SETTLE_IN.text.replace("%(statement_timeout_ms)s", "'60000'"),
-    "producer": PLANNED_ONCE,
+    "worker": SETTLE_IN.text.replace("%(statement_timeout_ms)s", "'60000'").replace("%(greeted)s", PROCESS),
+    "producer": settle_in(PLANNED_ONCE, PROCESS),
     "pooler": "",
 }
 
@@ -303,8 +304,16 @@ def tasks_are_lost(broker: PostgresBroker, session: Session, size: int) -> Seque
     run = begin(broker, fan(size))
     end(session, run)
     session.sql.execute("delete from horsies.tasks")
-    found = session.count(control.SQL["resolve_lost"](limit=size, error="{}"))
-    return [found, session.count(advance.SQL["get_unsettled"](limit=100)), step(session, run), step(session, run)]
+    found = session.count(control.SQL["get_lost"](limit=size, excluded=[]))
+    lost = column(session.sql, "select id::text from horsies.nodes where workflow_id = %s and status = 'ENQUEUED'", run)
+    resolved = session.count(control.SQL["resolve_lost"](ids=lost, error="{}"))
+    return [
+        found,
+        resolved,
+        session.count(advance.SQL["get_unsettled"](limit=100, excluded=[])),
+        step(session, run),
+        step(session, run),
+    ]
 
 
 def a_run_is_looked_at(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:

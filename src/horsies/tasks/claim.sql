@@ -196,7 +196,7 @@ returning tasks.id::text;
 with sized as materialized (
     select
         id, node_id, coalesce(takes_inputs, false) as takes_inputs, args,
-        octet_length(args::text) + case when takes_inputs then {schema}.input_bytes(node_id) else 0 end as bytes
+        octet_length(args::text) + case when takes_inputs then coalesce({schema}.input_bytes(node_id), 0) else 0 end as bytes
     from {schema}.tasks
     where id = any(%(ids)s::uuid[])
     and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
