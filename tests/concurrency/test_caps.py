@@ -22,7 +22,7 @@ from tests.recovery.steps import (
     notes,
     settings,
 )
-from tests.worker.steps import wait_until_ended
+from tests.worker.steps import insert_lines, wait_until_ended
 
 CAP = 5
 
@@ -117,3 +117,15 @@ def test_a_worker_holds_no_more_than_its_slots_or_its_ceiling(
     wait_until_ended(sql, 24)
     assert most_at_once(held_intervals(sql)) == most
     assert row(sql, "select max(attempts), max(claim_no) from horsies.finished") == (1, 1)
+
+
+def test_a_lock_that_a_stranger_holds_is_named_in_the_log_and_waited_for(
+    worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
+) -> None:
+    running = worker(CLUSTER, processes=1, env=settings(cluster_wide_cap=1))
+    with psycopg.connect(database) as stranger:
+        stranger.execute("select pg_advisory_xact_lock(hashtextextended('horsies cap horsies cluster', 0))")
+        insert_lines(sql, tmp_path / "log", 1)
+        running.wait_for_log("waited in vain for a lock that another session holds", 30)
+        stranger.rollback()
+    assert wait_until_ended(sql, 1) == {"COMPLETED": 1}

@@ -18,6 +18,10 @@ TookTooLong: TypeAlias = errors.QueryCanceled
 """A statement ran into its time limit."""
 
 
+WaitedForLock: TypeAlias = errors.LockNotAvailable
+"""A statement has waited for a lock until its time limit."""
+
+
 class Trouble(Enum):
     EXPECTED = auto()
     """Ordinary contention: the same verb, run again at once, will very likely succeed."""

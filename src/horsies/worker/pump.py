@@ -22,6 +22,7 @@ from horsies.db.op import Op
 from horsies.db.trouble import (
     DatabaseError,
     Trouble,
+    WaitedForLock,
     broker_error,
     is_about_server,
     is_about_values,
@@ -283,6 +284,13 @@ class Pump:
             case Trouble.EXPECTED:
                 self._books.put_back(turn)
                 self._backoff.contended()
+                if isinstance(error, WaitedForLock):
+                    # Ours hold theirs for milliseconds, so it is somebody else who does: a stranger, or a transaction left open.
+                    log.warning(
+                        "a batch waited in vain for a lock that another session holds, trying again; "
+                        "`select * from pg_locks where not granted` shows it while it waits: %s",
+                        broker_error(error),
+                    )
             case Trouble.LOST:
                 self._books.put_back(turn)
                 self._in_doubt()
