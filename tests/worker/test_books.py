@@ -209,13 +209,11 @@ def test_a_result_is_never_replaced_because_of_what_may_pass() -> None:
     refuse(made, taken(made), is_about_values=False)
     made.endings.append(other := ending())
     assert list(taken(made).endings) == [other]
-    first = made.quarantine.next_at
-    assert first is not None
+    (first,) = [suspect.not_before for suspect in made.quarantine.waiting]
     again = taken(made, now=first)
     assert list(again.endings) == [good]
     refuse(made, again, is_about_values=False, now=first)
-    second = made.quarantine.next_at
-    assert second is not None
+    (second,) = [suspect.not_before for suspect in made.quarantine.waiting]
     assert second - first > first
     assert not made.is_empty
 

@@ -148,18 +148,14 @@ class Dialogue:
 
 def _encoded(query: Query, schema: str) -> tuple[str, list[bytes | None]]:
     text, names = numbered(query.statement.text, schema)
-    return text, [None if value is None else _as_bytes(value) for value in texts(query.params, names)]
-
-
-def _as_bytes(value: str) -> bytes:
-    """For libpq a value ends at its first NUL: the rest would be lost without a word."""
     try:
-        encoded = value.encode()
+        values = [None if value is None else value.encode() for value in texts(query.params, names)]
     except UnicodeEncodeError as error:
         raise psycopg.DataError(f"PostgreSQL cannot store text that is not Unicode: {error}") from error
-    if b"\0" in encoded:
-        raise psycopg.DataError("PostgreSQL cannot store text with a NUL (0x00) in it")
-    return encoded
+    for value in values:
+        if value is not None and b"\0" in value:  # for libpq a value ends there: the rest would be lost without a word
+            raise psycopg.DataError("PostgreSQL cannot store text with a NUL (0x00) in it")
+    return text, values
 
 
 def _place_of_pin(queries: Sequence[Query]) -> int | None:

@@ -105,7 +105,7 @@ class Books:
         self.more = self.more or any(ending.root_id is not None for ending in endings)
         starts = self._starts()
         wanted = self._wanted(starts, now)
-        told = endings or self.interrupted or self.releases or self.progress or self.unsettled - self.quarantine.roots
+        told = endings or self.interrupted or self.releases or self.progress or self._ready_roots()
         if self.claims_travel_alone and (told or starts or self._may_promote):
             wanted = []  # in the next turn
         if not (told or starts or wanted or self._may_promote):
@@ -135,6 +135,10 @@ class Books:
         if not self.frames.is_framed:
             return set()
         return {ending.root_id for turn in self.in_flight for ending in turn.of_workflows if ending.root_id is not None}
+
+    def _ready_roots(self) -> set[str]:
+        """Workflows whose next step may travel with others."""
+        return self.unsettled - self.quarantine.roots if self.unsettled else self.unsettled
 
     def _search_turn(self) -> Turn | None:
         step, self.search_step = self.search_step, None
@@ -182,7 +186,7 @@ class Books:
         progress, self.progress = self.progress, {}
         interrupted, self.interrupted = self.interrupted, []
         promotes, self.promotes = self._may_promote, False
-        unsettled, self.unsettled = self.unsettled - self.quarantine.roots, set()
+        unsettled, self.unsettled = self._ready_roots(), set()
         return Turn(
             worker=self.worker,
             database=self.database,

@@ -100,10 +100,12 @@ class Couriers:
 
     def can_send(self, now: float) -> bool:
         """One is idle and has a connection, or may make one now. Where none has a connection, none rests: then the worker pauses as a whole."""
-        if any(courier.is_ready for courier in self._idle):
+        if not self._idle:
+            return False
+        if self._idle[-1].is_ready:  # asked several times per task, and nearly always so
             return True
-        return any(self._rests[courier].until <= now for courier in self._idle) or (
-            bool(self._idle) and not self.has_session
+        return any(courier.is_ready or self._rests[courier].until <= now for courier in self._idle) or (
+            not self.has_session
         )
 
     def can_send_at(self) -> float | None:

@@ -229,8 +229,7 @@ class Pump:
         moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
         if self._books.buffer:
             moments.append(self._books.buffer[0].until)
-        if (retry_at := self._books.quarantine.next_at) is not None and retry_at > now:
-            moments.append(retry_at)
+        moments += [suspect.not_before for suspect in self._books.quarantine.waiting if suspect.not_before > now]
         return min(moments, default=None)
 
     def _landed(self, flight: Flight, outcome: Outcome | DatabaseError) -> None:

@@ -77,10 +77,6 @@ class Quarantine:
                 return suspect.turn
         return None
 
-    @property
-    def next_at(self) -> float | None:
-        return min((suspect.not_before for suspect in self.waiting), default=None)
-
     def failures(self, turn: Turn) -> int:
         """How often this one, which is under way, was refused alone before."""
         return next(suspect.failures for suspect in self.under_way if suspect.turn is turn)

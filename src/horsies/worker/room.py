@@ -37,12 +37,14 @@ class Room:
 
     def to_run(self) -> int:
         """How many more tasks the children can take now."""
-        free = 0
+        free = -len(self.unread)
         for member in self.roster:
             if member.is_open:
                 room = self.frames.room(member.load)
                 free += room if member.budget_left is None else min(room, member.budget_left)
-        return max(0, free - self._starting() - self._reading() - self._promised(TaskStatus.RUNNING))
+        for turn in self.in_flight:
+            free -= len(turn.starts) + len(turn.loads) + _promised(turn, TaskStatus.RUNNING)
+        return max(0, free)
 
     def wanted(self, starting: int, now: float) -> list[Wanted]:
         """What to claim beside so many that are started now: some to run at once, and some to wait."""
@@ -66,7 +68,8 @@ class Room:
             return free
         if self.frames.buffers:
             # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
-            return min(free, ceiling - len(self.buffer) - self._starting() - self._promised(TaskStatus.CLAIMED))
+            buffered = sum(len(turn.starts) + _promised(turn, TaskStatus.CLAIMED) for turn in self.in_flight)
+            return min(free, ceiling - len(self.buffer) - buffered)
         return min(free, ceiling - self._held() - self._leaving())
 
     def _want(self, status: TaskStatus, limit: int, queue_limit: int | None, excluded: Sequence[TaskId]) -> Wanted:
@@ -82,20 +85,18 @@ class Room:
 
     def _held(self) -> int:
         """Rows that are ours, or may be when the turns in flight come back."""
-        promised = self._promised(TaskStatus.RUNNING) + self._promised(TaskStatus.CLAIMED)
-        ours = sum(member.load for member in self.roster) + len(self.buffer) + self._starting() + self._reading()
-        return ours + promised
-
-    def _starting(self) -> int:
-        return sum(len(turn.starts) for turn in self.in_flight)
-
-    def _reading(self) -> int:
-        """RUNNING, and with no child yet, because their payload is large."""
-        return len(self.unread) + sum(len(turn.loads) for turn in self.in_flight)
+        held = len(self.buffer) + len(self.unread)
+        for member in self.roster:
+            held += member.load
+        for turn in self.in_flight:
+            held += len(turn.starts) + len(turn.loads) + sum([wanted.limit for wanted in turn.wanted])
+        return held
 
     def _leaving(self) -> int:
         """Rows that are still ours until the turns in flight are committed."""
         return sum(len(turn.endings) + len(turn.interrupted) + len(turn.releases) for turn in self.in_flight)
 
-    def _promised(self, status: TaskStatus) -> int:
-        return sum(wanted.limit for turn in self.in_flight for wanted in turn.wanted if wanted.status is status)
+
+def _promised(turn: Turn, status: TaskStatus) -> int:
+    """How many rows it may claim in this status."""
+    return sum([wanted.limit for wanted in turn.wanted if wanted.status is status])
