@@ -67,6 +67,11 @@ class Courier:
             raise
 
     @property
+    def has_session(self) -> bool:
+        """It has connected. The connection may have broken since."""
+        return self._session is not None
+
+    @property
     def is_ready(self) -> bool:
         """It has a connection, as far as it knows: something can be posted."""
         return self._session is not None and not self._session.is_broken

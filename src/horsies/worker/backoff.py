@@ -37,11 +37,8 @@ class Backoff:
         self._unreached_until = 0.0
         self._others_until = 0.0
         self._reached_at = -REACHED_LATELY_S
-
-    @property
-    def until(self) -> float:
-        """On the monotonic clock."""
-        return max(self._unreached_until, self._others_until)
+        self.until = 0.0
+        """On the monotonic clock. Kept, because it is asked for several times per task."""
 
     @property
     def left_s(self) -> float:
@@ -50,7 +47,7 @@ class Backoff:
     def contended(self) -> None:
         """Ordinary contention: the same again in a moment."""
         pause_s = CONTENTION_PAUSE_S * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, no secret
-        self._others_until = max(self._others_until, time.monotonic() + pause_s)
+        self._pause(self._unreached_until, max(self._others_until, time.monotonic() + pause_s))
 
     def failed(self, error: BrokerError, *, unreached: bool = False) -> None:
         """Once more. `unreached`: there was no connection. Raises GaveUp when it was the last time."""
@@ -67,9 +64,10 @@ class Backoff:
             delay_s = SHORTEST_PAUSE_S  # the attempt began when the database was still away
         log.warning("the database does not serve, trying again in %.1f s: %s", delay_s, error)
         if unreached:
-            self._unreached_since, self._unreached_until = now, now + delay_s
+            self._unreached_since = now
+            self._pause(now + delay_s, self._others_until)
         else:
-            self._others_until = max(self._others_until, now + delay_s)
+            self._pause(self._unreached_until, max(self._others_until, now + delay_s))
         self._counted_until = now + delay_s
 
     def reached(self) -> bool:
@@ -81,19 +79,25 @@ class Backoff:
         if until >= self._unreached_until or now >= self._unreached_until:
             self._reached_at = now
             return False
-        self._unreached_until = until
+        self._pause(until, self._others_until)
         self._counted_until = min(self._counted_until, until)
         return True
 
     def connected(self) -> None:
         """There is a connection of our own: nothing need be waited for."""
-        self._unreached_until = self._counted_until = 0.0
+        self._pause(0.0, self._others_until)
+        self._counted_until = 0.0
 
     def succeeded(self) -> None:
         if self._failures:
             log.info("the database serves again")
         self._failures = 0
-        self._unreached_until = 0.0
+        if self._unreached_until:
+            self._pause(0.0, self._others_until)
+
+    def _pause(self, unreached_until: float, others_until: float) -> None:
+        self._unreached_until, self._others_until = unreached_until, others_until
+        self.until = max(unreached_until, others_until)
 
 
 class Rest:

@@ -98,7 +98,9 @@ class Books:
     def next_turn(self, now: float) -> Turn | None:
         """All that can be done now, or None when there is nothing to do."""
         self._let_go(now)
-        if (turn := self.quarantine.next_turn(now) or self._search_turn() or self._load_turn()) is not None:
+        if (self.quarantine.waiting or self.search_step or self.unread) and (
+            turn := self._special_turn(now)
+        ) is not None:
             return self._depart(turn)
         endings = self._endings()
         # What ends a node may make the next one ready, in the very turn that could claim it.
@@ -139,6 +141,10 @@ class Books:
     def _ready_roots(self) -> set[str]:
         """Workflows whose next step may travel with others."""
         return self.unsettled - self.quarantine.roots if self.unsettled else self.unsettled
+
+    def _special_turn(self, now: float) -> Turn | None:
+        """What must not travel with anything else."""
+        return self.quarantine.next_turn(now) or self._search_turn() or self._load_turn()
 
     def _search_turn(self) -> Turn | None:
         step, self.search_step = self.search_step, None

@@ -102,7 +102,7 @@ class Couriers:
         """One is idle and has a connection, or may make one now. Where none has a connection, none rests: then the worker pauses as a whole."""
         if not self._idle:
             return False
-        if self._idle[-1].is_ready:  # asked several times per task, and nearly always so
+        if self._idle[-1].has_session:  # asked several times per task, and nearly always so
             return True
         return any(courier.is_ready or self._rests[courier].until <= now for courier in self._idle) or (
             not self.has_session

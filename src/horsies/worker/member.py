@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from horsies.child.wire import (
@@ -221,9 +221,9 @@ class Member:
         """Its current task takes so long that nothing should wait behind it."""
         return self._boot.concurrency == 1 and self.tickets.has_begun and now - self.began_at > SLOW_AFTER_S
 
-    def assign(self, claims: Iterable[Claim]) -> None:
+    def assign(self, claims: Sequence[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
-        for share in _shares(claims):
+        for share in _shares(claims) if len(claims) > 1 else (claims,):
             run = self.tickets.give(share, self._worked_us)
             self._age.given += len(run.assignments)
             self._send(run)

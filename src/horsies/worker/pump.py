@@ -229,7 +229,8 @@ class Pump:
         moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
         if self._books.buffer:
             moments.append(self._books.buffer[0].until)
-        moments += [suspect.not_before for suspect in self._books.quarantine.waiting if suspect.not_before > now]
+        if suspects := self._books.quarantine.waiting:
+            moments += [suspect.not_before for suspect in suspects if suspect.not_before > now]
         return min(moments, default=None)
 
     def _landed(self, flight: Flight, outcome: Outcome | DatabaseError) -> None:

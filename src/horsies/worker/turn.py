@@ -259,7 +259,10 @@ def _notices(turn: Turn) -> list[Query]:
 
 def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
     def rows(step: str) -> Rows:
-        return [row for answer in answers.get(step, ()) for row in answer]
+        found = answers.get(step)
+        if found is None:
+            return []
+        return found[0] if len(found) == 1 else [row for answer in found for row in answer]
 
     due = [seconds for _, seconds in rows("retry")] + [seconds for seconds, _ in rows("next due")]
     return Outcome(
