@@ -57,6 +57,7 @@ class Definitions:
         self.config = config
         self.tracer: Tracer | None = None
         self._tasks: dict[str, Sendable[..., Any]] = {}
+        self._aliases: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
         self._child_start_hooks: list[Hook] = []
         self._child_stop_hooks: list[Hook] = []
@@ -76,9 +77,11 @@ class Definitions:
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
         exception_mapper: Mapping[type[BaseException], str] | None = None,
+        aliases: Sequence[str] = (),
     ) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`.
 
+        `aliases` are names that it had before: what was sent under one of them is run by this function.
         `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may.
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
@@ -87,6 +90,7 @@ class Definitions:
         problems += [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
         if retry_policy is not None:
             problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
+        problems += list(_alias_problems(name, aliases))
         problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
         if problems:
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
@@ -98,8 +102,9 @@ class Definitions:
         )
 
         def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
-            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes)
+            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes, aliases)
             self._tasks[name] = task
+            self._aliases |= dict.fromkeys(aliases, task)
             return task
 
         return cast("TaskDecorator", decorate)
@@ -112,7 +117,17 @@ class Definitions:
         retry_policy: RetryPolicy | None,
         timeout_ms: int | None,
         error_codes: ErrorCodes,
+        aliases: Sequence[str],
     ) -> Sendable[..., Any]:
+        if name in self._aliases:
+            raise TaskDefinitionError(
+                f"task {name!r} has the name that task {self._aliases[name].name!r} lists in its aliases; remove it there, or rename this task"
+            )
+        for alias in aliases:
+            if (other := self.known_tasks.get(alias)) is not None:
+                raise TaskDefinitionError(
+                    f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
+                )
         if name in self._tasks:
             other = self._tasks[name].function
             raise TaskDefinitionError(
@@ -206,6 +221,11 @@ class Definitions:
         """The registered tasks by name."""
         return MappingProxyType(self._tasks)
 
+    @property
+    def known_tasks(self) -> Mapping[str, Sendable[..., Any]]:
+        """The registered tasks by every name that they are sent under, former ones included."""
+        return {**self._aliases, **self._tasks}
+
     def discover_tasks(self, modules: Sequence[str]) -> None:
         """Where the tasks are: dotted modules or `.py` paths. Workers and their children import them."""
         if isinstance(modules, str):
@@ -246,6 +266,19 @@ class Definitions:
 def _name_problems(name: str) -> Iterator[str]:
     if len(name) > MAX_NAME or not name.isprintable():
         yield f"its name has {len(name)} characters or an unprintable one; choose a name of 1 to {MAX_NAME} printable characters"
+
+
+def _alias_problems(name: str, aliases: object) -> Iterator[str]:
+    if isinstance(aliases, str) or not isinstance(aliases, list | tuple | set | frozenset):
+        yield f"aliases is {aliases!r}; give a list of names, such as aliases=['old_name']"
+        return
+    for alias in cast("Sequence[object]", aliases):
+        if not isinstance(alias, str) or not alias:
+            yield f"aliases has {alias!r}; a name is a string that is not empty"
+        elif alias == name:
+            yield f"aliases has {alias!r}, which is the name of the task itself; remove it"
+        else:
+            yield from _name_problems(alias)
 
 
 def _checked_hook(hook: object) -> Hook:

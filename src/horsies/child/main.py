@@ -101,7 +101,7 @@ def _lose_patience() -> None:
 def _serve(link: Link, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, loop: Loop) -> None:
     rss_mb = rss_meter()
     desk = Desk(link, inbox, boot.max_memory_mb, rss_mb)
-    crew = Solo(app.tasks, desk, loop) if boot.concurrency == 1 else _crowd(app, desk, loop, boot.concurrency)
+    crew = Solo(app.known_tasks, desk, loop) if boot.concurrency == 1 else _crowd(app, desk, loop, boot.concurrency)
     set_title("idle")
     if boot.max_memory_mb is not None:
         gc.collect()  # it is measured by what it keeps
@@ -113,4 +113,4 @@ def _serve(link: Link, inbox: Inbox, boot: Boot, early: list[Message], app: Hors
 def _crowd(app: Horsies, desk: Desk, loop: Loop, concurrency: int) -> "Crowd":
     from horsies.child.crowd import Crowd  # noqa: PLC0415 - brings asyncio
 
-    return Crowd(app.tasks, desk, loop, concurrency)
+    return Crowd(app.known_tasks, desk, loop, concurrency)

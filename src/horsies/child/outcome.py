@@ -17,7 +17,7 @@ from horsies.model.mapper import every_member
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
-from horsies.model.status import TaskStatus
+from horsies.model.status import Misfit, TaskStatus
 from horsies.tasks.task import Sendable
 from horsies.watchers import emit, subscribers
 
@@ -42,6 +42,7 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
     assignment = running.assignment
     task = tasks.get(assignment.task_name)
     if task is None:
+        running.misfit = Misfit.UNKNOWN
         return TaskError(
             error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
             message=f"this worker has no task named {assignment.task_name!r}; "
@@ -58,8 +59,10 @@ def prepare(tasks: Mapping[str, Sendable[..., Any]], running: Running) -> Call |
     try:
         args, kwargs = task.arguments.decode(text)
     except PayloadError as error:
+        running.misfit = Misfit.VALUES if task.arguments.has_these_parameters(text) else Misfit.PARAMETERS
         return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=str(error))
     except Exception as error:  # noqa: BLE001 - a validator of the user's
+        running.misfit = Misfit.VALUES
         return _codec_broke(task, "reading the arguments", error)
     if inputs is not None:
         kwargs |= inputs.filled_in(task.arguments.wants, tasks)
@@ -74,8 +77,9 @@ def _inputs(text: str) -> "Inputs":
 
 def refused(running: Running, error: TaskError) -> Done:
     """It could not be called here."""
-    _tell_failed(running, error)
-    return failed(running, error)
+    if running.misfit is Misfit.NONE:
+        _tell_failed(running, error)
+    return failed(running, error)._replace(misfit=running.misfit)
 
 
 def conclude(running: Running, task: Sendable[..., Any], outcome: Outcome) -> Done:

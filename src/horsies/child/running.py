@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from horsies.child.wire import Assignment, Reason
 from horsies.model.errors import TaskCancelledError, TaskTimeoutError
+from horsies.model.status import Misfit
 from horsies.tasks.current import CurrentTask, set_current_task
 
 if TYPE_CHECKING:
@@ -21,12 +22,13 @@ class Running:
     after the task's own code, cannot be followed by a second one. A task that swallows it is left alone until it is killed.
     """
 
-    __slots__ = ("assignment", "began_ns", "is_cancelled", "is_over", "is_struck", "is_timed_out", "span")
+    __slots__ = ("assignment", "began_ns", "is_cancelled", "is_over", "is_struck", "is_timed_out", "misfit", "span")
 
     def __init__(self, assignment: Assignment, began_ns: int) -> None:
         self.assignment = assignment
         self.began_ns = began_ns
         self.is_timed_out = self.is_cancelled = self.is_struck = self.is_over = False
+        self.misfit = Misfit.NONE
         self.span: Span | None = None
 
     def ask(self, reason: Reason) -> None:

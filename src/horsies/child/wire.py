@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from horsies.model.result import MAX_RETRY_AFTER_S, is_error_code
 from horsies.model.sizes import DEFAULT_MAX_BYTES
-from horsies.model.status import TaskStatus
+from horsies.model.status import Misfit, TaskStatus
 
 MAX_FRAME = 1 << 30
 MAX_SMALL_REPORT: Final = 1 << 22
@@ -152,7 +152,10 @@ class Progress(NamedTuple):
 
 
 class Done(NamedTuple):
-    """This ticket has ended. `leaving`: the child is too big; it takes nothing more, and waits to be told to stop."""
+    """This ticket has ended. `leaving`: the child is too big; it takes nothing more, and waits to be told to stop.
+
+    `misfit`: it was not begun, because this child cannot run it; what there is instead is the error that says why.
+    """
 
     ticket: int
     status: str
@@ -163,6 +166,7 @@ class Done(NamedTuple):
     wants_retry: bool = False
     retry_after_ms: int | None = None
     leaving: bool = False
+    misfit: Misfit = Misfit.NONE
 
 
 class Pong(NamedTuple):
@@ -323,6 +327,7 @@ class ReportUnpacker(Unpacker):
             bool(flags & _WANTS_RETRY),
             None if retry_after_ms < 0 else retry_after_ms,
             bool(flags & _LEAVING),
+            Misfit.NONE if status == _COMPLETED else _MISFITS[flags >> _MISFIT_SHIFT & 3],
         )
 
     def _text(self, at: int, after: int) -> str:
@@ -361,7 +366,8 @@ _DONE_LAYOUT: Final = "QBBQqIII"
 _DONE_HEAD = struct.Struct(f"!{_DONE_LAYOUT}")
 _DONE_FRAME = struct.Struct(f"!IB{_DONE_LAYOUT}")
 _NO_TEXT: Final = 0xFFFF_FFFF
-_WANTS_RETRY, _LEAVING = 1, 2
+_WANTS_RETRY, _LEAVING, _MISFIT_SHIFT = 1, 2, 2
+_MISFITS: Final = tuple(Misfit)
 _COMPLETED: Final = 0
 _STATUSES: Final = (TaskStatus.COMPLETED.value, TaskStatus.FAILED.value, TaskStatus.CANCELLED.value)
 _STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUSES)}
@@ -372,7 +378,9 @@ def _pack_began(began: Began) -> bytes:
 
 
 def _pack_done(done: Done) -> bytes:
-    ticket, status, duration_us, error_code, result_text, error_text, wants_retry, retry_after_ms, leaving = done
+    ticket, status, duration_us, error_code, result_text, error_text, wants_retry, retry_after_ms, leaving, misfit = (
+        done
+    )
     code = b"" if error_code is None else error_code.encode()
     # What cannot be encoded is refused by the other end, and this child replaced; the codec lets none of it through.
     result = b"" if result_text is None else result_text.encode("utf-8", "surrogatepass")
@@ -382,7 +390,7 @@ def _pack_done(done: Done) -> bytes:
         _DONE,
         ticket,
         _STATUS_NUMBERS[status],
-        (_WANTS_RETRY if wants_retry else 0) | (_LEAVING if leaving else 0),
+        (_WANTS_RETRY if wants_retry else 0) | (_LEAVING if leaving else 0) | misfit << _MISFIT_SHIFT,
         duration_us,
         -1 if retry_after_ms is None else retry_after_ms,
         _NO_TEXT if error_code is None else len(code),

@@ -110,7 +110,7 @@ def _task(task: Sendable[..., Any]) -> KnownTask:
 
 def _schedules(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownSchedule]:
     try:
-        declared(app.config, app.tasks)
+        declared(app.config, app.known_tasks)
     except ConfigError as error:
         for found in error.problems:
             problem(found)

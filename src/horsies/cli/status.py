@@ -20,6 +20,7 @@ from horsies.model.status import TaskStatus
 from horsies.schedules.inspect import ScheduleState, get_schedules
 from horsies.tasks.overview import Server, count_finished, count_workflows, get_server
 from horsies.tasks.queues import QueueLine
+from horsies.tasks.unknown import COUNTED_AT_MOST, UnknownTasks, list_unknown
 from horsies.tasks.workers import WorkerLine, list_workers
 
 MINUTES = 60
@@ -35,6 +36,7 @@ class Overview:
     finished_last_hour: Mapping[TaskStatus, int] | None
     workflows: Mapping[WorkflowStatus, int]
     schedules: Mapping[ScheduleState, int]
+    unknown: list[UnknownTasks]
 
 
 @click.command()
@@ -72,6 +74,7 @@ def _look(target: Horsies) -> Overview:
         finished_last_hour=run(partial(count_finished, MINUTES)),
         workflows=run(count_workflows),
         schedules=Counter(info.state for info in run(get_schedules)),
+        unknown=run(list_unknown),
     )
 
 
@@ -90,6 +93,12 @@ def _show(target: Horsies, seen: Overview, *, as_json: bool) -> None:
     click.echo(f"\nlast hour:  {_finished(seen.finished_last_hour)}")
     click.echo(f"workflows:  {_counted(seen.workflows) or 'none under way'}")
     click.echo(f"schedules:  {_counted(seen.schedules) or 'none'}")
+    for line in seen.unknown:
+        why = "no worker can read the arguments of" if line.is_refused else "no worker knows"
+        more = "+" if line.count >= COUNTED_AT_MOST else ""
+        click.echo(
+            f"unknown:    {line.count}{more} tasks wait since {line.since:%Y-%m-%d %H:%M:%S%z}: {why} {line.task_name}"
+        )
 
 
 def _counted(counts: Mapping[Any, int]) -> str:

@@ -241,6 +241,9 @@ def _of_queues(depths: Sequence[Depth]) -> Iterator[Metric]:
     yield gauge("oldest_seconds", "How long the oldest of these has waited.", lambda depth: depth.oldest_s)
     yield gauge("in_flight", "Tasks that workers hold, all over the cluster.", lambda depth: depth.in_flight)
     yield gauge("paused", "1 while nothing is claimed from it.", lambda depth: depth.is_paused)
+    yield gauge(
+        "unknown", f"Tasks that no living worker can run, counted up to {COUNTED_AT_MOST}.", lambda depth: depth.unknown
+    )
 
 
 def _of_pools(found: Sequence[Census]) -> Iterator[Metric]:

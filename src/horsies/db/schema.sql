@@ -2,6 +2,10 @@
 
 CREATE SCHEMA horsies;
 
+CREATE FUNCTION horsies.can_run(queues text[], task_names text[], signatures bigint[], queue_name text, task_name text, refused_by bigint[]) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN ((queue_name = ANY (queues)) AND ((task_names IS NULL) OR COALESCE(((task_name = ANY (task_names)) AND ((signatures)[array_position(task_names, task_name)] <> ALL (COALESCE(refused_by, '{}'::bigint[])))), false)));
+
 CREATE FUNCTION horsies.input_bytes(node uuid) RETURNS bigint
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -136,6 +140,7 @@ begin
             from "horsies".tasks
             where tasks.status = 'PENDING'
             and not tasks.ready
+            and tasks.unknown_since is null
             and tasks.enqueued_at <= statement_timestamp()
             order by tasks.enqueued_at
             limit most
@@ -167,6 +172,7 @@ begin
         from "horsies".tasks
         where tasks.status = 'PENDING'
         and not tasks.ready
+        and tasks.unknown_since is null
         and tasks.enqueued_at <= statement_timestamp()
         order by tasks.enqueued_at
         limit most
@@ -249,6 +255,9 @@ CREATE TABLE horsies.tasks (
     takes_inputs boolean,
     trace text,
     child_deaths integer DEFAULT 0 NOT NULL,
+    unknown_since timestamp with time zone,
+    refused_by bigint[],
+    refusal json,
     CONSTRAINT tasks_are_in_range CHECK (((octet_length(queue_name) <= 1000) AND (enqueued_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (enqueued_at <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND (attempts >= 0) AND (attempts <= 1000000000))),
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
@@ -512,6 +521,8 @@ CREATE TABLE horsies.workers (
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     heartbeat_at timestamp with time zone DEFAULT now() NOT NULL,
     holds_lock boolean DEFAULT false NOT NULL,
+    task_names text[],
+    signatures bigint[],
     CONSTRAINT workers_moments_are_known CHECK ((isfinite(started_at) AND (heartbeat_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (heartbeat_at <= '9999-12-31 23:59:59+00'::timestamp with time zone))),
     CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
     CONSTRAINT workers_queues_are_known CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL)))
@@ -601,11 +612,13 @@ CREATE INDEX tasks_cancel_idx ON horsies.tasks USING btree (id) WHERE (cancel_re
 
 CREATE INDEX tasks_claim_idx ON horsies.tasks USING btree (queue_name, priority, enqueued_at, id) WHERE ((status = 'PENDING'::text) AND ready);
 
-CREATE INDEX tasks_due_idx ON horsies.tasks USING btree (enqueued_at) WHERE ((status = 'PENDING'::text) AND (NOT ready));
+CREATE INDEX tasks_due_idx ON horsies.tasks USING btree (enqueued_at) WHERE ((status = 'PENDING'::text) AND (NOT ready) AND (unknown_since IS NULL));
 
 CREATE INDEX tasks_expiry_idx ON horsies.tasks USING btree (good_until) WHERE ((good_until IS NOT NULL) AND (status <> 'RUNNING'::text));
 
 CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (queue_name, status, claimed_by) WHERE (status <> 'PENDING'::text);
+
+CREATE INDEX tasks_unknown_idx ON horsies.tasks USING btree (task_name, ((refused_by IS NOT NULL)), unknown_since) WHERE (unknown_since IS NOT NULL);
 
 CREATE INDEX worker_states_latest_idx ON horsies.worker_states USING btree (worker_id, snapshot_at DESC);
 

@@ -249,6 +249,16 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
         "Tasks wait in a queue that is paused.",
         "Resume it with `horsies queues resume NAME` when the reason for the pause is gone.",
     ),
+    Code.TASKS_UNKNOWN: Entry(
+        _ERROR,
+        "Tasks wait for a worker that knows them, and no living worker does.",
+        "Deploy the release that has them, name their module in `app.discover_tasks([...])`, or give the task that took their place `aliases=[...]`; or cancel them.",
+    ),
+    Code.TASKS_CHANGED: Entry(
+        _ERROR,
+        "Tasks wait because no living worker can read their arguments: they were sent by a release with other parameters.",
+        "Deploy the workers of that release, or give new parameters a default and keep old ones; or cancel them.",
+    ),
     Code.SCHEDULES_UNSERVED: Entry(
         _ERROR,
         "Slots of schedules are long overdue: no scheduler runs, or none that can read them.",

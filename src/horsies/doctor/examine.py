@@ -79,6 +79,7 @@ ALL: Final[Sequence[Check | Probe]] = (
     WORKERS,
     Check("stuck tasks", tasks.check_stuck),
     Check("waiting tasks", tasks.check_waiting),
+    Check("unknown tasks", tasks.check_unknown),
     CAPS,
     Check("workflows", workflows.check_workflows),
     Check("schedules", schedules.check_schedules),

@@ -10,6 +10,7 @@ from horsies.doctor.finding import Finding
 from horsies.doctor.words import LISTED, tasks
 from horsies.model.durations import duration
 from horsies.tasks.queues import QueueLine, list_queues
+from horsies.tasks.unknown import COUNTED_AT_MOST, list_unknown
 
 LIMIT = 1_000
 
@@ -58,6 +59,17 @@ def _of_queue(case: Case, line: QueueLine, *, is_served: bool) -> Iterator[Findi
         yield Finding(Code.QUEUE_UNSERVED, seen, known)
     elif line.paused_at is None and oldest_s > case.max_wait_s:
         yield Finding(Code.WAITING_LONG, seen, known)
+
+
+def check_unknown(_case: Case) -> Op[list[Finding]]:
+    """What waits for a worker that can run it."""
+    found: list[Finding] = []
+    for line in (yield from list_unknown()):
+        count = f"{line.count} or more" if line.count >= COUNTED_AT_MOST else f"{line.count}"
+        seen = f"{count} tasks named {line.task_name!r} wait since {line.since:%Y-%m-%d %H:%M:%S%z}"
+        known = {"task_name": line.task_name, "count": line.count, "since": line.since.isoformat()}
+        found.append(Finding(Code.TASKS_CHANGED if line.is_refused else Code.TASKS_UNKNOWN, seen, known))
+    return found
 
 
 def check_caps(case: Case) -> Op[list[Finding]]:

@@ -27,6 +27,7 @@ select id::text, task_name, extract(epoch from now() - enqueued_at)::float
 from {schema}.tasks
 where status = 'PENDING'
 and not ready
+and unknown_since is null
 and enqueued_at < now() - %(after_s)s::float * interval '1 s'
 order by enqueued_at
 limit %(limit)s::integer;

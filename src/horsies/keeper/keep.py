@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -23,6 +24,7 @@ from horsies.model.retention import RetentionConfig
 
 LEASE_BEATS = 3
 SEEK_EVERY = 30  # looks
+OFFER_EVERY = 5  # looks
 REST_S, LONGEST_REST_S = 1.0, 60.0
 """Of a duty that failed: twice as long each time."""
 HURRY_S = 0.5
@@ -51,6 +53,7 @@ class Keeper:
         self._every_s = recovery.keeper_ms / 1000
         self._lease_ms = recovery.keeper_ms * LEASE_BEATS
         self._due_in = due_in
+        self._patience = reap.Patience(recovery.unknown_task_patience_ms, recovery.changed_task_patience_ms)
         self._watch = Watch(recovery.dead_after_ms / 1000, gap_s=self._every_s * 3 + 1)
         self._link = Aside(database, "keeper")
         self._retainer = Retainer(group, database=database, retention=retention)
@@ -110,6 +113,9 @@ class Keeper:
         await self._do(reap.cancel_returned)
         if (expired := await self._do(reap.expire)) and subscribers:
             emit(TasksExpired(expired))
+        if self._looks % OFFER_EVERY == 0:
+            await self._do(reap.offer_again)
+            await self._do(partial(reap.end_unknown, self._patience))
         await self._do(reap.end_overdue_workflows)
         if self._looks % SEEK_EVERY == 0:
             await self._do(reap.find_lost_nodes)
@@ -117,7 +123,7 @@ class Keeper:
         self._looks += 1
 
     async def _do(self, duty: Callable[[SetAside], Op[T]]) -> T | None:
-        return await self._do_or_rest(duty.__name__, lambda: self._link.run(duty(self._aside)))
+        return await self._do_or_rest(_name(duty), lambda: self._link.run(duty(self._aside)))
 
     async def _do_or_rest(
         self, name: str, duty: Callable[[], Awaitable[T]], otherwise: Callable[[], None] = lambda: None
@@ -163,3 +169,7 @@ class Keeper:
             log.debug("the locks of the workers could not be read: %s", broker_error(error))
             return set()
         return {worker for worker, held in is_held.items() if not held} if is_held.get(self._worker) else set()
+
+
+def _name(duty: Callable[..., object]) -> str:
+    return duty.func.__name__ if isinstance(duty, partial) else duty.__name__

@@ -16,11 +16,13 @@ from horsies.db.load import load
 from horsies.db.op import Op, Row, ask, one, rows
 from horsies.db.trouble import DatabaseError, in_short, is_about_values
 from horsies.keeper.isolate import SetAside, serve
-from horsies.model.codec import encode_error
+from horsies.model.codec import decode_error, encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
+from horsies.model.durations import duration
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
+from horsies.tasks import unknown
 from horsies.tasks.cancel import UNBEGUN, end_unbegun
 from horsies.tasks.finish import end_or_retry, notify_done
 from horsies.tasks.release import notify_everyone, release
@@ -28,6 +30,7 @@ from horsies.workflows import control
 from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
 
 BATCH = 500
+OFFER_BATCHES = 20
 STEPS = 1_000
 """That one look takes for a tree of workflows."""
 LATE_S = 10.0
@@ -197,6 +200,56 @@ def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, as
 
     served = yield from serve(duty, [task_id for (task_id,) in found], work, id_of=str, aside=aside)
     return sum(served)
+
+
+def offer_again(_aside: SetAside | None = None) -> Op[int]:
+    """Bring back what waits for a worker that can run it, where one has come while nobody looked."""
+    return (yield from unknown.offer_again(OFFER_BATCHES))
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long a task waits for a worker that knows it, and for one that can read its arguments. In milliseconds."""
+
+    unknown_ms: int
+    changed_ms: int
+
+
+def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
+    """End what no worker could run for too long. How many."""
+    aside, duty = aside or SetAside(), "end unknown task"
+    get = unknown.get_impatient(
+        unknown_ms=patience.unknown_ms, refused_ms=patience.changed_ms, limit=BATCH, excluded=aside.excluded(duty)
+    )
+    _, _, found, _ = yield from ask(SQL["begin_reap"](), keep_to_indexes(), get, SQL["commit_reap"]())
+
+    def work(some: Sequence[Row]) -> Op[int]:
+        ids_by_error: defaultdict[TaskError, list[str]] = defaultdict(list)
+        for task_id, name, refusal in some:
+            ids_by_error[_unknown_error(name, refusal, patience)].append(task_id)
+        _, _, locked = yield from ask(
+            SQL["begin_reap"](), keep_to_indexes(), unknown.lock_impatient([row[0] for row in some])
+        )
+        ours = {task_id for (task_id,) in locked}
+        endings = [
+            end_unbegun([task_id for task_id in ids if task_id in ours], TaskStatus.FAILED, error)
+            for error, ids in ids_by_error.items()
+        ]
+        yield from ask(*endings, SQL["commit_reap"](), notify_done(sorted(ours)))
+        return len(ours)
+
+    return sum((yield from serve(duty, found, work, id_of=_id_of, aside=aside)))
+
+
+def _unknown_error(name: str, refusal: str | None, patience: Patience) -> TaskError:
+    if refusal is not None:
+        return decode_error(refusal)
+    waited = duration(patience.unknown_ms / 1000)
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
+        message=f"for {waited} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the release that "
+        "has it deployed? A renamed task keeps its old name with @app.task(..., aliases=[...])",
+    )
 
 
 def end_overdue_workflows(aside: SetAside | None = None) -> Op[None]:

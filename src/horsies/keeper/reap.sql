@@ -174,6 +174,7 @@ select id::text, claim_no, null
 from {schema}.tasks
 where status = 'PENDING'
 and not ready
+and unknown_since is null
 and enqueued_at < statement_timestamp() - %(after_s)s::float8 * interval '1 second'
 and id <> all(%(excluded)s::uuid[])
 order by enqueued_at
@@ -186,6 +187,7 @@ with promoted as (
     where id = any(%(ids)s::uuid[])
     and status = 'PENDING'
     and not ready
+    and unknown_since is null
     and enqueued_at <= statement_timestamp()
     returning queue_name, priority, enqueued_at
 )

@@ -9,9 +9,11 @@ adapter waits until a value is not plain. The nodes of workflows pass some argum
 takes is built when the first such node is, and kept.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from horsies.model import plain
 from horsies.model.annotations import parameters_of
@@ -160,6 +162,30 @@ class ArgumentsCodec(_Codec):
         if self.var_keyword:
             values |= values.pop(self.var_keyword, {})
         return tuple(args), values
+
+    def has_these_parameters(self, text: str | bytes) -> bool:
+        """Whether a payload has the parameters of this function, whatever the values are. If not, it was made for another function."""
+        try:
+            given: Any = json.loads(text)
+        except ValueError:
+            return True
+        if not isinstance(given, dict):
+            return True
+        parameters = self.signature.parameters.values()
+        variadic = {self.var_positional, self.var_keyword}
+        required = {each.name for each in parameters if each.default is each.empty and each.name not in variadic}
+        return required <= cast("dict[str, Any]", given).keys() <= {each.name for each in parameters}
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number that differs from that of another function if payloads for one may not fit the other. The same in every process."""
+        parameters = self.signature.parameters.values()
+        parts = [f"{each.name} {each.kind.name} {each.default is each.empty}" for each in parameters]
+        # A type that is not plain may be shown with an address, and its fields are not shown at all: its schema tells.
+        parts += self.adapter.schemas() if self.is_plain is None else [repr(each.annotation) for each in parameters]
+        text = "\n".join(parts)
+        digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
 
     def _shown_signature(self) -> str:
         try:

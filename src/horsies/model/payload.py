@@ -1,5 +1,6 @@
 """Payloads by way of pydantic: a value checked and written as JSON, a JSON text read and checked, and why not, in words."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,13 @@ class Adapter:
             raise PayloadError(report(what, telling, error.errors(include_url=False))) from None
         except Exception as error:  # a validator of the user's own
             raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+    def schemas(self) -> list[str]:
+        """What its JSON must be like, to be compared with that of another; nothing where no schema can say it."""
+        try:
+            return [json.dumps(self.by_type.json_schema(by_alias=False), sort_keys=True)]
+        except Exception:  # noqa: BLE001 - pydantic has no schema for some types, and runs the hooks of the user's own
+            return []
 
     def _checked(self, value: object, what: str, telling: Telling, mismatch: type[PayloadError]) -> Any:
         try:

@@ -53,6 +53,9 @@ class RecoveryConfig(Value):
     that gives no sign of life is killed. "auto": when its process has been stopped for `dead_after_ms`, or has neither used the CPU nor waited
     for a disk for a minute (Linux; elsewhere it is only reported). A number: after so long a silence, whatever it does meanwhile; a long
     call into C that holds the GIL is silent and healthy. None: never.
+
+    A task that no living worker knows waits for `unknown_task_patience_ms`, one whose parameters are another release's for
+    `changed_task_patience_ms`. Then it fails.
     """
 
     heartbeat_ms: int = 3_000
@@ -61,6 +64,8 @@ class RecoveryConfig(Value):
     grace_ms: int = 5_000
     snapshot_ms: int = 15_000
     frozen_after_ms: int | Literal["auto"] | None = "auto"
+    unknown_task_patience_ms: int = 86_400_000
+    changed_task_patience_ms: int = 300_000
 
     def __post_init__(self) -> None:
         refuse(self, self._problems())
@@ -79,6 +84,8 @@ class RecoveryConfig(Value):
         yield from number_problems("keeper_ms", self.keeper_ms, 100, 60_000)
         yield from number_problems("grace_ms", self.grace_ms, 0, 3_600_000)
         yield from number_problems("snapshot_ms", self.snapshot_ms, 1_000, 3_600_000)
+        yield from number_problems("unknown_task_patience_ms", self.unknown_task_patience_ms, 0, 31_536_000_000)
+        yield from number_problems("changed_task_patience_ms", self.changed_task_patience_ms, 0, 31_536_000_000)
         if self.frozen_after_ms is not None and self.frozen_after_ms != "auto":
             frozen = list(number_problems("frozen_after_ms", self.frozen_after_ms, 1_000, 86_400_000))
             yield from (f'{problem}; or "auto", or None' for problem in frozen)

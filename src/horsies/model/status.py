@@ -1,7 +1,7 @@
 """The states of a task and the moves between them."""
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
 
@@ -28,6 +28,7 @@ LEGAL_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
             {
                 TaskStatus.CLAIMED,
                 TaskStatus.RUNNING,  # a claim with a free slot needs no stop on the way
+                TaskStatus.FAILED,  # no worker could run it, for as long as it may wait for one
                 TaskStatus.CANCELLED,
                 TaskStatus.EXPIRED,
             }
@@ -54,3 +55,15 @@ LEGAL_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
         TaskStatus.EXPIRED: frozenset(),
     }
 )
+
+
+class Misfit(IntEnum):
+    """Why a worker cannot run a task that it has claimed. Another release of the app may."""
+
+    NONE = 0
+    UNKNOWN = 1
+    """It has no task of this name."""
+    PARAMETERS = 2
+    """The payload has other parameters than the task."""
+    VALUES = 3
+    """An argument cannot be read."""

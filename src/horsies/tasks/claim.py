@@ -67,6 +67,10 @@ class Wanted:
     caps: Caps = NO_CAPS
     excluded: Sequence[TaskId] = ()
     """Rows that the server refuses to have claimed."""
+    avoided_names: Sequence[str] = ()
+    """Tasks that this worker does not know, and that another may."""
+    avoided_signatures: Sequence[int] = ()
+    """Of tasks whose arguments it may be unable to read: its own signatures."""
 
     @property
     def inline_bytes(self) -> int:
@@ -114,6 +118,8 @@ def _params(wanted: Wanted, lanes: Sequence[Lane]) -> dict[str, object]:
         "lease_ms": wanted.lease_ms,
         "cluster_wide_cap": wanted.caps.cluster_wide,
         "excluded": list(wanted.excluded),
+        "avoided_names": list(wanted.avoided_names),
+        "avoided_signatures": list(wanted.avoided_signatures),
         "inline_bytes": wanted.inline_bytes,
     }
 
@@ -156,6 +162,8 @@ def list_claimable(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
     return SQL["list_claimable"](
         queues=list(dict.fromkeys(lane.queue_name for lane in lanes)),
         excluded=list(wanted.excluded),
+        avoided_names=list(wanted.avoided_names),
+        avoided_signatures=list(wanted.avoided_signatures),
         limit=wanted.limit,
     )
 

@@ -27,6 +27,8 @@ with next as materialized (
         and (tasks.good_until is null or tasks.good_until > statement_timestamp())
         and tasks.cancel_requested_at is null
         and tasks.id <> all(%(excluded)s::uuid[])
+        and tasks.task_name <> all(%(avoided_names)s::text[])
+        and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
         order by tasks.enqueued_at, tasks.id
         limit %(limit)s::integer
         for update skip locked
@@ -95,6 +97,8 @@ with next as materialized (
         and (tasks.good_until is null or tasks.good_until > statement_timestamp())
         and tasks.cancel_requested_at is null
         and tasks.id <> all(%(excluded)s::uuid[])
+        and tasks.task_name <> all(%(avoided_names)s::text[])
+        and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
         order by tasks.priority, tasks.enqueued_at, tasks.id
         limit case
             when lane.cap is null then %(queue_limit)s::integer
@@ -231,6 +235,8 @@ cross join lateral (
     and (tasks.good_until is null or tasks.good_until > statement_timestamp())
     and tasks.cancel_requested_at is null
     and tasks.id <> all(%(excluded)s::uuid[])
+    and tasks.task_name <> all(%(avoided_names)s::text[])
+    and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
     order by tasks.priority, tasks.enqueued_at, tasks.id
     limit %(limit)s::integer
 ) as task

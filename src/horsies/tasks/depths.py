@@ -24,6 +24,8 @@ class Depth:
     oldest_s: float
     in_flight: int
     is_paused: bool
+    unknown: int = 0
+    """Tasks that no living worker can run, in all queues together counted up to `COUNTED_AT_MOST`."""
 
 
 def get_depths(queues: Sequence[str]) -> Op[list[Depth]]:

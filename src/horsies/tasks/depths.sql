@@ -1,6 +1,17 @@
 -- name: get_depths
 -- Of each queue: what waits now, counted so far and no further; how long the oldest of it has waited; what is in flight; whether it is paused.
 -- All by the two indexes that claims use, so that it costs the same with any backlog: the oldest is looked for at the head of each priority.
+with unknown as materialized (
+    -- Of all queues together, as they are few: so many at most.
+    select few.queue_name, count(*) as count
+    from (
+        select tasks.queue_name
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        limit %(counted)s::integer
+    ) as few
+    group by few.queue_name
+)
 select
     queue.name,
     (
@@ -50,5 +61,6 @@ select
         where tasks.queue_name = queue.name
         and tasks.status <> 'PENDING'
     ),
-    exists (select from {schema}.queues where queues.name = queue.name and queues.paused_at is not null)
+    exists (select from {schema}.queues where queues.name = queue.name and queues.paused_at is not null),
+    coalesce((select unknown.count from unknown where unknown.queue_name = queue.name), 0)
 from unnest(%(queues)s::text[]) as queue (name);

@@ -84,7 +84,11 @@ with replaced as (
         retry_delays_ms = %(retry_delays_ms)s::integer[],
         retry_jitter = %(retry_jitter)s::real,
         retry_for = %(retry_for)s::pg_catalog.text[],
-        trace = %(trace)s::pg_catalog.text
+        trace = %(trace)s::pg_catalog.text,
+        -- Whether a worker can run it is found out anew.
+        unknown_since = null,
+        refused_by = null,
+        refusal = null
     from (
         select case when asked.moment operator(pg_catalog.>) pg_catalog.now() then asked.moment end
         from (

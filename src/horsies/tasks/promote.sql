@@ -12,6 +12,7 @@ select
         from {schema}.tasks
         where tasks.status = 'PENDING'
         and not tasks.ready
+        and tasks.unknown_since is null
         and tasks.enqueued_at > statement_timestamp()
         order by tasks.enqueued_at
         limit 1
@@ -21,5 +22,6 @@ select
         from {schema}.tasks
         where tasks.status = 'PENDING'
         and not tasks.ready
+        and tasks.unknown_since is null
         and tasks.enqueued_at <= statement_timestamp()
     );

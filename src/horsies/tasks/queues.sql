@@ -67,6 +67,7 @@ delayed as (
         from {schema}.tasks
         where status = 'PENDING'
         and not ready
+        and unknown_since is null
         limit %(counted)s::integer
     ) as few
     group by queue_name

@@ -46,7 +46,7 @@ class Clock:
         refuse("clock.advance()", _problems(by))
         sandbox = sandbox_of(app)
         broker, ahead = sandbox.broker, _ahead.get(sandbox.broker, timedelta(0))
-        schedules = declared(sandbox.app.config, sandbox.app.tasks)
+        schedules = declared(sandbox.app.config, sandbox.app.known_tasks)
         broker.run(partial(_advance, as_span(by), broker.config.schema))
         if schedules is not None:
             broker.run(partial(_follow_schedules, schedules, ahead, as_span(by)))

@@ -151,7 +151,7 @@ class Drain:
     def _run(self, claim: Claim) -> Generator[Verb | Job, Any, None]:
         running = begin(Assignment(*fields_of(1, claim)))
         reports: list[str] = []
-        prepared, context = prepare(self.app.tasks, running), context_of(running, _noted(reports))
+        prepared, context = prepare(self.app.known_tasks, running), context_of(running, _noted(reports))
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):
             done = context.run(refused, running, prepared)

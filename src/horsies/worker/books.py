@@ -12,6 +12,7 @@ from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import LOAD_BYTES, Lane, Payload, Wanted
+from horsies.tasks.unknown import Fate, KnownTasks, Unfit, unknown_here
 from horsies.worker.frames import Frames
 from horsies.worker.marks import Marks
 from horsies.worker.member import Member
@@ -30,6 +31,9 @@ from horsies.worker.room import Limits, Room
 from horsies.worker.turn import ClaimFrom, Outcome, SearchStep, Turn
 
 ENDINGS_PER_TURN = 500
+UNFIT_PER_TURN = 500
+AVOIDED_S = 10.0
+"""For so long a worker leaves to others what it cannot run. Then it looks again: they may be gone."""
 BYTES_PER_TURN = 1 << 25
 LOADS_PER_TURN = 100
 LOAD_FAILURES_MAX = 3
@@ -55,6 +59,10 @@ class Books:
     """Parts of turns that the database refused."""
     endings: deque[Ending] = field(default_factory=deque[Ending])
     interrupted: list[Ending] = field(default_factory=list[Ending])
+    known: KnownTasks = field(default_factory=lambda: KnownTasks({}))
+    """The tasks that this worker can run."""
+    unfit: list[Unfit] = field(default_factory=list[Unfit])
+    """RUNNING or CLAIMED, and cannot be run here."""
     releases: list[Claim] = field(default_factory=list[Claim])
     buffer: deque[Buffered] = field(default_factory=deque[Buffered])
     progress: dict[tuple[TaskId, int], str] = field(default_factory=dict[tuple[TaskId, int], str])
@@ -79,7 +87,15 @@ class Books:
 
     def __post_init__(self) -> None:
         self._room = Room(
-            self.worker, self.limits, self.frames, self.roster, self.buffer, self.unread, self.in_flight, self.left_out
+            self.worker,
+            self.limits,
+            self.frames,
+            self.roster,
+            self.buffer,
+            self.unread,
+            self.in_flight,
+            self.left_out,
+            self.known,
         )
 
     def should_gather(self) -> bool:
@@ -107,7 +123,7 @@ class Books:
         self.more = self.more or any(ending.root_id is not None for ending in endings)
         starts = self._starts()
         wanted = self._wanted(starts, now)
-        told = endings or self.interrupted or self.releases or self.progress or self._ready_roots()
+        told = endings or self.interrupted or self.releases or self.unfit or self.progress or self._ready_roots()
         if self.claims_travel_alone and (told or starts or self._may_promote):
             wanted = []  # in the next turn
         if not (told or starts or wanted or self._may_promote):
@@ -191,6 +207,7 @@ class Books:
         claim_from, lanes = self._place(wanted, now) if wanted else (ClaimFrom.START, [])
         progress, self.progress = self.progress, {}
         interrupted, self.interrupted = self.interrupted, []
+        unfit, self.unfit = self.unfit[:UNFIT_PER_TURN], self.unfit[UNFIT_PER_TURN:]
         promotes, self.promotes = self._may_promote, False
         unsettled, self.unsettled = self._ready_roots(), set()
         return Turn(
@@ -200,13 +217,14 @@ class Books:
             endings=endings,
             interrupted=interrupted,
             releases=releases,
+            unfit=unfit,
             starts=starts,
             progress=[(*claim, text) for claim, text in progress.items()],
             promotes=promotes,
             wanted=wanted,
             claim_from=claim_from,
             lanes=lanes,
-            frees_capped=self.limits.caps.is_any and bool(endings or releases or interrupted),
+            frees_capped=self.limits.caps.is_any and bool(endings or releases or unfit or interrupted),
             unsettled=sorted(unsettled),
         )
 
@@ -235,6 +253,7 @@ class Books:
         self.endings.extendleft(reversed(turn.endings))
         self.interrupted.extend(turn.interrupted)
         self.releases.extend(turn.releases)
+        self.unfit.extend(turn.unfit)
         self.releases.extend(turn.starts)  # whether or not they were started: their user code has not run
         for task_id, claim_no, text in turn.progress:
             self.progress.setdefault((task_id, claim_no), text)  # unless there is news of it
@@ -296,7 +315,11 @@ class Books:
         runnable = [claim for claim in turn.starts if claim.id in outcome.started]
         # Lost, or their queue is full: what is still ours goes back.
         self.releases.extend(claim for claim in turn.starts if claim.id not in outcome.started)
-        for wanted, claims in zip(turn.wanted, outcome.claimed, strict=True):
+        departed = until - self.limits.lease_ms / 1000
+        for each in turn.unfit:
+            self._set_aside(each, outcome.fates.get(each.id), departed)
+        for wanted, found in zip(turn.wanted, outcome.claimed, strict=True):
+            claims = self._runnable(found)
             if wanted.status is TaskStatus.RUNNING:
                 runnable.extend(claims)
             else:
@@ -305,6 +328,20 @@ class Books:
             self.unread.extend(claim for claim in self.marks.in_order(runnable) if claim.is_unread)
             runnable = [claim for claim in runnable if not claim.is_unread]
         return runnable + self._loaded(turn, outcome) if turn.loads else runnable
+
+    def _runnable(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Those of tasks that this worker knows."""
+        names = self.known.signatures
+        if all(claim.task_name in names for claim in claims):
+            return claims
+        self.unfit += [unknown_here(claim) for claim in claims if claim.task_name not in names]
+        return [claim for claim in claims if claim.task_name in names]
+
+    def _set_aside(self, unfit: Unfit, fate: Fate | None, now: float) -> None:
+        if fate is Fate.OFFERED:
+            self.known.avoid(unfit, now + AVOIDED_S)
+        elif fate is Fate.NOBODY:
+            self.endings.append(unfit.ending)
 
     def _loaded(self, turn: Turn, outcome: Outcome) -> list[Claim]:
         """Those whose payload is there now."""
@@ -335,6 +372,7 @@ class Books:
             or self.quarantine.holds_claims
             or self.interrupted
             or self.releases
+            or self.unfit
             or self.buffer
             or self.unread
             or self.unsettled - self.quarantine.roots
@@ -349,18 +387,20 @@ class Books:
         """Every claim that this worker knows of, wherever it is."""
         return {(item.id, item.claim_no) for item in self._everything()}
 
-    def _everything(self) -> Iterator[Claim | Ending]:
+    def _everything(self) -> Iterator[Claim | Ending | Unfit]:
         for member in self.roster:
             yield from (claim for _, claim in member.tickets.all())
         yield from self.endings
         yield from self.interrupted
         yield from self.releases
+        yield from self.unfit
         yield from (buffered.claim for buffered in self.buffer)
         yield from self.unread
         for turn in (*self.in_flight, *self.quarantine.turns()):
             yield from turn.endings
             yield from turn.interrupted
             yield from turn.releases
+            yield from turn.unfit
             yield from turn.starts
             yield from turn.loads
 

@@ -1,6 +1,7 @@
 """The clerk: enters in the books what the children report."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,13 +9,17 @@ from horsies.child.wire import Done
 from horsies.events import subscribers
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
+from horsies.model.status import Misfit
 from horsies.model.task import Claim
+from horsies.tasks.unknown import Unfit
 from horsies.worker.books import Books
 from horsies.worker.herald import Herald
 from horsies.worker.member import Member
 from horsies.worker.stops import Stops, ending_of
 
 DEATHS_MAX = 3
+
+log = logging.getLogger("horsies.worker")
 
 
 class Clerk:
@@ -43,9 +48,20 @@ class Clerk:
         if done.duration_us:  # else it was cancelled before it began
             self._books.frames.observe(done.duration_us)
         self._books.progress.pop((claim.id, claim.claim_no), None)
-        self._stops.end(claim, ending_of(claim, done))
+        if done.misfit is Misfit.NONE:
+            self._stops.end(claim, ending_of(claim, done))
+        else:
+            self._stops.dismiss(claim)
+            self._books.unfit.append(self._unfit(claim, done))
         if subscribers:
             self._herald.done(claim, done)
+
+    def _unfit(self, claim: Claim, done: Done) -> Unfit:
+        """What a child cannot run. That it does not know a task that this worker knows means that its code has been replaced meanwhile."""
+        signature = self._books.known.signatures.get(claim.task_name, 0)
+        misfit = Misfit.PARAMETERS if done.misfit is Misfit.UNKNOWN else done.misfit
+        log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
+        return Unfit(claim, misfit, signature, done.error_code or "", done.error or "{}")
 
     def returned(self, claims: list[Claim]) -> None:
         self._books.releases.extend(claims)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from horsies.app import Horsies
+from horsies.locate import load_app
 from horsies.logs import configure_logging
 from horsies.model.errors import HorsiesError, LocateError
 from horsies.model.worker import WorkerConfig
@@ -24,8 +25,9 @@ def run_in_process(app: Horsies, config: WorkerConfig) -> int:
         config = replace(config, app_locator=locate(app))
     if config.dsn is not None:
         app.use_database(config.dsn)
+    loaded = load_app(config.app_locator or "", imports=config.imports)
     with signals_restored():
-        return run_worker(app, config)
+        return run_worker(app, config, loaded)
 
 
 def _refuse_wrong_places() -> None:

@@ -31,6 +31,7 @@ from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import as_claims
 from horsies.tasks.release import get_held
+from horsies.tasks.unknown import offer_again
 from horsies.worker.backoff import Backoff, NothingBegun
 from horsies.worker.books import Books
 from horsies.worker.health import Health
@@ -257,7 +258,11 @@ class Heartbeat:
                 backoff.failed(reason)
                 await asyncio.sleep(backoff.left_s)
             else:
-                return
+                break
+        try:
+            await self._link.run(offer_again())
+        except DatabaseError as error:
+            log.debug("what waits for a worker like this one is left to the keeper: %s", broker_error(error))
 
     def _registration(self) -> Query:
         return SQL["register_worker"](
@@ -268,4 +273,6 @@ class Heartbeat:
             concurrency=self._books.frames.concurrency,
             queues=list(self._books.marks.queues),
             library_version=version("horsies"),
+            task_names=list(self._books.known.signatures),
+            signatures=list(self._books.known.signatures.values()),
         )

@@ -1,5 +1,5 @@
 -- name: register_worker
-insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version)
+insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version, task_names, signatures)
 values (
     %(id)s::uuid,
     %(hostname)s::text,
@@ -7,7 +7,9 @@ values (
     %(processes)s::integer,
     %(concurrency)s::integer,
     %(queues)s::text[],
-    %(library_version)s::text
+    %(library_version)s::text,
+    %(task_names)s::text[],
+    %(signatures)s::bigint[]
 )
 -- Said again after an answer that was lost.
 on conflict (id) do nothing

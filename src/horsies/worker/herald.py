@@ -51,7 +51,7 @@ class Herald:
         self._claimed(claims)
         for ending in (*turn.endings, *turn.interrupted):
             self._ended(ending, outcome)
-        for claim in turn.releases:
+        for claim in (*turn.releases, *turn.unfit):
             self._stories.pop((claim.id, claim.claim_no), None)
         emit(TurnDone(len(outcome.ended), len(claims), duration_s))
 

@@ -53,7 +53,9 @@ class Quarantine:
     @property
     def holds_claims(self) -> bool:
         """There is something in it that only this worker can bring to an end. The steps of workflows, and what is due, others see to as well."""
-        return any(turn.endings or turn.interrupted or turn.releases or turn.loads for turn in self.turns())
+        return any(
+            turn.endings or turn.interrupted or turn.releases or turn.unfit or turn.loads for turn in self.turns()
+        )
 
     def admit(self, turns: Sequence[Turn]) -> None:
         self.waiting.extend(Suspect(turn) for turn in turns)
@@ -118,6 +120,7 @@ def taken_apart(turn: Turn) -> list[Turn]:
         *(replace(empty, endings=[ending], frees_capped=frees) for ending in turn.endings),
         *(replace(empty, interrupted=[ending], frees_capped=frees) for ending in turn.interrupted),
         *(replace(empty, releases=[claim], frees_capped=frees) for claim in (*turn.releases, *turn.starts)),
+        *(replace(empty, unfit=[each], frees_capped=frees) for each in turn.unfit),
         *(replace(empty, progress=[report]) for report in turn.progress),
         *(replace(empty, unsettled=[root]) for root in turn.unsettled),
         *(replace(empty, loads=[claim]) for claim in turn.loads),

@@ -4,8 +4,8 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from horsies.model.status import TaskStatus
-from horsies.model.task import TaskId
 from horsies.tasks.claim import Caps, Wanted
+from horsies.tasks.unknown import KnownTasks
 from horsies.worker.frames import Frames
 from horsies.worker.member import Member
 from horsies.worker.quarantine import LeftOut
@@ -34,6 +34,7 @@ class Room:
     unread: Sized
     in_flight: Sequence[Turn]
     left_out: LeftOut
+    known: KnownTasks
 
     def to_run(self) -> int:
         """How many more tasks the children can take now."""
@@ -54,10 +55,9 @@ class Room:
         run = max(0, min(self.to_run() - starting, free))
         hold = free - run if self.frames.buffers else 0
         batch = self.limits.max_claim_batch
-        excluded = self.left_out.ids(now)
-        wanted = [self._want(TaskStatus.RUNNING, run, batch or None, excluded)] if run else []
+        wanted = [self._want(TaskStatus.RUNNING, run, batch or None, now)] if run else []
         if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
-            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None, excluded))
+            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None, now))
         return wanted
 
     def _free(self, starting: int) -> int:
@@ -72,7 +72,7 @@ class Room:
             return min(free, ceiling - len(self.buffer) - buffered)
         return min(free, ceiling - self._held() - self._leaving())
 
-    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None, excluded: Sequence[TaskId]) -> Wanted:
+    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None, now: float) -> Wanted:
         return Wanted(
             worker=self.worker,
             status=status,
@@ -80,7 +80,9 @@ class Room:
             lease_ms=self.limits.lease_ms,
             queue_limit=queue_limit,
             caps=self.limits.caps,
-            excluded=excluded,
+            excluded=self.left_out.ids(now),
+            avoided_names=self.known.avoided_names(now),
+            avoided_signatures=self.known.avoided_signatures(now),
         )
 
     def _held(self) -> int:

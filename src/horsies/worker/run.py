@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from uuid import uuid4
 
@@ -14,8 +14,10 @@ from horsies.child.wire import Boot
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.keeper.keep import Keeper
+from horsies.model.errors import HorsiesError
 from horsies.model.worker import WorkerConfig
 from horsies.schedules.declare import declared
+from horsies.tasks.unknown import KnownTasks
 from horsies.worker.books import Books
 from horsies.worker.checkup import Checkup
 from horsies.worker.endpoints import endpoints
@@ -36,29 +38,44 @@ CONTROL_EVERY_S = 0.05
 log = logging.getLogger("horsies.worker")
 
 
-def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
-    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start."""
+def run_worker(app: Horsies, config: WorkerConfig, loaded: Horsies | None = None) -> ExitCode:
+    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start.
+
+    `loaded` is the app as the children load it, if that is another object: it has the tasks.
+    """
+    known = _known_tasks(loaded or app)
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
     if config.scheduler:
-        declared(app.config, app.tasks)  # and so is a schedule that could never run
+        declared(app.config, app.known_tasks)  # and so is a schedule that could never run
 
     def run() -> ExitCode:
         checkup = Checkup()
         with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
             open_database(app.broker, app.config)
-            return asyncio.run(_run_incarnations(app, config, checkup))
+            return asyncio.run(_run_incarnations(app, config, known, checkup))
 
     return serve(app, run, log)
 
 
-async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:
+def _known_tasks(app: Horsies) -> Mapping[str, int]:
+    """The signatures of its tasks by name."""
+    if not app.known_tasks:
+        modules = ", ".join(app.task_modules)
+        where = (
+            f"imported {modules}, which define none" if modules else "name their modules in app.discover_tasks([...])"
+        )
+        raise HorsiesError(f"this app has no task, so a worker would have nothing to do: {where}")
+    return {name: task.arguments.fingerprint for name, task in app.known_tasks.items()}
+
+
+async def _run_incarnations(app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: Checkup) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
     life = Life()
     checkup.loop = asyncio.get_running_loop()
     with signals(life.ask):
         while True:
             try:
-                return await _run(app, config, life, checkup)
+                return await _run(app, config, known, life, checkup)
             except BaseExceptionGroup as group:
                 error = cause_of(group)
                 if not isinstance(error, DeclaredDead):
@@ -83,10 +100,10 @@ class Life:
         self.asked.set()
 
 
-async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup) -> ExitCode:
+async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], life: Life, checkup: Checkup) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     roster: list[Member] = []
-    books = _open_books(app, config, worker, roster)
+    books = _open_books(app, config, known, worker, roster)
     in_doubt = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         pump = Pump(
@@ -133,7 +150,9 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
 
 
-def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Member]) -> Books:
+def _open_books(
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], worker: str, roster: list[Member]
+) -> Books:
     books = Books(
         worker=worker,
         database=app.broker.config,
@@ -142,6 +161,7 @@ def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Me
         frames=frames_of(app.config, config),
         marks=marks_of(app.config, config),
         quarantine=Quarantine(app.config.resilience),
+        known=KnownTasks(known),
     )
     log.info(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",
@@ -156,7 +176,7 @@ def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Me
 
 def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
     """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
-    schedules = None if are_stored.is_set() else declared(app.config, app.tasks)
+    schedules = None if are_stored.is_set() else declared(app.config, app.known_tasks)
     return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules, stored=are_stored.set)
 
 

@@ -21,7 +21,7 @@ def run_scheduler(
     app: Horsies, *, metrics_port: int | None = None, metrics_host: str = DEFAULT_METRICS_HOST
 ) -> ExitCode:
     """Run until SIGTERM or SIGINT. Raises why it could not start."""
-    schedules = declared(app.config, app.tasks)  # a mistake is told before a database is waited for
+    schedules = declared(app.config, app.known_tasks)  # a mistake is told before a database is waited for
 
     def run() -> ExitCode:
         checkup = Checkup()

@@ -115,6 +115,11 @@ class Stops:
         else:
             self._books.endings.append(ending)
 
+    def dismiss(self, claim: Claim) -> None:
+        """It was not begun, and goes back."""
+        self._asked.discard((claim.id, claim.claim_no))
+        self._interrupted.discard((claim.id, claim.claim_no))
+
     def fail(self, claim: Claim, error: TaskError) -> None:
         """Enter an ending of which the child could not tell."""
         log.warning(

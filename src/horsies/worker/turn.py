@@ -14,6 +14,7 @@ from horsies.db.load import load
 from horsies.db.op import Ask, Frame, Op, Query, Rows
 from horsies.model.config import PostgresConfig
 from horsies.model.result import TaskError
+from horsies.model.status import Misfit
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import (
     Caps,
@@ -42,6 +43,7 @@ from horsies.tasks.release import (
     release_interrupted,
     report_progress,
 )
+from horsies.tasks.unknown import Fate, Unfit, set_aside, set_aside_ahead
 from horsies.workflows.advance import full_step, lock_roots, quick_step, unsettled_in
 
 SQL = load(__file__)
@@ -105,6 +107,8 @@ class Turn:
     """Roots of workflows in which a step has left something to do."""
     loads: Sequence[Claim] = ()
     """Claims whose payload is large and still to be read. They travel by themselves."""
+    unfit: Sequence[Unfit] = ()
+    """Claims that this worker cannot run."""
     is_alone: bool = False
     """One part of a turn that was refused: it may take its time."""
     search: SearchStep | None = None
@@ -116,6 +120,7 @@ class Turn:
             self.endings
             or self.interrupted
             or self.releases
+            or self.unfit
             or self.starts
             or self.progress
             or self.promotes
@@ -130,6 +135,8 @@ class Turn:
                 return f"{what} {held[0].id}"
         if self.releases:
             return f"the release of task {self.releases[0].id}"
+        if self.unfit:
+            return f"the return of task {self.unfit[0].id}"
         if self.unsettled:
             return f"the next step of workflow {self.unsettled[0]}"
         return "what is due" if self.promotes else "a batch"
@@ -161,6 +168,8 @@ class Outcome:
     """Of `loads`: what was read. A claim that is missing is no longer ours."""
     found: Sequence[TaskId] = ()
     """By a step of a search."""
+    fates: Mapping[TaskId, Fate] = field(default_factory=dict[TaskId, Fate])
+    """Of `unfit`: what became of each. One that is missing is no longer ours."""
 
 
 def take_turn(turn: Turn) -> Op[Outcome]:
@@ -179,6 +188,8 @@ def take_turn(turn: Turn) -> Op[Outcome]:
         *([("retry", end_or_retry(turn.worker, retriable))] if retriable else []),
         *(("advance", query) for query in advance),
         *([("release", release(turn.worker, turn.releases, _deaths(turn.releases)))] if turn.releases else []),
+        *([("set aside", set_aside(turn.worker, turn.unfit))] if turn.unfit else []),
+        *([("ahead", set_aside_ahead(unknown))] if (unknown := _unknown(turn)) else []),
         *([("progress", report_progress(turn.worker, turn.progress))] if turn.progress else []),
         *([("promote", promote()), ("next due", get_next_due())] if turn.promotes else []),
         *([("lock", lock_caps(keys, turn.database.schema))] if keys and (turn.starts or turn.wanted) else []),
@@ -193,6 +204,10 @@ def take_turn(turn: Turn) -> Op[Outcome]:
     for (step, _), answer in zip(steps, answers, strict=True):
         by_step.setdefault(step, []).append(answer)
     return _outcome(by_step)
+
+
+def _unknown(turn: Turn) -> list[Unfit]:
+    return [each for each in turn.unfit if each.misfit is Misfit.UNKNOWN]
 
 
 def _deaths(claims: Sequence[Claim]) -> dict[TaskId, int]:
@@ -246,7 +261,7 @@ def _surveys(turn: Turn) -> bool:
 
 
 def _notices(turn: Turn) -> list[Query]:
-    notices: list[Query] = notify_new(turn.releases)
+    notices: list[Query] = notify_new([*turn.releases, *(each.claim for each in turn.unfit)])
     if turn.endings:
         # Also those that turn out not to be ours: an earlier COMMIT whose answer was lost may have ended them unannounced.
         notices.append(notify_done([ending.id for ending in turn.endings]))
@@ -274,6 +289,7 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> Outcome:
         waiting=[lane for (lane,) in rows("survey")],
         unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
         payloads=as_payloads(rows("load")),
+        fates={task_id: Fate(fate) for task_id, fate in rows("set aside")},
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
         overdue=any(is_due for _, is_due in rows("next due")),
     )

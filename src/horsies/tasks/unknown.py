@@ -1,0 +1,179 @@
+"""Tasks that a worker cannot run: it does not know them, or cannot read their arguments. Another release may.
+
+A worker registers the tasks that it knows, each with a signature: a number that differs when the parameters do. What it has claimed and cannot run goes back
+uncounted. If a living worker may be able to run it, it stays in its queue, and this worker leaves it alone for a while. If none is, it waits outside
+the claim index, where it costs the others nothing. A worker that registers brings back what it can run, and so does the keeper, should the two have missed
+each other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import TypeVar
+
+from horsies.db.load import load
+from horsies.db.op import Op, Query, rows
+from horsies.model.codec import encode_error
+from horsies.model.codes import OperationalErrorCode
+from horsies.model.result import TaskError
+from horsies.model.status import Misfit, TaskStatus
+from horsies.model.task import Claim, Ending, TaskId
+
+AHEAD = 5_000
+"""Rows that are looked at behind one that nobody knows."""
+OFFERED_AT_ONCE = 5_000
+COUNTED_AT_MOST = 100_000
+NAMES_AT_MOST = 1_000
+AVOIDED_AT_MOST = 500
+
+SQL = load(__file__)
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A claim that cannot be run here, and the error it ends with if it cannot be run anywhere."""
+
+    claim: Claim
+    misfit: Misfit
+    signature: int | None
+    error_code: str
+    error: str
+    """JSON."""
+
+    @property
+    def id(self) -> TaskId:
+        return self.claim.id
+
+    @property
+    def claim_no(self) -> int:
+        return self.claim.claim_no
+
+    @property
+    def ending(self) -> Ending:
+        """How it ends if nobody can run it."""
+        return Ending(
+            self.id,
+            self.claim_no,
+            TaskStatus.FAILED,
+            error_code=self.error_code,
+            error=self.error,
+            may_retry=self.claim.retries_left,
+            root_id=self.claim.root_id,
+        )
+
+
+def unknown_here(claim: Claim) -> Unfit:
+    """A task that this worker does not know."""
+    code = OperationalErrorCode.WORKER_RESOLUTION_ERROR
+    error = TaskError(error_code=code, message=f"no worker has a task named {claim.task_name!r}")
+    return Unfit(claim, Misfit.UNKNOWN, None, code, encode_error(error))
+
+
+class Fate(Enum):
+    """What became of a claim that was set aside."""
+
+    OFFERED = "offered"
+    UNKNOWN = "unknown"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTasks:
+    """Tasks of one name that wait for a worker that can run them. `count` goes no further than 100 000."""
+
+    task_name: str
+    is_refused: bool
+    """Workers know the task, and could not read the arguments."""
+    count: int
+    since: datetime
+
+
+@dataclass(slots=True)
+class KnownTasks:
+    """The tasks that this worker knows, by name, with their signatures; and what it leaves to others for a while."""
+
+    signatures: Mapping[str, int]
+    _names: dict[str, float] = field(default_factory=dict[str, float])
+    _signatures: dict[int, float] = field(default_factory=dict[int, float])
+
+    def avoid(self, unfit: Unfit, until: float) -> None:
+        """Do not claim such a task again until then: another worker may be able to run it."""
+        if unfit.signature is None:
+            _put(self._names, unfit.claim.task_name, until)
+        else:
+            _put(self._signatures, unfit.signature, until)
+
+    def avoided_names(self, now: float) -> list[str]:
+        return _current(self._names, now) if self._names else []
+
+    def avoided_signatures(self, now: float) -> list[int]:
+        return _current(self._signatures, now) if self._signatures else []
+
+
+def _put(avoided: dict[Key, float], key: Key, until: float) -> None:
+    avoided.pop(key, None)
+    while len(avoided) >= AVOIDED_AT_MOST:
+        del avoided[next(iter(avoided))]
+    avoided[key] = until
+
+
+def _current(avoided: dict[Key, float], now: float) -> list[Key]:
+    for key in [key for key, until in avoided.items() if until <= now]:
+        del avoided[key]
+    return list(avoided)
+
+
+def set_aside(worker: str, unfit: Sequence[Unfit]) -> Query:
+    """Give back what this worker cannot run. Answers with a `Fate` for each that was still its own."""
+    return SQL["set_aside"](
+        worker=worker,
+        ids=[each.id for each in unfit],
+        claim_nos=[each.claim_no for each in unfit],
+        signatures=[each.signature for each in unfit],
+        refusals=[None if each.signature is None else each.error for each in unfit],
+        may_wait=[each.misfit is not Misfit.VALUES for each in unfit],
+    )
+
+
+def set_aside_ahead(unfit: Sequence[Unfit]) -> Query:
+    """Set aside what comes behind these, if it is more of the same that nobody knows."""
+    oldest: dict[tuple[str, int, str], datetime] = {}
+    for each in unfit:
+        claim = each.claim
+        key = claim.queue_name, claim.priority, claim.task_name
+        oldest[key] = min(oldest.get(key, claim.enqueued_at), claim.enqueued_at)
+    return SQL["set_aside_ahead"](
+        queues=[queue for queue, _, _ in oldest],
+        priorities=[priority for _, priority, _ in oldest],
+        moments=list(oldest.values()),
+        names=[name for _, _, name in oldest],
+        limit=AHEAD,
+    )
+
+
+def offer_again(batches: int = 1) -> Op[int]:
+    """Bring back what waits for a worker, and one is there now that may run it: 5 000 in a batch. How many."""
+    total = 0
+    for _ in range(batches):
+        ((count, _),) = yield from rows(SQL["offer_again"](limit=OFFERED_AT_ONCE))
+        total += count
+        if count < OFFERED_AT_ONCE:
+            break
+    return total
+
+
+def list_unknown() -> Op[list[UnknownTasks]]:
+    """What waits for a worker that can run it, by task."""
+    found = yield from rows(SQL["list_unknown"](names=NAMES_AT_MOST, counted=COUNTED_AT_MOST))
+    return [UnknownTasks(*row) for row in found]
+
+
+def get_impatient(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:
+    """What has waited for longer than it may: id, name, and why its arguments were refused, if they were."""
+    return SQL["get_impatient"](unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, excluded=list(excluded))
+
+
+def lock_impatient(ids: Sequence[TaskId]) -> Query:
+    return SQL["lock_impatient"](ids=list(ids))

@@ -1,0 +1,254 @@
+-- name: set_aside
+-- Claims that this worker cannot run: it does not know the task, or cannot read the arguments. User code has not begun, so they go back, and the attempt
+-- does not count. Where another living worker may be able to, they are offered to it. Where none is, they leave the claim index and wait, except
+-- those that nobody would have to be waited for (`may_wait`): these stay ours, and come back as 'nobody', to be ended.
+with given as (
+    select *
+    from unnest(
+        %(ids)s::uuid[], %(claim_nos)s::integer[], %(signatures)s::bigint[], %(refusals)s::json[], %(may_wait)s::boolean[]
+    ) as given (id, claim_no, signature, refusal, may_wait)
+),
+held as materialized (
+    select
+        tasks.id, given.may_wait, given.refusal,
+        case when given.signature is null then tasks.refused_by else tasks.refused_by || given.signature end as refused_by,
+        exists (
+            select
+            from {schema}.workers
+            where workers.id <> %(worker)s::uuid
+            and {schema}.can_run(
+                workers.queues, workers.task_names, workers.signatures,
+                tasks.queue_name, tasks.task_name,
+                case when given.signature is null then tasks.refused_by else tasks.refused_by || given.signature end
+            )
+        ) as is_offered
+    from {schema}.tasks
+    join given using (id)
+    where tasks.id = any(%(ids)s::uuid[])
+    and tasks.claim_no = given.claim_no
+    and tasks.claimed_by = %(worker)s::uuid
+),
+returned as (
+    update {schema}.tasks
+    set
+        status = 'PENDING',
+        claimed_by = null,
+        claimed_at = null,
+        lease_until = null,
+        started_at = null,
+        progress = null,
+        ready = held.is_offered,
+        unknown_since = case when not held.is_offered then statement_timestamp() end,
+        refused_by = held.refused_by,
+        refusal = coalesce(held.refusal, tasks.refusal)
+    from held
+    where tasks.id = any(array(select held.id from held where held.is_offered or held.may_wait))
+    and tasks.id = held.id
+    returning tasks.id
+)
+select held.id::text, case when held.is_offered then 'offered' when held.may_wait then 'unknown' else 'nobody' end
+from held
+left join returned using (id)
+where returned.id is not null or not (held.is_offered or held.may_wait);
+
+-- name: set_aside_ahead
+-- What comes behind a task that no living worker knows is often more of it: as much as lies within so many rows leaves the claim index with it, or each would
+-- have to be claimed once. What somebody holds locked is left to the next time.
+with unknown as materialized (
+    select *
+    from unnest(
+        %(queues)s::text[], %(priorities)s::integer[], %(moments)s::timestamptz[], %(names)s::text[]
+    ) as given (queue_name, priority, enqueued_at, task_name)
+    where not exists (
+        select
+        from {schema}.workers
+        where {schema}.can_run(workers.queues, workers.task_names, workers.signatures, given.queue_name, given.task_name, null)
+    )
+),
+ahead as materialized (
+    select task.id
+    from unknown
+    cross join lateral (
+        select tasks.id, tasks.task_name
+        from {schema}.tasks
+        where tasks.queue_name = unknown.queue_name
+        and tasks.priority = unknown.priority
+        and tasks.enqueued_at >= unknown.enqueued_at
+        and tasks.status = 'PENDING'
+        and tasks.ready
+        order by tasks.enqueued_at, tasks.id
+        limit %(limit)s::integer
+    ) as task
+    where task.task_name = unknown.task_name
+),
+locked as materialized (
+    select tasks.id
+    from {schema}.tasks
+    where tasks.id = any(array(select ahead.id from ahead))
+    and tasks.status = 'PENDING'
+    and tasks.ready
+    order by tasks.id
+    for update skip locked
+)
+update {schema}.tasks
+set ready = false, unknown_since = statement_timestamp()
+where tasks.id = any(array(select locked.id from locked))
+and tasks.status = 'PENDING';
+
+-- name: offer_again
+-- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By name first, which are few.
+with recursive name as (
+    (
+        select tasks.task_name
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        order by tasks.task_name
+        limit 1
+    )
+    union all
+    select next.task_name
+    from name
+    cross join lateral (
+        select tasks.task_name
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        and tasks.task_name > name.task_name
+        order by tasks.task_name
+        limit 1
+    ) as next
+),
+known as materialized (
+    select name.task_name
+    from name
+    where exists (
+        select
+        from {schema}.workers
+        where workers.task_names is null
+        or name.task_name = any(workers.task_names)
+    )
+),
+able as materialized (
+    select task.id
+    from known
+    cross join lateral (
+        select tasks.id
+        from {schema}.tasks
+        where tasks.task_name = known.task_name
+        and tasks.unknown_since is not null
+        and exists (
+            select
+            from {schema}.workers
+            where {schema}.can_run(
+                workers.queues, workers.task_names, workers.signatures, tasks.queue_name, tasks.task_name, tasks.refused_by
+            )
+        )
+        limit %(limit)s::integer
+    ) as task
+    limit %(limit)s::integer
+),
+locked as materialized (
+    select tasks.id
+    from {schema}.tasks
+    where tasks.id = any(array(select able.id from able))
+    and tasks.unknown_since is not null
+    and tasks.status = 'PENDING'
+    order by tasks.id
+    for update skip locked
+),
+offered as (
+    update {schema}.tasks
+    set ready = true, unknown_since = null
+    where tasks.id = any(array(select locked.id from locked))
+    returning tasks.queue_name, tasks.priority, tasks.enqueued_at
+),
+told as (
+    select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
+    from offered
+    group by queue_name, priority
+)
+select (select count(*) from offered), (select count(*) from told);
+
+-- name: list_unknown
+-- By task: how many wait, counted so far and no further; since when the first of them does; whether workers know it and could not read its arguments.
+with recursive name as (
+    (
+        select tasks.task_name, tasks.refused_by is not null as is_refused
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        order by tasks.task_name, (tasks.refused_by is not null)
+        limit 1
+    )
+    union all
+    select next.task_name, next.is_refused
+    from name
+    cross join lateral (
+        select tasks.task_name, tasks.refused_by is not null as is_refused
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        and (tasks.task_name, tasks.refused_by is not null) > (name.task_name, name.is_refused)
+        order by tasks.task_name, (tasks.refused_by is not null)
+        limit 1
+    ) as next
+)
+select name.task_name, name.is_refused, few.count, few.since
+from (select * from name limit %(names)s::integer) as name
+cross join lateral (
+    select count(*) as count, min(counted.unknown_since) as since
+    from (
+        select tasks.unknown_since
+        from {schema}.tasks
+        where tasks.task_name = name.task_name
+        and (tasks.refused_by is not null) = name.is_refused
+        and tasks.unknown_since is not null
+        order by tasks.unknown_since
+        limit %(counted)s::integer
+    ) as counted
+) as few
+order by name.task_name, name.is_refused;
+
+-- name: get_impatient
+-- What has waited for longer than it may: for a worker that knows it, and for one with another signature.
+with recursive name as (
+    (
+        select tasks.task_name, tasks.refused_by is not null as is_refused
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        order by tasks.task_name, (tasks.refused_by is not null)
+        limit 1
+    )
+    union all
+    select next.task_name, next.is_refused
+    from name
+    cross join lateral (
+        select tasks.task_name, tasks.refused_by is not null as is_refused
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        and (tasks.task_name, tasks.refused_by is not null) > (name.task_name, name.is_refused)
+        order by tasks.task_name, (tasks.refused_by is not null)
+        limit 1
+    ) as next
+)
+select late.id::text, name.task_name, late.refusal::text
+from name
+cross join lateral (
+    select tasks.id, tasks.refusal
+    from {schema}.tasks
+    where tasks.task_name = name.task_name
+    and (tasks.refused_by is not null) = name.is_refused
+    and tasks.unknown_since < statement_timestamp()
+        - case when name.is_refused then %(refused_ms)s::bigint else %(unknown_ms)s::bigint end * interval '1 ms'
+    and tasks.id <> all(%(excluded)s::uuid[])
+    order by tasks.unknown_since
+    limit %(limit)s::integer
+) as late
+limit %(limit)s::integer;
+
+-- name: lock_impatient
+select id::text
+from {schema}.tasks
+where id = any(%(ids)s::uuid[])
+and unknown_since is not null
+and not ready
+and status = 'PENDING'
+order by id
+for update skip locked;

@@ -1,0 +1,282 @@
+"""Several releases of an app side by side: what one of them cannot run is left to another, and nothing is lost meanwhile."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import row
+from tests.fixtures.workers import ROOT, StartWorker
+from tests.recovery.steps import insert_rows
+from tests.worker.steps import statuses, wait_until_ended
+
+ECHO = """
+    @app.task("echo")
+    def echo(value: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=value)
+"""
+ADDED = """
+    @app.task("added")
+    def added(value: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=value)
+"""
+OLD_RESIZE = """
+    @app.task("resize")
+    def resize(image: int) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=f"old {image}")
+"""
+NEW_RESIZE = """
+    @app.task("resize")
+    def resize(image: int, width: int) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=f"new {image} {width}")
+"""
+TEXT_RESIZE = """
+    @app.task("resize")
+    def resize(image: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=f"text {image}")
+"""
+
+
+def release(folder: Path, name: str, *tasks: str, recovery: str = "", **fields: object) -> str:
+    """Write the source of an app, and say where it is."""
+    given = "".join(f", {field}={value!r}" for field, value in fields.items())
+    head = f"""
+    import os
+    from horsies import AppConfig, Horsies, PostgresConfig, RecoveryConfig, RetryPolicy, TaskError, TaskResult
+
+    app = Horsies(AppConfig(
+        broker=PostgresConfig(database_url=os.environ["HORSIES_DATABASE_URL"]), recovery=RecoveryConfig({recovery}){given}
+    ))
+    """
+    file = folder / f"{name}.py"
+    file.write_text(dedent(head) + "".join(dedent(task) for task in tasks))
+    return f"{file}:app"
+
+
+def waiting(sql: psycopg.Connection) -> list[tuple[Any, ...]]:
+    """What waits for a worker that can run it: its name, and whether its arguments were refused."""
+    return sql.execute(
+        "select task_name, refused_by is not null, count(*) from horsies.tasks "
+        "where unknown_since is not null and not ready group by 1, 2 order by 1, 2"
+    ).fetchall()
+
+
+def results(sql: psycopg.Connection, name: str) -> list[Any]:
+    """Of all that have ended: the result, or the error code."""
+    rows = sql.execute(
+        "select coalesce(result #>> '{}', error_code) from horsies.finished where task_name = %s order by id", [name]
+    ).fetchall()
+    return [value for (value,) in rows]
+
+
+def attempts(sql: psycopg.Connection) -> set[int]:
+    return {count for (count,) in sql.execute("select attempts from horsies.finished").fetchall()}
+
+
+def horsies(database: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "horsies.cli.main", *words],
+        cwd=ROOT,
+        env={"HORSIES_DATABASE_URL": database, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+# -- unknown tasks
+
+
+@pytest.mark.promise("D1")
+@pytest.mark.parametrize("prefetch", [0, 5, "auto"])
+def test_a_task_that_one_worker_does_not_know_is_left_to_one_that_does(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: int | str
+) -> None:
+    lease = {} if prefetch == 0 else {"claim_lease_ms": 5_000}
+    worker(release(tmp_path, "old", ECHO, prefetch_buffer=prefetch, **lease), processes=2)
+    worker(release(tmp_path, "new", ECHO, ADDED, prefetch_buffer=prefetch, **lease), processes=2)
+    for number in range(40):
+        insert_rows(sql, "added" if number % 2 else "echo", [{"value": number}])
+    assert wait_until_ended(sql, 40) == {"COMPLETED": 40}
+    assert sorted(map(int, results(sql, "added"))) == list(range(1, 40, 2))
+    assert attempts(sql) == {1}, "what goes back is not counted"
+
+
+@pytest.mark.promise("D1")
+def test_a_task_that_no_worker_knows_waits_visibly_and_runs_when_one_comes(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, database: str
+) -> None:
+    old = release(tmp_path, "old", ECHO)
+    worker(old, processes=2)
+    insert_rows(sql, "added", [{"value": number} for number in range(30)])
+    insert_rows(sql, "echo", [{"value": number} for number in range(30)])
+    eventually(lambda: statuses(sql) == {"COMPLETED": 30, "PENDING": 30}, 30, seen=lambda: statuses(sql))
+    eventually(lambda: waiting(sql) == [("added", False, 30)], 30, seen=lambda: waiting(sql))
+
+    shown = json.loads(horsies(database, "status", "--json").stdout)
+    assert [(line["task_name"], line["count"]) for line in shown["unknown"]] == [("added", 30)]
+    assert "30 tasks wait since" in horsies(database, "status").stdout
+    found = json.loads(horsies(database, "doctor", "--json").stdout)
+    assert [each["data"]["count"] for each in found["findings"] if each["code"] == "TASKS_UNKNOWN"] == [30]
+
+    worker(release(tmp_path, "new", ECHO, ADDED), processes=2)
+    assert wait_until_ended(sql, 60) == {"COMPLETED": 60}
+    assert attempts(sql) == {1}
+    assert waiting(sql) == []
+
+
+@pytest.mark.promise("D1")
+def test_what_was_left_to_a_worker_waits_when_that_worker_is_gone(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker(release(tmp_path, "old", ECHO))
+    busy = worker(release(tmp_path, "new", ECHO, ADDED, BUSY), processes=1)
+    insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}])
+    eventually(lambda: statuses(sql).get("RUNNING") == 1, 20)
+    insert_rows(sql, "added", [{"value": 1}])
+    eventually(lambda: row(sql, "select claim_no from horsies.tasks where task_name = 'added'")[0] > 0, 20)
+    assert waiting(sql) == [], "the other one will run it"
+    busy.kill()
+    eventually(lambda: waiting(sql) == [("added", False, 1)], 60, seen=lambda: waiting(sql))
+
+
+BUSY = """
+    @app.task("busy")
+    def busy(file: str) -> TaskResult[int, TaskError]:
+        import pathlib, time
+        while not pathlib.Path(file).exists():
+            time.sleep(0.05)
+        return TaskResult(ok=1)
+"""
+
+
+@pytest.mark.promise("D1", "C22")
+def test_a_task_that_no_worker_knows_expires_when_its_time_is_over(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker(release(tmp_path, "old", ECHO))
+    insert_rows(sql, "added", [{"value": 1}], good_until="now() + interval '3 seconds'")
+    assert wait_until_ended(sql, 1) == {"EXPIRED": 1}
+
+
+@pytest.mark.promise("D1", "W8")
+def test_a_task_that_no_worker_knows_fails_when_patience_is_over(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker(release(tmp_path, "old", ECHO, recovery="unknown_task_patience_ms=0, keeper_ms=100"))
+    insert_rows(sql, "added", [{"value": 1}])
+    assert wait_until_ended(sql, 1) == {"FAILED": 1}
+    assert results(sql, "added") == ["WORKER_RESOLUTION_ERROR"]
+    (message,) = row(sql, "select error ->> 'message' from horsies.finished")
+    assert "'added'" in message
+    assert "discover_tasks" in message
+
+
+@pytest.mark.promise("D1")
+def test_many_tasks_that_nobody_knows_leave_the_way_free_together(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    insert_rows(sql, "added", [{"value": number} for number in range(3_000)])
+    insert_rows(sql, "echo", [{"value": 1}])
+    worker(release(tmp_path, "old", ECHO))
+    expected = {"COMPLETED": 1, "PENDING": 3_000}
+    eventually(lambda: statuses(sql) == expected, 30, seen=lambda: statuses(sql))
+    assert waiting(sql) == [("added", False, 3_000)]
+    (claims,) = row(sql, "select sum(claim_no) from horsies.tasks")
+    assert claims < 10, "not one by one"
+
+
+@pytest.mark.promise("D1")
+def test_a_worker_without_any_task_says_so_and_exits(worker: StartWorker, tmp_path: Path) -> None:
+    made = worker(release(tmp_path, "empty"), until_ready=False)
+    assert made.wait() == 1
+    assert any("has no task" in line and "discover_tasks" in line for line in made.logs), made.logs
+
+
+# -- changed parameters
+
+
+@pytest.mark.promise("D2")
+def test_arguments_of_another_release_wait_for_a_worker_of_it(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, database: str
+) -> None:
+    """Also when no such worker lives yet: producers are often deployed first."""
+    worker(release(tmp_path, "old", OLD_RESIZE, ECHO), processes=2)
+    insert_rows(sql, "resize", [{"image": number, "width": 9} for number in range(10)])
+    insert_rows(sql, "resize", [{"image": number} for number in range(10)])
+    insert_rows(sql, "echo", [{"value": 1}])
+    eventually(lambda: statuses(sql) == {"COMPLETED": 11, "PENDING": 10}, 30, seen=lambda: statuses(sql))
+    eventually(lambda: waiting(sql) == [("resize", True, 10)], 30, seen=lambda: waiting(sql))
+    found = json.loads(horsies(database, "doctor", "--json").stdout)
+    assert "TASKS_CHANGED" in {each["code"] for each in found["findings"]}
+
+    worker(release(tmp_path, "new", NEW_RESIZE, ECHO), processes=2)
+    assert wait_until_ended(sql, 21) == {"COMPLETED": 21}
+    assert attempts(sql) == {1}
+    assert sorted(results(sql, "resize"))[0] == "new 0 9"
+
+
+@pytest.mark.promise("D2")
+def test_values_that_one_release_cannot_read_are_offered_to_another(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker(release(tmp_path, "old", OLD_RESIZE), processes=2)
+    worker(release(tmp_path, "new", TEXT_RESIZE), processes=2)
+    insert_rows(sql, "resize", [{"image": f"no number {number}"} for number in range(20)])
+    assert wait_until_ended(sql, 20) == {"COMPLETED": 20}
+    assert {value.split()[0] for value in results(sql, "resize")} == {"text"}
+    assert attempts(sql) == {1}
+
+
+@pytest.mark.promise("D2", "W8")
+def test_values_that_every_living_worker_reads_alike_fail_at_once(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    app = release(tmp_path, "old", OLD_RESIZE)
+    worker(app)
+    worker(app)
+    insert_rows(sql, "resize", [{"image": "no number"}])
+    assert wait_until_ended(sql, 1) == {"FAILED": 1}
+    assert results(sql, "resize") == ["WORKER_SERIALIZATION_ERROR"]
+
+
+@pytest.mark.promise("D2", "W8")
+def test_arguments_of_a_release_that_never_comes_fail_when_patience_is_over(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    worker(release(tmp_path, "old", OLD_RESIZE, recovery="changed_task_patience_ms=0, keeper_ms=100"))
+    insert_rows(sql, "resize", [{"image": 1, "width": 9}])
+    assert wait_until_ended(sql, 1) == {"FAILED": 1}
+    assert results(sql, "resize") == ["WORKER_SERIALIZATION_ERROR"]
+    (message,) = row(sql, "select error ->> 'message' from horsies.finished")
+    assert "width" in message
+
+
+@pytest.mark.promise("D2")
+def test_a_task_refused_by_both_releases_fails(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
+    worker(release(tmp_path, "old", OLD_RESIZE))
+    worker(release(tmp_path, "new", TEXT_RESIZE))
+    insert_rows(sql, "resize", [{"image": [1]}])
+    assert wait_until_ended(sql, 1) == {"FAILED": 1}
+    assert results(sql, "resize") == ["WORKER_SERIALIZATION_ERROR"]
+
+
+# -- renamed tasks
+
+
+@pytest.mark.promise("D1")
+def test_a_renamed_task_runs_what_was_sent_under_its_old_name(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    renamed = ECHO.replace('"echo"', '"repeat", aliases=["echo"]')
+    worker(release(tmp_path, "new", renamed))
+    insert_rows(sql, "echo", [{"value": 1}])
+    insert_rows(sql, "repeat", [{"value": 2}])
+    assert wait_until_ended(sql, 2) == {"COMPLETED": 2}
