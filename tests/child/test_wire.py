@@ -38,6 +38,7 @@ from horsies.child.wire import (
     WireError,
     pack,
 )
+from horsies.model.status import Misfit
 
 numbers = st.integers(0, 2**63)
 # Half of a surrogate pair included: a task's name may hold anything.
@@ -69,7 +70,19 @@ reports: st.SearchStrategy[Message] = st.one_of(
     st.builds(Reaped, numbers, st.integers(-64, 255)),
     st.builds(Refused, texts),
     st.builds(Began, numbers),
-    st.builds(Done, numbers, st.just("COMPLETED"), numbers, st.none(), storable, st.none(), flags, pauses, flags),
+    st.builds(
+        Done,
+        numbers,
+        st.just("COMPLETED"),
+        numbers,
+        st.none(),
+        storable,
+        st.none(),
+        flags,
+        pauses,
+        flags,
+        st.just(Misfit.NONE),
+    ),
     st.builds(
         Done,
         numbers,
@@ -81,6 +94,7 @@ reports: st.SearchStrategy[Message] = st.one_of(
         flags,
         pauses,
         flags,
+        st.sampled_from(Misfit),
     ),
     st.builds(Returned, st.lists(numbers, max_size=5, unique=True)),
     st.builds(Pong, numbers),

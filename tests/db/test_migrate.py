@@ -214,7 +214,13 @@ def test_rows_that_a_migration_would_refuse_are_corrected_by_it(empty_database: 
         for table, name in added:
             sql.execute(f"alter table {table} drop constraint {name}".encode())
         sql.execute("drop function horsies.promote")
-        sql.execute("alter table horsies.workers drop column holds_lock")
+        sql.execute(
+            "alter table horsies.workers drop column holds_lock, drop column task_names, drop column signatures"
+        )
+        sql.execute("drop index horsies.tasks_due_idx")
+        sql.execute("alter table horsies.tasks drop column unknown_since, drop column refused_by, drop column refusal")
+        sql.execute("create index tasks_due_idx on horsies.tasks (enqueued_at) where status = 'PENDING' and not ready")
+        sql.execute("drop function horsies.can_run")
         sql.execute(
             "insert into horsies.tasks (task_name, attempts, ready) values ('a', -1, false), ('b', 2147483647, false)"
         )

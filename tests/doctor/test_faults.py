@@ -103,6 +103,14 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         TASK + "status, claimed_by, claimed_at, started_at, timeout_ms) "
         "select 'add', 'RUNNING', id, now() - interval '1 hour', now() - interval '1 hour', 1000 from horsies.workers",
     ),
+    "a task that no worker knows": (
+        Code.TASKS_UNKNOWN,
+        TASK + "ready, unknown_since) values ('unknown', false, now())",
+    ),
+    "arguments that no worker can read": (
+        Code.TASKS_CHANGED,
+        TASK + "ready, unknown_since, refused_by) values ('unknown', false, now(), '{1}')",
+    ),
     "a task that is due, and not offered": (
         Code.PROMOTION_LATE,
         TASK + "ready, enqueued_at) values ('add', false, now() - interval '1 hour')",

@@ -16,12 +16,14 @@ from tests.doctor.conftest import Doctor
 from tests.fixtures.journey import row
 from tests.fixtures.workers import StartWorker
 
+TASK = '@app.task("add")\ndef add(left: int, right: int) -> TaskResult[int, TaskError]:\n    return TaskResult(ok=left + right)\n'
+
 
 def test_a_healthy_system_with_a_live_worker_has_no_findings_at_all(
     sturdy_server: Server, worker: StartWorker, tmp_path: Path
 ) -> None:
     app = tmp_path / f"healthy_{secrets.token_hex(4)}.py"  # its own: the apps of other tests are at other databases
-    app.write_text(f"from horsies import *\napp = Horsies(AppConfig.for_database_url({sturdy_server.url()!r}))\n")
+    app.write_text(f"from horsies import *\napp = Horsies(AppConfig.for_database_url({sturdy_server.url()!r}))\n{TASK}")
     worker(f"{app}:app", database_url=sturdy_server.url())
     found = CliRunner().invoke(main, ["doctor", f"{app}:app", "--strict", "--json"])
     assert (found.exit_code, json.loads(found.stdout)["findings"]) == (0, [])

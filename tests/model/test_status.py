@@ -40,9 +40,13 @@ def test_no_move_leads_nowhere():
     assert all(status not in moves for status, moves in LEGAL_MOVES.items())
 
 
-def test_only_a_running_task_can_complete_or_fail():
-    before = {status for status, moves in LEGAL_MOVES.items() if moves & {TaskStatus.COMPLETED, TaskStatus.FAILED}}
-    assert before == {TaskStatus.RUNNING}
+def test_only_a_running_task_can_complete():
+    assert {status for status, moves in LEGAL_MOVES.items() if TaskStatus.COMPLETED in moves} == {TaskStatus.RUNNING}
+
+
+def test_a_task_fails_when_it_runs_or_while_nobody_can_run_it():
+    before = {status for status, moves in LEGAL_MOVES.items() if TaskStatus.FAILED in moves}
+    assert before == {TaskStatus.RUNNING, TaskStatus.PENDING}
 
 
 def test_a_running_task_does_not_expire():

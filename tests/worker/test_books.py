@@ -18,6 +18,7 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
 from horsies.tasks.claim import EPOCH, LOAD_BYTES, NO_CAPS, Caps, Payload, Wanted
 from horsies.tasks.ids import new_task_id
+from horsies.tasks.unknown import KnownTasks
 from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered
 from horsies.worker.frames import FRAME_MAX, Frames
 from horsies.worker.marks import Marks
@@ -62,6 +63,7 @@ def books(
         frames=Frames(prefetch, processes, concurrency),
         marks=Marks(queues),
         quarantine=Quarantine(WorkerResilienceConfig()),
+        known=KnownTasks({"add": 1}),
         promotes=False,
     )
 

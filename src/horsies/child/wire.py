@@ -308,7 +308,9 @@ class ReportUnpacker(Unpacker):
         code = error = result = None
         # Either a result, or a code and an error: the database refuses anything else, together with what other tasks report.
         if status == _COMPLETED:
-            is_in_order = code_bytes == error_bytes == _NO_TEXT and result_bytes == stop - at
+            is_in_order = (
+                code_bytes == error_bytes == _NO_TEXT and result_bytes == stop - at and not flags >> _MISFIT_SHIFT
+            )
             result = self._text(at, stop) if is_in_order else None
         else:
             is_in_order = status < len(_STATUSES) and result_bytes == _NO_TEXT and code_bytes + error_bytes == stop - at
@@ -327,7 +329,7 @@ class ReportUnpacker(Unpacker):
             bool(flags & _WANTS_RETRY),
             None if retry_after_ms < 0 else retry_after_ms,
             bool(flags & _LEAVING),
-            Misfit.NONE if status == _COMPLETED else _MISFITS[flags >> _MISFIT_SHIFT & 3],
+            _MISFITS[flags >> _MISFIT_SHIFT & 3],
         )
 
     def _text(self, at: int, after: int) -> str:

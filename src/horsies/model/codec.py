@@ -167,7 +167,7 @@ class ArgumentsCodec(_Codec):
         """Whether a payload has the parameters of this function, whatever the values are. If not, it was made for another function."""
         try:
             given: Any = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return True
         if not isinstance(given, dict):
             return True

@@ -8,6 +8,8 @@ with unknown as materialized (
         select tasks.queue_name
         from {schema}.tasks
         where tasks.unknown_since is not null
+        -- By the index, or the few would be looked for in the whole table.
+        order by tasks.task_name, (tasks.refused_by is not null), tasks.unknown_since
         limit %(counted)s::integer
     ) as few
     group by few.queue_name
