@@ -10,7 +10,7 @@ from benchmarks.growth import idle
 from benchmarks.growth.entries import Entry, Settings, Sizes
 from benchmarks.growth.ground import EMPTY, Ground
 from benchmarks.growth.passage import Passage, watch
-from benchmarks.growth.scenes import fill_backlog, fill_delayed, fill_finished, held_snapshot
+from benchmarks.growth.scenes import fill_backlog, fill_delayed, fill_finished, fill_unknown, held_snapshot
 from benchmarks.place import Place
 from benchmarks.tasks import Prefetch
 from benchmarks.worker import NO_RECYCLING, running_worker
@@ -18,7 +18,7 @@ from benchmarks.worker import NO_RECYCLING, running_worker
 Say = Callable[[str], None]
 Case = Callable[[Ground, Sizes, Say], Iterator[Entry]]
 
-BAR, LOWER_BAR = 0.9, 0.8
+UPPER_BAR, BAR, LOWER_BAR = 0.95, 0.9, 0.8
 SETTINGS: Final[tuple[Settings, ...]] = ("auto", "default")
 PREFETCH: Final[dict[Settings, Prefetch]] = {"auto": "auto", "default": 0}
 
@@ -52,11 +52,23 @@ def delayed(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
         yield from _beside(ground, "delayed", sizes, say)
 
 
-def _beside(ground: Ground, scene: str, sizes: Sizes, say: Say) -> Iterator[Entry]:
+def unknown(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+    """Tasks that no worker knows: set aside by workers before, and still in the queue, between those that are known."""
+    for scene, label, set_aside in (
+        ("unknown", "unknown, set aside", True),
+        ("unforeseen", "unknown, in the queue", False),
+    ):
+        with _scene(ground, scene, partial(fill_unknown, count=sizes.rows, set_aside=set_aside), say):
+            yield from _beside(ground, scene, sizes, say, label=label, bar=UPPER_BAR)
+
+
+def _beside(
+    ground: Ground, scene: str, sizes: Sizes, say: Say, *, label: str | None = None, bar: float = BAR
+) -> Iterator[Entry]:
     """The same tasks on an empty database, and beside the rows of the scene."""
     for settings in SETTINGS:
         count = sizes.count(settings)
-        entry = Entry(scene, f"{sizes.rows:,} {scene}", settings, BAR)
+        entry = Entry(scene, f"{sizes.rows:,} {label or scene}", settings, bar)
         yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup(scene, count), say)
 
 
@@ -83,6 +95,7 @@ CASES: Final[dict[str, Case]] = {
     "finished": finished,
     "backlog": backlog,
     "delayed": delayed,
+    "unknown": unknown,
     "queues": queues,
     "snapshot": snapshot,
     "workers": workers,

@@ -27,6 +27,10 @@ def fill_delayed(place: Place, count: int) -> None:
     place.admin.execute(SQL["fill_delayed"], {"count": count})
 
 
+def fill_unknown(place: Place, count: int, *, set_aside: bool) -> None:
+    place.admin.execute(SQL["fill_unknown"], {"count": count, "set_aside": set_aside})
+
+
 @contextmanager
 def held_snapshot(place: Place) -> Generator[None]:
     """Somebody else's transaction: what was there at its beginning cannot be vacuumed away until it ends."""

@@ -194,6 +194,20 @@ def test_many_tasks_that_nobody_knows_leave_the_way_free_together(
 
 
 @pytest.mark.promise("D1")
+def test_what_nobody_knows_is_set_aside_also_where_no_worker_would_claim_it_soon(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """In another priority, and far behind others: the keeper looks through all of it."""
+    insert_rows(sql, "added", [{"value": number} for number in range(20)])
+    insert_rows(sql, "added", [{"value": number} for number in range(20)], priority="200")
+    insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}], priority="150")
+    worker(release(tmp_path, "old", ECHO, BUSY))
+    eventually(lambda: waiting(sql) == [("added", False, 40)], 30, seen=lambda: waiting(sql))
+    assert statuses(sql) == {"PENDING": 40, "RUNNING": 1}
+    (tmp_path / "go").touch()
+
+
+@pytest.mark.promise("D1")
 def test_a_worker_without_any_task_says_so_and_exits(worker: StartWorker, tmp_path: Path) -> None:
     made = worker(release(tmp_path, "empty"), until_ready=False)
     assert made.wait() == 1

@@ -21,6 +21,7 @@ from horsies.keeper.retainer import Retainer
 from horsies.keeper.watch import Watch
 from horsies.model.config import PostgresConfig, RecoveryConfig
 from horsies.model.retention import RetentionConfig
+from horsies.tasks.unknown import Sweep
 
 LEASE_BEATS = 3
 SEEK_EVERY = 30  # looks
@@ -53,6 +54,7 @@ class Keeper:
         self._every_s = recovery.keeper_ms / 1000
         self._lease_ms = recovery.keeper_ms * LEASE_BEATS
         self._due_in = due_in
+        self._sweep = Sweep()
         self._patience = reap.Patience(recovery.unknown_task_patience_ms, recovery.changed_task_patience_ms)
         self._watch = Watch(recovery.dead_after_ms / 1000, gap_s=self._every_s * 3 + 1)
         self._link = Aside(database, "keeper")
@@ -113,6 +115,7 @@ class Keeper:
         await self._do(reap.cancel_returned)
         if (expired := await self._do(reap.expire)) and subscribers:
             emit(TasksExpired(expired))
+        await self._do(partial(reap.set_aside_more, self._sweep))
         if self._looks % OFFER_EVERY == 0:
             await self._do(reap.offer_again)
             await self._do(partial(reap.end_unknown, self._patience))

@@ -207,6 +207,11 @@ def offer_again(_aside: SetAside | None = None) -> Op[int]:
     return (yield from unknown.offer_again(OFFER_BATCHES))
 
 
+def set_aside_more(sweep: unknown.Sweep, _aside: SetAside | None = None) -> Op[int]:
+    """Set aside what nobody knows and workers would pass over again and again."""
+    return (yield from unknown.set_aside_more(sweep))
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """For how long a task waits for a worker that knows it, and for one that can read its arguments. In milliseconds."""

@@ -23,6 +23,8 @@ from horsies.model.task import Claim, Ending, TaskId
 AHEAD = 5_000
 """Rows that are looked at behind one that nobody knows."""
 OFFERED_AT_ONCE = 5_000
+SWEPT_AT_ONCE = 10_000
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
 COUNTED_AT_MOST = 100_000
 NAMES_AT_MOST = 1_000
 AVOIDED_AT_MOST = 500
@@ -151,6 +153,25 @@ def set_aside_ahead(unfit: Sequence[Unfit]) -> Query:
         names=[name for _, _, name in oldest],
         limit=AHEAD,
     )
+
+
+@dataclass(slots=True)
+class Sweep:
+    """How far the rows have been looked through for tasks that nobody knows."""
+
+    after: TaskId = FIRST_ID
+
+
+def set_aside_more(sweep: Sweep) -> Op[int]:
+    """Look through the next rows for tasks that nobody knows, if some were found before: they would be passed over by every claim. How many."""
+    found = yield from rows(SQL["get_unknown_names"](limit=NAMES_AT_MOST))
+    if not found:
+        sweep.after = FIRST_ID
+        return 0
+    names = [name for (name,) in found]
+    ((last, count),) = yield from rows(SQL["set_aside_more"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names))
+    sweep.after = FIRST_ID if last is None else last
+    return count
 
 
 def offer_again(batches: int = 1) -> Op[int]:

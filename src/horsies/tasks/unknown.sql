@@ -95,6 +95,65 @@ set ready = false, unknown_since = statement_timestamp()
 where tasks.id = any(array(select locked.id from locked))
 and tasks.status = 'PENDING';
 
+-- name: get_unknown_names
+-- Of what is set aside: the names that no living worker knows, so many at most.
+with recursive name as (
+    (
+        select tasks.task_name
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        order by tasks.task_name
+        limit 1
+    )
+    union all
+    select next.task_name
+    from name
+    cross join lateral (
+        select tasks.task_name
+        from {schema}.tasks
+        where tasks.unknown_since is not null
+        and tasks.task_name > name.task_name
+        order by tasks.task_name
+        limit 1
+    ) as next
+)
+select name.task_name
+from (select * from name limit %(limit)s::integer) as name
+where not exists (
+    select
+    from {schema}.workers
+    where workers.task_names is null
+    or name.task_name = any(workers.task_names)
+);
+
+-- name: set_aside_more
+-- Of the next rows by id, whatever they are: those of these names leave the claim index. Where the next look goes on, and how many there were.
+with looked_at as materialized (
+    select tasks.id, tasks.task_name
+    from {schema}.tasks
+    where tasks.id > %(after)s::uuid
+    order by tasks.id
+    limit %(limit)s::integer
+),
+locked as materialized (
+    select tasks.id
+    from {schema}.tasks
+    where tasks.id = any(array(select looked_at.id from looked_at where looked_at.task_name = any(%(names)s::text[])))
+    and tasks.status = 'PENDING'
+    and tasks.ready
+    order by tasks.id
+    for update skip locked
+),
+changed as (
+    update {schema}.tasks
+    set ready = false, unknown_since = statement_timestamp()
+    where tasks.id = any(array(select locked.id from locked))
+    returning tasks.id
+)
+select
+    (select looked_at.id::text from looked_at order by looked_at.id desc limit 1),
+    (select count(*) from changed);
+
 -- name: offer_again
 -- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By name first, which are few.
 with recursive name as (

@@ -338,10 +338,11 @@ class Books:
         return [claim for claim in claims if claim.task_name in names]
 
     def _set_aside(self, unfit: Unfit, fate: Fate | None, now: float) -> None:
-        if fate is Fate.OFFERED:
-            self.known.avoid(unfit, now + AVOIDED_S)
-        elif fate is Fate.NOBODY:
+        if fate is Fate.NOBODY:
             self.endings.append(unfit.ending)
+        elif fate is not None:
+            # Also where nobody can run it: more of it may be in the queue, and passing over a row is far cheaper than to set it aside.
+            self.known.avoid(unfit, now + AVOIDED_S)
 
     def _loaded(self, turn: Turn, outcome: Outcome) -> list[Claim]:
         """Those whose payload is there now."""
