@@ -389,3 +389,44 @@ def test_an_app_that_was_closed_works_again(basic: Any, sql: Any) -> None:
     basic.app.close()
     basic.add.send(3, 4)
     assert sql.execute("select count(*) from horsies.tasks").fetchone() == (2,)
+
+
+# -- aliases
+
+
+@pytest.mark.promise("D1")
+def test_a_task_is_known_by_its_aliases_and_listed_by_its_name(app: Horsies) -> None:
+    @app.task("new", aliases=["old", "older"])
+    def task(value: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=value)
+
+    assert list(app.tasks) == ["new"]
+    assert set(app.known_tasks) == {"new", "old", "older"}
+    assert all(known is app.tasks["new"] for known in app.known_tasks.values())
+    assert task.name == "new"
+
+
+@pytest.mark.parametrize(
+    ("aliases", "words"),
+    [
+        ("old", "give a list of names"),
+        ([1], "a name is a string"),
+        ([""], "not empty"),
+        (["new"], "the name of the task itself"),
+        (["x" * 300], "1 to 200"),
+    ],
+)
+def test_aliases_that_are_no_names_are_refused(app: Horsies, aliases: Any, words: str) -> None:
+    with pytest.raises(TaskDefinitionError, match=words):
+        app.task("new", aliases=aliases)
+
+
+def test_a_name_belongs_to_one_task_also_as_an_alias(app: Horsies) -> None:
+    def task() -> TaskResult[int, TaskError]:
+        return TaskResult(ok=1)
+
+    app.task("first", aliases=["former"])(task)
+    for name, aliases in [("former", []), ("second", ["first"]), ("second", ["former"])]:
+        with pytest.raises(TaskDefinitionError, match="aliases"):
+            app.task(name, aliases=aliases)(task)
+    assert set(app.known_tasks) == {"first", "former"}

@@ -99,9 +99,8 @@ def horsies(database: str, *words: str) -> "subprocess.CompletedProcess[str]":
 def test_a_task_that_one_worker_does_not_know_is_left_to_one_that_does(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: int | str
 ) -> None:
-    lease = {} if prefetch == 0 else {"claim_lease_ms": 5_000}
-    worker(release(tmp_path, "old", ECHO, prefetch_buffer=prefetch, **lease), processes=2)
-    worker(release(tmp_path, "new", ECHO, ADDED, prefetch_buffer=prefetch, **lease), processes=2)
+    worker(release(tmp_path, "old", ECHO, prefetch_buffer=prefetch, claim_lease_ms=5_000), processes=2)
+    worker(release(tmp_path, "new", ECHO, ADDED, prefetch_buffer=prefetch, claim_lease_ms=5_000), processes=2)
     for number in range(40):
         insert_rows(sql, "added" if number % 2 else "echo", [{"value": number}])
     assert wait_until_ended(sql, 40) == {"COMPLETED": 40}

@@ -70,6 +70,8 @@ def _facts(info: TaskInfo, stored: Stored) -> Iterator[tuple[str, object]]:
     yield "timeout", info.timeout_ms and duration(info.timeout_ms / 1000)
     yield "cancel asked", stored.cancel_requested_at
     yield "worker", info.worker
+    if info.unknown_since is not None:
+        yield "unknown since", f"{info.unknown_since}, no living worker can run it"
     if info.progress:
         yield "progress", ", ".join(f"{name} {value}" for name, value in info.progress.items() if value is not None)
     yield (

@@ -49,6 +49,8 @@ class TaskInfo:
     started_at: datetime | None
     finished_at: datetime | None
     worker: str | None
+    unknown_since: datetime | None
+    """Since when no living worker can run it."""
     error_code: str | None
     error: TaskError | None
     progress: dict[str, Any] | None

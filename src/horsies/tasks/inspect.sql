@@ -9,6 +9,7 @@ select
     id::text, task_name, queue_name, priority,
     case when status in ('PENDING', 'CLAIMED') and good_until <= statement_timestamp() then 'EXPIRED' else status end,
     attempts, sent_at, enqueued_at, good_until, timeout_ms, claimed_at, started_at, finished_at, claimed_by::text,
+    (select tasks.unknown_since from {schema}.tasks where tasks.id = %(id)s::uuid),
     error_code, error::text, progress::text, failed_attempts::text[]
 from {schema}.all_tasks
 where id = %(id)s::uuid;
