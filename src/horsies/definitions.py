@@ -16,7 +16,7 @@ from horsies.model.errors import TaskDefinitionError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
 from horsies.model.retry import RetryPolicy
-from horsies.model.sizes import SizeWatch
+from horsies.model.sizes import MAX_NAME, SizeWatch
 from horsies.tasks.task import AsyncTask, Sendable, Task
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from horsies.workflows.draft import SuccessPolicy
     from horsies.workflows.spec import WorkflowSpec
 
-MAX_NAME = 200
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
 
 P = ParamSpec("P")

@@ -162,7 +162,7 @@ def test_the_status_has_queues_workers_and_what_has_ended(
     register(sql, ME)
     found = cli("status", app_file, "--json").json
     assert found.keys() == {
-        "server", "queues", "workers", "finished_last_hour", "workflows", "schedules", "oldest_waiting_s",
+        "server", "queues", "workers", "finished_last_hour", "workflows", "schedules", "unknown", "oldest_waiting_s",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
     assert found["finished_last_hour"] == {"COMPLETED": 1}

@@ -1,6 +1,7 @@
 """Several releases of an app side by side: what one of them cannot run is left to another, and nothing is lost meanwhile."""
 
 import json
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,19 @@ def test_what_nobody_knows_is_set_aside_also_where_no_worker_would_claim_it_soon
     eventually(lambda: waiting(sql) == [("added", False, 40)], 30, seen=lambda: waiting(sql))
     assert statuses(sql) == {"PENDING": 40, "RUNNING": 1}
     (tmp_path / "go").touch()
+
+
+@pytest.mark.promise("D1", "D6")
+def test_a_name_that_no_task_can_have_is_not_waited_for(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """No index could hold it."""
+    name = "".join(secrets.token_hex(16) for _ in range(500))
+    insert_rows(sql, name, [{}])
+    insert_rows(sql, "echo", [{"value": 1}])
+    worker(release(tmp_path, "old", ECHO))
+    assert wait_until_ended(sql, 2) == {"COMPLETED": 1, "FAILED": 1}
+    assert results(sql, name) == ["WORKER_RESOLUTION_ERROR"]
 
 
 @pytest.mark.promise("D1")

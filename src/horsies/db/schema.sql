@@ -525,7 +525,8 @@ CREATE TABLE horsies.workers (
     signatures bigint[],
     CONSTRAINT workers_moments_are_known CHECK ((isfinite(started_at) AND (heartbeat_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (heartbeat_at <= '9999-12-31 23:59:59+00'::timestamp with time zone))),
     CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
-    CONSTRAINT workers_queues_are_known CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL)))
+    CONSTRAINT workers_queues_are_known CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL))),
+    CONSTRAINT workers_tasks_are_lists CHECK (((array_ndims(task_names) = 1) AND (array_ndims(signatures) = 1)))
 );
 
 CREATE TABLE horsies.workflows (

@@ -16,7 +16,7 @@ from horsies.db.load import load
 from horsies.db.op import Op, Row, ask, one, rows
 from horsies.db.trouble import DatabaseError, in_short, is_about_values
 from horsies.keeper.isolate import SetAside, serve
-from horsies.model.codec import decode_error, encode_error
+from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.durations import duration
 from horsies.model.result import TaskError
@@ -25,6 +25,7 @@ from horsies.model.task import Ending
 from horsies.tasks import unknown
 from horsies.tasks.cancel import UNBEGUN, end_unbegun
 from horsies.tasks.finish import end_or_retry, notify_done
+from horsies.tasks.inspect import stored_error
 from horsies.tasks.release import notify_everyone, release
 from horsies.workflows import control
 from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
@@ -247,8 +248,8 @@ def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
 
 
 def _unknown_error(name: str, refusal: str | None, patience: Patience) -> TaskError:
-    if refusal is not None:
-        return decode_error(refusal)
+    if (refused := stored_error(refusal)) is not None:
+        return refused
     waited = duration(patience.unknown_ms / 1000)
     return TaskError(
         error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,

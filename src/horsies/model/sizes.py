@@ -11,6 +11,8 @@ from horsies.model.errors import PayloadError
 from horsies.model.value import Value
 
 DEFAULT_WARNING_BYTES: Final = 256 * 1024
+MAX_NAME: Final = 200
+"""Characters of the name of a task."""
 DEFAULT_MAX_BYTES: Final = 16 * 1024 * 1024
 MOST_BYTES: Final = 256 * 1024 * 1024  # quoted it may double, and PostgreSQL takes messages of one gigabyte
 

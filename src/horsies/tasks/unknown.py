@@ -17,6 +17,7 @@ from horsies.db.op import Op, Query, rows
 from horsies.model.codec import encode_error
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
+from horsies.model.sizes import MAX_NAME
 from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 
@@ -51,6 +52,11 @@ class Unfit:
     @property
     def claim_no(self) -> int:
         return self.claim.claim_no
+
+    @property
+    def may_wait(self) -> bool:
+        """Another release may be able to run it, though none of its workers lives. No task has a longer name than that, and no index takes any name."""
+        return self.misfit is not Misfit.VALUES and len(self.claim.task_name) <= MAX_NAME
 
     @property
     def ending(self) -> Ending:
@@ -135,7 +141,7 @@ def set_aside(worker: str, unfit: Sequence[Unfit]) -> Query:
         claim_nos=[each.claim_no for each in unfit],
         signatures=[each.signature for each in unfit],
         refusals=[None if each.signature is None else each.error for each in unfit],
-        may_wait=[each.misfit is not Misfit.VALUES for each in unfit],
+        may_wait=[each.may_wait for each in unfit],
     )
 
 
@@ -193,7 +199,9 @@ def list_unknown() -> Op[list[UnknownTasks]]:
 
 def get_impatient(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:
     """What has waited for longer than it may: id, name, and why its arguments were refused, if they were."""
-    return SQL["get_impatient"](unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, excluded=list(excluded))
+    return SQL["get_impatient"](
+        unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, names=10 * NAMES_AT_MOST, excluded=list(excluded)
+    )
 
 
 def lock_impatient(ids: Sequence[TaskId]) -> Query:

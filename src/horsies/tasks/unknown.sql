@@ -11,19 +11,26 @@ with given as (
 held as materialized (
     select
         tasks.id, given.may_wait, given.refusal,
-        case when given.signature is null then tasks.refused_by else tasks.refused_by || given.signature end as refused_by,
+        refused.by as refused_by,
         exists (
             select
             from {schema}.workers
             where workers.id <> %(worker)s::uuid
             and {schema}.can_run(
                 workers.queues, workers.task_names, workers.signatures,
-                tasks.queue_name, tasks.task_name,
-                case when given.signature is null then tasks.refused_by else tasks.refused_by || given.signature end
+                tasks.queue_name, tasks.task_name, refused.by
             )
         ) as is_offered
     from {schema}.tasks
     join given using (id)
+    cross join lateral (
+        select case
+            when given.signature is null then tasks.refused_by
+            -- A list by hand with more dimensions has no end that something could be put at.
+            when array_ndims(tasks.refused_by) > 1 then array[given.signature]
+            else tasks.refused_by || given.signature
+        end
+    ) as refused (by)
     where tasks.id = any(%(ids)s::uuid[])
     and tasks.claim_no = given.claim_no
     and tasks.claimed_by = %(worker)s::uuid
@@ -155,36 +162,22 @@ select
     (select count(*) from changed);
 
 -- name: offer_again
--- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By name first, which are few.
-with recursive name as (
-    (
+-- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By the names that workers know.
+with known as materialized (
+    select distinct name.task_name
+    from {schema}.workers
+    cross join lateral unnest(workers.task_names) as name (task_name)
+    union
+    -- Of a worker that does not say what it knows: the first of those that wait.
+    select few.task_name
+    from (
         select tasks.task_name
         from {schema}.tasks
         where tasks.unknown_since is not null
         order by tasks.task_name
-        limit 1
-    )
-    union all
-    select next.task_name
-    from name
-    cross join lateral (
-        select tasks.task_name
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        and tasks.task_name > name.task_name
-        order by tasks.task_name
-        limit 1
-    ) as next
-),
-known as materialized (
-    select name.task_name
-    from name
-    where exists (
-        select
-        from {schema}.workers
-        where workers.task_names is null
-        or name.task_name = any(workers.task_names)
-    )
+        limit %(limit)s::integer
+    ) as few
+    where exists (select from {schema}.workers where workers.task_names is null)
 ),
 able as materialized (
     select task.id
@@ -288,7 +281,7 @@ with recursive name as (
     ) as next
 )
 select late.id::text, name.task_name, late.refusal::text
-from name
+from (select * from name limit %(names)s::integer) as name
 cross join lateral (
     select tasks.id, tasks.refusal
     from {schema}.tasks

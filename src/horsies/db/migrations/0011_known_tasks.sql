@@ -5,7 +5,9 @@ alter table {schema}.workers
     -- Null: registered by a release that does not say what it knows. Such a worker is taken to know every task.
     add column task_names text[],
     -- In the same order: what tells one set of parameters from another.
-    add column signatures bigint[];
+    add column signatures bigint[],
+    -- One by hand with more dimensions would make every look for a worker that knows a task fail.
+    add constraint workers_tasks_are_lists check (array_ndims(task_names) = 1 and array_ndims(signatures) = 1);
 
 alter table {schema}.tasks
     -- Since when no living worker can run it. It is not `ready` then, so that it is in nobody's way.
