@@ -8,14 +8,31 @@ Inside the fields of a model or a dataclass pydantic's own rules hold.
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NotRequired, Union, cast, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NewType,
+    NotRequired,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
+    Secret,
     SecretBytes,
     SecretStr,
     TypeAdapter,
@@ -23,8 +40,9 @@ from pydantic import (
 )
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, PydanticCustomError
-from typing_extensions import TypeAliasType, TypedDict
+from typing_extensions import TypeAliasType, TypedDict, is_typeddict
 
+from horsies.model.arrival import trusts_equality
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.functions import shown_type
 from horsies.model.payload import Adapter
@@ -42,6 +60,13 @@ _CONFIG: Final = ConfigDict(
 
 def arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> Adapter:
     """One adapter for all arguments together: a dict by parameter name."""
+    adapter = _arguments_adapter(function_name, parameters)
+    for name, parameter in parameters.items():
+        _refuse_secrets(parameter.annotation, f"{function_name}: parameter '{name}'")
+    return adapter
+
+
+def _arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> Adapter:
     try:
         return _dict_adapter(parameters)
     except Exception:  # pydantic runs the schema hooks of the user's own types
@@ -56,26 +81,37 @@ def arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Param
 
 def value_adapter(tp: Any, what: str) -> Adapter:
     try:
-        return _adapter(json_where_any(tp))
+        adapter = _adapter(json_where_any(tp))
     except Exception as error:  # pydantic runs the schema hooks of the user's own types
         raise _cannot_be_encoded(f"{what} is annotated {shown_type(tp)}", error) from error
+    _refuse_secrets(tp, what)
+    return adapter
 
 
 def json_where_any(tp: Any) -> Any:
-    """The same annotation with `AnyJson` wherever it says `Any`, or leaves it open as a bare `list` does."""
+    """The same annotation with `AnyJson` wherever it says `Any`, or leaves it open as a bare `list` does.
+
+    A type variable stands for its bound or its constraints. An `Iterable` is read as a list: pydantic would give the task an iterator.
+    """
     for never, why in _NEVER_JSON:
         if tp is never or get_origin(tp) is never:
             raise TypeError(why)
     for open_type, closed in _OPEN_TYPES:
         if tp is open_type:
             return closed
+    if isinstance(tp, TypeVar):
+        return json_where_any(Union[tp.__constraints__] if tp.__constraints__ else tp.__bound__ or Any)  # noqa: UP007 - a tuple of types
     origin, arguments = get_origin(tp), get_args(tp)
-    if origin is Annotated:
-        return Annotated[(json_where_any(arguments[0]), *arguments[1:])]
     if origin is Literal or not arguments:
         return tp
+    if origin is Annotated:
+        return Annotated[(json_where_any(arguments[0]), *arguments[1:])]
+    return _with_arguments(tp, list if origin is Iterable else origin, arguments)
+
+
+def _with_arguments(tp: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
     inner = tuple(argument if argument is Ellipsis else json_where_any(argument) for argument in arguments)
-    if inner == arguments:
+    if inner == arguments and origin is get_origin(tp):
         return tp
     return Union[inner] if origin in {Union, types.UnionType} else origin[inner]  # noqa: UP007 - a tuple of types
 
@@ -89,7 +125,8 @@ def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> Adapter:
 def _adapter(tp: Any) -> Adapter:
     # A dataclass, a model or a TypedDict at the root refuses a configuration; behind an alias it takes it.
     alias: Any = TypeAliasType("Payload", tp)  # pyright: ignore[reportGeneralTypeIssues]
-    return Adapter(TypeAdapter(alias, config=_CONFIG))
+    adapter: TypeAdapter[Any] = TypeAdapter(alias, config=_CONFIG)
+    return Adapter(adapter, trusts_equality(adapter.core_schema, lambda function: function is _json_only))
 
 
 def _field_type(parameter: inspect.Parameter) -> Any:
@@ -119,6 +156,55 @@ def _cannot_be_encoded(what: str, error: Exception) -> TaskDefinitionError:
     )
 
 
+def _refuse_secrets(tp: Any, what: str) -> None:
+    found = next(_secrets_in(tp, (), {}), None)
+    if found is not None:
+        path, kind = found
+        where = f", and its field '{'.'.join(path)}' is a {kind}" if path else ""
+        raise TaskDefinitionError(
+            f"{what} is annotated {shown_type(tp)}{where}, which cannot be encoded: a secret is written as asterisks; "
+            "pass what the task can read the secret by, such as its name or an id, "
+            "or a str or bytes if it may be stored in the database as it is"
+        )
+
+
+def _secrets_in(tp: Any, path: tuple[str, ...], seen: dict[int, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every place within a type where there is one of pydantic's secrets, with its type."""
+    kind = get_origin(tp) or tp
+    if isinstance(kind, type) and issubclass(kind, Secret | SecretStr | SecretBytes):
+        yield path, shown_type(tp)
+    elif id(tp) not in seen:  # types may contain themselves
+        seen[id(tp)] = tp  # and keeps it: the id of one that is gone may be given again
+        for inner in _types_in(tp, kind):
+            yield from _secrets_in(inner, path, seen)
+        for name, inner in _field_types(kind).items():
+            yield from _secrets_in(inner, (*path, name), seen)
+
+
+def _types_in(tp: Any, kind: Any) -> tuple[Any, ...]:
+    if isinstance(kind, TypeVar):
+        return (kind.__bound__, *kind.__constraints__)
+    if isinstance(kind, NewType):
+        return (cast("Any", kind).__supertype__,)
+    own = (kind.__value__,) if type(kind).__name__ == "TypeAliasType" else ()  # Python's, or that of typing_extensions
+    return () if kind is Literal else (*own, *get_args(tp))
+
+
+def _field_types(kind: Any) -> Mapping[str, Any]:
+    """Return the annotations of a model, a dataclass, a TypedDict or a NamedTuple."""
+    if _is_model(kind):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    if is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields"):
+        # Names that pydantic has found and this does not: what is there is compared when it is sent.
+        with suppress(Exception):
+            return get_type_hints(kind, include_extras=True)
+    return {}
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
 def _json_only(value: object, info: ValidationInfo) -> object:
     if info.mode == "python" and (why := _not_json(value, "", MAX_DEPTH)):
         raise PydanticCustomError(NOT_JSON, "{why}", {"why": why})
@@ -129,6 +215,8 @@ def _not_json(value: object, path: str, depth: int) -> str | None:
     """Why a value is no JSON value, or None. Recursion has a bound, so a value that contains itself ends here too."""
     why = None
     match value:
+        case Enum():
+            why = f"a {type(value).__name__}{path} is no JSON value; annotate it with its type to send it"
         case float() if not math.isfinite(value):
             why = f"{value}{path} is no JSON value; annotate it as float to send it"
         case None | str() | int() | float():
@@ -170,6 +258,7 @@ _OPEN_TYPES: Final[tuple[tuple[Any, Any], ...]] = (
     (Any, AnyJson),
     (object, AnyJson),
     (list, list[AnyJson]),
+    (Iterable, list[AnyJson]),
     (dict, dict[str, AnyJson]),
     (tuple, tuple[AnyJson, ...]),
     (set, set[AnyJson]),
@@ -178,6 +267,4 @@ _OPEN_TYPES: Final[tuple[tuple[Any, Any], ...]] = (
 _NEVER_JSON: Final[tuple[tuple[Any, str], ...]] = (
     (get_origin(Callable[[], None]), "a function cannot be sent"),
     (type, "a class cannot be sent"),
-    (SecretStr, "it writes asterisks in place of its value; take a str"),
-    (SecretBytes, "it writes asterisks in place of its value; take bytes"),
 )

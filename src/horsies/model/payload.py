@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -9,7 +10,7 @@ from pydantic_core import PydanticSerializationError
 
 from horsies.model.arrival import change
 from horsies.model.errors import PayloadError
-from horsies.model.refusal import UNWRITABLE, Telling, advised, changed, one_line, report
+from horsies.model.refusal import UNWRITABLE, Change, Telling, advised, changed, one_line, report
 from horsies.model.sizes import SizeWatch
 
 
@@ -18,17 +19,31 @@ class Adapter:
     """Writes and reads the values of one annotation."""
 
     by_type: TypeAdapter[Any]
+    trusts_equality: bool
+    """`==` tells whether a value has changed; otherwise it is compared part by part."""
 
     def write(self, value: object, what: str, telling: Telling, mismatch: type[PayloadError], watch: SizeWatch) -> str:
         checked = self._checked(value, what, telling, mismatch)
         payload = self._dumped(checked, what)
         watch.look(payload, what)
         arrived = self.read(payload, f"{what}: it could be written as JSON, but not read back", telling)
-        if found := change(checked, arrived):
+        if found := self._change(value, checked, arrived, payload):
             raise PayloadError(
-                f"{what}: it could be written as JSON, but would arrive changed:\n  - {changed(telling, *found)}"
+                f"{what}: it could be written as JSON, but would arrive changed:\n  - {changed(telling, found)}"
             )
         return payload.decode()
+
+    def _change(self, given: object, checked: object, arrived: object, payload: bytes) -> Change | None:
+        if self.trusts_equality and _is_equal(given, arrived):
+            return None
+        is_same_json = cache(lambda: self._is_written_as(arrived, payload))
+        return change(given, checked, arrived, is_same_json)
+
+    def _is_written_as(self, value: object, payload: bytes) -> bool:
+        try:
+            return self._dumped(value, "") == payload
+        except PayloadError:
+            return False
 
     def read(self, text: str | bytes, what: str, telling: Telling) -> Any:
         try:
@@ -62,3 +77,10 @@ class Adapter:
             raise PayloadError(f"{what}: {advised(error)}") from None
         except Exception as error:  # a serializer of the user's own
             raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+
+def _is_equal(given: object, arrived: object) -> bool:
+    try:
+        return (given == arrived) is True
+    except Exception:  # noqa: BLE001 - an == of the user's own
+        return False

@@ -7,14 +7,18 @@ error, which is stored and shown to others.
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from horsies.model.value import Value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+Step: TypeAlias = int | str
+
 NOT_JSON: Final = "not_json"
+MISSING: Final = object()
+"""In the place of a value that is not there."""
 MAX_SHOWN: Final = 80
 MAX_LINE: Final = 400
 MAX_PROBLEMS: Final = 20
@@ -41,6 +45,23 @@ _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
 
 
+class Change(NamedTuple):
+    """The place of a difference, what is there on either side, and what to do about it (None: no particular advice)."""
+
+    sent: object
+    arrived: object
+    loc: tuple[Step, ...] = ()
+    advice: str | None = None
+    is_hidden: bool = False
+    """The value is in a field that its class keeps out of its JSON or its repr: it must not be shown."""
+
+    def inside(self, step: Step, advice: str | None = None, *, is_hidden: bool = False) -> "Change":
+        """Return the same, seen from the object that it is a part of, whose advice comes first."""
+        return Change(
+            self.sent, self.arrived, (step, *self.loc), advice or self.advice, is_hidden=is_hidden or self.is_hidden
+        )
+
+
 class Telling(Value):
     """What the parts of a payload are called, and how a value is shown."""
 
@@ -60,17 +81,27 @@ def _problem_line(telling: Telling, problem: "ErrorDetails") -> str:
     return f"{_place(telling.noun, problem['loc'])}{one_line(problem['msg'])}{got}{_advice(problem['msg'])}"
 
 
-def _place(noun: str, loc: tuple[int | str, ...]) -> str:
+def _place(noun: str, loc: tuple[Step, ...]) -> str:
     """`('boxes', 0, 'width')` as `argument 'boxes[0].width': `."""
     steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc[:MAX_STEPS])
     return f"{noun} '{steps.removeprefix('.')}{'...' if len(loc) > MAX_STEPS else ''}': " if loc else ""
 
 
-def changed(telling: Telling, loc: tuple[int | str, ...], sent: object, arrived: object) -> str:
-    advice = "annotate it with a type whose JSON cannot be taken for anything else"
+def changed(telling: Telling, found: Change) -> str:
+    """What a value would arrive as. Of a field that its class does not show, only the types are told."""
+    sent, arrived = found.sent, found.arrived
+    shown = type_only if found.is_hidden or _is_record(sent) else telling.shown
+    advice = found.advice or (
+        "annotate it with a type whose JSON is read as the same value again, or correct its serializer or validator"
+    )
     if isinstance(sent, float) and arrived is None:  # what pydantic writes for NaN in a model, unless told otherwise
         advice = "give the model ConfigDict(ser_json_inf_nan='strings')"
-    return f"{_place(telling.noun, loc)}{telling.shown(sent)} would arrive as {telling.shown(arrived)}; {advice}"
+    return f"{_place(telling.noun, found.loc)}{shown(sent)} would arrive as {shown(arrived)}; {advice}"
+
+
+def _is_record(value: object) -> bool:
+    """A model or a dataclass: its repr may show what its JSON leaves out."""
+    return hasattr(type(value), "model_fields") or hasattr(type(value), "__dataclass_fields__")
 
 
 def advised(error: object) -> str:
@@ -90,6 +121,8 @@ def one_line(text: object) -> str:
 
 def short_repr(value: object) -> str:
     """The value, or its beginning."""
+    if value is MISSING:
+        return type_only(value)
     try:
         text = _SHORT.repr(value)
     except Exception:  # noqa: BLE001 - a repr of the user's own
@@ -98,7 +131,9 @@ def short_repr(value: object) -> str:
 
 
 def type_only(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None or value is MISSING:
+        return "None" if value is None else "no value"
+    return f"a {type(value).__name__}"
 
 
 GIVEN: Final = Telling(noun="argument", shown=short_repr)
