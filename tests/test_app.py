@@ -1,7 +1,12 @@
 import asyncio
+import importlib
 import inspect
+import subprocess
+import sys
 import time
 import warnings
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +30,7 @@ from horsies import (
     TaskHandle,
     TaskResult,
 )
+from horsies.model.codes import RESERVED_CODES
 from horsies.tasks.suppress import suppress_sends
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import PATIENCE_MS, begun
@@ -104,6 +110,80 @@ def test_two_tasks_of_one_name_are_refused_naming_both(app: Horsies) -> None:
     with pytest.raises(TaskDefinitionError, match=r"'same'.*test_app\.good.*other.*rename"):
         app.task("same")(other)
     assert app.tasks["same"].function is good
+
+
+SHOP = """
+import os
+from shop_app import app
+from horsies import TaskError, TaskResult
+
+@app.task("price")
+def price(item: int) -> TaskResult[int, TaskError]:
+    return TaskResult(ok=item * int(os.environ["SHOP_FACTOR"]))
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """A folder with a module of tasks, `shop_tasks`, and one with their app, `shop_app`."""
+    (tmp_path / "shop_app.py").write_text("from horsies import Horsies\napp = Horsies()\n")
+    (tmp_path / "shop_tasks.py").write_text(SHOP)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("SHOP_FACTOR", "2")
+    yield tmp_path
+    for name in ("shop_app", "shop_tasks"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_that_is_reloaded_replaces_its_tasks(shop: Path) -> None:
+    tasks = importlib.import_module("shop_tasks")
+    (shop / "shop_tasks.py").write_text("# another line, so that nothing stands where it was\n\n" + SHOP + "# and\n")
+    importlib.invalidate_caches()
+    again = importlib.reload(tasks)
+    assert again.app.tasks["price"] is again.price
+    assert again.price(3).unwrap() == 6
+
+
+def test_a_script_may_also_be_imported_by_its_name(shop: Path) -> None:
+    (shop / "shop_tasks.py").write_text(
+        SHOP + "import shop_tasks\nprint(price(3).unwrap(), app.tasks['price'](4).unwrap())\n"
+    )
+    done = subprocess.run([sys.executable, "shop_tasks.py"], cwd=shop, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout.split("\n")[-2]) == ("", "6 8")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        SHOP.partition("@app")[2].join(["@app", ""]),  # the same name in the same file once more
+        SHOP.partition("@app")[2].replace("def price", "def cost").join(["@app", ""]),
+        "for _ in range(2):\n    @app.task('loop')\n    def loop() -> TaskResult[int, TaskError]: ...\n",
+        "def make():\n    @app.task('made')\n    def made() -> TaskResult[int, TaskError]: ...\nmake()\nmake()\n",
+    ],
+    ids=["again", "other", "loop", "made"],
+)
+def test_two_functions_of_one_name_in_one_module_stay_an_error(shop: Path, second: str) -> None:
+    (shop / "shop_tasks.py").write_text(SHOP + second)
+    with pytest.raises(TaskDefinitionError, match="two tasks are named"):
+        importlib.import_module("shop_tasks")
+
+
+def test_two_modules_with_functions_of_one_name_stay_an_error(shop: Path) -> None:
+    (shop / "shop_copy.py").write_text(SHOP)
+    importlib.import_module("shop_tasks")
+    with pytest.raises(TaskDefinitionError, match=r"shop_tasks\.price and shop_copy\.price"):
+        importlib.import_module("shop_copy")
+
+
+@pytest.mark.parametrize("code", sorted(RESERVED_CODES))
+def test_codes_of_the_library_are_not_for_exceptions(app: Horsies, code: str) -> None:
+    with pytest.raises(TaskDefinitionError) as refused:
+        app.task("t", exception_mapper={ValueError: code}, default_unhandled_error_code=code)
+    assert f"exception_mapper[ValueError] is '{code}', which is one of the library's own codes" in str(refused.value)
+    assert f"default_unhandled_error_code is '{code}', which is one" in str(refused.value)
+    with pytest.raises(ConfigError) as problems:
+        AppConfig(exception_mapper={ValueError: code}, default_unhandled_error_code=code)
+    assert len(problems.value.problems) == 2
 
 
 def test_the_registry_is_for_looking_at(app: Horsies) -> None:

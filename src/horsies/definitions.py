@@ -5,15 +5,18 @@ Every child of a worker loads this: what only workflows need is loaded by the fi
 
 from __future__ import annotations
 
+import os
+import sys
+import weakref
 from collections.abc import Callable
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from horsies.model.annotations import is_coroutine_function, ok_type, takes_nothing
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.config import AppConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
-from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
+from horsies.model.mapper import ErrorCodes, ExceptionMap, code_problems, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import MAX_NAME, SizeWatch
@@ -57,6 +60,8 @@ class Definitions:
         self.tracer: Tracer | None = None
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._aliases: dict[str, Sendable[..., Any]] = {}
+        self._defined_by: dict[str, Callable[[], CodeType | None]] = {}
+        """By task name: the execution of a module that defined it, while that lasts."""
         self._task_modules: list[str] = []
         self._child_start_hooks: list[Hook] = []
         self._child_stop_hooks: list[Hook] = []
@@ -76,12 +81,14 @@ class Definitions:
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
         exception_mapper: Mapping[type[BaseException], str] | None = None,
+        default_unhandled_error_code: str | None = None,
         aliases: Sequence[str] = (),
     ) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`.
 
-        `aliases` are names that it had before: what was sent under one of them is run by this function.
-        `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may.
+        `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may. What neither knows
+        gets `default_unhandled_error_code`, or else that of the app. `aliases` are names that the task had before: what was sent
+        under one of them is run by this function.
         """
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
@@ -91,22 +98,42 @@ class Definitions:
             problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
         problems += list(_alias_problems(name, aliases))
         problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
+        if default_unhandled_error_code is not None:
+            problems += code_problems("default_unhandled_error_code", default_unhandled_error_code)
         if problems:
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
 
         error_codes = ErrorCodes(
             of_task=ExceptionMap(exception_mapper),
             of_app=ExceptionMap(self.config.exception_mapper),
-            default=self.config.default_unhandled_error_code,
+            default=str(default_unhandled_error_code or self.config.default_unhandled_error_code),
         )
 
         def decorate(function: Callable[..., Any]) -> Sendable[..., Any]:
-            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes, aliases)
+            self._refuse_second(name, function)
+            self._refuse_taken(name, aliases)
+            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes)
             self._tasks[name] = task
-            self._aliases |= dict.fromkeys(aliases, task)
+            others = {alias: other for alias, other in self._aliases.items() if other.name != name}
+            self._aliases = others | dict.fromkeys(aliases, task)
+            self._defined_by[name] = _execution_of_module(function)
             return task
 
         return cast("TaskDecorator", decorate)
+
+    def _refuse_taken(self, name: str, aliases: Sequence[str]) -> None:
+        """A name belongs to one task, also as an alias."""
+        owner = self._aliases.get(name)
+        if owner is not None and owner.name != name:
+            raise TaskDefinitionError(
+                f"task {name!r} has the name that task {owner.name!r} lists in its aliases; remove it there, or rename this task"
+            )
+        for alias in aliases:
+            other = self.known_tasks.get(alias)
+            if other is not None and other.name != name:
+                raise TaskDefinitionError(
+                    f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
+                )
 
     def _define(
         self,
@@ -116,23 +143,7 @@ class Definitions:
         retry_policy: RetryPolicy | None,
         timeout_ms: int | None,
         error_codes: ErrorCodes,
-        aliases: Sequence[str],
     ) -> Sendable[..., Any]:
-        if name in self._aliases:
-            raise TaskDefinitionError(
-                f"task {name!r} has the name that task {self._aliases[name].name!r} lists in its aliases; remove it there, or rename this task"
-            )
-        for alias in aliases:
-            if (other := self.known_tasks.get(alias)) is not None:
-                raise TaskDefinitionError(
-                    f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
-                )
-        if name in self._tasks:
-            other = self._tasks[name].function
-            raise TaskDefinitionError(
-                f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
-                f"{function.__module__}.{function.__qualname__}; rename one of them"
-            )
         limits = self.config.payload_limits
         kind = cast("type[Sendable[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
         return kind(
@@ -145,6 +156,22 @@ class Definitions:
             error_codes=error_codes,
             retry_policy=retry_policy,
             timeout_ms=timeout_ms,
+        )
+
+    def _refuse_second(self, name: str, function: Callable[..., Any]) -> None:
+        """Refuse a second function of one name. The same one replaces itself when its module is executed again: `importlib.reload`, or
+        a script that is also imported by its name.
+        """
+        if name not in self._tasks:
+            return
+        other = self._tasks[name].function
+        execution, earlier = _execution_of_module(function)(), self._defined_by[name]()
+        is_same = _place_of(function) is not None and _place_of(function) == _place_of(other)
+        if is_same and execution is not None and execution is not earlier:
+            return
+        raise TaskDefinitionError(
+            f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
+            f"{function.__module__}.{function.__qualname__}; rename one of them"
         )
 
     def _queue_of(self, task_name: str, queue_name: str | None) -> str:
@@ -260,6 +287,33 @@ class Definitions:
     def child_stop_hooks(self) -> tuple[Hook, ...]:
         """In the order they run: the last one defined first."""
         return tuple(reversed(self._child_stop_hooks))
+
+
+def _execution_of_module(function: Callable[..., Any]) -> Callable[[], CodeType | None]:
+    """Return a weak reference to the code of the module of this function, if the module is being executed.
+
+    Each execution has a code object of its own, so that a function that is defined twice in one execution can be told from one that
+    is defined again by the next.
+    """
+    namespace = getattr(_unwrapped(function), "__globals__", None)
+    frame = sys._getframe()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - `inspect.currentframe`, which takes long to load
+    while frame is not None:
+        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
+            return weakref.ref(frame.f_code)
+        frame = frame.f_back
+    return lambda: None
+
+
+def _place_of(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Return file and qualified name; None for what is not a function."""
+    code = getattr(_unwrapped(function), "__code__", None)
+    return None if code is None else (os.path.realpath(code.co_filename), function.__qualname__)
+
+
+def _unwrapped(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 def _name_problems(name: str) -> Iterator[str]:

@@ -24,6 +24,8 @@ async def test_an_exception_has_the_code_of_its_nearest_class_by_the_task_then_b
         ("raise_mapped", "missing"): "GONE",
         ("raise_mapped", "refused"): "DOWN",
         ("raise_mapped", "value"): "BUG",
+        ("raise_default", "value"): "OWN_BUG",
+        ("raise_default", "refused"): "DOWN",
     }
     async with open_pool(MAPPED) as pump:
         errors = {(name, what): await pump.error(pump.send(name, what=what)) for name, what in cases}

@@ -261,6 +261,15 @@ def test_a_cluster_wide_cap_has_a_range(cap: int):
 
 
 @pytest.mark.promise("C15")
+def test_a_buffer_that_is_wrong_by_itself_is_not_also_in_the_way_of_a_cap():
+    with pytest.raises(ConfigError) as refused:
+        AppConfig(cluster_wide_cap=-1, prefetch_buffer=-1)
+    assert len(refused.value.problems) == 2
+    with pytest.raises(ConfigError) as refused:
+        AppConfig(cluster_wide_cap=5, prefetch_buffer=8)  # which has no lease, either
+    assert len(refused.value.problems) == 2
+
+
 @pytest.mark.parametrize("prefetch_buffer", [1, 8, "auto"])
 def test_a_cluster_wide_cap_allows_no_buffer(prefetch_buffer: Any):
     problem = the_problem_of(AppConfig, cluster_wide_cap=5, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)

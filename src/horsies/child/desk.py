@@ -145,11 +145,12 @@ class Desk:
             early = next((waiting for waiting in self._tray if waiting.ticket == message.ticket), None)
             if early and message.reason == "cancel":
                 self._tray.remove(early)
-                self.send(pack(_never_began(early.ticket)))
+                self.send(pack(_never_began(early)))
         if not early:
             runs.interrupt(message.ticket, message.reason)
 
 
-def _never_began(ticket: int) -> Done:
+def _never_began(early: Assignment) -> Done:
     error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it began")
-    return Done(ticket, TaskStatus.CANCELLED.value, 0, error.error_code, None, encode_error(error))
+    text = encode_error(error, task_id=early.task_id)
+    return Done(early.ticket, TaskStatus.CANCELLED.value, 0, error.error_code, None, text)

@@ -3,28 +3,28 @@
 import logging
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from horsies.child.running import Outcome, Running
 from horsies.child.wire import Done
-from horsies.model.codec import ResultTypeError, encode_error
-from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode
+from horsies.model.codec import encode_error
+from horsies.model.codes import OperationalErrorCode, OutcomeCode
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
 from horsies.model.mapper import every_member
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 from horsies.model.status import Misfit, TaskStatus
+from horsies.tasks.ending import broken_codec as _codec_broke
+from horsies.tasks.ending import chain_of, encoded, trace_of, unhandled
 from horsies.tasks.task import Sendable
 from horsies.watchers import emit, subscribers
 
 if TYPE_CHECKING:
     from horsies.workflows.inputs import Inputs
 
-MAX_WORDS = 64 * 1024
 _OUR_ROOM = __file__.removesuffix("outcome.py")
 
 log = logging.getLogger("horsies.child")
@@ -112,7 +112,7 @@ def _concluded(running: Running, task: Sendable[..., Any], outcome: Outcome) -> 
         return failed(running, _timed_out(running, raised), wants_retry=wants_retry)
     if raised is None:
         return _returned(running, task, returned)
-    if running.is_cancelled and any(map(_is_cancellation, _chain(raised))):
+    if running.is_cancelled and any(map(_is_cancellation, chain_of(raised))):
         log.info("task %s has stopped, as it was asked to", task.name)
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
@@ -121,7 +121,7 @@ def _concluded(running: Running, task: Sendable[..., Any], outcome: Outcome) -> 
 
         given = running.assignment
         emit(TaskRaised(given.task_id, task.name, given.queue_name, given.attempt, raised))
-    return failed(running, _unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
+    return failed(running, unhandled(task, raised), wants_retry=_lists(task.retry_policy, raised))
 
 
 def _lists(policy: RetryPolicy | None, raised: BaseException) -> bool:
@@ -135,24 +135,27 @@ def failed(
     status: TaskStatus = TaskStatus.FAILED,
     wants_retry: bool = False,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    is_own: bool = True,
 ) -> Done:
+    """`is_own`: the library made the error, and not the task."""
     return Done(
         ticket=running.assignment.ticket,
         status=status.value,
         duration_us=_duration_us(running),
         error_code=error.error_code,
         result=None,
-        error=encode_error(error, max_bytes),
+        error=encode_error(error, max_bytes, running.assignment.task_id if is_own else None),
         wants_retry=wants_retry,
         retry_after_ms=_milliseconds(error.retry_after_seconds),
     )
 
 
 def _returned(running: Running, task: Sendable[..., Any], returned: object) -> Done:
-    result = _encoded(task, returned)
+    result = encoded(task, returned)
     if isinstance(result, TaskError):
         _tell_failed(running, result)
-        return failed(running, result, max_bytes=task.result.max_bytes)
+        is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
+        return failed(running, result, max_bytes=task.result.max_bytes, is_own=is_own)
     duration_us = _duration_us(running)
     log.debug("task %s completed in %.1f ms", task.name, duration_us / 1000)
     return Done(running.assignment.ticket, TaskStatus.COMPLETED.value, duration_us, None, result, None)
@@ -163,42 +166,11 @@ def _tell_failed(running: Running, error: TaskError) -> None:
     log.warning("task %s failed: %s", running.assignment.task_name, error.error_code)
 
 
-def _encoded(task: Sendable[..., Any], returned: object) -> str | TaskError:
-    """The result as JSON, or the error."""
-    if not isinstance(returned, TaskResult):
-        return TaskError(
-            error_code=ContractCode.RETURN_TYPE_MISMATCH,
-            message=f"task {task.name} returned {type(returned).__name__}, not a TaskResult; "
-            "return TaskResult(ok=...) or TaskResult(err=TaskError(...))",
-        )
-    result = cast("TaskResult[Any, TaskError]", returned)
-    if result.is_err():
-        return result.unwrap_err()
-    try:
-        return task.result.encode(result.unwrap())
-    except ResultTypeError as error:
-        return TaskError(error_code=ContractCode.RETURN_TYPE_MISMATCH, message=f"task {task.name}: {error}")
-    except PayloadError as error:
-        return TaskError(
-            error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=f"task {task.name}: {error}"
-        )
-    except Exception as error:  # noqa: BLE001 - a serializer of the user's
-        return _codec_broke(task, "writing the result", error)
-
-
-def _codec_broke(task: Sendable[..., Any], at: str, error: Exception) -> TaskError:
-    return TaskError(
-        error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
-        message=f"task {task.name}: {at} raised {_words(error)}",
-        data=_trace(error),
-    )
-
-
 def _timed_out(running: Running, raised: BaseException | None) -> TaskError:
     return TaskError(
         error_code=OutcomeCode.TASK_TIMEOUT,
         message=f"it ran longer than its timeout_ms={running.assignment.timeout_ms}",
-        data=_trace(raised) if raised else None,  # where it was at the time
+        data=trace_of(raised) if raised else None,  # where it was at the time
     )
 
 
@@ -209,43 +181,7 @@ def _is_cancellation(error: BaseException) -> bool:
 
 def _cancelled(raised: BaseException) -> TaskError:
     return TaskError(
-        error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled while it ran", data=_trace(raised)
-    )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and what it was raised in the course of: cleaning up can fail, too."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-
-
-def _unhandled(task: Sendable[..., Any], error: BaseException) -> TaskError:
-    return TaskError(error_code=task.error_codes.code_for(error), message=_words(error), data=_trace(error))
-
-
-def _trace(error: BaseException) -> dict[str, str]:
-    kind = type(error)
-    return {
-        "exception": f"{kind.__module__}.{kind.__qualname__}",
-        "traceback": _shortened("".join(traceback.format_exception(error))),
-    }
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return _shortened(f"{type(error).__name__}: {error}")
-    except Exception:  # noqa: BLE001 - the user's own __str__
-        return f"{type(error).__name__}, which cannot be printed"
-
-
-def _shortened(text: str) -> str:
-    """The beginning and the end: an exception may quote all that it choked on."""
-    half = MAX_WORDS // 2
-    return (
-        text if len(text) <= MAX_WORDS else f"{text[:half]}\n... {len(text) - MAX_WORDS} characters ...\n{text[-half:]}"
+        error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled while it ran", data=trace_of(raised)
     )
 
 

@@ -106,10 +106,10 @@ def _reap(worker: str, orphans: Sequence[Row]) -> Op[Reaped]:
     )
     ours = {task_id for (task_id,) in locked}
     error = _crashed(worker)
-    text = encode_error(error)
     endings: dict[str, list[Ending]] = {TaskStatus.RUNNING: [], TaskStatus.CLAIMED: []}
     for task_id, claim_no, status, _, root_id in orphans:
         if task_id in ours:
+            text = encode_error(error, task_id=task_id)
             endings[status].append(
                 Ending(task_id, claim_no, TaskStatus.FAILED, error_code=error.error_code, error=text, root_id=root_id)
             )
@@ -147,7 +147,11 @@ def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, wh
         SQL["begin_reap"](),
         SQL["set_reap_limits"](),
         SQL["end_plainly"](
-            id=task_id, claim_no=claim_no, worker=worker, error_code=error.error_code, error=encode_error(error)
+            id=task_id,
+            claim_no=claim_no,
+            worker=worker,
+            error_code=error.error_code,
+            error=encode_error(error, task_id=task_id),
         ),
         SQL["commit_reap"](),
         notify_done([task_id]),

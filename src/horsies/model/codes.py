@@ -1,6 +1,7 @@
 """The library's own error codes, in families by who has to act on them."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class OperationalErrorCode(StrEnum):
@@ -16,6 +17,7 @@ class ContractCode(StrEnum):
     """A task did not do what its signature says."""
 
     RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
+    RESERVED_ERROR_CODE = "RESERVED_ERROR_CODE"
 
 
 class RetrievalCode(StrEnum):
@@ -38,3 +40,9 @@ class OutcomeCode(StrEnum):
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
     WORKFLOW_FAILED = "WORKFLOW_FAILED"
     WORKFLOW_TIMEOUT = "WORKFLOW_TIMEOUT"
+
+
+RESERVED_CODES: Final = frozenset(
+    str(code) for family in (OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode) for code in family
+) - {OperationalErrorCode.UNHANDLED_ERROR}
+"""What no code of the user's may give an error; UNHANDLED_ERROR says nothing that is not so."""

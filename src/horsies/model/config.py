@@ -187,7 +187,7 @@ class AppConfig(Value):
         yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
         if self.cluster_wide_cap is not None:
             yield from number_problems("cluster_wide_cap", self.cluster_wide_cap, 1, 1_000_000)
-            if self.prefetch_buffer != 0:
+            if _has_buffer(self.prefetch_buffer):
                 yield (
                     f"cluster_wide_cap cannot be kept while prefetch_buffer is {self.prefetch_buffer!r}, because buffered claims "
                     "are in flight too; set prefetch_buffer=0, or remove the cap"
@@ -243,6 +243,10 @@ def _schedule_problems(schedule: object) -> Iterator[str]:
         from horsies.model.schedule import ScheduleConfig  # noqa: PLC0415 - an app without schedules needs no calendar
 
         yield from instance_problems("schedule", schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
+
+
+def _has_buffer(prefetch_buffer: object) -> bool:
+    return prefetch_buffer == "auto" or (isinstance(prefetch_buffer, int) and prefetch_buffer > 0)
 
 
 def _prefetch_problems(prefetch_buffer: object, claim_lease_ms: object) -> Iterator[str]:

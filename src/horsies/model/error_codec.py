@@ -1,7 +1,7 @@
 """The error of a task as JSON. Like plain values, plain errors do without pydantic."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from horsies.model import plain
 from horsies.model.errors import PayloadError
@@ -10,14 +10,25 @@ from horsies.model.result import TaskError
 from horsies.model.sizes import DEFAULT_MAX_BYTES
 
 
-def encode_error(error: TaskError, max_bytes: int = DEFAULT_MAX_BYTES) -> str:
-    """An error always gets through: what cannot be written of its data is replaced by its repr, and what is too long is cut."""
-    message, data = str(error.message), _data_json(error.data)
+def encode_error(error: TaskError, max_bytes: int = DEFAULT_MAX_BYTES, task_id: str | None = None) -> str:
+    """An error always gets through: what cannot be written of its data is replaced by its repr, and what is too long is cut.
+
+    `task_id` is for errors that the library makes of a task: it is put into their data.
+    """
+    own = {} if task_id is None else {"task_id": task_id}
+    message, data = str(error.message), _data_json(_with_own(error.data, own) if own else error.data)
     text = _error_json(error.error_code, message, data)
     if len(text.encode()) <= max_bytes:
         return text
     longest = max_bytes // 16  # characters: one has up to six bytes in JSON, and up to seven in JSON inside JSON
-    return _error_json(error.error_code, _cut(message, longest), f'{{"truncated":{_quoted(_cut(data, longest))}}}')
+    cut = json.dumps({**own, "truncated": _storable(_cut(data, longest))}, ensure_ascii=False)
+    return _error_json(error.error_code, _cut(message, longest), cut)
+
+
+def _with_own(data: object, own: dict[str, str]) -> object:
+    if data is None:
+        return own
+    return {**own, **cast("dict[str, Any]", data)} if isinstance(data, dict) else data
 
 
 def _error_json(code: str, message: str, data: str) -> str:

@@ -8,6 +8,7 @@ knows a group of nothing but those, too.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard, cast
 
+from horsies.model.codes import RESERVED_CODES
 from horsies.model.result import is_error_code
 from horsies.model.value import Value
 
@@ -89,3 +90,5 @@ def mapper_problems(name: str, mapper: object) -> Iterator[str]:
 def code_problems(name: str, code: object) -> Iterator[str]:
     if not isinstance(code, str) or not is_error_code(code):
         yield f"{name} is {code!r:.80}; write an error code in upper snake case, like 'UPSTREAM_DOWN'"
+    elif code in RESERVED_CODES:
+        yield f"{name} is {str(code)!r}, which is one of the library's own codes; choose another, like 'UPSTREAM_DOWN'"

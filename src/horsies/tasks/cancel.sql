@@ -15,12 +15,15 @@ with gone as (
     delete from {schema}.tasks
     where id = any(%(ids)s::uuid[])
     and status <> 'RUNNING'
-    returning *
+    -- The library's errors name their task.
+    returning
+        *,
+        (%(error)s::jsonb || jsonb_build_object('data', jsonb_build_object('task_id', tasks.id)))::json as own_error
 ),
 resolved as (
     -- Nodes of workflows end with their task; what follows from it is the keeper's to find.
     update {schema}.nodes
-    set status = 'FAILED', error = %(error)s::json, finished_at = statement_timestamp()
+    set status = 'FAILED', error = gone.own_error, finished_at = statement_timestamp()
     from gone
     -- One probe of the primary key for each, as in `workflows/advance.sql`: a search of the array for each node would be quadratic.
     where nodes.id = any(array[gone.node_id])
@@ -35,7 +38,7 @@ insert into {schema}.finished (
 )
 select
     id, task_name, queue_name, priority, %(status)s::text, args,
-    %(error_code)s::text, %(error)s::json,
+    %(error_code)s::text, own_error,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace

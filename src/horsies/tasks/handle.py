@@ -144,6 +144,7 @@ class TaskHandle(Generic[T_co]):
                     err=TaskError(
                         error_code=RetrievalCode.WAIT_TIMEOUT,
                         message=f"task {self.task_id} has not ended within {timeout_ms} ms; it goes on",
+                        data={"task_id": self.task_id},
                     )
                 )
             case NotEnded.UNKNOWN:
@@ -151,6 +152,7 @@ class TaskHandle(Generic[T_co]):
                     err=TaskError(
                         error_code=RetrievalCode.TASK_NOT_FOUND,
                         message=f"no task {self.task_id} is known: never sent, not committed yet, or past its retention",
+                        data={"task_id": self.task_id},
                     )
                 )
 
@@ -164,7 +166,10 @@ class TaskHandle(Generic[T_co]):
             return TaskResult(ok=self._codec.decode(ended.result or "null"))
         if ended.error is not None:
             return TaskResult(err=decode_error(ended.error))
-        return TaskResult(err=TaskError(error_code=_CODES[ended.status], message=f"the task is {ended.status}"))
+        own = TaskError(
+            error_code=_CODES[ended.status], message=f"the task is {ended.status}", data={"task_id": self.task_id}
+        )
+        return TaskResult(err=own)
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.task_id!r})"

@@ -182,13 +182,17 @@ class Task(Sendable[P, T]):
     """A task written as `def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
-        """Run it here and now; nothing is enqueued."""
-        return self.function(*args, **kwargs)
+        """Run it here and now; nothing is enqueued. The result is what a worker would store: exceptions become errors."""
+        from horsies.tasks.ending import call_in_place
+
+        return call_in_place(self, args, kwargs)
 
 
 class AsyncTask(Sendable[P, T]):
     """A task written as `async def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
-        """Run it here and now; nothing is enqueued."""
-        return self.function(*args, **kwargs)
+        """Run it here and now; nothing is enqueued. The result is what a worker would store: exceptions become errors."""
+        from horsies.tasks.ending import await_in_place
+
+        return await_in_place(self, self.function(*args, **kwargs))

@@ -161,7 +161,7 @@ def failed_ending(held: Claim | Ending, words: str) -> Ending:
         held.claim_no,
         TaskStatus.FAILED,
         error_code=error.error_code,
-        error=encode_error(error),
+        error=encode_error(error, task_id=held.id),
         root_id=held.root_id,
     )
 

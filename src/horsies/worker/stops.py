@@ -163,7 +163,7 @@ def _failed(claim: Claim, error: TaskError, *, may_retry: bool) -> Ending:
         claim.claim_no,
         TaskStatus.CANCELLED if cancelled else TaskStatus.FAILED,
         error_code=error.error_code,
-        error=encode_error(error),
+        error=encode_error(error, task_id=claim.id),
         may_retry=may_retry and not cancelled,
         root_id=claim.root_id,
     )
