@@ -32,6 +32,7 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType, TypedDict
 
+from horsies.model.adapters import value_adapter
 from horsies.model.codec import ArgumentsCodec, ResultCodec, decode_error, encode_error
 from horsies.model.errors import PayloadError, ResultTypeError, TaskDefinitionError
 from horsies.model.result import TaskError, TaskResult
@@ -340,6 +341,55 @@ def test_of_a_result_that_would_arrive_as_something_else_only_the_types_are_told
         as_result(annotation).write(value)
     assert not isinstance(caught.value, ResultTypeError)
     assert "Rex" not in str(caught.value)
+
+
+# How it is found out
+
+
+class SelfReferring(BaseModel):
+    name: str
+    _self: Any = PrivateAttr(default=None)
+
+    def model_post_init(self, _context: Any, /) -> None:
+        self._self = [self]
+
+
+@BOTH
+def test_private_attributes_may_refer_back(travelling: Callable[[Any], Traveller]) -> None:
+    there = travelling(SelfReferring)
+    assert there.read(there.write(SelfReferring(name="a"))).name == "a"
+
+
+class Flat(BaseModel):
+    id: UUID
+    type: Literal["a", "b"] = "a"
+    tags: dict[str, list[datetime | None]] = Field(default_factory=dict[str, list[datetime | None]])
+    inner: "Flat | None" = None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_trusted"),
+    [
+        (dict[str, list[int | None]], True),
+        (tuple[UUID, datetime, Decimal, bytes, Colour], True),
+        (list[Flat], True),
+        (Any, True),
+        (list[Any], True),
+        (Options, True),
+        (int | str, False),
+        (Literal[1, 2], False),
+        (time, False),
+        (Place, False),
+        (Faceless, False),
+        (Cached, False),
+        (Entity, False),
+        (Holder, False),
+        (list[re.Pattern[str]], False),
+        (Annotated[str, AfterValidator(str.strip)], False),
+    ],
+)
+def test_equality_is_trusted_where_it_cannot_hide_a_change(annotation: Any, *, is_trusted: bool) -> None:
+    assert value_adapter(annotation, "it").trusts_equality == is_trusted
 
 
 # Secrets, which are written as asterisks

@@ -104,7 +104,7 @@ class _Comparison:
         known = {key: key for key in arrived}
         others = (key for key in arrived if key not in sent)  # NaN, which is never found
         for key, value in sent.items():
-            other = known[key] if key in known else next(others)
+            other = known[key] if key in known else next(others, MISSING)
             if isinstance(key, str) != isinstance(other, str):  # 1 and "1"
                 return Change(sent, arrived)
             found = self.find(key, other) or self.find(value, arrived[other])
@@ -157,9 +157,10 @@ class _Comparison:
             found = self.find(left.get(field.name, MISSING), right.get(field.name, MISSING))
             if found:
                 return found.inside(field.name, field.advice, is_hidden=field.is_hidden)
-        if found := self.attributes(sent.__pydantic_extra__ or {}, arrived.__pydantic_extra__ or {}):
+        if found := self.attributes(_slot(sent, "__pydantic_extra__"), _slot(arrived, "__pydantic_extra__")):
             return found
-        found = self.attributes(sent.__pydantic_private__ or {}, arrived.__pydantic_private__ or {})
+        private = _slot(sent, "__pydantic_private__"), _slot(arrived, "__pydantic_private__")
+        found = self.attributes(*private) if any(private) and self._begins(sent, arrived) else None
         return found._replace(advice=_PRIVATE, is_hidden=True) if found else None
 
     def dataclass(self, sent: object, arrived: object) -> Change | None:
@@ -169,6 +170,8 @@ class _Comparison:
             if found:
                 return found.inside(field.name, field.advice, is_hidden=field.is_hidden)
         if names.issuperset(getattr(sent, "__dict__", ())) and names.issuperset(getattr(arrived, "__dict__", ())):
+            return None
+        if not self._begins(sent, arrived):
             return None
         others = (
             {name: value for name, value in _attributes(each).items() if name not in names} for each in (sent, arrived)
@@ -185,14 +188,19 @@ class _Comparison:
 
     def opaque(self, sent: object, arrived: object) -> Change | None:
         """Compare two objects without an `==` of their own."""
-        pair = (id(sent), id(arrived))
-        if pair in self._begun:
+        if not self._begins(sent, arrived):
             return None
-        self._begun.add(pair)
         attributes = _attributes(sent)
         if not attributes:
             return None if self._is_same_json() else Change(sent, arrived)
         return self.attributes(attributes, _attributes(arrived))
+
+    def _begins(self, sent: object, arrived: object) -> bool:
+        """Whether this is the first comparison of their attributes."""
+        pair = (id(sent), id(arrived))
+        is_first = pair not in self._begun
+        self._begun.add(pair)
+        return is_first
 
     def other(self, sent: Any, arrived: Any) -> Change | None:
         try:
@@ -275,6 +283,11 @@ def _dataclass_fields(kind: Any) -> tuple[tuple[_Field, ...], frozenset[str]]:
 @lru_cache(maxsize=1_000)
 def _has_fields(kind: Any) -> bool:
     return issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
+
+
+def _slot(value: BaseModel, name: str) -> Mapping[str, object]:
+    """Return the extra values or the private attributes of a model; a class that makes its instances by hand may not have set them."""
+    return getattr(value, name, None) or {}
 
 
 def _generic_class(kind: type) -> type:
