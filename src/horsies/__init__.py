@@ -54,7 +54,7 @@ if typing.TYPE_CHECKING:
     from horsies.tasks.current import CurrentTask, current_task
     from horsies.tasks.handle import TaskHandle
     from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
-    from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from
+    from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from, results_from
     from horsies.tasks.retry import RetryOutcome
     from horsies.tasks.send import Sender
     from horsies.tasks.task import AsyncTask, Task
@@ -145,6 +145,7 @@ __all__ = [
     "each",
     "from_node",
     "result_from",
+    "results_from",
 ]
 
 _ROOMS = {
@@ -166,7 +167,7 @@ _ROOMS = {
     "tasks.current": "CurrentTask current_task",
     "tasks.handle": "TaskHandle",
     "tasks.inspect": "FailedAttempt TaskInfo WorkerState",
-    "tasks.node": "NodeKey TaskNode WorkflowNode each from_node result_from",
+    "tasks.node": "NodeKey TaskNode WorkflowNode each from_node result_from results_from",
     "tasks.call": "Call",
     "tasks.retry": "RetryOutcome",
     "tasks.send": "Sender",

@@ -211,7 +211,7 @@ class Definitions:
         success_policy: SuccessPolicy | None = ...,
         time_limit: float | timedelta | None = ...,
         definition_key: str | None = ...,
-    ) -> WorkflowSpec[None]: ...
+    ) -> WorkflowSpec[dict[str, TaskResult[Any, TaskError]]]: ...
     def workflow(
         self,
         name: str,
@@ -225,7 +225,7 @@ class Definitions:
     ) -> WorkflowSpec[Any]:
         """A workflow of these nodes. Everything that is wrong with it is reported here, together; nothing is started.
 
-        Its value is that of `output`. `time_limit` is in seconds or a timedelta, from its start.
+        Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit` is in seconds or a timedelta, from its start.
         """
         from horsies.tasks.node import listed
         from horsies.workflows.draft import Draft

@@ -2,11 +2,13 @@
 
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 from horsies import (
     AppConfig,
     Horsies,
+    NodeKey,
     PostgresConfig,
     RecoveryConfig,
     RetryPolicy,
@@ -15,10 +17,13 @@ from horsies import (
     TaskNode,
     TaskResult,
     WorkflowContext,
+    WorkflowDefinition,
     WorkflowMeta,
+    WorkflowSpec,
     each,
     from_node,
     result_from,
+    results_from,
 )
 
 app = Horsies(
@@ -92,6 +97,54 @@ def look_round(*, workflow_ctx: WorkflowContext, workflow_meta: WorkflowMeta) ->
     return TaskResult(ok=[workflow_meta.workflow_name, workflow_meta.node_id, str(first.ok_value)])
 
 
+@app.task("halve")
+def halve(number: int) -> TaskResult[int, TaskError]:
+    if number % 2:
+        return TaskResult(err=TaskError(error_code="ODD", message=f"{number} is odd"))
+    return TaskResult(ok=number // 2)
+
+
+@app.task("code_at")
+def code_at(place: int, results: list[TaskResult[int, TaskError]]) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=codes([results[place]]).unwrap()[0])
+
+
+@app.task("echo")
+def echo(text: str) -> TaskResult[str, TaskError]:
+    """A text that begins with an exclamation mark comes back as an error."""
+    if text.startswith("!"):
+        return TaskResult(err=TaskError(error_code="LOUD", message=text, data=[text]))
+    return TaskResult(ok=text)
+
+
+@app.task("texts_of")
+def texts_of(results: list[TaskResult[str, TaskError]]) -> TaskResult[list[str], TaskError]:
+    return TaskResult(ok=[result.ok_value if result.is_ok() else result.err_value.message for result in results])
+
+
+@app.task("day_of")
+def day_of(moment: datetime | None) -> TaskResult[str, TaskError]:
+    return TaskResult(ok="never" if moment is None else moment.date().isoformat())
+
+
+class CodesOf(WorkflowDefinition[list[str]]):
+    name = "codes of"
+
+    @classmethod
+    def build_with(cls, app: Horsies, *, results: list[TaskResult[int, TaskError]]) -> WorkflowSpec[list[str]]:
+        found = codes.node(node_id="found")(results)
+        return app.workflow(cls.name, [found], output=found)
+
+
+@app.task("look_at")
+def look_at(names: list[str] | None = None, *, workflow_ctx: WorkflowContext) -> TaskResult[list[str], TaskError]:
+    """What the context says of these nodes: a value, or the code of an error."""
+    results = [workflow_ctx.result_for(NodeKey[int](name)) for name in names or []]
+    return TaskResult(
+        ok=[str(result.ok_value) if result.is_ok() else result.err_value.error_code for result in results]
+    )
+
+
 one = give.node(node_id="one")(1)
 two = add.node(node_id="two")(from_node(one))
 chain = app.workflow("chain", [one, two], output=two)
@@ -127,3 +180,7 @@ outer_first = give.node(node_id="first")(3)
 inside = SubWorkflowNode(chain, node_id="inside", waits_for=[outer_first])
 outer_last = add.node(node_id="last")(from_node(inside), from_node(outer_first))
 nested = app.workflow("nested", [outer_first, inside, outer_last], output=outer_last)
+
+halves = halve.map_node(node_id="halves", max_parallel=2, max_failures=3)(each([2, 3, 4, 5, 6]))
+all_codes = codes.node(node_id="codes")(results_from(halves))
+patchy = app.workflow("patchy", [halves, all_codes], output=all_codes)

@@ -222,6 +222,11 @@ def test_rows_that_a_migration_would_refuse_are_corrected_by_it(empty_database: 
         sql.execute("create index tasks_due_idx on horsies.tasks (enqueued_at) where status = 'PENDING' and not ready")
         sql.execute("drop function horsies.can_run")
         sql.execute(
+            "alter table horsies.nodes drop column awaits, drop column awaits_left, drop column awaited_by, drop column max_failures, "
+            "drop column min_item_success, drop column results_of"
+        )
+        sql.execute("drop function horsies.item_results")
+        sql.execute(
             "insert into horsies.tasks (task_name, attempts, ready) values ('a', -1, false), ('b', 2147483647, false)"
         )
         sql.execute(

@@ -39,6 +39,20 @@ class Parcel:
     due: date
 
 
+@app.task("halve", queue_name="normal")
+def halve(number: int) -> TaskResult[int, TaskError]:
+    if number % 2:
+        return TaskResult(err=TaskError(error_code="ODD"))
+    return TaskResult(ok=number // 2)
+
+
+@app.task("codes", queue_name="normal")
+def codes(results: list[TaskResult[int, TaskError]]) -> TaskResult[list[str], TaskError]:
+    return TaskResult(
+        ok=[str(result.ok_value) if result.is_ok() else result.err_value.error_code for result in results]
+    )
+
+
 @app.task("names", queue_name="normal")
 def names(count: int) -> TaskResult[list[str], TaskError]:
     return TaskResult(ok=[str(number) for number in range(count)])

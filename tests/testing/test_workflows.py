@@ -2,7 +2,7 @@
 
 import pytest
 
-from horsies import TaskStatus, WorkflowStatus, each, from_node
+from horsies import TaskResult, TaskStatus, WorkflowStatus, each, from_node, results_from
 from horsies.testing import clock, drain, run_inline
 from tests.testing import shop
 
@@ -30,3 +30,15 @@ def test_a_workflow_runs_out_of_time_when_the_clock_is_moved() -> None:
     clock.advance(61)
     assert handle.status() is WorkflowStatus.FAILED
     assert drain() == []
+
+
+def test_a_map_with_failed_items_is_drained_as_a_worker_runs_it() -> None:
+    halves = shop.halve.map_node(node_id="halves", max_failures=1)(each([2, 3, 4]))
+    codes = shop.codes.node(node_id="codes")(results_from(halves))
+    handle = shop.app.workflow("patchy", [halves, codes], output=codes).start()
+    assert len(drain()) == 4
+    assert handle.get(timeout_ms=1_000).unwrap() == ["1", "ODD", "2"]
+    with run_inline():
+        assert shop.app.workflow("patchy", [halves, codes]).start().get(timeout_ms=1_000).unwrap() == {
+            "codes": TaskResult(ok=["1", "ODD", "2"])
+        }

@@ -26,6 +26,7 @@ from horsies import (
     each,
     from_node,
     result_from,
+    results_from,
 )
 
 app = Horsies()
@@ -94,7 +95,17 @@ def flows() -> None:
     assert_type(result_from(links_node), TaskResult[list[str], TaskError])
     assert_type(each(links_node), str)
     assert_type(each(pages_node), Page)
+    assert_type(each(["a", "b"]), str)
+    assert_type(each(range(3)), int)
+    assert_type(results_from(pages_node), list[TaskResult[Page, TaskError]])
+    assert_type(results_from(NodeKey[list[int]]("x")), list[TaskResult[int, TaskError]])
 
+    fetch.map_node(node_id="a", max_failures=2, min_success=1)(each(["a", "b"]))
+    report.node()(results_from(pages_node))
+    report.node()(results_from(links_node))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    results_from(page_node)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    fetch.map_node()(each([1]))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    fetch.node(max_failures=1)("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     report.node()([result_from(page_node)], by_name={"page": from_node(page_node)})
     links.node()(from_node(links_node))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     links.node()(result_from(page_node))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -144,7 +155,7 @@ def workflows(some: Sequence[WorkflowNode[Any]]) -> None:
         definition_key="crawl.v1",
     )
     assert_type(spec, WorkflowSpec[list[Page]])
-    assert_type(app.workflow("crawl", tasks=some), WorkflowSpec[None])
+    assert_type(app.workflow("crawl", tasks=some), WorkflowSpec[dict[str, TaskResult[Any, TaskError]]])
     assert_type(app.workflow("crawl", tasks=some, output=NodeKey[int]("x"), on_error="pause"), WorkflowSpec[int])
     assert_type(spec.to_mermaid(), str)
     assert_type(spec.to_text(), str)

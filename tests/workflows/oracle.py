@@ -1,14 +1,15 @@
 """What must become of a workflow, by brute force: sweep over the nodes until a whole sweep changes nothing.
 
 `failing` names the nodes whose task fails when it is run, each by the way to it: `(3,)` is node 3, `(3, 0)` is node 0 of the
-sub-workflow that node 3 runs. No order of completion is asked for, because the ends do not depend on it: a node runs if enough
+sub-workflow that node 3 runs, or item 0 of the map that it is. No order of completion is asked for, because the ends do not depend on it: a node runs if enough
 of what it waits for succeeds, whenever that is.
 """
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from horsies.model.graph import Graph, Join, Node, NodeStatus, WorkflowStatus
+from horsies.model.graph import Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 
 Way = tuple[int, ...]
 
@@ -28,7 +29,7 @@ def resolve(graph: Graph, failing: Collection[Way], above: Way = ()) -> Ends:
         changed = False
         for node in graph.nodes:
             if states[node.index] is NodeStatus.PENDING:
-                states[node.index] = _look(node, [states[other] for other in node.waits_for], failing, above)
+                states[node.index] = _look(node, states, failing, above)
                 changed = changed or states[node.index] is not NodeStatus.PENDING
     nodes = tuple(states[node.index] for node in graph.nodes)
     return Ends(_verdict(graph, nodes), nodes)
@@ -41,7 +42,8 @@ def first_failed(graph: Graph, nodes: Sequence[NodeStatus], order: Sequence[int]
     return next(iter([*serious, *failed]), None)
 
 
-def _look(node: Node, before: Sequence[NodeStatus], failing: Collection[Way], above: Way) -> NodeStatus:
+def _look(node: Node, states: Mapping[int, NodeStatus], failing: Collection[Way], above: Way) -> NodeStatus:
+    before = [states[other] for other in node.counted]
     succeeded = sum(1 for state in before if state is NodeStatus.COMPLETED)
     ended = sum(1 for state in before if state.is_final)
     all_ended = ended == len(before)
@@ -54,6 +56,8 @@ def _look(node: Node, before: Sequence[NodeStatus], failing: Collection[Way], ab
             wanted = node.min_success or 0
             is_met, is_lost = succeeded >= wanted, succeeded + (len(before) - ended) < wanted
     if is_met or (node.allow_failed_deps and all_ended):
+        if not all(states[other].is_final for other in node.awaits):
+            return NodeStatus.PENDING
         return _run(node, failing, (*above, node.index))
     return NodeStatus.SKIPPED if is_lost and not node.allow_failed_deps else NodeStatus.PENDING
 
@@ -61,9 +65,19 @@ def _look(node: Node, before: Sequence[NodeStatus], failing: Collection[Way], ab
 def _run(node: Node, failing: Collection[Way], way: Way) -> NodeStatus:
     if node.child is not None:
         is_good = resolve(node.child, failing, way).workflow is WorkflowStatus.COMPLETED
+    elif node.kind is NodeKind.MAP:
+        count = len(json.loads(node.items or "[]"))
+        is_good = _map_is_good(node, count, sum(1 for item in range(count) if (*way, item) in failing))
     else:
         is_good = way not in failing
     return NodeStatus.COMPLETED if is_good else NodeStatus.FAILED
+
+
+def _map_is_good(node: Node, count: int, failed: int) -> bool:
+    if node.max_failures is None and node.min_item_success is None:
+        return failed == 0
+    most = count if node.max_failures is None else node.max_failures
+    return failed <= most and count - failed >= (node.min_item_success or 0)
 
 
 def _verdict(graph: Graph, nodes: Sequence[NodeStatus]) -> WorkflowStatus:

@@ -20,7 +20,7 @@ def test_none_is_stuck_whatever_is_done_to_them_and_whoever_dies(graphs: Any, wo
     chance = Random(5)  # noqa: S311 - no secret
     victim = worker(APP, processes=2, options=("--max-tasks-per-child=0",))
     worker(APP, options=("--max-tasks-per-child=0",))
-    specs = [graphs.chain, graphs.failing, graphs.mapped, graphs.careful, graphs.nested]
+    specs = [graphs.chain, graphs.failing, graphs.mapped, graphs.careful, graphs.nested, graphs.patchy]
     handles: list[WorkflowHandle[Any]] = [chance.choice(specs).start() for _ in range(COUNT)]
     for number in range(2 * COUNT):
         handle = chance.choice(handles)

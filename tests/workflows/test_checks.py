@@ -1,7 +1,7 @@
 """What is wrong with a graph is found when it is built, all of it, and each line says what to change."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,9 +17,11 @@ from horsies import (
     WorkflowDefinition,
     WorkflowDefinitionError,
     WorkflowNode,
+    WorkflowSpec,
     each,
     from_node,
     result_from,
+    results_from,
 )
 from tests.workflows.crawling import Page, any_json, app, count, fetch, judge, links, summarise, told
 
@@ -87,6 +89,11 @@ def test_every_problem_is_reported_at_once() -> None:
 )
 def test_what_is_no_node_is_named(item: object, words: str) -> None:
     assert problems(item)[0].startswith(words)
+
+
+def test_an_id_that_several_nodes_have_is_one_problem() -> None:
+    same = [fetch.node(node_id="it")("a") for _ in range(3)]
+    assert problems(*same) == ["3 nodes have the id 'it'; rename all but one of them"]
 
 
 def test_the_same_node_twice_is_one_too_many() -> None:
@@ -289,6 +296,80 @@ def test_a_map_runs_at_least_one_at_once(parallel: Any) -> None:
     assert "max_parallel" in problem
 
 
+@pytest.mark.parametrize("limit", ["max_failures", "min_success"])
+@pytest.mark.parametrize("value", [-1, 1_000_001, "2", True])
+def test_limits_of_failures_are_numbers(limit: str, value: Any) -> None:
+    options: Any = {limit: value}
+    [problem] = problems(page, found, fetch.map_node(node_id="it", **options)(each(found)))
+    assert problem.startswith(f"node 'it': {limit} ")
+
+
+def test_limits_of_failures_are_for_maps() -> None:
+    [problem] = problems(TaskNode(fetch, {"url": "a"}, node_id="it", max_failures=1))
+    assert (
+        problem == "node 'it': max_failures and min_item_success are for the items of a map; write task.map_node(...)"
+    )
+
+
+def test_a_list_with_gaps_is_taken_result_by_result() -> None:
+    pages = fetch.map_node(node_id="pages", max_failures=1)(each(["a"]))
+    words = "the list of node 'pages' may have gaps, because it has max_failures or min_success; take its results_from() instead"
+    whole: Any = [
+        any_json.node(node_id="it")(from_node(pages)),
+        any_json.node(node_id="it")([result_from(pages)]),
+        TaskNode(any_json, args_from={"value": pages}, node_id="it"),
+    ]
+    for node in whole:
+        assert problems(pages, node) == [f"node 'it': {words}"]
+    assert app.workflow("w", [pages, summarise.node()(results_from(pages))])
+    assert app.workflow("w", [pages, TaskNode(summarise, args_from={"pages": pages})])
+    assert app.workflow("w", [pages, TaskNode(summarise, args_from={"pages": NodeKey[Any]("pages")})])
+
+
+def test_results_come_from_a_map_and_have_its_type() -> None:
+    of_page = "TaskResult[tests.workflows.crawling.Page, TaskError]"
+    urls: Any = links.map_node(node_id="urls")(each([Page(url="a")]))
+    assert problems(found, page, wrong(summarise, results_from(found))) == [
+        "node 'it': results_from() is for a map_node, and node 'found' is none; take its result_from() instead",
+        f"node 'it': argument 'pages' takes list[{of_page}], but node 'found' gives list[TaskResult[str, TaskError]]",
+    ]
+    [problem] = problems(urls, wrong(summarise, results_from(urls)))
+    assert problem.endswith("but node 'urls' gives list[TaskResult[list[str], TaskError]]")
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (["a", 1], "argument 'url' at '[1]': Input should be a valid string (got 1)"),
+        ("abc", "each() goes through a list, or through the list of a node, but not through 'abc'"),
+        ({"a"}, "each() goes through a list, or through the list of a node, but not through {'a'}"),
+        (7, "each() goes through a list, or through the list of a node, but not through 7"),
+        ([from_node(page)], "each([...]) goes through values; let a node return the list if its items come from other nodes"),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_given_has_values_for_its_parameter(items: Any, words: str) -> None:
+    assert problems(page, fetch.map_node(node_id="it")(each(items))) == [f"node 'it': {words}"]
+
+
+def test_a_list_that_is_given_is_for_a_map_and_long_enough() -> None:
+    outside = fetch.node(node_id="it")(each(["a"]))
+    assert problems(outside) == [
+        "node 'it': only a map_node can go through ('a',) by each(); write task.map_node(...)(...)"
+    ]
+    short = fetch.map_node(node_id="it", min_success=2)(each(["a"]))
+    assert problems(short) == ["node 'it': min_success=2 can never be met, because each() goes through 1 items"]
+
+
+def test_joins_count_what_they_wait_for_and_not_their_context() -> None:
+    context: Any = {"workflow_ctx_from": [page], "node_id": "it"}
+    assert problems(page, told.node(join="any", **context)("x")) == [
+        "node 'it': join=\"any\" can never be met, because it waits for nothing; give it waits_for=[...]"
+    ]
+    assert problems(page, found, told.node(join="quorum", min_success=2, waits_for=[found], **context)("x")) == [
+        "node 'it': min_success=2 can never be met, because it waits for 1"
+    ]
+
+
 # -- policies
 
 
@@ -394,3 +475,56 @@ def test_parameters_of_a_sub_workflow_that_are_missing_or_unknown_are_named() ->
     assert problems(SubWorkflowNode(Parameters, kwargs={"page": 1, "more": 2}, node_id="sub")) == [
         "node 'sub': Parameters.build_with(): got an unexpected keyword argument 'more'"
     ]
+
+
+class Typed(WorkflowDefinition[None]):
+    name = "typed"
+
+    @classmethod
+    def build_with(
+        cls,
+        app: Horsies,
+        *,
+        page: Page,  # noqa: ARG003 - only its annotation matters
+        depth: int = 1,
+        kind: Literal["a", "b"] = "a",
+        names: list[str] | None = None,
+        **more: float,
+    ) -> WorkflowSpec[Any]:
+        # Of no matter what type: the checks inside would find the same once more.
+        return app.workflow(cls.name, [any_json.node(node_id="in")([depth, kind, *(names or []), *more.values()])])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"page": Page(url="a"), "depth": "2"}, ["parameter 'depth' takes int, not '2'"]),
+        ({"page": {"url": "a"}}, ["parameter 'page' takes Page, not {'url': 'a'}"]),
+        ({"page": from_node(page), "kind": "c"}, ["parameter 'kind' takes Literal['a', 'b'], not 'c'"]),
+        ({"page": from_node(page), "names": ["a", 1]}, ["parameter 'names' takes list[str] | None, not ['a', 1]"]),
+        ({"page": from_node(page), "more": "x"}, ["parameter 'more' takes float, not 'x'"]),
+        ({"page": from_node(found), "depth": None}, ["parameter 'page' takes Page, but node 'found' gives list[str]", "parameter 'depth' takes int, not None"]),
+        ({"page": from_node(page), "names": ["a", from_node(page)]}, ["parameter 'names[1]' takes str, but node 'page' gives Page"]),
+    ],
+)  # fmt: skip
+def test_what_is_given_to_a_sub_workflow_fits_the_annotations_of_build_with(
+    given: dict[str, Any], words: list[str]
+) -> None:
+    assert problems(page, found, SubWorkflowNode(Typed, kwargs=given, node_id="sub")) == [
+        f"node 'sub': {word}" for word in words
+    ]
+
+
+def test_what_fits_is_let_through() -> None:
+    fine: list[dict[str, Any]] = [
+        {"page": Page(url="a"), "depth": True, "kind": "b", "names": [], "more": 1},
+        {"page": from_node(page), "names": None, "others": 1.5},
+        {"page": from_node(page), "names": ["a"]},
+    ]
+    for given in fine:
+        assert app.workflow("w", [page, SubWorkflowNode(Typed, kwargs=given)])
+
+
+def test_a_parameter_of_a_sub_workflow_is_given_once() -> None:
+    twice = SubWorkflowNode(Typed, kwargs={"page": Page(url="a"), "depth": 1}, args_from={"page": page}, node_id="sub")
+    assert problems(page, twice) == ["node 'sub': argument 'page' is in kwargs and in args_from"]

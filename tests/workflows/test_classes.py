@@ -336,7 +336,7 @@ def test_a_workflow_that_contains_itself_is_refused() -> None:
         name = "endless"
 
         @classmethod
-        def build_with(cls, app: Horsies) -> WorkflowSpec[None]:
+        def build_with(cls, app: Horsies) -> WorkflowSpec[Any]:
             return app.workflow("endless", [SubWorkflowNode(Endless, node_id="again")])
 
     with pytest.raises(WorkflowDefinitionError, match="does one contain itself"):

@@ -144,6 +144,14 @@ def mapped(*, max_parallel: int | None = None) -> Graph:
     return Graph("map", (node(0), over, node(2, 1)), output=2)
 
 
+def contexts(size: int) -> Graph:
+    """Two nodes, many that wait for the one and await the other, and one that awaits all of these."""
+    many = range(2, size + 2)
+    awaiting = [node(n, 0, 1, join=Join.ANY, awaits=(1,), uncounted=frozenset({1})) for n in many]
+    last = node(size + 2, 0, *many, join=Join.ANY, awaits=tuple(many), uncounted=frozenset(many))
+    return Graph("contexts", (node(0), node(1), *awaiting, last))
+
+
 # -- what happens to them
 
 
@@ -234,6 +242,30 @@ def layers_complete(broker: PostgresBroker, session: Session, size: int) -> Sequ
 def a_map_completes(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
     run = begin(broker, mapped())
     return [end(session, run, result=json.dumps([1] * size)), end(session, run), to_the_end(session, run)]
+
+
+def a_map_has_failures(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
+    each = (Ref(("item",), -1, RefMode.EACH),)
+    over: Node = node(
+        0, kind=NodeKind.MAP, refs=each, args='{"item":null}', items=json.dumps([1] * size), max_failures=size
+    )
+    results = (Ref(("a",), 0, RefMode.RESULTS),)
+    run = begin(broker, Graph("map", (over, node(1, 0, refs=results))))
+    failed = end(session, run, fails=True)
+    return [failed, to_the_end(session, run)]
+
+
+def contexts_are_awaited(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
+    run = begin(broker, contexts(size))
+    return [end(session, run), end(session, run), to_the_end(session, run)]
+
+
+def contexts_are_awaited_again(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
+    run = begin(broker, contexts(size))
+    end(session, run, fails=True)
+    for _ in range(3):
+        step(session, run)
+    return [_retried(session, run), to_the_end(session, run)]
 
 
 def sub_workflows_complete(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
@@ -334,7 +366,8 @@ def a_run_is_looked_at(broker: PostgresBroker, session: Session, size: int) -> S
 
 STORIES: Sequence[Story] = [
     a_fan_completes, a_fan_is_skipped, a_join_of_failures_runs, optional_nodes_fail, cases_of_success, layers_complete, a_map_completes,
-    sub_workflows_complete, maps_open, a_workflow_is_paused_resumed_and_cancelled, a_workflow_is_retried, a_join_is_retried,
+    a_map_has_failures, contexts_are_awaited, contexts_are_awaited_again, sub_workflows_complete, maps_open,
+    a_workflow_is_paused_resumed_and_cancelled, a_workflow_is_retried, a_join_is_retried,
     sub_workflows_are_retried, tasks_are_lost, a_run_is_looked_at,
 ]  # fmt: skip
 

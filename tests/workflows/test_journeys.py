@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 from psycopg import Connection
 
-from horsies import NodeKey, NodeStatus, SubWorkflowNode, WorkflowStatus, from_node
+from horsies import (
+    NodeKey,
+    NodeStatus,
+    SubWorkflowNode,
+    SuccessCase,
+    SuccessPolicy,
+    TaskNode,
+    WorkflowStatus,
+    from_node,
+)
 from horsies.workflows.inspect import get_stuck
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
@@ -114,3 +123,102 @@ def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
     # A task whose ending died with its worker has crashed; whichever it is, the workflow has an end.
     assert result.is_ok() or result.unwrap_err().error_code == "WORKER_CRASHED"
     assert graphs.app.broker.run(get_stuck) == []
+
+
+# -- without an output
+
+
+def test_a_workflow_without_an_output_gives_the_results_of_its_last_nodes(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    first, bad = graphs.give.node(node_id="first")(1), graphs.refuse.node(node_id="bad")()
+    last = [graphs.add.node(node_id="second")(from_node(first)), graphs.add.node(node_id="never")(from_node(bad))]
+    policy = SuccessPolicy(cases=[SuccessCase(required=["second"])])
+    handle = graphs.app.workflow("open", [first, bad, *last], success_policy=policy).start()
+    found = handle.get(TIMEOUT_MS).unwrap()
+    assert [*found] == ["second", "never"]
+    assert found["second"].unwrap() == 2
+    assert found["never"].unwrap_err().error_code == "UPSTREAM_SKIPPED"
+
+
+async def test_asyncio_code_is_given_them_as_well(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    handle = await graphs.app.workflow("open", [graphs.one, graphs.two]).start_async()
+    assert {name: result.unwrap() for name, result in (await handle.get_async(TIMEOUT_MS)).unwrap().items()} == {
+        "two": 2
+    }
+    await graphs.app.close_async()
+
+
+def test_a_node_that_another_only_has_in_its_context_is_not_a_last_one(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    first, second = graphs.give.node(node_id="first")(1), graphs.give.node(node_id="second")(2)
+    last = TaskNode(
+        graphs.look_at,
+        {"names": ["second"]},
+        waits_for=[first],
+        workflow_ctx_from=[second],
+        join="any",
+        node_id="last",
+    )
+    handle = graphs.app.workflow("context", [first, second, last]).start()
+    assert {name: result.unwrap() for name, result in handle.get(TIMEOUT_MS).unwrap().items()} == {"last": ["2"]}
+
+
+def test_a_run_that_retention_has_removed_before_its_results_were_read_is_not_known(
+    graphs: Any, worker: StartWorker, sql: Connection
+) -> None:
+    worker(APP)
+    handle = graphs.app.workflow("open", [graphs.one]).start()
+    handle.get(TIMEOUT_MS).unwrap()
+    sql.execute("delete from horsies.nodes")
+    assert handle.get(TIMEOUT_MS).unwrap_err().error_code == "WORKFLOW_NOT_FOUND"
+
+
+# -- the error of a sub-workflow
+
+
+def test_the_error_of_a_sub_workflow_says_which_nodes_failed_and_how_many_succeeded(
+    graphs: Any, worker: StartWorker
+) -> None:
+    worker(APP)
+    bad = graphs.refuse.node(node_id="bad\"'")()
+    inner = graphs.app.workflow("inner", [graphs.give.node(node_id="good")(1), bad, graphs.add.node()(from_node(bad))])
+    middle = SubWorkflowNode(inner, node_id="middle")
+    outer = SubWorkflowNode(graphs.app.workflow("middle", [middle]), node_id="outer")
+    handle = graphs.app.workflow("outer", [outer]).start()
+    error = handle.get(TIMEOUT_MS).unwrap_err()
+    assert error.error_code == "REFUSED"
+    assert error.message == (
+        "node 'middle' failed, 0 of 1 nodes succeeded: node 'bad\"'' failed, 1 of 3 nodes succeeded: as it was asked to"
+    )
+    assert handle.result_for(outer).unwrap_err() == error
+
+
+def test_of_many_failed_nodes_the_first_are_named(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    inner = graphs.app.workflow("inner", [graphs.refuse.node(node_id=f"n{number}")() for number in range(5)])
+    error = graphs.app.workflow("outer", [SubWorkflowNode(inner)]).start().get(TIMEOUT_MS).unwrap_err()
+    names, _, rest = error.message.partition(" and 2 more failed, ")
+    assert names.startswith("nodes 'n")
+    assert names.count(", ") == 2
+    assert rest == "0 of 5 nodes succeeded: as it was asked to"
+
+
+def test_an_error_with_a_null_character_passes_through_a_sub_workflow(graphs: Any, worker: StartWorker) -> None:
+    worker(APP)
+    inner = graphs.app.workflow("inner", [graphs.echo.node(node_id="loud")("!\0\\")])
+    error = graphs.app.workflow("outer", [SubWorkflowNode(inner)]).start().get(TIMEOUT_MS).unwrap_err()
+    assert error.message == "node 'loud' failed, 0 of 1 nodes succeeded: !\0\\"
+    assert error.data == ["!\0\\"]
+
+
+def test_a_sub_workflow_none_of_whose_cases_is_satisfied_says_how_many_succeeded(
+    graphs: Any, worker: StartWorker
+) -> None:
+    worker(APP)
+    skipped = graphs.add.node(node_id="skipped", waits_for=["bad"])(1)
+    policy = SuccessPolicy(cases=[SuccessCase(required=[skipped])])
+    nodes = [graphs.give.node(node_id="good")(1), graphs.refuse.node(node_id="bad")(), skipped]
+    inner = graphs.app.workflow("inner", nodes, success_policy=policy)
+    error = graphs.app.workflow("outer", [SubWorkflowNode(inner)]).start().get(TIMEOUT_MS).unwrap_err()
+    assert error.message.startswith("node 'bad' failed, 1 of 3 nodes succeeded: ")

@@ -19,8 +19,47 @@ begin
                 from "horsies".nodes as input
                 where input.id = any(nodes.inputs)
             ), 0)
+            + coalesce((
+                select sum(8 + coalesce(octet_length(item.result::text), 0) + coalesce(octet_length(item.error::text), 0))
+                from unnest(nodes.results_of) as wanted (id)
+                cross join lateral (select map.child_id from "horsies".nodes as map where map.id = wanted.id offset 0) as map
+                cross join lateral (
+                    select item.result, item.error from "horsies".nodes as item where item.workflow_id = map.child_id offset 0
+                ) as item
+            ), 0)
         from "horsies".nodes
         where nodes.id = node
+    );
+end
+$$;
+
+CREATE FUNCTION horsies.item_results(map uuid) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    return (
+        select '[' || coalesce((
+            select string_agg(
+                case
+                    when item.status = 'COMPLETED' then '{"ok":' || coalesce(item.result::text, 'null') || '}'
+                    when item.status = 'FAILED' and item.error is not null then '{"err":' || item.error::text || '}'
+                    else '{"err":' || json_build_object(
+                        'error_code', case when item.status = 'SKIPPED' then 'UPSTREAM_SKIPPED' else 'RESULT_NOT_READY' end,
+                        'message', case
+                            when item.status = 'SKIPPED' then 'item ' || item.index || ' was skipped: the map was stopped'
+                            else 'item ' || item.index || ' is ' || item.status || ': it has no result yet'
+                        end,
+                        'data', null
+                    )::text || '}'
+                end,
+                ',' order by item.index
+            )
+            from "horsies".nodes as item
+            where item.workflow_id = workflows.id
+        ), '') || ']'
+        from "horsies".workflows
+        where workflows.id = (select nodes.child_id from "horsies".nodes where nodes.id = map)
     );
 end
 $$;
@@ -43,24 +82,41 @@ begin
             'refs', nodes.refs,
             -- As text: what is only passed on is never decoded on its way.
             'item', nodes.item::text,
-            'inputs', case when nodes.inputs <> '{}' then (
+            'inputs', case when nodes.inputs <> '{}' or nodes.results_of is not null then (
                 select json_agg(
                     json_build_object(
                         'node_id', input.node_id,
                         'status', input.status,
                         'made_by', input.made_by,
                         'makes_list', input.makes_list,
-                        'result', input.result::text,
-                        'error', input.error::text
+                        'result', input.result,
+                        'error', input.error
                     )
-                    order by wanted.place
+                    order by input.place
                 )
-                from unnest(nodes.inputs) with ordinality as wanted (id, place)
-                cross join lateral (
-                    select other.node_id, other.status, other.made_by, other.makes_list, other.result, other.error
-                    from "horsies".nodes as other
-                    where other.id = wanted.id
-                    offset 0
+                from (
+                    select
+                        wanted.place, other.node_id, other.status, other.made_by, other.makes_list,
+                        other.result::text as result, other.error::text as error
+                    from unnest(nodes.inputs) with ordinality as wanted (id, place)
+                    cross join lateral (
+                        select other.node_id, other.status, other.made_by, other.makes_list, other.result, other.error
+                        from "horsies".nodes as other
+                        where other.id = wanted.id
+                        offset 0
+                    ) as other
+                    union all
+                    select
+                        cardinality(nodes.inputs) + wanted.place, map.node_id,
+                        case when map.results is null then map.status else 'COMPLETED' end,
+                        null, false, map.results, case when map.results is null then map.error::text end
+                    from unnest(nodes.results_of) with ordinality as wanted (id, place)
+                    cross join lateral (
+                        select other.node_id, other.status, other.error, "horsies".item_results(other.id) as results
+                        from "horsies".nodes as other
+                        where other.id = wanted.id
+                        offset 0
+                    ) as map
                 ) as input
             ) end,
             'meta', case when nodes.wants_meta then (
@@ -100,6 +156,14 @@ begin
                 select sum(coalesce(pg_column_size(input.result), 0) + coalesce(pg_column_size(input.error), 0))
                 from "horsies".nodes as input
                 where input.id = any(nodes.inputs)
+            ), 0)
+            + coalesce((
+                select sum(8 + coalesce(pg_column_size(item.result), 0) + coalesce(pg_column_size(item.error), 0))
+                from unnest(nodes.results_of) as wanted (id)
+                cross join lateral (select map.child_id from "horsies".nodes as map where map.id = wanted.id offset 0) as map
+                cross join lateral (
+                    select item.result, item.error from "horsies".nodes as item where item.workflow_id = map.child_id offset 0
+                ) as item
             ), 0)
         into stored
         from "horsies".nodes
@@ -416,6 +480,12 @@ CREATE TABLE horsies.nodes (
     error json,
     finished_at timestamp with time zone,
     trace text,
+    awaits integer[],
+    awaits_left integer DEFAULT 0 NOT NULL,
+    awaited_by uuid[],
+    max_failures integer,
+    min_item_success integer,
+    results_of uuid[],
     CONSTRAINT nodes_status_is_known CHECK ((status = ANY (ARRAY['PENDING'::text, 'READY'::text, 'ENQUEUED'::text, 'RUNNING'::text, 'COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])))
 )
 WITH (fillfactor='70');

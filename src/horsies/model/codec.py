@@ -139,11 +139,11 @@ class ArgumentsCodec(_Codec):
         adapter = self._part(frozenset(given), lambda: _arguments_adapter(self.name, parameters))
         return adapter.write(given, f"{self.name}()", GIVEN, PayloadError, self.watch)
 
-    def encode_piece(self, tp: Any, value: object, place: str) -> str:
+    def encode_piece(self, tp: Any, value: object, place: str, watch: SizeWatch | None = None) -> str:
         """A piece of an argument, such as one item of a list whose others are not there yet."""
         adapter = self._part(("piece", tp), lambda: _value_adapter(tp, f"{self.name}(): '{place}'"))
         telling = Telling(noun=f"argument '{place}' at", shown=short_repr)
-        return adapter.write(value, f"argument '{place}'", telling, PayloadError, self.watch)
+        return adapter.write(value, f"argument '{place}'", telling, PayloadError, watch or self.watch)
 
     def _part(self, key: object, make: "Callable[[], Adapter]") -> "Adapter":
         try:

@@ -49,6 +49,22 @@ def fits(produced: Any, wanted: Any) -> bool:
     return _classes_fit(produced, wanted)
 
 
+def value_fits(value: object, wanted: Any) -> bool:
+    """Whether a value may be passed where a type is annotated."""
+    match value:
+        case None | bool() | int() | str() | bytes() | Enum():
+            return fits(Literal[value], wanted)
+        case list() | tuple():
+            items = enumerate(cast("Sequence[object]", value))
+            kind = list if isinstance(value, list) else tuple
+            return fits(kind, wanted) and all(value_fits(item, inside(wanted, at)) for at, item in items)
+        case dict():
+            members = cast("Mapping[object, object]", value).items()
+            return fits(dict, wanted) and all(value_fits(item, inside(wanted, str(key))) for key, item in members)
+        case _:
+            return fits(type(value), wanted)
+
+
 def result_of(tp: Any) -> Any:
     """`TaskResult[tp, TaskError]`."""
     return TaskResult[tp, TaskError]

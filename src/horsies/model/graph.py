@@ -4,7 +4,7 @@ A graph is a list of nodes in topological order; nodes name each other by their 
 function or to an object of the user's, so a graph can be stored, drawn, and reasoned about by anybody.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -129,6 +129,7 @@ class RefMode(StrEnum):
 
     VALUE = "value"  # its good value
     RESULT = "result"  # `{"ok": value}` or `{"err": error}`, as a TaskResult is written
+    RESULTS = "results"  # a list of those, one for each item of a map
     EACH = "each"  # one item of its list; in a map only, and only once
 
 
@@ -157,7 +158,12 @@ class Made:
 class Node:
     """One node. `waits_for` includes every node of its own graph that its references name, or those inside its sub-workflow.
 
-    A TASK or a MAP has `terms` and `args`: a JSON object with null wherever a reference stands. A WORKFLOW has a `child`.
+    `awaits` are those of `waits_for` that must have ended before it runs, whatever the join says. `uncounted` are those of `awaits` that do not
+    count in the join.
+
+    A TASK or a MAP has `terms` and `args`: a JSON object with null wherever a reference stands. A WORKFLOW has a `child`. A MAP goes through the
+    list of another node (`each`) or through `items`, a JSON array. It fails if more than `max_failures` of its items do, or if fewer than
+    `min_item_success` succeed; if neither is given, if any fails.
     """
 
     index: int
@@ -171,27 +177,42 @@ class Node:
     min_success: int | None = None
     allow_failed_deps: bool = False
     max_parallel: int | None = None
+    max_failures: int | None = None
+    min_item_success: int | None = None
+    items: str | None = None
+    awaits: tuple[int, ...] = ()
+    uncounted: frozenset[int] = frozenset()
     ctx_from: tuple[int, ...] = ()
     wants: frozenset[Wanted] = frozenset()
     child: "Graph | None" = None
 
     @property
-    def needed(self) -> int:
-        """So many of the nodes it waits for must succeed.
+    def counted(self) -> tuple[int, ...]:
+        """The nodes that count in its join."""
+        return (
+            tuple(index for index in self.waits_for if index not in self.uncounted)
+            if self.uncounted
+            else self.waits_for
+        )
 
-        It runs as soon as they have, without regard to the rest. It is skipped when so many no longer can; with
-        `allow_failed_deps` it then runs nevertheless, once every one of them has ended.
+    @property
+    def needed(self) -> int:
+        """So many of the nodes that count must succeed.
+
+        It runs as soon as they have, and what it awaits has ended, without regard to the rest. It is skipped when so many no longer
+        can; with `allow_failed_deps` it then runs nevertheless, once every one of them has ended.
         """
         match self.join:
             case Join.ALL:
-                return len(self.waits_for)
+                return len(self.counted)
             case Join.ANY:
-                return min(1, len(self.waits_for))
+                return min(1, len(self.counted))
             case Join.QUORUM:
                 return self.min_success or 0
 
-    def is_ready(self, succeeded: int, unresolved: int) -> bool:
-        return succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0)
+    def is_ready(self, succeeded: int, unresolved: int, awaited: int = 0) -> bool:
+        """`unresolved` are those that count and have not ended; `awaited` those that it awaits and that have not."""
+        return awaited == 0 and (succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0))
 
     @property
     def made(self) -> Made:
@@ -210,7 +231,7 @@ class Node:
 class Graph:
     """A whole workflow.
 
-    Its value is that of its `output` node; without one it is null. It succeeds if all nodes of one of the `success_cases` do, or,
+    Its value is that of its `output` node; without one it is null, for the node that stands for it in another workflow. It succeeds if all nodes of one of the `success_cases` do, or,
     when there are none, if no node but `optional` ones fails. The failure of an optional node does not pause it, and is not its
     error while there is another's.
     """
@@ -228,9 +249,16 @@ class Graph:
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     def dependents(self) -> tuple[tuple[int, ...], ...]:
-        """For each node those that wait for it."""
+        """For each node those in whose join it counts."""
+        return self._inverted(lambda node: node.counted)
+
+    def awaited_by(self) -> tuple[tuple[int, ...], ...]:
+        """For each node those that await it."""
+        return self._inverted(lambda node: node.awaits)
+
+    def _inverted(self, named_by: Callable[[Node], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         waiting: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
-            for dependency in node.waits_for:
-                waiting[dependency].append(node.index)
+            for other in named_by(node):
+                waiting[other].append(node.index)
         return tuple(tuple(indexes) for indexes in waiting)

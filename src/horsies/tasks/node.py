@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import Join, NodeKind, RefMode
@@ -85,12 +85,19 @@ class TaskNode(WorkflowNode[T_co]):
     args: tuple[Any, ...] = ()
     kind: NodeKind = NodeKind.TASK
     max_parallel: int | None = None
+    max_failures: int | None = None
+    min_item_success: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("kwargs", "args_from"):
             object.__setattr__(self, name, by_name(name, getattr(self, name)))
         for name in ("waits_for", "workflow_ctx_from"):
             object.__setattr__(self, name, listed(getattr(self, name)))
+
+    @property
+    def may_have_gaps(self) -> bool:
+        """A map that may succeed although items have failed."""
+        return self.max_failures is not None or self.min_item_success is not None
 
     def __repr__(self) -> str:
         return f"<node {self.node_id or 'of task'} {getattr(self.fn, 'name', self.fn)!r}>"
@@ -122,15 +129,29 @@ class NodeMaker(Generic[P, T]):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Stands in an argument for what will come from another node. `from_outside`: from a workflow that this one is part of."""
+    """Stands in an argument for what will come from another node. `from_outside`: from a workflow that this one is part of.
+
+    The source of `each([...])` is not a node but the list itself.
+    """
 
     source: AnyNode[Any]
     mode: RefMode
     from_outside: bool = False
 
+    @property
+    def is_literal(self) -> bool:
+        return self.mode is RefMode.EACH and not isinstance(cast("object", self.source), WorkflowNode | NodeKey)
+
     def __repr__(self) -> str:
-        word = {RefMode.VALUE: "from_node", RefMode.RESULT: "result_from", RefMode.EACH: "each"}[self.mode]
-        return f"{word}({self.source!r})"
+        return f"{_WORDS[self.mode]}({self.source!r:.80})"
+
+
+_WORDS: Mapping[RefMode, str] = {
+    RefMode.VALUE: "from_node",
+    RefMode.RESULT: "result_from",
+    RefMode.RESULTS: "results_from",
+    RefMode.EACH: "each",
+}
 
 
 def from_node(node: AnyNode[T]) -> T:
@@ -143,6 +164,16 @@ def result_from(node: AnyNode[T]) -> TaskResult[T, TaskError]:
     return cast("TaskResult[T, TaskError]", Flow(node, RefMode.RESULT))
 
 
-def each(node: AnyNode[Sequence[T]]) -> T:
-    """One item of the list that another node returns, as an argument of a `map_node`: the task runs once for each."""
-    return cast("T", Flow(node, RefMode.EACH))
+def results_from(node: AnyNode[list[T]]) -> list[TaskResult[T, TaskError]]:
+    """The TaskResults of all items of a `map_node`, in the order of the items, as an argument: this node waits for the map. Also inside lists and dicts."""
+    return cast("list[TaskResult[T, TaskError]]", Flow(node, RefMode.RESULTS))
+
+
+@overload
+def each(items: AnyNode[Sequence[T]]) -> T: ...
+@overload
+def each(items: Sequence[T]) -> T: ...
+def each(items: Any) -> Any:
+    """One item of the list that another node returns, or of a list that is given here, as an argument of a `map_node`: the task runs once for each."""
+    source: Any = tuple(cast("list[Any]", items)) if isinstance(items, list) else items  # a copy, which nobody changes
+    return Flow(source, RefMode.EACH)

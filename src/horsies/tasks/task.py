@@ -147,16 +147,20 @@ class Sendable(Sender[P, T]):
         *,
         node_id: str | None = None,
         max_parallel: int | None = None,
+        max_failures: int | None = None,
+        min_success: int | None = None,
         waits_for: Sequence[AnyNode[Any] | str] = (),
         queue: str | None = None,
         priority: int | None = None,
         good_until: datetime | None = None,
     ) -> NodeMaker[P, list[T]]:
-        """This task once for each item of a list that another node returns, as one node whose value is the list of results.
+        """This task once for each item of a list, as one node whose value is the list of results.
 
-        One argument must be `each(node)`. At most `max_parallel` of them run at once.
+        One argument must be `each(node)` or `each([...])`. At most `max_parallel` of them run at once. The map fails if any item does; with
+        `max_failures` if more of them do, and with `min_success` if fewer succeed. `results_from(map)` gives another node the result of every item.
         """
-        options = {name: value for name, value in locals().items() if name != "self"}
+        options = {name: value for name, value in locals().items() if name not in {"self", "min_success"}}
+        options["min_item_success"] = min_success
         from horsies.model.graph import NodeKind
         from horsies.tasks.node import NodeMaker, TaskNode
 

@@ -3,7 +3,8 @@
 **Nouns.** A *run* is a row of `workflows`: a graph under way. A sub-workflow is a run of its own, and so are the items of a map; the runs of one
 start make a *tree*, and the row at its top, the *root*, is the lock for all of it. A *node* is a row of `nodes`. It is *resolved* when it is
 COMPLETED, FAILED or SKIPPED, and it is *told* when that has been counted by the nodes that wait for it and by its run. READY is a node whose
-join is met; ENQUEUED one whose task is in `tasks`.
+join is met; ENQUEUED one whose task is in `tasks`. A node may *await* others beside its join: it stays PENDING until these have ended, however they
+do. `awaits_left` counts down to that. Releases before migration 0013 do not count it; the keeper corrects that (`control.get_lost`).
 
 **A step** is a few statements in one transaction, under the lock of the roots:
 
@@ -24,7 +25,9 @@ with nothing left. No step depends on what its caller remembers, so anybody may 
   *same transaction*. It dies before COMMIT: neither the endings nor the step have happened, and the keeper ends the tasks of the dead worker
   as it ends any. It dies after COMMIT: the endings are told. If something is left (a cascade of skips, a sub-workflow), the pump's next
   turn takes a full step; if that never comes, the keeper's does.
-- `start` writes the tree as a first step would leave it, in one statement. Whoever loses the answer repeats it with the same ids.
+- `start` writes the tree as a first step would leave it, in one statement. Whoever loses the answer repeats it with the same ids. Only a map over a
+  list that was given when the workflow was built is written as READY: `start` takes the step that opens it, or, if it dies before or was part of the
+  caller's transaction, the keeper does.
 - What ends tasks without knowing of graphs (a cancellation, an expiry) resolves their nodes in its own statement, and leaves the telling to the keeper.
 - The keeper (`keeper/reap.py`) looks for what is left anywhere (`get_unsettled`) and takes steps until nothing is.
 
@@ -55,6 +58,13 @@ BATCH = 100
 NO_SUCCESS = encode_error(
     TaskError(error_code=OutcomeCode.WORKFLOW_FAILED, message="no case of its success policy is satisfied")
 )
+TOO_FEW = encode_error(
+    TaskError(
+        error_code=OutcomeCode.WORKFLOW_FAILED,
+        message="<succeeded> of its <items> items succeeded, and min_success is <least>",
+    )
+)
+"""`end_runs` knows the numbers. Only where no item has failed: otherwise the error is that of the first one that did."""
 NO_LIST = encode_error(
     TaskError(
         error_code=OutcomeCode.UPSTREAM_SKIPPED, message="the node that this map goes over has not returned a list"
@@ -93,7 +103,9 @@ def full_step(roots: Sequence[str], task_ids: Sequence[TaskId] = ()) -> list[Que
 
 
 def _open_and_end(roots: Sequence[str]) -> list[Query]:
-    end_runs = SQL["end_runs"](roots=list(roots), no_success=NO_SUCCESS, too_large=TOO_LARGE, most_bytes=MOST_BYTES)
+    end_runs = SQL["end_runs"](
+        roots=list(roots), no_success=NO_SUCCESS, too_few=TOO_FEW, too_large=TOO_LARGE, most_bytes=MOST_BYTES
+    )
     return [SQL["open_tasks"](roots=list(roots)), end_runs]
 
 

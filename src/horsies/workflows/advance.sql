@@ -46,7 +46,7 @@ resolved as (
     from ended
     where nodes.id = any(array[ended.node_id])
     and case when nodes.task_id = ended.id then nodes.status = 'ENQUEUED' end
-    returning nodes.workflow_id, nodes.index, nodes.status, nodes.dependents
+    returning nodes.workflow_id, nodes.index, nodes.status, nodes.dependents, nodes.awaited_by
 ),
 untold as (
     update {schema}.nodes
@@ -54,7 +54,7 @@ untold as (
     where root_id = any(%(roots)s::uuid[])
     and not told
     and status in ('COMPLETED', 'FAILED', 'SKIPPED')
-    returning workflow_id, index, status, dependents
+    returning workflow_id, index, status, dependents, awaited_by
 ),
 news as materialized (
     select * from resolved
@@ -62,22 +62,31 @@ news as materialized (
     select * from untold
 ),
 tally as materialized (
-    select dependent.id, count(*) as resolved, count(*) filter (where news.status = 'COMPLETED') as succeeded
-    from news
-    cross join unnest(news.dependents) as dependent (id)
-    group by dependent.id
+    select edge.id, sum(edge.resolved) as resolved, sum(edge.succeeded) as succeeded, sum(edge.awaited) as awaited
+    from (
+        select dependent.id, 1 as resolved, case when news.status = 'COMPLETED' then 1 else 0 end as succeeded, 0 as awaited
+        from news
+        cross join unnest(news.dependents) as dependent (id)
+        union all
+        select dependent.id, 0, 0, 1
+        from news
+        cross join unnest(news.awaited_by) as dependent (id)
+    ) as edge
+    group by edge.id
 ),
 counted as (
     update {schema}.nodes
     set
         resolved = nodes.resolved + tally.resolved,
         succeeded = nodes.succeeded + tally.succeeded,
+        awaits_left = nodes.awaits_left - tally.awaited,
         status = case
-            when nodes.succeeded + tally.succeeded >= needed then 'READY'
+            when nodes.succeeded + tally.succeeded >= needed then case when nodes.awaits_left > tally.awaited then 'PENDING' else 'READY' end
             -- No join asks for more than it waits for. To count those, a long `waits_for` is read from where it is stored out of line, so that
             -- is left until it can make a difference: once for a join of all, not once for each node that it waits for.
             when nodes.resolved + tally.resolved = nodes.succeeded + tally.succeeded then 'PENDING'
             when allow_failed_deps and nodes.resolved + tally.resolved < needed then 'PENDING'
+            when allow_failed_deps and nodes.awaits_left > tally.awaited then 'PENDING'
             when allow_failed_deps and nodes.resolved + tally.resolved >= cardinality(waits_for) then 'READY'
             when allow_failed_deps then 'PENDING'
             when nodes.succeeded + tally.succeeded + cardinality(waits_for) - nodes.resolved - tally.resolved < needed then 'SKIPPED'
@@ -85,7 +94,7 @@ counted as (
         end
     from tally
     where nodes.id = any(array[tally.id])
-    and case when tally.resolved > 0 then nodes.status = 'PENDING' end
+    and case when tally.resolved + tally.awaited > 0 then nodes.status = 'PENDING' end
 ),
 told as materialized (
     select
@@ -179,6 +188,11 @@ with opening as materialized (
         select source.status, source.result
         from {schema}.nodes as source
         where source.id = nodes.source
+        union all
+        -- The list was given when the workflow was built.
+        select 'COMPLETED', nodes.item
+        where nodes.source is null
+        and nodes.item is not null
         offset 0
     ) as source
     where nodes.root_id = any(%(roots)s::uuid[])
@@ -210,12 +224,12 @@ runs as (
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, waits_for, dependents, needed, allow_failed_deps,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, takes_inputs, wants_meta, item, made_by, trace
+    args, refs, inputs, results_of, takes_inputs, wants_meta, item, made_by, trace
 )
 select
     gen_random_uuid(), root_id, child_id, item.number - 1, node_id || '[' || item.number - 1 || ']', 'task', '{}', '{}', 0, false,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, takes_inputs, wants_meta, item.value, task_name, trace
+    args, refs, inputs, results_of, takes_inputs, wants_meta, item.value, task_name, trace
 from opening
 cross join lateral json_array_elements(case when opening.is_list then opening.list else '[]' end) with ordinality as item (value, number);
 
@@ -264,6 +278,7 @@ update {schema}.nodes
 set status = 'READY'
 where workflow_id = any(array(select begun.id from begun))
 and status = 'PENDING'
+and awaits_left <= 0
 and (succeeded >= needed or allow_failed_deps and resolved >= cardinality(waits_for));
 
 -- name: open_tasks
@@ -324,9 +339,16 @@ with over as materialized (
     select
         workflows.id,
         workflows.status,
+        workflows.is_map,
         known.optional,
         known.bytes,
+        items.count as items,
+        items.succeeded,
+        bounds.min_item_success,
         known.bytes is null and case
+            when bounds.max_failures is not null or bounds.min_item_success is not null
+            then items.count - items.succeeded <= coalesce(bounds.max_failures, items.count)
+            and items.succeeded >= coalesce(bounds.min_item_success, 0)
             when workflows.success_cases is null then not exists (
                 select from {schema}.nodes
                 where nodes.workflow_id = workflows.id
@@ -368,6 +390,20 @@ with over as materialized (
             ) end as bytes
         offset 0
     ) as known
+    left join lateral (
+        select map.max_failures, map.min_item_success
+        from {schema}.nodes as map
+        where workflows.is_map
+        and map.id = workflows.parent_node
+        offset 0
+    ) as bounds on true
+    -- Counted only where somebody asked for it.
+    cross join lateral (
+        select count(*) as count, count(*) filter (where item.status = 'COMPLETED') as succeeded
+        from {schema}.nodes as item
+        where (bounds.max_failures is not null or bounds.min_item_success is not null)
+        and item.workflow_id = workflows.id
+    ) as items
     where workflows.root_id = any(%(roots)s::uuid[])
     and workflows.status in ('RUNNING', 'PAUSED')
     and workflows.unresolved = 0
@@ -390,6 +426,10 @@ ended as (
                 limit 1
             ),
             replace(%(too_large)s::text, '<bytes>', to_char(over.bytes, 'FM999,999,999,999,999'))::json,
+            case when over.is_map then replace(
+                replace(replace(%(too_few)s::text, '<succeeded>', over.succeeded::text), '<items>', over.items::text),
+                '<least>', over.min_item_success::text
+            )::json end,
             %(no_success)s::json
         ) end
     from over
@@ -401,11 +441,44 @@ above as (
     update {schema}.nodes
     set
         status = ended.status,
-        error = ended.error,
+        error = case
+            when ended.status = 'COMPLETED' or ended.is_map then ended.error
+            else coalesce(
+                (
+                    -- Put before the message as text. The functions that look into JSON refuse a string with a null character, whichever part of the
+                    -- error it is in, and the step with it. An error that no library has written may look different, and stays as it is.
+                    select (head.text || substr(words.text, 2, length(words.text) - 2) || substr(ended.error::text, length(head.text) + 1))::json
+                    from (select substring(ended.error::text from '^\{"error_code":"[A-Z0-9_]*","message":"') as text) as head
+                    cross join lateral (
+                        select to_json(
+                            case
+                                when count(*) filter (where inner_node.status = 'FAILED') = 0 then ''
+                                else case when count(*) filter (where inner_node.status = 'FAILED') = 1 then 'node ' else 'nodes ' end
+                                || array_to_string(
+                                    (array_agg('''' || inner_node.node_id || '''' order by inner_node.finished_at, inner_node.index)
+                                        filter (where inner_node.status = 'FAILED'))[1:3],
+                                    ', '
+                                )
+                                || case
+                                    when count(*) filter (where inner_node.status = 'FAILED') <= 3 then ''
+                                    else ' and ' || count(*) filter (where inner_node.status = 'FAILED') - 3 || ' more'
+                                end
+                                || ' failed, '
+                            end
+                            || count(*) filter (where inner_node.status = 'COMPLETED') || ' of ' || count(*) || ' nodes succeeded: '
+                        )::text as text
+                        from {schema}.nodes as inner_node
+                        where inner_node.workflow_id = ended.id
+                    ) as words
+                    where head.text is not null
+                ),
+                ended.error
+            )
+        end,
         finished_at = statement_timestamp(),
         result = case when ended.status = 'COMPLETED' then case
             when ended.is_map then (
-                select coalesce(json_agg(item.result order by item.index), '[]')
+                select coalesce(json_agg(item.result order by item.index) filter (where item.status = 'COMPLETED'), '[]')
                 from {schema}.nodes as item
                 where item.workflow_id = ended.id
             )
@@ -455,7 +528,10 @@ select
         and case
             when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
             then exists (select from {schema}.workflows as below where below.id = nodes.child_id and below.parent_node = nodes.id)
-            else nodes.kind = 'map' and exists (select from {schema}.nodes as source where source.id = nodes.source)
+            else nodes.kind = 'map' and (
+                nodes.source is null and nodes.item is not null
+                or exists (select from {schema}.nodes as source where source.id = nodes.source)
+            )
         end
         and not exists (
             select from (
@@ -495,7 +571,10 @@ from (
     and case
         when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
         then exists (select from {schema}.workflows as below where below.id = nodes.child_id and below.parent_node = nodes.id)
-        else nodes.kind = 'map' and exists (select from {schema}.nodes as source where source.id = nodes.source)
+        else nodes.kind = 'map' and (
+            nodes.source is null and nodes.item is not null
+            or exists (select from {schema}.nodes as source where source.id = nodes.source)
+        )
     end
     and not exists (
         select from (

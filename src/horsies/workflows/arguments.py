@@ -11,15 +11,20 @@ from pydantic_core import to_json
 
 from horsies.model.codec import ArgumentsCodec
 from horsies.model.errors import PayloadError, TaskDefinitionError
-from horsies.model.fits import fits, inside, shown
+from horsies.model.fits import fits, inside, item_of, shown, takes_result
 from horsies.model.functions import Wanted
-from horsies.model.graph import Ref, Step
-from horsies.tasks.node import Flow
+from horsies.model.graph import NodeKind, Ref, RefMode, Step
+from horsies.model.sizes import MOST_BYTES, PayloadLimits, SizeWatch
+from horsies.tasks.node import AnyNode, Flow, TaskNode
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+_OF_ITEMS = SizeWatch("the list of each()", PayloadLimits(warning_bytes=None, max_bytes=MOST_BYTES))
+"""It is not one payload: each item goes to a task of its own."""
 
 
 class Edges(Protocol):
@@ -40,7 +45,25 @@ class Fitted:
 
     text: str = "{}"
     refs: list[Ref] = field(default_factory=list[Ref])
+    items: str | None = None
+    """The list that was given to `each`, as JSON."""
     problems: list[str] = field(default_factory=list[str])
+
+
+def flow_from(source: AnyNode[Any], node: object, wanted: Any) -> Flow:
+    """What `args_from` means by a node, if `node` is that one: its whole result where the annotation asks for one; of a map all results where it asks for
+    a list of them; its value otherwise.
+    """
+    if takes_result(wanted):
+        return Flow(source, RefMode.RESULT)
+    item = item_of(wanted)
+    if is_map(node) and item is not None and takes_result(item[0]):
+        return Flow(source, RefMode.RESULTS)
+    return Flow(source, RefMode.VALUE)
+
+
+def is_map(node: object) -> bool:
+    return isinstance(node, TaskNode) and node.kind is NodeKind.MAP
 
 
 def flows_in(value: object) -> Iterator[Flow]:
@@ -143,6 +166,10 @@ def _written(
     codec: ArgumentsCodec, value: object, wanted: Any, path: tuple[Step, ...], edges: Edges, done: Fitted
 ) -> str:
     match value:
+        case Flow(is_literal=True):
+            done.items = _items(codec, value.source, wanted, path, done.problems)
+            done.refs.append(edges.ref(path, value))
+            return "null"
         case Flow():
             _check(value, wanted, path, edges, done.problems)
             done.refs.append(edges.ref(path, value))
@@ -160,6 +187,24 @@ def _written(
             except (PayloadError, TaskDefinitionError) as error:
                 done.problems.extend(_reasons(error))
                 return "null"
+
+
+def _items(codec: ArgumentsCodec, given: object, wanted: Any, path: tuple[Step, ...], problems: list[str]) -> str:
+    """The list of `each([...])` as JSON, by the annotation of where one item of it stands."""
+    if isinstance(given, str | bytes | bytearray) or not isinstance(given, Sequence):
+        problems.append(f"each() goes through a list, or through the list of a node, but not through {given!r:.80}")
+        return "[]"
+    items = list(cast("Sequence[object]", given))
+    if any(flows_in(items)):
+        problems.append(
+            "each([...]) goes through values; let a node return the list if its items come from other nodes"
+        )
+    else:
+        try:
+            return codec.encode_piece(list[wanted], items, _place(path), _OF_ITEMS)
+        except (PayloadError, TaskDefinitionError) as error:
+            problems.extend(_reasons(error))
+    return "[]"
 
 
 def _members(

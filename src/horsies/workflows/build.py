@@ -5,17 +5,17 @@ sub-workflow has a scope of its own that knows the one around it, because values
 problem: what cannot be made right gets a stand-in, so that the rest is looked at too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeAlias, cast
 
-from horsies.model.fits import item_of, shown, takes_result
+from horsies.model.fits import fits, inside, item_of, shown, value_fits
 from horsies.model.functions import Wanted
 from horsies.model.graph import Graph, Join, Node, NodeKind, RefMode
 from horsies.model.task import Terms
 from horsies.tasks.node import Flow, TaskNode
 from horsies.tasks.send import Sender
 from horsies.tasks.task import Sendable
-from horsies.workflows.arguments import argument_type, fitted, flows_in
+from horsies.workflows.arguments import argument_type, fitted, flow_from, flows_in, is_map
 from horsies.workflows.draft import Draft, NodeName, PartNode
 from horsies.workflows.limits import MAX_DEPTH, TOO_DEEP, join_problems, term_problems, word
 from horsies.workflows.order import cycle, inverse, topological
@@ -28,7 +28,7 @@ Common: TypeAlias = dict[str, Any]
 
 def build(scope: Scope) -> Graph:
     """The graph is only good if the scope has no problems afterwards."""
-    waits_for = [_dependencies(scope, position) for position in range(len(scope.nodes))]
+    waits_for = [_dependencies(scope, position, _named_by(scope, position)) for position in range(len(scope.nodes))]
     order = topological(waits_for)
     if len(order) < len(waits_for):
         path = " → ".join(repr(scope.ids[position]) for position in cycle(waits_for, order))
@@ -41,9 +41,9 @@ def build(scope: Scope) -> Graph:
 # -- what a node waits for
 
 
-def _dependencies(scope: Scope, position: int) -> list[int]:
+def _dependencies(scope: Scope, position: int, names: Iterable[NodeName]) -> list[int]:
     found: set[int] = set()
-    for name in {id(name): name for name in _named_by(scope, position)}.values():
+    for name in {id(name): name for name in names}.values():
         dependency = scope.position(name)
         if dependency is None:
             scope.report(position, scope.not_here(name))
@@ -62,7 +62,28 @@ def _named_by(scope: Scope, position: int) -> Iterator[NodeName]:
     for option, names in lists.items():
         yield from cast("tuple[NodeName, ...]", scope.listed(f"node {scope.ids[position]!r}: {option}", names))
     yield from node.args_from.values()
-    yield from (flow.source for flow in _written_flows(node) if not flow.from_outside)
+    yield from (flow.source for flow in _written_flows(node) if not (flow.from_outside or flow.is_literal))
+
+
+def _awaited(scope: Scope, node: TaskNode[Any] | PartNode[Any], join: Join, waits_for: Sequence[int]) -> Common:
+    """What must have ended before it runs, and what of that does not count in its join: all that it waits for counts, but not what only its context
+    has. With join="all" everything counts, so nothing is left to await.
+    """
+    if join is Join.ALL or not isinstance(node, TaskNode):
+        return {}
+    of_context = _found(scope, node.workflow_ctx_from if isinstance(node.workflow_ctx_from, tuple) else ())
+    of_maps = _found(scope, [flow.source for flow in _flows(scope, node) if flow.mode is RefMode.RESULTS])
+    others: list[NodeName] = [flow.source for flow in _flows(scope, node) if not flow.from_outside]
+    others += node.waits_for if isinstance(node.waits_for, tuple) else ()
+    counted = _found(scope, others)
+    return {
+        "awaits": scope.indexes({*of_context, *of_maps} & {*waits_for}),
+        "uncounted": frozenset(scope.indexes({*waits_for} - {*counted})),
+    }
+
+
+def _found(scope: Scope, names: Iterable[NodeName]) -> set[int]:
+    return {position for position in map(scope.position, names) if position is not None}
 
 
 def _written_flows(node: TaskNode[Any] | PartNode[Any]) -> Iterator[Flow]:
@@ -72,15 +93,19 @@ def _written_flows(node: TaskNode[Any] | PartNode[Any]) -> Iterator[Flow]:
         yield from flows_in(node.kwargs)
 
 
-def _flows_from(node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:
+def _flows(scope: Scope, node: TaskNode[Any] | PartNode[Any]) -> list[Flow]:
+    return [*_written_flows(node), *_flows_from(scope, node).values()]
+
+
+def _flows_from(scope: Scope, node: TaskNode[Any] | PartNode[Any]) -> dict[str, Flow]:
     """What `args_from` says, as if it had been written into the arguments."""
     if isinstance(node, PartNode):
         return node.flows()
-    whole: set[str] = set()
-    if isinstance(node.fn, Sendable):
-        whole = {name for name in node.args_from if takes_result(argument_type(node.fn.arguments, name))}
+    if not isinstance(node.fn, Sendable):
+        return {name: Flow(source, RefMode.VALUE) for name, source in node.args_from.items()}
+    codec = node.fn.arguments
     return {
-        name: Flow(source, RefMode.RESULT if name in whole else RefMode.VALUE)
+        name: flow_from(source, scope.node_named(source), argument_type(codec, name))
         for name, source in node.args_from.items()
     }
 
@@ -100,10 +125,11 @@ def _node(scope: Scope, position: int, waits_for: Sequence[int]) -> Node:
             position, f"{type(node).__name__} is no kind of node; use task.node(), TaskNode or SubWorkflowNode"
         )
         return _stand_in(common)
-    scope.report(position, *join_problems(node, len(waits_for)))
     join = word(Join, node.join) or Join.ALL
+    common |= _awaited(scope, node, join, waits_for)
+    scope.report(position, *join_problems(node, len(waits_for) - len(common.get("uncounted", ()))))
     common |= {"join": join, "min_success": node.min_success, "allow_failed_deps": node.allow_failed_deps}
-    scope.report(position, *_bare_value_problems(scope, node, join))
+    scope.report(position, *_bare_value_problems(scope, node, join), *_map_problems(scope, node))
     return _task(scope, position, node, common) if isinstance(node, TaskNode) else _part(scope, position, node, common)
 
 
@@ -115,9 +141,25 @@ def _bare_value_problems(scope: Scope, node: TaskNode[Any] | PartNode[Any], join
     if join is Join.ALL and not node.allow_failed_deps:
         return
     why = "with allow_failed_deps" if node.allow_failed_deps else f'with join="{join}"'
-    for flow in [*_written_flows(node), *_flows_from(node).values()]:
-        if flow.mode is not RefMode.RESULT and not flow.from_outside:
+    for flow in _flows(scope, node):
+        if flow.mode not in {RefMode.RESULT, RefMode.RESULTS} and not (flow.from_outside or flow.is_literal):
             yield f"{why} it may run although {scope.name_of(flow)} has no value; take its result_from() instead"
+
+
+def _map_problems(scope: Scope, node: TaskNode[Any] | PartNode[Any]) -> Iterator[str]:
+    """What cannot be taken from a map, or from what is not one."""
+    for flow in _flows(scope, node):
+        source = scope.source_of(flow)
+        if flow.from_outside:
+            continue  # reported where it flows in
+        if flow.mode is RefMode.RESULTS:
+            if source is not None and not is_map(source):
+                yield f"results_from() is for a map_node, and {scope.name_of(flow)} is none; take its result_from() instead"
+        elif flow.mode is not RefMode.EACH and isinstance(source, TaskNode) and source.may_have_gaps:
+            yield (
+                f"the list of {scope.name_of(flow)} may have gaps, because it has max_failures or min_success; "
+                "take its results_from() instead"
+            )
 
 
 def _task(scope: Scope, position: int, node: TaskNode[Any], common: Common) -> Node:
@@ -127,9 +169,8 @@ def _task(scope: Scope, position: int, node: TaskNode[Any], common: Common) -> N
     task, registry = node.fn, scope.drafts.registry
     if registry.tasks.get(task.name) is not task:
         scope.report(position, f"task {task.name!r} belongs to another app")
-    twice = sorted({*node.kwargs} & {*node.args_from})
-    fit = fitted(task.arguments, node.args, {**node.kwargs, **_flows_from(node)}, scope)
-    scope.report(position, *(f"argument '{name}' is in kwargs and in args_from" for name in twice))
+    fit = fitted(task.arguments, node.args, {**node.kwargs, **_flows_from(scope, node)}, scope)
+    scope.report(position, *_given_twice(node))
     scope.report(position, *fit.problems, *term_problems(node, registry.config), *_each_problems(scope, node))
     return Node(
         **common,
@@ -138,9 +179,17 @@ def _task(scope: Scope, position: int, node: TaskNode[Any], common: Common) -> N
         args=fit.text,
         refs=tuple(fit.refs),
         max_parallel=node.max_parallel,
+        max_failures=node.max_failures,
+        min_item_success=node.min_item_success,
+        items=fit.items,
         ctx_from=_context(scope, position, node, common["waits_for"]),
         wants=task.arguments.wants,
     )
+
+
+def _given_twice(node: TaskNode[Any] | PartNode[Any]) -> Iterator[str]:
+    for name in sorted({*node.kwargs} & {*node.args_from}):
+        yield f"argument '{name}' is in kwargs and in args_from"
 
 
 def _terms(terms: Terms, node: TaskNode[Any]) -> Terms:
@@ -158,7 +207,11 @@ def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
     if len(found) != 1:
         yield f"a map_node goes through one list, so each(node) stands in it once; here it does {len(found)} times"
     for flow in found:
-        if item_of(tp := scope.type_at_source(flow)) is None:
+        if flow.is_literal:
+            least, items = node.min_item_success, cast("Any", flow.source)
+            if isinstance(least, int) and isinstance(items, Sized) and least > len(items):
+                yield f"min_success={least} can never be met, because each() goes through {len(items)} items"
+        elif item_of(tp := scope.type_at_source(flow)) is None:
             yield f"each() goes through a list, but {scope.name_of(flow)} gives {shown(tp)}"
 
 
@@ -176,6 +229,7 @@ def _context(scope: Scope, position: int, node: TaskNode[Any], waits_for: tuple[
 
 
 def _part(scope: Scope, position: int, node: PartNode[Any], common: Common) -> Node:
+    scope.report(position, *_given_twice(node))
     draft = scope.drafts.of(node)
     if not isinstance(draft, Draft):
         scope.report(position, *draft.problems)
@@ -183,11 +237,39 @@ def _part(scope: Scope, position: int, node: PartNode[Any], common: Common) -> N
     if scope.depth >= MAX_DEPTH:
         scope.report(position, TOO_DEEP)
         return _stand_in(common)
+    scope.report(position, *_parameter_problems(scope, node))
     inner = Scope(scope.drafts, draft, outer=scope)
     child = build(inner)
     scope.report(position, *inner.problems)
     scope.is_part = scope.is_part or inner.is_part
     return Node(**common, kind=NodeKind.WORKFLOW, child=child)
+
+
+def _parameter_problems(scope: Scope, node: PartNode[Any]) -> Iterator[str]:
+    """What does not fit the annotations of its parameters."""
+    given: Mapping[str, Any] = {**node.kwargs, **node.flows()}
+    for name, value in given.items():
+        for place, piece, wanted in _pieces(name, value, node.parameter_type(name)):
+            if isinstance(piece, Flow):
+                produced = Any if piece.is_literal else scope.type_of(piece)
+                if not fits(produced, wanted):
+                    gives = f"{scope.name_of(piece)} gives {shown(produced)}"
+                    yield f"parameter '{place}' takes {shown(wanted)}, but {gives}"
+            elif not value_fits(piece, wanted):
+                yield f"parameter '{place}' takes {shown(wanted)}, not {piece!r:.80}"
+
+
+def _pieces(place: str, value: object, wanted: Any) -> Iterator[tuple[str, object, Any]]:
+    """A value, or, where something flows into a list or a dict, each member of it with its own annotation."""
+    match value:
+        case list() | tuple() if any(flows_in(cast("object", value))):
+            for at, item in enumerate(cast("Sequence[object]", value)):
+                yield from _pieces(f"{place}[{at}]", item, inside(wanted, at))
+        case Mapping() if any(flows_in(cast("object", value))):
+            for key, item in cast("Mapping[object, object]", value).items():
+                yield from _pieces(f"{place}.{key}", item, inside(wanted, str(key)))
+        case _:
+            yield place, value, wanted
 
 
 def _no_task(fn: object) -> str:

@@ -86,19 +86,25 @@ and status in ('FAILED', 'SKIPPED');
 -- name: recount_nodes
 -- All that has ended in these runs by now has succeeded. It is counted from the nodes that have, each of which knows those that wait for it.
 with tally as materialized (
-    select counted.id, sum(counted.one) as count
+    select counted.id, sum(counted.one) as count, sum(counted.awaited) as awaited
     from (
-        select dependent.id, 1 as one
+        select dependent.id, 1 as one, 0 as awaited
         from {schema}.nodes as done
         cross join unnest(done.dependents) as dependent (id)
         where done.workflow_id = any(%(runs)s::uuid[])
         and done.status = 'COMPLETED'
         and done.told
         union all
-        select waiting.id, 0
+        select waiting.id, 0, 0
         from {schema}.nodes as waiting
         where waiting.workflow_id = any(%(runs)s::uuid[])
         and waiting.status = 'PENDING'
+        union all
+        select dependent.id, 0, 1
+        from {schema}.nodes as awaited
+        cross join unnest(awaited.awaited_by) as dependent (id)
+        where awaited.workflow_id = any(%(runs)s::uuid[])
+        and not (awaited.status = 'COMPLETED' and awaited.told)
     ) as counted
     group by counted.id
 )
@@ -106,8 +112,10 @@ update {schema}.nodes
 set
     succeeded = tally.count,
     resolved = tally.count,
+    awaits_left = tally.awaited,
     status = case
         when (select workflows.status from {schema}.workflows where workflows.id = nodes.workflow_id) <> 'RUNNING' then 'PENDING'
+        when tally.awaited > 0 then 'PENDING'
         when tally.count >= needed or allow_failed_deps and tally.count >= cardinality(waits_for) then 'READY'
         else 'PENDING'
     end
@@ -134,7 +142,8 @@ order by deadline
 limit %(limit)s::integer;
 
 -- name: get_lost
--- Nodes whose task is nowhere, or ended without their knowing (somebody deleted its row by hand).
+-- Nodes whose task is nowhere, or ended without their knowing (somebody deleted its row by hand). And nodes that still await others although all of these
+-- have ended: a worker of a release before migration 0013 does not count them.
 select nodes.id::text
 from {schema}.workflows
 join {schema}.nodes on nodes.workflow_id = workflows.id
@@ -142,6 +151,20 @@ where workflows.status in ('RUNNING', 'PAUSED')
 and nodes.status = 'ENQUEUED'
 and nodes.id <> all(%(excluded)s::uuid[])
 and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
+union all
+select nodes.id::text
+from {schema}.workflows
+join {schema}.nodes on nodes.workflow_id = workflows.id
+where workflows.status in ('RUNNING', 'PAUSED')
+and nodes.status = 'PENDING'
+and nodes.awaits_left > 0
+and nodes.id <> all(%(excluded)s::uuid[])
+and not exists (
+    select from {schema}.nodes as awaited
+    where awaited.workflow_id = nodes.workflow_id
+    and awaited.index = any(nodes.awaits)
+    and not awaited.told
+)
 limit %(limit)s::integer;
 
 -- name: resolve_lost
@@ -152,6 +175,24 @@ with lost as materialized (
     where nodes.id = any(%(ids)s::uuid[])
     and nodes.status = 'ENQUEUED'
     and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
+),
+released as (
+    update {schema}.nodes
+    set
+        awaits_left = 0,
+        status = case
+            when succeeded >= needed or allow_failed_deps and resolved >= cardinality(waits_for) then 'READY'
+            else 'PENDING'
+        end
+    where id = any(%(ids)s::uuid[])
+    and status = 'PENDING'
+    and awaits_left > 0
+    and not exists (
+        select from {schema}.nodes as awaited
+        where awaited.workflow_id = nodes.workflow_id
+        and awaited.index = any(nodes.awaits)
+        and not awaited.told
+    )
 )
 update {schema}.nodes
 set

@@ -88,5 +88,9 @@ class PartNode(WorkflowNode[T_co]):
         """What `args_from` says, as if it had been written into `kwargs`."""
 
     @abstractmethod
+    def parameter_type(self, name: str) -> Any:
+        """What a parameter of the workflow inside is annotated as; Any if that is not known."""
+
+    @abstractmethod
     def draft(self, registry: Registry) -> Draft:
         """The workflow inside, as it was written."""

@@ -20,7 +20,7 @@ from horsies.workflows import control
 from horsies.workflows.context import Known, node_id_of, result_of
 from horsies.workflows.draft import Registry
 from horsies.workflows.inputs import failure_of
-from horsies.workflows.inspect import StoredNode, get_nodes, get_picture, get_status
+from horsies.workflows.inspect import StoredNode, get_last_nodes, get_nodes, get_picture, get_status
 from horsies.workflows.picture import mermaid, text_tree
 from horsies.workflows.wait import NoEnd, RunAnswer, RunEnd, wait_until_run_ends, wait_until_run_ends_async
 
@@ -60,17 +60,21 @@ class WorkflowHandle(Generic[Out_co]):
     # -- how it ends
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
-        """Wait for its value. A run that failed is the error of its first node that did; one that is paused is `err(WORKFLOW_PAUSED)`, and a
-        wait that runs out `err(WAIT_TIMEOUT)`: it goes on.
+        """Wait for its value: that of its output, or, if it has none, the results of its last nodes by their ids. A run that failed is the error of
+        its first node that did; one that is paused is `err(WORKFLOW_PAUSED)`, and a wait that runs out `err(WAIT_TIMEOUT)`: it goes on.
         """
         refuse_in_event_loop("get()", "await handle.get_async()")
-        deadline = deadline_of(timeout_ms)
-        return self._receive(wait_until_run_ends(self.broker, self.workflow_id, deadline), timeout_ms)
+        found = wait_until_run_ends(self.broker, self.workflow_id, deadline_of(timeout_ms))
+        if isinstance(found, RunEnd) and not found.has_output:
+            return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
+        return self._receive(found, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
         """The same for asyncio code."""
-        deadline = deadline_of(timeout_ms)
-        return self._receive(await wait_until_run_ends_async(self.broker, self.workflow_id, deadline), timeout_ms)
+        found = await wait_until_run_ends_async(self.broker, self.workflow_id, deadline_of(timeout_ms))
+        if isinstance(found, RunEnd) and not found.has_output:
+            return self._last_results(await self._run_async(partial(get_last_nodes, self.workflow_id)))
+        return self._receive(found, timeout_ms)
 
     def status(self) -> WorkflowStatus | None:
         """Where it is now; None when no such run is known."""
@@ -183,6 +187,10 @@ class WorkflowHandle(Generic[Out_co]):
     def _result(self, node: StoredNode) -> TaskResult[Any, TaskError]:
         failure = failure_of(node.node_id, node.status, node.error)
         return result_of(Known(node.made, node.result, failure), self._registry.tasks)
+
+    def _last_results(self, found: list[StoredNode]) -> TaskResult[Any, TaskError]:
+        """Every workflow has a last node, so there is none where retention has removed the run in the meantime."""
+        return TaskResult(ok=self._results(found)) if found else self._receive(NoEnd.UNKNOWN, None)
 
     def _receive(self, found: RunAnswer, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
         match found:

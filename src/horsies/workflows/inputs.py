@@ -108,6 +108,6 @@ def failure_of(node_id: str, status: NodeStatus, error: str | None) -> str | Non
 def _without_value(found: Input) -> TaskError:
     return TaskError(
         error_code=OutcomeCode.UPSTREAM_SKIPPED,
-        message=f"from_node({found.node_id!r}) has no value, because that node is {found.status}; "
+        message=f"node {found.node_id!r} has no value, because it is {found.status}; "
         "take result_from(...) where a node may run without it",
     )

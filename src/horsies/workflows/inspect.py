@@ -53,6 +53,12 @@ def get_nodes(workflow_id: str, node_id: str | None = None, *, with_results: boo
     return [_node(*row) for row in found]
 
 
+def get_last_nodes(workflow_id: str) -> Op[list[StoredNode]]:
+    """The nodes of a run that no other waits for, with their results."""
+    found = yield from rows(SQL["get_last_nodes"](id=workflow_id))
+    return [_node(*row) for row in found]
+
+
 def _node(node_id: str, index: int, kind: str, status: str, *known: Any) -> StoredNode:
     task_name, task_id, child_id, finished_at, made_by, makes_list, result, error = known
     return StoredNode(
@@ -92,7 +98,8 @@ def _by_run(found: list[Row]) -> list[tuple[str, list[Row]]]:
 def _drawn(run: list[Row], below: Mapping[str, tuple[Graph, States]]) -> tuple[Graph, States]:
     states: dict[Way, NodeStatus] = {}
     nodes: list[Node] = []
-    for _, _, _, row_id, index, node_id, kind, status, task_name, queue_name, waits_for, needed, allowed in run:
+    for row in run:
+        row_id, index, node_id, kind, status, task_name, queue_name, waits_for, needed, allowed, awaits = row[3:]
         states[index,] = NodeStatus(status)
         child = None
         if row_id in below:
@@ -105,7 +112,9 @@ def _drawn(run: list[Row], below: Mapping[str, tuple[Graph, States]]) -> tuple[G
                 node_id,
                 NodeKind(kind),
                 terms=Terms(task_name, queue_name) if task_name else None,
-                waits_for=tuple(waits_for),
+                waits_for=tuple(sorted({*waits_for, *(awaits or ())})),
+                awaits=tuple(awaits or ()),
+                uncounted=frozenset({*(awaits or ())} - {*waits_for}),
                 join=join,
                 min_success=needed if join is Join.QUORUM else None,
                 allow_failed_deps=allowed,

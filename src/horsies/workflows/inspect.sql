@@ -43,7 +43,7 @@ where nodes.status = 'PENDING'
 and not exists (
     select from {schema}.nodes as other
     where other.workflow_id = nodes.workflow_id
-    and other.index = any(nodes.waits_for)
+    and other.index = any(nodes.waits_for || nodes.awaits)
     and not other.told
 )
 union
@@ -89,6 +89,16 @@ where workflow_id = %(id)s::uuid
 and (%(node_id)s::text is null or node_id = %(node_id)s::text)
 order by index;
 
+-- name: get_last_nodes
+-- Those that no other node of the run waits for.
+select
+    node_id, index, kind, status, task_name, task_id::text, child_id::text, finished_at, made_by, makes_list, result::text, error::text
+from {schema}.nodes
+where workflow_id = %(id)s::uuid
+and dependents = '{}'
+and awaited_by is null
+order by index;
+
 -- name: get_tree
 -- The nodes of a run and of all below it, but those of maps, with what a picture shows of them.
 select
@@ -108,7 +118,8 @@ select
     nodes.queue_name,
     nodes.waits_for,
     nodes.needed,
-    nodes.allow_failed_deps
+    nodes.allow_failed_deps,
+    nodes.awaits
 from {schema}.workflows
 join {schema}.nodes on nodes.workflow_id = workflows.id
 where workflows.root_id = (select run.root_id from {schema}.workflows as run where run.id = %(id)s::uuid)

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from horsies.model.config import AppConfig
 from horsies.model.errors import QueueError
-from horsies.model.graph import Join
+from horsies.model.graph import Join, NodeKind
 from horsies.model.options import SendOptions, as_span, span_problems
 from horsies.model.problems import number_problems
 from horsies.tasks.node import TaskNode
@@ -73,6 +73,12 @@ def term_problems(node: TaskNode[Any], config: AppConfig) -> Iterator[str]:
             yield f"queue: {error}"
     if node.max_parallel is not None:
         yield from number_problems("max_parallel", node.max_parallel, 1, MAX_PARALLEL)
+    if node.max_failures is not None:
+        yield from number_problems("max_failures", node.max_failures, 0, MAX_QUORUM)
+    if node.min_item_success is not None:
+        yield from number_problems("min_success", node.min_item_success, 0, MAX_QUORUM)
+    if node.may_have_gaps and node.kind is not NodeKind.MAP:
+        yield "max_failures and min_item_success are for the items of a map; write task.map_node(...)"
 
 
 def time_limit_problems(limit: float | timedelta | None) -> Iterator[str]:

@@ -62,7 +62,8 @@ def _arrows(graph: Graph, above: Way) -> Iterator[str]:
         word = "" if node.join is Join.ALL else f"|{_join_words(node)}|"
         arrow = "-.->" if node.allow_failed_deps else "-->"
         for dependency in node.waits_for:
-            yield f"    {_name((*above, dependency))} {arrow}{word} {_name((*above, node.index))}"
+            edge = "-.->|ended|" if dependency in node.uncounted else f"{arrow}{word}"
+            yield f"    {_name((*above, dependency))} {edge} {_name((*above, node.index))}"
         if node.child is not None:
             yield from _arrows(node.child, (*above, node.index))
 
@@ -120,11 +121,17 @@ def _line(graph: Graph, node: Node, note: str | None) -> str:
         words.append(f"(workflow {node.child.name})")
     if len(node.waits_for) > 1:
         join = "after" if node.join is Join.ALL else f"after {_join_words(node)} of"
-        words.append(f"← {join} {', '.join(graph.nodes[index].node_id for index in node.waits_for)}")
+        words.append(f"← {join} {_names(graph, node.counted)}")
+        if node.awaits:
+            words.append(f"and the end of {_names(graph, node.awaits)}")
     if note is not None:
         words.append(note)
     return " ".join(words)
 
 
+def _names(graph: Graph, indexes: Sequence[int]) -> str:
+    return ", ".join(graph.nodes[index].node_id for index in indexes)
+
+
 def _join_words(node: Node) -> str:
-    return "any" if node.join is Join.ANY else f"{node.min_success} of {len(node.waits_for)}"
+    return "any" if node.join is Join.ANY else f"{node.min_success} of {len(node.counted)}"

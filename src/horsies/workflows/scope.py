@@ -1,5 +1,6 @@
 """Who is in a workflow: its nodes by object, by id and by place, and what flows between them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, cast
@@ -65,15 +66,15 @@ class Scope:
 
     def _node_ids(self) -> list[str]:
         given: list[str | None] = []
-        seen: set[str] = set()
         for node in self.nodes:
             found = [] if node.node_id is None else list(name_problems("a node_id", node.node_id))
             self.problems.extend(found)
-            if node.node_id is not None and not found:
-                if node.node_id in seen:
-                    self.problems.append(f"two nodes have the id {node.node_id!r}; rename one of them")
-                seen.add(node.node_id)
             given.append(None if found else node.node_id)
+        for node_id, count in Counter(node_id for node_id in given if node_id is not None).items():
+            if count > 1:
+                words = "two nodes have" if count == 2 else f"{count} nodes have"  # noqa: PLR2004 - as it is said
+                advice = "rename one of them" if count == 2 else "rename all but one of them"  # noqa: PLR2004 - the same
+                self.problems.append(f"{words} the id {node_id!r}; {advice}")
         names = self.draft.names or [None] * len(self.nodes)
         return unique_names(given, [own or _title(node) for own, node in zip(names, self.nodes, strict=False)])
 
@@ -118,6 +119,8 @@ class Scope:
                 return tp
             case RefMode.RESULT:
                 return result_of(tp)
+            case RefMode.RESULTS:
+                return list[result_of((item_of(tp) or (Any,))[0])]
             case RefMode.EACH:
                 return (item_of(tp) or (Any,))[0]
 
@@ -126,17 +129,31 @@ class Scope:
         return self.drafts.type_of(found.scope.nodes[found.position] if found else flow.source)
 
     def ref(self, path: tuple[Step, ...], flow: Flow) -> Ref:
+        if flow.is_literal:
+            return Ref(path, NOWHERE, flow.mode)
         found = self._source(flow)
         if found is None:
             self.is_part = self.is_part or flow.from_outside
             return Ref(path, NOWHERE, flow.mode, up=int(flow.from_outside))
         return Ref(path, found.scope.index[found.position], flow.mode, found.up)
 
+    def node_named(self, name: NodeName) -> object:
+        """None if it is not here."""
+        position = self.position(name)
+        return None if position is None else self.nodes[position]
+
+    def source_of(self, flow: Flow) -> object:
+        """The node that something flows from; None if it is not known here."""
+        found = self._source(flow)
+        return found.scope.nodes[found.position] if found else None
+
     def name_of(self, flow: Flow) -> str:
         found = self._source(flow)
         return f"node {found.scope.ids[found.position]!r}" if found else repr(flow.source)
 
     def _source(self, flow: Flow) -> Source | None:
+        if flow.is_literal:
+            return None
         scope, up = (self.outer, 1) if flow.from_outside else (self, 0)
         while scope is not None:
             position = scope.position(flow.source)

@@ -21,6 +21,7 @@ from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, Ref, RefMode,
 from horsies.model.sizes import MOST_BYTES
 from horsies.model.task import TaskId, Terms
 from horsies.tasks.ids import new_task_id, new_task_ids
+from horsies.workflows.advance import settle
 
 SQL = load(__file__)
 
@@ -30,7 +31,7 @@ TOLD_AFTERWARDS = 1_000
 MOST_START_BYTES: Final = 2 * MOST_BYTES
 """Of JSON in one start. It is one parameter of one statement, which PostgreSQL limits to 1 GB and copies more than once while it reads it."""
 
-# A map waits for its list, so none is among the first.
+# A map is opened by a step: most wait for their list, and the others are few.
 BEGUN = {NodeKind.TASK: NodeStatus.ENQUEUED, NodeKind.WORKFLOW: NodeStatus.RUNNING, NodeKind.MAP: NodeStatus.READY}
 
 
@@ -44,6 +45,8 @@ class Beginning:
     nodes: str
     task_ids: list[TaskId]
     """Of its first nodes."""
+    needs_step: bool
+    """Whether a map is among its first nodes."""
     trace: str | None = None
 
 
@@ -64,7 +67,7 @@ class Run:
         return (*self.lineage, self)[-1 - ref.up].node_ids[ref.node]
 
     def begins(self, node: Node) -> bool:
-        return self.is_begun and node.is_ready(succeeded=0, unresolved=len(node.waits_for))
+        return self.is_begun and not node.waits_for
 
 
 def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST_START_BYTES) -> Beginning:
@@ -72,7 +75,7 @@ def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST
     root = workflow_id or new_task_id()
     runs = list(_runs(graph, root))
     nodes = [row for run in runs for row in _node_rows(run)]
-    of_arguments = sum(len(row["args"]) for row in nodes)
+    of_arguments = sum(len(row["args"]) + len(row.get("item") or "") for row in nodes)
     if of_arguments > most_bytes:  # looked at first: not to write gigabytes for nothing
         raise _too_large(graph, len(nodes), of_arguments, of_arguments, most_bytes)
     written = to_json(nodes)
@@ -84,6 +87,7 @@ def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST
         runs=to_json([_run_row(run, root) for run in runs]).decode(),
         nodes=written.decode(),
         task_ids=[row["task_id"] for row in nodes if row["task_id"]],
+        needs_step=any(row["status"] == NodeStatus.READY for row in nodes),
     )
 
 
@@ -98,14 +102,18 @@ def _too_large(graph: Graph, nodes: int, size: int, of_arguments: int, most_byte
 def start(beginning: Beginning) -> Op[str]:
     """The id of the run, which may have been there before."""
     if len(beginning.task_ids) > TOLD_AFTERWARDS:
-        return (yield from start_within(beginning))
-    told = SQL["notify_started"](ids=beginning.task_ids)
-    answer = yield from ask_and_tell(_insert(beginning, "afterwards"), afterwards=told)
-    return (yield from _started(beginning, answer))
+        root = yield from start_within(beginning)
+    else:
+        told = SQL["notify_started"](ids=beginning.task_ids)
+        answer = yield from ask_and_tell(_insert(beginning, "afterwards"), afterwards=told)
+        root = yield from _started(beginning, answer)
+    if beginning.needs_step:
+        yield from settle([root])
+    return root
 
 
 def start_within(beginning: Beginning) -> Op[str]:
-    """The same inside a transaction that somebody else begins and ends."""
+    """The same inside a transaction that somebody else begins and ends. A step in it would depend on their search_path, so it is left to the keeper."""
     answer = yield from rows(_insert(beginning))
     return (yield from _started(beginning, answer))
 
@@ -161,7 +169,9 @@ def _run_row(run: Run, root: str) -> dict[str, Any]:
 
 
 def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
-    for node, dependents in zip(run.graph.nodes, run.graph.dependents(), strict=True):
+    for node, dependents, awaited_by in zip(
+        run.graph.nodes, run.graph.dependents(), run.graph.awaited_by(), strict=True
+    ):
         is_begun, is_task, made = run.begins(node), node.kind is NodeKind.TASK, node.made
         yield {
             "id": run.node_ids[node.index],
@@ -171,35 +181,60 @@ def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
             "kind": node.kind,
             "status": BEGUN[node.kind] if is_begun else NodeStatus.PENDING,
             "task_id": run.inner_ids[node.index] if is_begun and is_task else None,
-            "waits_for": node.waits_for,
+            "waits_for": node.counted,
             "dependents": [run.node_ids[index] for index in dependents],
             "needed": node.needed,
             "allow_failed_deps": node.allow_failed_deps,
             "args": node.args,
-            "source": run.named_by(each) if (each := node.each) else None,
+            "source": run.named_by(each) if (each := node.each) and node.items is None else None,
             "max_parallel": node.max_parallel,
             "child_id": None if is_task else run.inner_ids[node.index],
             "made_by": made.task_name,
             "makes_list": made.is_list,
+            **_seldom_given(run, node, awaited_by),
             **_inputs(run, node),
             **(_terms(node.terms) if node.terms else {}),
         }
 
 
+def _seldom_given(run: Run, node: Node, awaited_by: Sequence[int]) -> dict[str, Any]:
+    """What most nodes do not have is left out: a start is one JSON text, and its size is limited."""
+    given = {
+        "awaits": node.awaits,
+        "awaits_left": len(node.awaits),
+        "awaited_by": [run.node_ids[index] for index in awaited_by],
+        "item": node.items,
+    }
+    limits = {"max_failures": node.max_failures, "min_item_success": node.min_item_success}
+    return {name: value for name, value in given.items() if value} | {
+        name: value for name, value in limits.items() if value is not None
+    }
+
+
 def _inputs(run: Run, node: Node) -> dict[str, Any]:
-    """The nodes whose results the task is handed, each once, and where these stand: by their place in that list."""
+    """The nodes whose results the task is handed, each once, and where these stand: by their place in that list. After them stand the lists of
+    the results of maps (see `node_inputs` in migration 0013).
+    """
     places: dict[str, int] = {}
 
     def place_of(node_id: str) -> int:
         return places.setdefault(node_id, len(places))
 
-    refs = [
-        [ref.path, None if ref.mode is RefMode.EACH else place_of(run.named_by(ref)), ref.mode] for ref in node.refs
-    ]
     context = [place_of(run.node_ids[index]) for index in node.ctx_from]
+    whole = [ref for ref in node.refs if ref.mode in {RefMode.VALUE, RefMode.RESULT}]
+    taken = [place_of(run.named_by(ref)) for ref in whole]
+    maps = {run.named_by(ref): None for ref in node.refs if ref.mode is RefMode.RESULTS}
+    lists = {map_id: len(places) + number for number, map_id in enumerate(maps)}
+    refs = [
+        *([ref.path, place, ref.mode] for ref, place in zip(whole, taken, strict=True)),
+        # Read as a value, also by a worker of a release that does not know this mode.
+        *([ref.path, lists[run.named_by(ref)], RefMode.VALUE] for ref in node.refs if ref.mode is RefMode.RESULTS),
+        *([ref.path, None, ref.mode] for ref in node.refs if ref.mode is RefMode.EACH),
+    ]
     return {
         "refs": {"refs": refs, "context": context},
         "inputs": list(places),
+        **({"results_of": list(maps)} if maps else {}),
         "takes_inputs": bool(refs or node.wants),
         "wants_meta": bool(node.wants),
     }

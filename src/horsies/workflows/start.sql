@@ -42,13 +42,14 @@ written as (
     insert into {schema}.nodes (
         id, root_id, workflow_id, index, node_id, kind, status, task_id, waits_for, dependents, needed, allow_failed_deps,
         task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-        args, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list, trace
+        args, refs, inputs, results_of, takes_inputs, wants_meta, source, item, max_parallel, max_failures, min_item_success, child_id,
+        made_by, makes_list, awaits, awaits_left, awaited_by, trace
     )
     select
         node.id, root.id, workflow_id, index, node_id, kind, status, task_id, waits_for, dependents, needed, allow_failed_deps,
         task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-        args::pg_catalog.json, refs, inputs, takes_inputs, wants_meta, source, max_parallel, child_id, made_by, makes_list,
-        %(trace)s::pg_catalog.text
+        args::pg_catalog.json, refs, inputs, results_of, takes_inputs, wants_meta, source, item::pg_catalog.json, max_parallel, max_failures,
+        min_item_success, child_id, made_by, makes_list, awaits, coalesce(awaits_left, 0), awaited_by, %(trace)s::pg_catalog.text
     from root
     cross join pg_catalog.json_to_recordset(%(nodes)s::pg_catalog.json) as node (
         id pg_catalog.uuid, workflow_id pg_catalog.uuid, index integer, node_id pg_catalog.text, kind pg_catalog.text,
@@ -56,8 +57,10 @@ written as (
         allow_failed_deps boolean, task_name pg_catalog.text, queue_name pg_catalog.text, priority integer, timeout_ms integer,
         retry_delays_ms integer[], retry_jitter real, retry_for pg_catalog.text[], good_until pg_catalog.timestamptz,
         -- As text: what was written for the task is what it gets, to the last space.
-        args pg_catalog.text, refs pg_catalog.json, inputs pg_catalog.uuid[], takes_inputs boolean, wants_meta boolean,
-        source pg_catalog.uuid, max_parallel integer, child_id pg_catalog.uuid, made_by pg_catalog.text, makes_list boolean
+        args pg_catalog.text, refs pg_catalog.json, inputs pg_catalog.uuid[], results_of pg_catalog.uuid[], takes_inputs boolean,
+        wants_meta boolean, source pg_catalog.uuid, item pg_catalog.text, max_parallel integer, max_failures integer,
+        min_item_success integer, child_id pg_catalog.uuid, made_by pg_catalog.text, makes_list boolean, awaits integer[],
+        awaits_left integer, awaited_by pg_catalog.uuid[]
     )
     returning *
 ),

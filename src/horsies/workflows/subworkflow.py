@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from horsies.model.errors import TaskDefinitionError, WorkflowDefinitionError
-from horsies.model.fits import takes_result
-from horsies.model.graph import RefMode
 from horsies.model.signatures import signature_of
 from horsies.tasks.node import Flow
-from horsies.workflows.arguments import flows_in
+from horsies.workflows.arguments import flow_from, flows_in
 from horsies.workflows.define import WorkflowDefinition
 from horsies.workflows.draft import Draft, PartNode, Registry
 from horsies.workflows.limits import MAX_DEPTH, TOO_DEEP
@@ -38,11 +36,7 @@ class SubWorkflowNode(PartNode[Out_co]):
 
     def flows(self) -> dict[str, Flow]:
         """From which nodes its arguments come, and whether as values or as whole results."""
-        whole = {name for name in self.args_from if takes_result(self._annotation(name))}
-        return {
-            name: Flow(source, RefMode.RESULT if name in whole else RefMode.VALUE)
-            for name, source in self.args_from.items()
-        }
+        return {name: flow_from(node, node, self.parameter_type(name)) for name, node in self.args_from.items()}
 
     def draft(self, registry: Registry) -> Draft:
         """Made once: the workflow inside is looked at by itself and as a part of every one around it, and the user's code makes it."""
@@ -75,14 +69,17 @@ class SubWorkflowNode(PartNode[Out_co]):
             self._refuse(f"{self.workflow_def.__name__}.build_with(): {error}")
         return self.workflow_def.build_with(registry, **params).draft
 
-    def _annotation(self, name: str) -> Any:
+    def parameter_type(self, name: str) -> Any:
+        """What `build_with` has annotated for it."""
         if not _is_definition(self.workflow_def):
             return Any
         try:
             parameters = signature_of(cast("type[WorkflowDefinition[Any]]", self.workflow_def).build_with).parameters
         except TaskDefinitionError:  # the annotations are for the user's type checker, and may not even be imported
             return Any
-        return parameters[name].annotation if name in parameters else Any
+        others = [parameter for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
+        found = parameters[name] if name in parameters else next(iter(others), None)
+        return Any if found is None or found.annotation is found.empty else found.annotation
 
     def _refuse(self, problem: str) -> None:
         raise WorkflowDefinitionError(self.title, [problem])

@@ -30,12 +30,15 @@ class NoEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended: with the result of its output node, or with an error. Both are JSON; without an output the result is null."""
+    """How a run ended: with the result of its output node, or with an error. Both are JSON; without an output the result is null, and the results
+    of its last nodes are to be read instead.
+    """
 
     status: WorkflowStatus
     made: Made
     result: str
     error: str | None
+    has_output: bool = True
 
 
 RunAnswer: TypeAlias = RunEnd | NoEnd
@@ -90,7 +93,7 @@ def _completed(
 ) -> RunEnd:
     """A success policy may be content although the output node is not."""
     if node_id is None or status is None:
-        return RunEnd(WorkflowStatus.COMPLETED, Made(None), "null", None)
+        return RunEnd(WorkflowStatus.COMPLETED, Made(None), "null", None, has_output=False)
     made = Made(made_by, is_list=bool(makes_list))
     failure = failure_of(node_id, NodeStatus(status), error)
     return RunEnd(WorkflowStatus.COMPLETED, made, result or "null", failure)

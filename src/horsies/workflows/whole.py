@@ -1,13 +1,17 @@
 """What a workflow has as a whole: its name, its limits, its output, and what counts as success."""
 
-from typing import TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from horsies.model.fits import fits, shown
 from horsies.model.graph import Graph, Node, OnError
 from horsies.model.options import as_span
+from horsies.model.result import TaskError, TaskResult
 from horsies.workflows.draft import NodeName, SuccessCase, SuccessPolicy
 from horsies.workflows.limits import name_problems, time_limit_problems, word, word_problem
 from horsies.workflows.scope import Scope
+
+LAST_RESULTS: Final = dict[str, TaskResult[Any, TaskError]]
+"""What the handle of a workflow without an output gives."""
 
 Policy: TypeAlias = tuple[tuple[tuple[int, ...], ...], frozenset[int]]
 
@@ -43,7 +47,7 @@ def _time_limit_ms(scope: Scope) -> int | None:
 def _output(scope: Scope) -> int | None:
     output, wanted = scope.draft.output, scope.draft.value_type
     if output is None:
-        if not fits(None, wanted):
+        if not fits(None, wanted) and not fits(LAST_RESULTS, wanted):
             scope.problems.append(f"it is to give {shown(wanted)}, but names no output; name the node that has it")
         return None
     position = scope.position(output)
