@@ -51,6 +51,10 @@ def make_app(database_url: str, prefetch: Prefetch, queues: Sequence[str] = ()) 
     def count_to(n: int) -> TaskResult[list[int], TaskError]:
         return TaskResult(ok=list(range(n)))
 
+    @app.task("count_good", queue_name=queue_name)
+    def count_good(results: list[TaskResult[int, TaskError]]) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=sum(1 for result in results if result.is_ok()))
+
     @app.task("stay", queue_name=queue_name)
     def stay(n: int, seconds: float) -> TaskResult[int, TaskError]:
         """Notes when it began and ended, by the clock that the database goes by."""

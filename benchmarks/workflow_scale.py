@@ -23,7 +23,7 @@ from benchmarks.report import LATEST, WIDTH, about_machine
 from benchmarks.tasks import make_app
 from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
 from benchmarks.worker import Worker, running_worker
-from horsies import Horsies, WorkflowHandle, WorkflowSpec, each, from_node
+from horsies import Horsies, WorkflowHandle, WorkflowSpec, each, from_node, results_from
 
 RESULT = LATEST.parent / "workflows.json"
 SMALL: Final = 1_000
@@ -62,6 +62,13 @@ def mapped(app: Horsies, items: int) -> WorkflowSpec[Any]:
     return app.workflow("map", [numbers, over], output=over)
 
 
+def results(app: Horsies, items: int) -> WorkflowSpec[Any]:
+    """A task for each item of a list that is given, some of which might fail, and one that takes the results of all."""
+    over = app.tasks["note_start"].map_node(max_failures=items // 10)(each(range(items)))
+    good = app.tasks["count_good"].node()(results_from(over))
+    return app.workflow("results", [over, good], output=good)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     build: Callable[[Horsies, int], WorkflowSpec[Any]]
@@ -73,6 +80,7 @@ SHAPES: Mapping[str, Shape] = {
     "fan": Shape(fan, 50_000, lambda nodes: nodes),
     "layers": Shape(layers, 50_000, lambda nodes: nodes // LAYERS - 1),
     "map": Shape(mapped, 100_000, lambda items: list(range(items))),
+    "results": Shape(results, 100_000, lambda items: items),
 }
 
 
@@ -101,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.workflow_scale", description=__doc__)
     parser.add_argument("--only", default=",".join(SHAPES), help="shapes, separated by commas (default: all)")
     parser.add_argument(
-        "--nodes", type=int, help="nodes of the large workflows (default: 50 000, items of the map 100 000)"
+        "--nodes", type=int, help="nodes of the large workflows (default: 50 000, items of maps 100 000)"
     )
     parser.add_argument(
         "--small-runs", type=int, default=3, help="how often a small one is run before, and after (default: 3)"
