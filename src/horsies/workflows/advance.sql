@@ -525,14 +525,14 @@ select
         and nodes.status = 'READY'
         and nodes.kind <> 'task'
         -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
-        and case
-            when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
-            then exists (select from {schema}.workflows as below where below.id = nodes.child_id and below.parent_node = nodes.id)
-            else nodes.kind = 'map' and (
+        -- A scalar subquery, which the planner cannot turn into a hash of all runs.
+        and coalesce(
+            (select coalesce(below.parent_node = nodes.id, false) from {schema}.workflows as below where below.id = nodes.child_id),
+            nodes.kind = 'map' and (
                 nodes.source is null and nodes.item is not null
                 or exists (select from {schema}.nodes as source where source.id = nodes.source)
             )
-        end
+        )
         and not exists (
             select from (
                 select above.status
@@ -568,14 +568,14 @@ from (
     and nodes.kind <> 'task'
     and workflows.status = 'RUNNING'
     -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
-    and case
-        when exists (select from {schema}.workflows as below where below.id = nodes.child_id)
-        then exists (select from {schema}.workflows as below where below.id = nodes.child_id and below.parent_node = nodes.id)
-        else nodes.kind = 'map' and (
+    -- A scalar subquery, which the planner cannot turn into a hash of all runs.
+    and coalesce(
+        (select coalesce(below.parent_node = nodes.id, false) from {schema}.workflows as below where below.id = nodes.child_id),
+        nodes.kind = 'map' and (
             nodes.source is null and nodes.item is not null
             or exists (select from {schema}.nodes as source where source.id = nodes.source)
         )
-    end
+    )
     and not exists (
         select from (
             select above.status
