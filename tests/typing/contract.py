@@ -38,7 +38,7 @@ def resize(image_id: int, *, width: int = 800) -> TaskResult[Thumbnail, TaskErro
     return TaskResult(ok={"width": image_id * width})
 
 
-@app.task("fetch", exception_mapper={OSError: "SYSTEM"})
+@app.task("fetch", exception_mapper={OSError: "SYSTEM"}, default_unhandled_error_code="FETCH_FAILED")
 async def fetch(url: str, *parts: int, **headers: str) -> TaskResult[bytes | None, TaskError]:
     return TaskResult(ok=f"{url}{parts}{headers}".encode())
 
