@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, 
 
 from horsies.model.annotations import is_coroutine_function, ok_type, takes_nothing
 from horsies.model.codec import ArgumentsCodec, ResultCodec
-from horsies.model.config import AppConfig, QueueMode
+from horsies.model.config import DEFAULT_APP_NAME, AppConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
@@ -55,6 +55,8 @@ class Definitions:
 
     def __init__(self, config: AppConfig) -> None:
         self.config = config
+        self.locator: str | None = None
+        """`module:attribute`, once this app was found by a locator."""
         self.tracer: Tracer | None = None
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
@@ -65,6 +67,11 @@ class Definitions:
     def broker(self) -> PostgresBroker:
         """Where what is defined here is sent to."""
         raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name that schedules and workers of this app are stored under: `AppConfig.name`, or else its locator."""
+        return self.config.name or self.locator or DEFAULT_APP_NAME
 
     # -- tasks and workflows
 

@@ -55,6 +55,8 @@ def find_app(locator: str) -> Horsies:
         raise LocateError(
             f"{locator!r} is a {type(found).__name__}, not a Horsies app; name the variable that holds Horsies(...)"
         )
+    # By the module's name: `shop/tasks.py:app` and `shop.tasks:app` are the same app.
+    found.locator = f"{module.__name__}:{attribute}"
     return found
 
 

@@ -214,7 +214,8 @@ def test_rows_that_a_migration_would_refuse_are_corrected_by_it(empty_database: 
         for table, name in added:
             sql.execute(f"alter table {table} drop constraint {name}".encode())
         sql.execute("drop function horsies.promote")
-        sql.execute("alter table horsies.workers drop column holds_lock")
+        sql.execute("alter table horsies.workers drop column holds_lock, drop column app")
+        sql.execute("alter table horsies.schedules drop column app")
         sql.execute(
             "insert into horsies.tasks (task_name, attempts, ready) values ('a', -1, false), ('b', 2147483647, false)"
         )

@@ -81,6 +81,11 @@ def case_of(target: Horsies, *, knows_app: bool) -> Case:
         schema=target.broker.config.schema,
         recovery=target.config.recovery,
         queues=target.config.queues if knows_app else None,
+        app=target.name if knows_app else None,
+        locator=target.locator if knows_app else None,
+        schedules=[each.name for each in target.config.schedule.schedules]
+        if knows_app and target.config.schedule
+        else [],
     )
 
 

@@ -459,6 +459,7 @@ CREATE TABLE horsies.schedules (
     last_slot_at timestamp with time zone,
     last_task_id uuid,
     changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    app text,
     CONSTRAINT schedules_catch_up_is_bounded CHECK (((max_catch_up_runs >= 0) AND (max_catch_up_runs <= 10000))),
     CONSTRAINT schedules_delay_is_bounded CHECK (((jitter_ms >= 0) AND (jitter_ms <= 86400000))),
     CONSTRAINT schedules_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
@@ -512,6 +513,7 @@ CREATE TABLE horsies.workers (
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     heartbeat_at timestamp with time zone DEFAULT now() NOT NULL,
     holds_lock boolean DEFAULT false NOT NULL,
+    app text,
     CONSTRAINT workers_moments_are_known CHECK ((isfinite(started_at) AND (heartbeat_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (heartbeat_at <= '9999-12-31 23:59:59+00'::timestamp with time zone))),
     CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
     CONSTRAINT workers_queues_are_known CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL)))

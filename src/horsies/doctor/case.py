@@ -12,9 +12,14 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`queues` are those of the app; None where no app is known. Moments are the database's; `clock` is this machine's."""
+    """`queues` are those of the app; None where no app is known, and so are its name `app` and its `locator`. `schedules` are the names that it declares.
+    Moments are the database's; `clock` is this machine's.
+    """
 
     schema: str
+    app: str | None = None
+    locator: str | None = None
+    schedules: Sequence[str] = ()
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     queues: Sequence[CustomQueueConfig] | None = None
     check_timeout_s: float = 5.0

@@ -22,6 +22,7 @@ def run_in_process(app: Horsies, config: WorkerConfig) -> int:
     configure_logging(config.loglevel, config.log_format)  # does nothing where the program has its own
     if config.app_locator is None:
         config = replace(config, app_locator=locate(app))
+    app.locator = app.locator or _module_locator(config.app_locator or "")
     if config.dsn is not None:
         app.use_database(config.dsn)
     with signals_restored():
@@ -51,6 +52,12 @@ def locate(app: Horsies) -> str:
         "this app is not at the top level of any module, so child processes cannot find it; "
         'give WorkerConfig(app_locator="package.module:attribute")'
     )
+
+
+def _module_locator(locator: str) -> str:
+    """The locator by the name under which the children import a script, so that it does not depend on the folder."""
+    place, _, attribute = locator.rpartition(":")
+    return f"{Path(place).stem}:{attribute}" if place.endswith(".py") else locator
 
 
 def _names_of(app: Horsies, module: ModuleType) -> Iterator[str]:

@@ -59,7 +59,7 @@ class Heartbeat:
     no lock is taken, and none is announced.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it registers, and whom it tells
         self,
         group: asyncio.TaskGroup,
         books: Books,
@@ -70,6 +70,7 @@ class Heartbeat:
         recovery: RecoveryConfig,
         in_doubt: asyncio.Event,
         listener: Callable[[], Listener],
+        app: str,
     ) -> None:
         self._group = group
         self._books = books
@@ -80,6 +81,7 @@ class Heartbeat:
         self._snapshot_at = 0.0
         self._in_doubt = in_doubt
         self._listener = listener
+        self._app = app
         self._lock = worker_lock_scope(database.schema) + books.worker
         self._locked_in: int | None = None
         self._hurries_left = HURRIES
@@ -268,4 +270,5 @@ class Heartbeat:
             concurrency=self._books.frames.concurrency,
             queues=list(self._books.marks.queues),
             library_version=version("horsies"),
+            app=self._app,
         )

@@ -1,5 +1,5 @@
 -- name: register_worker
-insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version)
+insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version, app)
 values (
     %(id)s::uuid,
     %(hostname)s::text,
@@ -7,7 +7,8 @@ values (
     %(processes)s::integer,
     %(concurrency)s::integer,
     %(queues)s::text[],
-    %(library_version)s::text
+    %(library_version)s::text,
+    %(app)s::text
 )
 -- Said again after an answer that was lost.
 on conflict (id) do nothing

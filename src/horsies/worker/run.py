@@ -109,6 +109,7 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
             recovery=recovery,
             in_doubt=in_doubt,
             listener=app.broker.listener,
+            app=app.name,
         )
         life.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
@@ -157,7 +158,7 @@ def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Me
 def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
     """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
     schedules = None if are_stored.is_set() else declared(app.config, app.tasks)
-    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules, stored=are_stored.set)
+    return Scheduler(group, app, declared=schedules, stored=are_stored.set)
 
 
 def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
