@@ -87,6 +87,19 @@ def test_a_module_behind_a_symbolic_link_is_one_module(tmp_path: Path, monkeypat
     assert load_app(f"{tmp_path / 'link' / 'shop.py'}:app") is load_app("shop:app")
 
 
+def test_an_app_without_a_name_is_named_after_its_module_however_it_was_found() -> None:
+    write("store/__init__.py", "")
+    write(
+        "store/shop.py",
+        f"{APP}\nnamed = Horsies(AppConfig(name='mill'))".replace("import Horsies", "import AppConfig, Horsies"),
+    )
+    assert load_app("store/shop.py:app").name == "store.shop:app"
+    assert load_app("store.shop:app").name == "store.shop:app"
+    assert load_app("store.shop:named").name == "mill"
+    assert load_app("store.shop:named").locator == "store.shop:named"
+    assert Horsies().name == "app"
+
+
 def test_a_lone_file_is_imported_once(tmp_path: Path) -> None:
     path = write(str(tmp_path / "else-where" / "shop.py"), APP)
     assert find_app(f"{path}:app") is find_app(f"{path}:app")

@@ -19,9 +19,10 @@ from {schema}.keeper;
 with living as (
     select workers.app, workers.queues, known.name
     from {schema}.workers
-    cross join lateral jsonb_array_elements_text(to_jsonb(workers) -> 'task_names') as known (name)
+    cross join lateral jsonb_array_elements_text(
+        case jsonb_typeof(to_jsonb(workers) -> 'task_names') when 'array' then to_jsonb(workers) -> 'task_names' end
+    ) as known (name)
     where workers.app is not null
-    and jsonb_typeof(to_jsonb(workers) -> 'task_names') = 'array'
     and workers.heartbeat_at > now() - %(stale_after_s)s::float8 * interval '1 second'
 )
 select one.name, array_agg(distinct one.app order by one.app)

@@ -100,6 +100,7 @@ class Heartbeat:
         except BaseException:
             await self._link.close(None)
             raise
+        await self._warn_of_clashes()
         self._beating = self._group.create_task(self._beat_for_ever())
         return self
 
@@ -260,6 +261,22 @@ class Heartbeat:
                 await asyncio.sleep(backoff.left_s)
             else:
                 return
+
+    async def _warn_of_clashes(self) -> None:
+        """Say which tasks workers of other apps know too. Best effort: `horsies doctor` says the same."""
+        try:
+            clashes = await self._link.run(rows(SQL["get_task_clashes"](id=self._books.worker)))
+        except DatabaseError as error:
+            log.debug("task names of other apps could not be read: %s", broker_error(error))
+            return
+        for app, names in clashes:
+            log.warning(
+                "app %r has tasks of the same name in the same queues as app %r: %s. Workers of either app may run them for the other; "
+                "rename them, or give each app queues, or a schema, of its own",
+                app,
+                self._app,
+                ", ".join(names),
+            )
 
     def _registration(self) -> Query:
         return SQL["register_worker"](

@@ -14,6 +14,20 @@ values (
 on conflict (id) do nothing
 returning extract(epoch from clock_timestamp())::float8;
 
+-- name: get_task_clashes
+-- Other apps, and which of this worker's tasks their workers know too, where their queues overlap; a few names of each. `task_names` is read by way
+-- of jsonb, which is null where the table does not have the column yet.
+select other.app, (array_agg(distinct known.name order by known.name))[:10]
+from {schema}.workers as one
+join {schema}.workers as other on other.app <> one.app and other.queues && one.queues
+cross join lateral jsonb_array_elements_text(
+    case jsonb_typeof(to_jsonb(one) -> 'task_names') when 'array' then to_jsonb(one) -> 'task_names' end
+) as known (name)
+where one.id = %(id)s::uuid
+and to_jsonb(other) -> 'task_names' @> to_jsonb(known.name)
+group by other.app
+order by other.app;
+
 -- name: beat
 update {schema}.workers
 set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
