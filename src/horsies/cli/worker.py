@@ -1,5 +1,6 @@
 """`horsies worker`."""
 
+import math
 import os
 import sys
 from typing import Any
@@ -21,6 +22,12 @@ from horsies.logs import configure_logging
 from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
 from horsies.reloader.reload import run_parts
 from horsies.worker.run import run_worker
+
+
+def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not math.isfinite(seconds):  # nan is in every range
+        raise click.BadParameter(f"{seconds} is not a number of seconds.")
+    return seconds
 
 
 @click.command()
@@ -66,7 +73,10 @@ from horsies.worker.run import run_worker
 )
 @click.option(
     "--shutdown-timeout",
-    type=click.FloatRange(0),
+    type=click.FloatRange(0, 86_400),
+    envvar="HORSIES_SHUTDOWN_TIMEOUT",
+    show_envvar=True,
+    callback=_finite,
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )

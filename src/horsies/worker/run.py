@@ -128,7 +128,6 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
                 await life.asked.wait()
-                log.info("stopping: no more claims, waiting for what runs")
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
