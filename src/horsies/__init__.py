@@ -58,6 +58,7 @@ if typing.TYPE_CHECKING:
     from horsies.tasks.retry import RetryOutcome
     from horsies.tasks.send import Sender
     from horsies.tasks.task import AsyncTask, Task
+    from horsies.worker_thread import Worker
     from horsies.workflows.context import WorkflowContext, WorkflowMeta
     from horsies.workflows.define import WorkflowDefinition
     from horsies.workflows.draft import SuccessCase, SuccessPolicy
@@ -129,6 +130,7 @@ __all__ = [
     "WaitTimeoutError",
     "Weekday",
     "WeeklySchedule",
+    "Worker",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
@@ -177,6 +179,7 @@ _ROOMS = {
     "workflows.handle": "NodeInfo WorkflowHandle",
     "workflows.spec": "WorkflowSpec",
     "workflows.subworkflow": "SubWorkflowNode",
+    "worker_thread": "Worker",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

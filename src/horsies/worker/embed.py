@@ -1,4 +1,4 @@
-"""A worker started from code: `app.run_worker(WorkerConfig(...))`."""
+"""A worker started from code: `app.run_worker(WorkerConfig(...))`, and `app.worker(...)` on a thread of its own."""
 
 import sys
 import threading
@@ -15,25 +15,42 @@ from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.suppress import sends_are_suppressed
 from horsies.worker.run import run_worker
 from horsies.worker.service import signals_restored
+from horsies.worker_thread import Worker
 
 
 def run_in_process(app: Horsies, config: WorkerConfig) -> int:
     _refuse_wrong_places()
     configure_logging(config.loglevel, config.log_format)  # does nothing where the program has its own
+    config = _prepared(app, config)
+    with signals_restored():
+        return run_worker(app, config)
+
+
+def embedded(app: Horsies, config: WorkerConfig) -> Worker:
+    """Make a worker for a thread of this process. What is wrong with its place is said here, where it is called."""
+    _refuse_import("app.worker()")
+    prepared = _prepared(app, config)
+    return Worker(lambda control: run_worker(app, prepared, control))
+
+
+def _prepared(app: Horsies, config: WorkerConfig) -> WorkerConfig:
     if config.app_locator is None:
         config = replace(config, app_locator=locate(app))
     app.locator = app.locator or _module_locator(config.app_locator or "")
     if config.dsn is not None:
         app.use_database(config.dsn)
-    with signals_restored():
-        return run_worker(app, config)
+    return config
+
+
+def _refuse_import(call: str) -> None:
+    if sends_are_suppressed():  # a child that imports the script would be a worker itself, with children, without end
+        raise HorsiesError(
+            f'{call} is called while a worker imports this module; write it below `if __name__ == "__main__":`'
+        )
 
 
 def _refuse_wrong_places() -> None:
-    if sends_are_suppressed():  # a child that imports the script would be a worker itself, with children, without end
-        raise HorsiesError(
-            'run_worker() is called while a worker imports this module; write it below `if __name__ == "__main__":`'
-        )
+    _refuse_import("run_worker()")
     if threading.current_thread() is not threading.main_thread():
         raise HorsiesError("run_worker() must be called on the main thread, the only one that hears signals")
     refuse_in_event_loop("run_worker()", "horsies worker, or call it before the loop starts")

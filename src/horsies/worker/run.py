@@ -28,6 +28,7 @@ from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 from horsies.worker.subject import WorkerSubject
+from horsies.worker_thread import WorkerControl
 
 TURNS_AT_MOST = 4
 CONTROL_EVERY_S = 0.05
@@ -36,8 +37,11 @@ CONTROL_EVERY_S = 0.05
 log = logging.getLogger("horsies.worker")
 
 
-def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
-    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start."""
+def run_worker(app: Horsies, config: WorkerConfig, control: WorkerControl | None = None) -> ExitCode:
+    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start.
+
+    With `control` it is embedded: signals are left alone, so that it may run on any thread, and so are the connections of the app.
+    """
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
     if config.scheduler:
         declared(app.config, app.tasks)  # and so is a schedule that could never run
@@ -45,17 +49,21 @@ def run_worker(app: Horsies, config: WorkerConfig) -> ExitCode:
     def run() -> ExitCode:
         checkup = Checkup()
         with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
-            open_database(app.broker, app.config)
-            return asyncio.run(_run_incarnations(app, config, checkup))
+            open_database(app.broker, app.config, control.asked if control else None)
+            return asyncio.run(_run_incarnations(app, config, checkup, control))
 
-    return serve(app, run, log)
+    return serve(app, run, log, owns_app=control is None)
 
 
-async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup) -> ExitCode:
+async def _run_incarnations(
+    app: Horsies, config: WorkerConfig, checkup: Checkup, control: WorkerControl | None
+) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    life = Life()
+    life = Life(control.tell_ready if control else lambda: None)
     checkup.loop = asyncio.get_running_loop()
-    with signals(life.ask):
+    if control:
+        control.attach(life.ask)
+    with nullcontext() if control else signals(life.ask):
         while True:
             try:
                 return await _run(app, config, life, checkup)
@@ -69,7 +77,8 @@ async def _run_incarnations(app: Horsies, config: WorkerConfig, checkup: Checkup
 class Life:
     """What outlives an incarnation. How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready: Callable[[], None]) -> None:
+        self.ready = ready
         self.asked = asyncio.Event()
         self.schedules_are_stored = asyncio.Event()
         self.pump: Pump | None = None
@@ -127,6 +136,7 @@ async def _run(app: Horsies, config: WorkerConfig, life: Life, checkup: Checkup)
             with _hearing(app.broker, worker, pump, concerns=books.marks.concerns, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
+                life.ready()
                 await life.asked.wait()
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
