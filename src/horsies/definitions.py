@@ -17,6 +17,7 @@ from horsies.model.mapper import ErrorCodes, ExceptionMap, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import SizeWatch
+from horsies.tasks.suppress import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, Sendable, Task
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Definitions:
         self.locator: str | None = None
         """`module:attribute`, once this app was found by a locator."""
         self.tracer: Tracer | None = None
+        self.suppresses_sends = environment_suppresses_sends()
+        """Sends and starts of workflows enqueue nothing, and return inert handles."""
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._task_modules: list[str] = []
         self._child_start_hooks: list[Hook] = []
@@ -73,21 +76,32 @@ class Definitions:
         """The name that schedules and workers of this app are stored under: `AppConfig.name`, or else its locator."""
         return self.config.name or self.locator or DEFAULT_APP_NAME
 
+    def suppress_sends(self, suppressed: bool = True) -> None:  # noqa: FBT001, FBT002 - suppress_sends(False) reads well
+        """Enqueue nothing from now on, in this process: sends and starts of workflows return inert handles, whose `get()` raises `SendSuppressed`.
+
+        `suppress_sends(False)` ends it, also where $HORSIES_SUPPRESS_SENDS is set. What schedulers enqueue is not affected.
+        """
+        self.suppresses_sends = suppressed
+
     # -- tasks and workflows
 
     def task(
         self,
-        name: str,
+        name: str = "",
         *,
+        task_name: str = "",
         queue_name: str | None = None,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
         exception_mapper: Mapping[type[BaseException], str] | None = None,
     ) -> TaskDecorator:
-        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`.
+        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`. `task_name` is another way to give the name.
 
         `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may.
         """
+        if name and task_name:
+            raise TaskDefinitionError(f"a task has one name: give {name!r} or task_name={task_name!r}, not both")
+        name = name or task_name
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
         problems = list(_name_problems(name))

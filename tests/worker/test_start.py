@@ -42,6 +42,28 @@ def test_a_worker_says_how_it_runs_and_registers_itself(worker: StartWorker, sql
     assert found == (incarnation, running.pid, 3, ["default"], True)
 
 
+@pytest.mark.promise("C21")
+@pytest.mark.parametrize(
+    ("prefetch", "options", "expected"),
+    [
+        ("8", (), r"max_claim_per_worker=10, max_claim_batch=0, concurrency=1, prefetch_buffer=8$"),
+        (
+            "auto",
+            (),
+            r"max_claim_per_worker=auto \(at most 2048\), max_claim_batch=0, concurrency=1, prefetch_buffer=auto$",
+        ),
+        ("auto", ("--max-claim-per-worker=7",), r"max_claim_per_worker=7, .* prefetch_buffer=auto$"),
+        ("auto", ("--concurrency=5",), r"max_claim_per_worker=10, .* concurrency=5, prefetch_buffer=auto$"),
+    ],
+)
+def test_a_worker_says_how_many_tasks_it_may_hold(
+    worker: StartWorker, prefetch: str, options: tuple[str, ...], expected: str
+) -> None:
+    env = {"HORSIES_TEST_PREFETCH": prefetch}
+    running = worker("tests.apps.tuned:app", processes=2, options=options, env=env, until_ready=False)
+    running.wait_for_log(f"Concurrency config: processes=2, cluster_wide_cap=None, {expected}")
+
+
 @pytest.mark.promise("D3")
 def test_a_worker_registers_its_app_and_says_which_tasks_another_app_has_too(
     worker: StartWorker, sql: psycopg.Connection

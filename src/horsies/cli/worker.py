@@ -24,10 +24,16 @@ from horsies.reloader.reload import run_parts
 from horsies.worker.run import run_worker
 
 
-def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float | None) -> float | None:
-    if seconds is not None and not math.isfinite(seconds):  # nan is in every range
-        raise click.BadParameter(f"{seconds} is not a number of seconds.")
-    return seconds
+def _finite(_context: click.Context, _parameter: click.Parameter, number: float | None) -> float | None:
+    if number is not None and not math.isfinite(number):  # nan is in every range
+        raise click.BadParameter(f"{number} is not a finite number.")
+    return number
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, limit_mb: float | None) -> float | None:
+    if limit_mb is not None and not 0 < limit_mb < math.inf:
+        raise click.BadParameter(f"{limit_mb:g} is not a size; give a positive number of megabytes, or leave it out.")
+    return limit_mb
 
 
 @click.command()
@@ -55,7 +61,11 @@ def _finite(_context: click.Context, _parameter: click.Parameter, seconds: float
     help="Replace a child after so many tasks; 0 never does, and lets children be forked.",
 )
 @click.option(
-    "--max-memory-per-child-mb", type=float, help="Replace a child whose resident memory reaches this, after its task."
+    "--max-memory-per-child-mb",
+    type=float,
+    callback=_size,
+    metavar="MB",
+    help="Replace a child whose resident memory reaches this, after its task.  [default: no limit]",
 )
 @click.option(
     "--max-claim-batch",

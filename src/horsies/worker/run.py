@@ -46,6 +46,12 @@ def run_worker(app: Horsies, config: WorkerConfig, control: WorkerControl | None
     if config.scheduler:
         declared(app.config, app.tasks)  # and so is a schedule that could never run
 
+    if app.suppresses_sends:
+        log.warning(
+            "sends of app %r are suppressed ($HORSIES_SUPPRESS_SENDS, or app.suppress_sends(True)): what its tasks send is not enqueued",
+            app.name,
+        )
+
     def run() -> ExitCode:
         checkup = Checkup()
         with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
@@ -154,12 +160,13 @@ def _open_books(app: Horsies, config: WorkerConfig, worker: str, roster: list[Me
         quarantine=Quarantine(app.config.resilience),
     )
     log.info(
-        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",
+        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",
         config.process_count,
         app.config.cluster_wide_cap,
-        config.max_claim_per_worker or books.frames.ceiling,
+        config.max_claim_per_worker or books.frames.described_ceiling,
         config.max_claim_batch,
         config.concurrency,
+        app.config.prefetch_buffer,
     )
     return books
 
