@@ -9,6 +9,7 @@ import typing
 if typing.TYPE_CHECKING:
     from horsies.app import Horsies
     from horsies.db.broker import PostgresBroker
+    from horsies.model.check import AppCheck, CheckFinding
     from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
     from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
     from horsies.model.errors import (
@@ -67,12 +68,14 @@ if typing.TYPE_CHECKING:
     from horsies.workflows.subworkflow import SubWorkflowNode
 
 __all__ = [
+    "AppCheck",
     "AppConfig",
     "AsyncTask",
     "BlockingCallError",
     "BrokerError",
     "Call",
     "CancelOutcome",
+    "CheckFinding",
     "ConfigError",
     "ContractCode",
     "CronSchedule",
@@ -152,6 +155,7 @@ __all__ = [
 _ROOMS = {
     "app": "Horsies",
     "db.broker": "PostgresBroker",
+    "model.check": "AppCheck CheckFinding",
     "model.codes": "ContractCode OperationalErrorCode OutcomeCode RetrievalCode",
     "model.config": "AppConfig CustomQueueConfig PostgresConfig QueueMode",
     "model.errors": "BlockingCallError BrokerError ConfigError HorsiesError KeyConflictError LocateError NodeNotFoundError OutsideTaskError PayloadError QueueError SchemaError SendSuppressed TaskCancelledError TaskDefinitionError TaskTimeoutError UnsupportedConnectionError WaitTimeoutError WorkflowConflictError WorkflowDefinitionError",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from horsies.db.broker import PostgresBroker
+    from horsies.model.check import AppCheck
     from horsies.model.result import TaskError, TaskResult
     from horsies.model.worker import WorkerConfig
     from horsies.tasks.gather import Gathering
@@ -172,6 +173,23 @@ class Horsies(Definitions):
         if config is not None:
             refuse("worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         return import_module("horsies.worker.embed").embedded(self, config or WorkerConfig())
+
+    def check(self, *, live: bool = False) -> AppCheck:
+        """What `horsies check` says: what the app consists of, and all that is wrong with it. Its task modules are imported.
+
+        With `live` the database and the workers that run are looked at too. Nothing is changed, and nothing is raised for what is wrong.
+        """
+        from horsies.tasks.handle import refuse_in_event_loop
+
+        if live:
+            refuse_in_event_loop("check(live=True)", "await app.check_async(live=True)")
+        return import_module("horsies.doctor.inventory").check_app(self, live=live)
+
+    async def check_async(self, *, live: bool = False) -> AppCheck:
+        """The same for asyncio code."""
+        from asyncio import to_thread
+
+        return await to_thread(self.check, live=live)
 
     def pause_queue(self, name: str) -> None:
         """Nothing more is claimed from this queue, by any worker, until it is resumed. Sends are accepted."""

@@ -228,7 +228,10 @@ class Definitions:
         return MappingProxyType(self._tasks)
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
-        """Where the tasks are: dotted modules or `.py` paths. Workers and their children import them."""
+        """Where the tasks are: dotted modules or `.py` paths, or patterns of either. Workers and their children import them.
+
+        `"myapp.*.tasks"` and `"jobs/*.py"` stand for all that match, in the order of their names; nothing that matches is an error.
+        """
         if isinstance(modules, str):
             raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
         self._task_modules.extend(module for module in modules if module not in self._task_modules)

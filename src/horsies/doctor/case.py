@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from horsies.app import Horsies
 from horsies.model.config import CustomQueueConfig
 from horsies.model.recovery import RecoveryConfig
 
@@ -41,3 +42,15 @@ class Case:
     def stale_after_s(self) -> float:
         """A keeper strikes a silent worker off long before."""
         return 2 * self.recovery.dead_after_ms / 1000 + 10
+
+
+def case_of(app: Horsies, *, knows_app: bool) -> Case:
+    """The case of an app on its database. Without `knows_app` only the database and its settings are known, and nothing is compared with the app."""
+    return Case(
+        schema=app.broker.config.schema,
+        recovery=app.config.recovery,
+        queues=app.config.queues if knows_app else None,
+        app=app.name if knows_app else None,
+        locator=app.locator if knows_app else None,
+        schedules=[each.name for each in app.config.schedule.schedules] if knows_app and app.config.schedule else [],
+    )
