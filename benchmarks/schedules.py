@@ -26,7 +26,7 @@ NOON, DAY = datetime(2026, 11, 15, 12, tzinfo=UTC), timedelta(days=1)
 
 def main() -> int:
     with open_place() as place, PostgresBroker(PostgresConfig(database_url=place.url)) as broker:
-        broker.run(partial(sync, [_declared(number) for number in range(COUNT)], NOON))
+        broker.run(partial(sync, [_declared(number) for number in range(COUNT)], app="bench", now=NOON))
         seconds = [_serve_all(place, broker, NOON + n * DAY) for n in range(1, ROUNDS + 1)]
     print(f"{COUNT} schedules due at once: {min(seconds):.2f} to {max(seconds):.2f} s in {ROUNDS} rounds")
     print(f"bar: {max(seconds):.2f} s <= {MAX_S} s: {'PASS' if max(seconds) <= MAX_S else 'FAIL'}")

@@ -510,3 +510,45 @@ def test_a_name_belongs_to_one_task_also_as_an_alias(app: Horsies) -> None:
         with pytest.raises(TaskDefinitionError, match="aliases"):
             app.task(name, aliases=aliases)(task)
     assert set(app.known_tasks) == {"first", "former"}
+
+
+@pytest.mark.promise("W3")
+def test_an_app_can_be_told_to_suppress_its_sends(basic: Any, sql: Any) -> None:
+    other = Horsies(basic.app.config)
+    basic.app.suppress_sends(True)  # noqa: FBT003 - as it is called
+    handle = basic.add.send(1, 2)
+    flow = basic.app.workflow("flow", [basic.add.node(node_id="add")(1, 2)]).start()
+    with pytest.raises(SendSuppressed, match=r"app\.suppress_sends\(True\)"):
+        handle.get()
+    with pytest.raises(SendSuppressed, match=r"app\.suppress_sends\(True\)"):
+        flow.get()
+    assert sql.execute("select count(*) from horsies.all_tasks").fetchone() == (0,)
+    assert not other.suppresses_sends
+    basic.app.suppress_sends(False)  # noqa: FBT003 - as it is called
+    basic.add.send(1, 2)
+    assert sql.execute("select count(*) from horsies.tasks").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("word", "suppressed"), [("1", True), ("true", True), ("On", True), ("0", False), ("", False), ("no", False)]
+)
+def test_the_environment_can_suppress_the_sends_of_an_app(
+    monkeypatch: pytest.MonkeyPatch, word: str, *, suppressed: bool
+) -> None:
+    monkeypatch.setenv("HORSIES_SUPPRESS_SENDS", word)
+    assert Horsies().suppresses_sends is suppressed
+
+
+def test_a_word_in_the_environment_that_is_neither_yes_nor_no_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORSIES_SUPPRESS_SENDS", "maybe")
+    with pytest.raises(ConfigError, match=r"\$HORSIES_SUPPRESS_SENDS is 'maybe'; set it to 1 or 0"):
+        Horsies()
+
+
+def test_a_task_may_be_named_by_a_keyword(app: Horsies) -> None:
+    assert app.task(task_name="echo")(echo).name == "echo"
+    assert app.task(name="other echo")(echo).name == "other echo"
+    with pytest.raises(TaskDefinitionError, match="a task has one name: give 'a' or task_name='b', not both"):
+        app.task("a", task_name="b")
+    with pytest.raises(TaskDefinitionError, match="a task needs an explicit name"):
+        app.task()

@@ -149,3 +149,33 @@ def test_the_package_is_typed_and_brings_its_sql() -> None:
     assert (package / "py.typed").is_file()
     assert (package / "tasks" / "claim.sql").is_file()
     assert (package / "db" / "migrations" / "0001_tasks.sql").is_file()
+
+
+OLD_PLACES = {
+    "app": "AppConfig Horsies",
+    "broker": "PostgresBroker PostgresConfig",
+    "queues": "CustomQueueConfig QueueMode",
+    "recovery": "RecoveryConfig",
+    "resilience": "WorkerResilienceConfig",
+    "schedule": (
+        "CronSchedule DailySchedule HourlySchedule IntervalSchedule MonthlySchedule ScheduleConfig TaskSchedule Weekday WeeklySchedule"
+    ),
+    "tasks": "RetryPolicy TaskError TaskHandle TaskInfo TaskResult TaskStatus",
+    "worker": "WorkerConfig",
+    "workflow": (
+        "NodeKey NodeStatus OnError SubWorkflowNode SuccessCase SuccessPolicy TaskNode WorkflowContext WorkflowDefinition "
+        "WorkflowHandle WorkflowMeta WorkflowSpec WorkflowStatus"
+    ),
+}
+
+
+@pytest.mark.parametrize("module", OLD_PLACES)
+def test_names_can_be_imported_from_where_older_documents_have_them(module: str) -> None:
+    found = import_module(f"horsies.core.models.{module}")
+    assert found.__all__ == OLD_PLACES[module].split()
+    assert all(getattr(found, name) is getattr(horsies, name) for name in found.__all__)
+
+
+def test_every_module_of_older_documents_is_tested() -> None:
+    names = {file.name for file in files("horsies.core.models").iterdir() if file.name.endswith(".py")}
+    assert names == {"__init__.py", *(f"{module}.py" for module in OLD_PLACES)}

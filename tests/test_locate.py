@@ -87,6 +87,19 @@ def test_a_module_behind_a_symbolic_link_is_one_module(tmp_path: Path, monkeypat
     assert load_app(f"{tmp_path / 'link' / 'shop.py'}:app") is load_app("shop:app")
 
 
+def test_an_app_without_a_name_is_named_after_its_module_however_it_was_found() -> None:
+    write("store/__init__.py", "")
+    write(
+        "store/shop.py",
+        f"{APP}\nnamed = Horsies(AppConfig(name='mill'))".replace("import Horsies", "import AppConfig, Horsies"),
+    )
+    assert load_app("store/shop.py:app").name == "store.shop:app"
+    assert load_app("store.shop:app").name == "store.shop:app"
+    assert load_app("store.shop:named").name == "mill"
+    assert load_app("store.shop:named").locator == "store.shop:named"
+    assert Horsies().name == "app"
+
+
 def test_a_lone_file_is_imported_once(tmp_path: Path) -> None:
     path = write(str(tmp_path / "else-where" / "shop.py"), APP)
     assert find_app(f"{path}:app") is find_app(f"{path}:app")
@@ -242,3 +255,68 @@ def test_a_failed_import_leaves_no_send_suppressed() -> None:
     write("shop.py", "1 / 0")
     refusal("shop:app")
     assert not sends_are_suppressed()
+
+
+# -- patterns
+
+
+def tasks_of(*patterns: str) -> list[str]:
+    write("shop.py", f"{APP}\napp.discover_tasks({list(patterns)!r})")
+    return [name for name in load_app("shop:app").tasks if name != "greet"]
+
+
+@pytest.fixture
+def many() -> None:
+    task = "from shop import app\n" + APP.replace("app = Horsies()", "")
+    for place in ("mail/tasks", "media/tasks", "media/video/tasks", "bare/tasks"):
+        write(f"myapp/{place}.py", task.replace('"greet"', f'"{place}"'))
+    write("myapp/media/other.py", "raise SystemExit('not asked for')")
+    write("myapp/__main__.py", "raise SystemExit('a program')")
+    for package in ("", "mail/", "media/", "media/video/"):  # `bare` is a namespace package
+        write(f"myapp/{package}__init__.py", "")
+    for name in ("ship", "bill"):
+        write(f"jobs/{name}.py", task.replace("greet", name))
+    write("jobs/__init__.py", "")
+
+
+@pytest.mark.promise("W2")
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("myapp.*.tasks", ["bare/tasks", "mail/tasks", "media/tasks"]),
+        ("myapp.m*.tasks", ["mail/tasks", "media/tasks"]),
+        ("myapp.**.tasks", ["bare/tasks", "mail/tasks", "media/tasks", "media/video/tasks"]),
+        ("myapp.media.*.task?", ["media/video/tasks"]),
+        ("jobs.*", ["bill", "ship"]),
+        ("jobs/*.py", ["bill", "ship"]),
+        ("jobs/[a-c]*.py", ["bill"]),
+        ("myapp/**/tasks.py", ["bare/tasks", "mail/tasks", "media/tasks", "media/video/tasks"]),
+    ],
+)
+@pytest.mark.usefixtures("many")
+def test_a_pattern_stands_for_all_that_match_in_the_order_of_their_names(pattern: str, expected: list[str]) -> None:
+    assert tasks_of(pattern) == expected
+
+
+@pytest.mark.usefixtures("many")
+def test_what_two_patterns_match_is_imported_once() -> None:
+    assert tasks_of("jobs/*.py", "jobs.ship", "jobs.*") == ["bill", "ship"]
+
+
+@pytest.mark.promise("W2")
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("myapp.*.jobs", "task modules 'myapp.*.jobs' of shop:app match nothing; each \\* stands for one part"),
+        ("nothing/*.py", "task modules 'nothing/\\*.py' of shop:app match nothing; write the pattern as seen from"),
+        ("*.tasks", "a pattern begins with the name of a package"),
+        ("nowhere.*.tasks", "there is no module 'nowhere' here"),
+    ],
+)
+@pytest.mark.usefixtures("many")
+def test_a_pattern_that_matches_nothing_is_reported(pattern: str, problem: str) -> None:
+    with pytest.raises(LocateError, match=problem):
+        tasks_of(pattern)
+    noted: list[LocateError] = []
+    load_app("shop:app", failed=noted.append)  # as `horsies check` does, which goes on
+    assert len(noted) == 1

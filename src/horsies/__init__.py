@@ -9,6 +9,7 @@ import typing
 if typing.TYPE_CHECKING:
     from horsies.app import Horsies
     from horsies.db.broker import PostgresBroker
+    from horsies.model.check import AppCheck, CheckFinding
     from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
     from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
     from horsies.model.errors import (
@@ -58,6 +59,7 @@ if typing.TYPE_CHECKING:
     from horsies.tasks.retry import RetryOutcome
     from horsies.tasks.send import Sender
     from horsies.tasks.task import AsyncTask, Task
+    from horsies.worker_thread import Worker
     from horsies.workflows.context import WorkflowContext, WorkflowMeta
     from horsies.workflows.define import WorkflowDefinition
     from horsies.workflows.draft import SuccessCase, SuccessPolicy
@@ -66,12 +68,14 @@ if typing.TYPE_CHECKING:
     from horsies.workflows.subworkflow import SubWorkflowNode
 
 __all__ = [
+    "AppCheck",
     "AppConfig",
     "AsyncTask",
     "BlockingCallError",
     "BrokerError",
     "Call",
     "CancelOutcome",
+    "CheckFinding",
     "ConfigError",
     "ContractCode",
     "CronSchedule",
@@ -129,6 +133,7 @@ __all__ = [
     "WaitTimeoutError",
     "Weekday",
     "WeeklySchedule",
+    "Worker",
     "WorkerConfig",
     "WorkerResilienceConfig",
     "WorkerState",
@@ -151,6 +156,7 @@ __all__ = [
 _ROOMS = {
     "app": "Horsies",
     "db.broker": "PostgresBroker",
+    "model.check": "AppCheck CheckFinding",
     "model.codes": "ContractCode OperationalErrorCode OutcomeCode RetrievalCode",
     "model.config": "AppConfig CustomQueueConfig PostgresConfig QueueMode",
     "model.errors": "BlockingCallError BrokerError ConfigError HorsiesError KeyConflictError LocateError NodeNotFoundError OutsideTaskError PayloadError QueueError SchemaError SendSuppressed TaskCancelledError TaskDefinitionError TaskTimeoutError UnsupportedConnectionError WaitTimeoutError WorkflowConflictError WorkflowDefinitionError",
@@ -178,6 +184,7 @@ _ROOMS = {
     "workflows.handle": "NodeInfo WorkflowHandle",
     "workflows.spec": "WorkflowSpec",
     "workflows.subworkflow": "SubWorkflowNode",
+    "worker_thread": "Worker",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

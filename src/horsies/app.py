@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from horsies.db.broker import PostgresBroker
+    from horsies.model.check import AppCheck
     from horsies.model.result import TaskError, TaskResult
     from horsies.model.worker import WorkerConfig
     from horsies.tasks.gather import Gathering
     from horsies.tasks.handle import TaskHandle
     from horsies.tasks.inspect import WorkerState
+    from horsies.worker_thread import Worker
     from horsies.workflows.handle import WorkflowHandle
     from horsies.workflows.spec import WorkflowSpec
 
@@ -155,6 +157,39 @@ class Horsies(Definitions):
             refuse("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         # By name: a worker stands above the app, and an app that only sends never loads it.
         return import_module("horsies.worker.embed").run_in_process(self, config or WorkerConfig())
+
+    def run_worker_with(self, config: WorkerConfig) -> int:
+        """The same as `run_worker(config)`."""
+        return self.run_worker(config)
+
+    def worker(self, config: WorkerConfig | None = None) -> Worker:
+        """Make a worker that runs on a thread of this process: for tests, and for programs that do other things as well.
+
+        `async with app.worker(WorkerConfig(processes=2)) as worker:` starts it, and stops it at the end of the block. No signal handlers are installed, the
+        app's connections stay open, and logging is left alone.
+        """
+        from horsies.model.worker import WorkerConfig
+
+        if config is not None:
+            refuse("worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
+        return import_module("horsies.worker.embed").embedded(self, config or WorkerConfig())
+
+    def check(self, *, live: bool = False) -> AppCheck:
+        """What `horsies check` says: what the app consists of, and all that is wrong with it. Its task modules are imported.
+
+        With `live` the database and the workers that run are looked at too. Nothing is changed, and nothing is raised for what is wrong.
+        """
+        from horsies.tasks.handle import refuse_in_event_loop
+
+        if live:
+            refuse_in_event_loop("check(live=True)", "await app.check_async(live=True)")
+        return import_module("horsies.doctor.inventory").check_app(self, live=live)
+
+    async def check_async(self, *, live: bool = False) -> AppCheck:
+        """The same for asyncio code."""
+        from asyncio import to_thread
+
+        return await to_thread(self.check, live=live)
 
     def pause_queue(self, name: str) -> None:
         """Nothing more is claimed from this queue, by any worker, until it is resumed. Sends are accepted."""

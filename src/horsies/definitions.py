@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, 
 
 from horsies.model.annotations import is_coroutine_function, ok_type, takes_nothing
 from horsies.model.codec import ArgumentsCodec, ResultCodec
-from horsies.model.config import AppConfig, QueueMode
+from horsies.model.config import DEFAULT_APP_NAME, AppConfig, QueueMode
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.mapper import ErrorCodes, ExceptionMap, code_problems, mapper_problems
 from horsies.model.problems import instance_problems, number_problems
 from horsies.model.retry import RetryPolicy
 from horsies.model.sizes import MAX_NAME, SizeWatch
+from horsies.tasks.suppress import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, Sendable, Task
 
 if TYPE_CHECKING:
@@ -57,7 +58,11 @@ class Definitions:
 
     def __init__(self, config: AppConfig) -> None:
         self.config = config
+        self.locator: str | None = None
+        """`module:attribute`, once this app was found by a locator."""
         self.tracer: Tracer | None = None
+        self.suppresses_sends = environment_suppresses_sends()
+        """Sends and starts of workflows enqueue nothing, and return inert handles."""
         self._tasks: dict[str, Sendable[..., Any]] = {}
         self._aliases: dict[str, Sendable[..., Any]] = {}
         self._defined_by: dict[str, Callable[[], CodeType | None]] = {}
@@ -71,12 +76,25 @@ class Definitions:
         """Where what is defined here is sent to."""
         raise NotImplementedError
 
+    @property
+    def name(self) -> str:
+        """The name that schedules and workers of this app are stored under: `AppConfig.name`, or else its locator."""
+        return self.config.name or self.locator or DEFAULT_APP_NAME
+
+    def suppress_sends(self, suppressed: bool = True) -> None:  # noqa: FBT001, FBT002 - suppress_sends(False) reads well
+        """Enqueue nothing from now on, in this process: sends and starts of workflows return inert handles, whose `get()` raises `SendSuppressed`.
+
+        `suppress_sends(False)` ends it, also where $HORSIES_SUPPRESS_SENDS is set. What schedulers enqueue is not affected.
+        """
+        self.suppresses_sends = suppressed
+
     # -- tasks and workflows
 
     def task(
         self,
-        name: str,
+        name: str = "",
         *,
+        task_name: str = "",
         queue_name: str | None = None,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
@@ -84,12 +102,15 @@ class Definitions:
         default_unhandled_error_code: str | None = None,
         aliases: Sequence[str] = (),
     ) -> TaskDecorator:
-        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`.
+        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`. `task_name` is another way to give the name.
 
         `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may. What neither knows
         gets `default_unhandled_error_code`, or else that of the app. `aliases` are names that the task had before: what was sent
         under one of them is run by this function.
         """
+        if name and task_name:
+            raise TaskDefinitionError(f"a task has one name: give {name!r} or task_name={task_name!r}, not both")
+        name = name or task_name
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
         problems = list(_name_problems(name))
@@ -253,7 +274,10 @@ class Definitions:
         return {**self._aliases, **self._tasks}
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
-        """Where the tasks are: dotted modules or `.py` paths. Workers and their children import them."""
+        """Where the tasks are: dotted modules or `.py` paths, or patterns of either. Workers and their children import them.
+
+        `"myapp.*.tasks"` and `"jobs/*.py"` stand for all that match, in the order of their names; nothing that matches is an error.
+        """
         if isinstance(modules, str):
             raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
         self._task_modules.extend(module for module in modules if module not in self._task_modules)

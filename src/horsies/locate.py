@@ -27,24 +27,70 @@ def load_app(
     `imports` are modules beside those that the app names itself; `before` hears of each module before it is imported, and `failed` of those
     of its tasks that cannot be.
     """
-    here = os.getcwd()  # noqa: PTH109 - every child loads this module, and pathlib is dear
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    with suppress_sends():
-        before(locator.rpartition(":")[0])
-        app = find_app(locator)
-        for module in (*app.task_modules, *imports):
-            before(module)
-            try:
-                _import(module, f"task module {module!r} of {locator}")
-            except LocateError as error:
-                failed(error)
+    before(locator.rpartition(":")[0])
+    app = find_app(locator)
+    import_tasks(app, locator, imports=imports, before=before, failed=failed)
     return app
 
 
+def import_tasks(
+    app: Horsies,
+    name: str,
+    *,
+    imports: Iterable[str] = (),
+    before: Callable[[str], None] = lambda _module: None,
+    failed: Callable[[LocateError], None] = _raise,
+) -> list[str]:
+    """Import the task modules of an app, and `imports`; those that patterns stand for, too. Returns what was imported. `name` is the app's, for errors."""
+    imported: list[str] = []
+    with suppress_sends():
+        for place in (*app.task_modules, *imports):
+            try:
+                modules = expand(place, f"task modules {place!r} of {name}")
+            except LocateError as error:
+                failed(error)
+                continue
+            for module in modules:
+                if module in imported:
+                    continue
+                imported.append(module)
+                before(module)
+                try:
+                    _import(module, f"task module {module!r} of {name}")
+                except LocateError as error:
+                    failed(error)
+    return imported
+
+
+def expand(place: str, what: str) -> list[str]:
+    """The modules or files that a pattern matches, sorted; `[place]` if it is not a pattern. Raises LocateError if nothing matches."""
+    if not any(wildcard in place for wildcard in "*?["):
+        return [place]
+    from horsies.locate_file import matching_files, matching_modules  # noqa: PLC0415 - brings pathlib
+
+    if place.endswith(".py") or os.sep in place:
+        found = matching_files(place)
+        hint = f"write the pattern as seen from {os.getcwd()!r}"  # noqa: PTH109 - as above
+    else:
+        fixed, _, _ = place.partition("*")[0].partition("?")[0].partition("[")[0].rpartition(".")
+        if not fixed:
+            raise LocateError(f"{what}: a pattern begins with the name of a package, as in 'myapp.*.tasks'")
+        package = _import(fixed, f"the package {fixed!r} of {what}")
+        found = matching_modules(package, place.split(".")[fixed.count(".") + 1 :])
+        hint = "each * stands for one part of a dotted name, ** for any number of them"
+    if not found:
+        raise LocateError(f"{what} match nothing; {hint}")
+    return found
+
+
 def find_app(locator: str) -> Horsies:
+    """The app, without its task modules. The current folder is importable; sends are suppressed while its module is imported."""
+    here = os.getcwd()  # noqa: PTH109 - every child loads this module, and pathlib is dear
+    if here not in sys.path:
+        sys.path.insert(0, here)
     place, attribute = parted(locator)
-    module = _import(place, f"{place!r}")
+    with suppress_sends():
+        module = _import(place, f"{place!r}")
     try:
         found = getattr(module, attribute)
     except AttributeError:
@@ -55,6 +101,8 @@ def find_app(locator: str) -> Horsies:
         raise LocateError(
             f"{locator!r} is a {type(found).__name__}, not a Horsies app; name the variable that holds Horsies(...)"
         )
+    # By the module's name: `shop/tasks.py:app` and `shop.tasks:app` are the same app.
+    found.locator = f"{module.__name__}:{attribute}"
     return found
 
 

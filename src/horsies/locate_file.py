@@ -1,14 +1,20 @@
 """From `path/file.py` to the module, and whose file it is."""
 
+import fnmatch
+import glob
 import importlib
 import importlib.util
+import pkgutil
 import sys
 import sysconfig
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
 from horsies.model.errors import LocateError
+
+_NOT_LISTED = ("__init__.py", "__main__.py")
 
 
 def import_file(place: str) -> ModuleType:
@@ -63,6 +69,44 @@ def _import_lone_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def matching_files(pattern: str) -> list[str]:
+    """The `.py` files that a pattern matches, sorted. Without `__init__.py` and `__main__.py`: the first is imported with its package, the second is a program."""
+    found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - absolute patterns, too
+    return sorted(file for file in found if file.endswith(".py") and Path(file).name not in _NOT_LISTED)
+
+
+def matching_modules(package: ModuleType, parts: Sequence[str]) -> list[str]:
+    """The modules below a package whose names match, part by part, sorted. `**` matches any number of parts."""
+    return sorted(set(_matching(package.__name__, [str(path) for path in getattr(package, "__path__", ())], parts)))
+
+
+def _matching(name: str, folders: Sequence[str], parts: Sequence[str]) -> Iterator[str]:
+    part, *rest = parts
+    if part == "**" and rest:
+        yield from _matching(name, folders, rest)
+    wanted = "*" if part == "**" else part
+    if not rest:
+        for module in pkgutil.iter_modules(folders):
+            if module.name != "__main__" and fnmatch.fnmatchcase(module.name, wanted):
+                yield f"{name}.{module.name}"
+        if part != "**":
+            return
+    for inner, inside in _folders_below(folders, follows_links=part != "**"):  # links may lead back
+        if fnmatch.fnmatchcase(inner, wanted):
+            yield from _matching(f"{name}.{inner}", inside, parts if part == "**" else rest)
+
+
+def _folders_below(folders: Sequence[str], *, follows_links: bool) -> Iterator[tuple[str, list[str]]]:
+    """Names of packages and where they are. Folders count without an `__init__.py`, too: a namespace package has none."""
+    found: dict[str, list[str]] = {}
+    for place in folders:
+        for folder in Path(place).iterdir() if Path(place).is_dir() else ():
+            is_package = folder.is_dir() and folder.name.isidentifier() and folder.name != "__pycache__"
+            if is_package and (follows_links or not folder.is_symlink()):
+                found.setdefault(folder.name, []).append(str(folder))
+    yield from found.items()
 
 
 def is_own(file: str) -> bool:

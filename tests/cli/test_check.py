@@ -3,13 +3,16 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
+from horsies import AppConfig, BlockingCallError, Horsies
 from horsies.cli.main import main
+from horsies.locate import find_app
 from tests.cli.test_commands import GONE
 from tests.fixtures.roles import PlainUser
 
@@ -140,6 +143,7 @@ def test_live_the_database_and_the_workers_are_looked_at(
     assert [finding["code"] for finding in idle["findings"]] == ["NO_WORKERS"]
     assert {check["name"] for check in idle["checks"]} == {
         "database", "privileges", "schema", "notifications", "workers", "caps",
+            "schedules of other apps",
     }  # fmt: skip
     sql.execute(
         "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version) "
@@ -161,3 +165,50 @@ def test_live_what_the_user_may_not_do_is_an_error(
     found = check(write("poor_shop"), "--live")
     assert found.exit_code == 1
     assert "PRIVILEGES_MISSING: this user has no" in found.stdout
+
+
+# -- from Python
+
+
+def test_from_python_an_app_says_what_the_command_says(
+    check: Callable[..., Result], database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", database)
+    Path("more_parcels_1.py").write_text(
+        "from python_shop import app\nfrom horsies import *\n"
+        "@app.task('wrap', queue_name='parcels')\ndef wrap() -> TaskResult[int, TaskError]: ...\n"
+    )
+    locator = write("python_shop", modules="'more_parcels_*.py', 'nothing_*.py'")
+    app = find_app(locator)
+    offline = app.check()
+    assert [task.name for task in offline.tasks] == ["pack", "wrap"]
+    assert offline.modules == ["more_parcels_1.py"]
+    (problem,) = offline.problems
+    assert "task modules 'nothing_*.py' of python_shop:app match nothing" in problem
+    assert offline.findings is None
+    assert not offline.is_good
+
+    live = app.check(live=True)
+    told = json.loads(check(locator, "--live", "--json").stdout)
+    said = asdict(live)
+    assert said.pop("name") == told.pop("app") == locator
+    assert said.pop("findings") == told.pop("live")["findings"]
+    assert said == told
+    assert [finding.code for finding in live.findings or ()] == ["NO_WORKERS"]
+    app.close()
+
+
+def test_from_python_a_database_that_cannot_be_reached_is_a_finding(check: Callable[..., Result]) -> None:
+    app = find_app(write("gone_shop"))
+    assert app.check().is_good
+    found = app.check(live=True)
+    assert [(finding.code, finding.severity) for finding in found.findings or ()] == [("DATABASE_UNREACHABLE", "error")]
+    assert not found.is_good
+
+
+async def test_from_asyncio_code_a_live_check_runs_beside_the_event_loop() -> None:
+    app = Horsies(AppConfig.for_database_url(GONE))
+    with pytest.raises(BlockingCallError, match="check_async"):
+        app.check(live=True)
+    assert app.check().is_good
+    assert not (await app.check_async(live=True)).is_good

@@ -226,6 +226,8 @@ def test_rows_that_a_migration_would_refuse_are_corrected_by_it(empty_database: 
             "drop column min_item_success, drop column results_of"
         )
         sql.execute("drop function horsies.item_results")
+        sql.execute("alter table horsies.workers drop column app")
+        sql.execute("alter table horsies.schedules drop column app")
         sql.execute(
             "insert into horsies.tasks (task_name, attempts, ready) values ('a', -1, false), ('b', 2147483647, false)"
         )

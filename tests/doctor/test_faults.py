@@ -15,12 +15,14 @@ from horsies.doctor.catalogue import CATALOGUE
 from horsies.doctor.codes import Code, Severity
 from horsies.model.config import CustomQueueConfig, PostgresConfig
 from horsies.model.graph import Graph
+from horsies.model.patterns import IntervalSchedule
 from tests.cli.test_commands import GONE
 from tests.doctor.conftest import Doctor, add_worker
 from tests.fixtures.journey import ME, OTHER, column, row
 from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.server import DatabaseServer, database_with
+from tests.schedules.steps import declare, store
 from tests.workflows.steps import begin, node
 
 TASK: LiteralString = "insert into horsies.tasks (task_name, "
@@ -136,8 +138,16 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         Code.SCHEDULES_UNSERVED,
         (
             "insert into horsies.schedules (name, task_name, queue_name, priority, args, pattern, timezone, catch_up_missed, "
+            "max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, app) values ('nightly', 'add', 'default', 100, '{}', "
+            "'{}', 'UTC', false, 1, 0, 'allow', true, now() - interval '1 hour', 'shop')"
+        ),
+    ),
+    "a schedule without an app": (
+        Code.SCHEDULES_WITHOUT_APP,
+        (
+            "insert into horsies.schedules (name, task_name, queue_name, priority, args, pattern, timezone, catch_up_missed, "
             "max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at) values ('nightly', 'add', 'default', 100, '{}', "
-            "'{}', 'UTC', false, 1, 0, 'allow', true, now() - interval '1 hour')"
+            "'{}', 'UTC', false, 1, 0, 'allow', true, now() + interval '1 hour')"
         ),
     ),
     "a queue that nobody serves": (
@@ -429,6 +439,46 @@ def test_workers_that_do_not_serve_the_queues_of_the_app(attended: psycopg.Conne
     assert found.data(Code.QUEUE_WITHOUT_WORKER) == {"queues": ["email"]}
     assert found.data(Code.QUEUE_UNKNOWN) == {"queues": ["default"]}
     assert doctor(queues=[CustomQueueConfig(name="default")]).codes == set()
+
+
+@pytest.mark.promise("D3")
+def test_a_schedule_that_belongs_to_another_app(attended: psycopg.Connection, doctor: Doctor, database: str) -> None:
+    with PostgresBroker(PostgresConfig(database_url=database)) as broker:
+        store(
+            broker, declare("report", IntervalSchedule(hours=1)), declare("mail", IntervalSchedule(hours=1)), app="shop"
+        )
+        store(broker, declare("mail", IntervalSchedule(hours=1)), app="shop")
+    found = doctor(app="bank", schedules=["report", "mail"])
+    assert found.codes == {Code.SCHEDULE_CLASH}
+    assert found.data(Code.SCHEDULE_CLASH) == {
+        "schedules": {"mail": "shop"}
+    }  # the other one is removed, and free to be taken
+    assert doctor(app="bank", schedules=["count"]).codes == set()
+    assert doctor(app="shop", schedules=["mail"]).codes == set()
+    assert doctor(app="store", locator="shop", schedules=["mail"]).codes == set()
+
+
+@pytest.mark.promise("D3")
+def test_a_task_name_that_two_apps_have(attended: psycopg.Connection, doctor: Doctor) -> None:
+    attended.execute("update horsies.workers set app = 'shop', task_names = array['add', 'pack']")
+    add_worker(attended, worker=OTHER)
+    theirs = "update horsies.workers set app = 'bank', task_names = array['add', 'count'], queues = %s where id = %s"
+    attended.execute(theirs, [["others"], OTHER])
+    assert doctor().codes == set()  # neither is given tasks of the other
+    attended.execute(theirs, [["others", "default"], OTHER])
+    found = doctor()
+    assert found.codes == {Code.TASK_NAME_CLASH}
+    assert found.data(Code.TASK_NAME_CLASH) == {"tasks": {"add": ["bank", "shop"]}}
+    attended.execute("update horsies.workers set app = 'shop' where id = %s", [OTHER])
+    assert doctor().codes == set()  # two releases of one app
+
+
+def test_workers_of_another_app_may_serve_queues_of_their_own(attended: psycopg.Connection, doctor: Doctor) -> None:
+    add_worker(attended, "others", worker=OTHER)
+    attended.execute("update horsies.workers set app = 'bank' where id = %s", [OTHER])
+    ours = [CustomQueueConfig(name="default")]
+    assert doctor(app="shop", queues=ours).codes == set()
+    assert doctor(app="bank", queues=ours).codes == {Code.QUEUE_UNKNOWN}
 
 
 def test_workers_with_another_cap_than_the_app_s(attended: psycopg.Connection, doctor: Doctor) -> None:

@@ -439,3 +439,19 @@ def test_everything_may_be_kept_for_ever():
     kept = RetentionConfig(finished=None, workflows=None, worker_states=None, schedule_runs=None)
     assert kept.finished is None
     assert RetentionConfig(finished=timedelta(hours=1)).finished == timedelta(hours=1)
+
+
+def test_a_database_url_can_be_given_with_other_fields() -> None:
+    config = AppConfig.for_database_url(URL, cluster_wide_cap=5, name="shop")
+    assert config == AppConfig(broker=PostgresConfig(database_url=URL), cluster_wide_cap=5, name="shop")
+    with pytest.raises(ConfigError, match="cluster_wide_cap is 0"):
+        AppConfig.for_database_url(URL, cluster_wide_cap=0)
+    with pytest.raises(TypeError, match="for_database_url\\(\\) makes the broker itself"):
+        AppConfig.for_database_url(URL, broker=PostgresConfig(database_url=URL))
+    with pytest.raises(TypeError, match="colour"):
+        AppConfig.for_database_url(URL, colour="red")
+
+
+@pytest.mark.parametrize("name", ["", " shop", "a" * 201, "shop\n", 7])
+def test_an_app_s_name_is_checked(name: Any) -> None:
+    assert the_problem_of(AppConfig, name=name).startswith(f"name is {name!r}; choose 1 to 200 printable characters")

@@ -113,7 +113,7 @@ def test_a_worker_with_a_blocked_child_stops_when_its_patience_is_over(
     blocked = Blocked(stubborn, running, sql, tmp_path)
     ids = [blocked.run_sibling(), blocked.block()]
     assert running.terminate() == 3
-    assert [blocked.error(task_id)[0] for task_id in ids] == ["WORKER_CRASHED"] * 2
+    assert [blocked.error(task_id)[0] for task_id in ids] == ["INTERRUPTED"] * 2
 
 
 @pytest.mark.promise("X3", "X4")

@@ -26,8 +26,14 @@ def declare(name: str, pattern: Pattern, *, args: str = "{}", terms: Terms | Non
     return Declared(schedule, terms or Terms("add", "default"), args)
 
 
-def store(broker: PostgresBroker, *declared: Declared, now: datetime | None = None) -> Synced:
-    return broker.run(partial(sync, declared, now))
+def store(
+    broker: PostgresBroker,
+    *declared: Declared,
+    now: datetime | None = None,
+    app: str = "shop",
+    locator: str | None = None,
+) -> Synced:
+    return broker.run(partial(sync, declared, app=app, locator=locator, now=now))
 
 
 def tick_at(broker: PostgresBroker, now: datetime, **options: Any) -> Ticked:

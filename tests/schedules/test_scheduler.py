@@ -5,15 +5,15 @@ import signal
 from collections.abc import Generator, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import psycopg
 import pytest
 
-from horsies import events
+from horsies import AppConfig, Horsies, events
 from horsies.db.broker import PostgresBroker
 from horsies.model.patterns import IntervalSchedule
-from horsies.model.recovery import WorkerResilienceConfig
 from horsies.schedules.control import pause, resume
 from horsies.worker.scheduler import Scheduler
 from tests.fixtures.eventually import eventually
@@ -218,6 +218,66 @@ def test_an_app_that_declares_no_schedules_leaves_those_that_are_stored_alone(
     eventually(lambda: runs(sql) >= 1, what="it is served")
 
 
+SEVERAL = """
+from horsies import *
+
+def make(name, *schedules):
+    app = Horsies(AppConfig(name=name, schedule=ScheduleConfig(schedules=[
+        TaskSchedule(name=schedule, task_name=f"{schedule} task", pattern=IntervalSchedule(hours=1)) for schedule in schedules
+    ])))
+    for schedule in schedules:
+        @app.task(f"{schedule} task")
+        def run() -> TaskResult[int, TaskError]:
+            return TaskResult(ok=1)
+    return app
+
+shop = make("shop", "report", "mail")
+smaller_shop = make("shop", "report")
+bank = make("bank", "count", "report")
+unnamed = make(None, "tidy")
+"""
+
+
+@pytest.mark.promise("D3")
+def test_apps_in_one_schema_that_are_restarted_in_turns_leave_each_other_s_schedules_alone(
+    database: str, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+
+    def restarted(app: str, command: tuple[str, ...] = ("scheduler",)) -> list[str]:
+        program = Program(*command, f"several:{app}", env={"HORSIES_DATABASE_URL": database}, cwd=tmp_path)
+        try:
+            program.wait_for_log("schedules are declared")
+            assert program.terminate() == 0
+        finally:
+            program.close()
+        return program.logs
+
+    def stored() -> dict[str, tuple[str, bool, str]]:
+        found = sql.execute("select name, app, declared, task_name from horsies.schedules").fetchall()
+        return {name: (app, declared, task) for name, app, declared, task in found}
+
+    def said(logs: list[str], words: str) -> bool:
+        return any(words in line for line in logs)
+
+    expected = {
+        "report": ("shop", True, "report task"),
+        "mail": ("shop", True, "mail task"),
+        "count": ("bank", True, "count task"),
+        "tidy": ("several:unnamed", True, "tidy task"),
+    }
+    restarted("shop")
+    clash = "schedule 'report' belongs to app 'shop' and is not stored for app 'bank'"
+    assert said(restarted("bank"), clash)
+    restarted("unnamed", ("worker", "--scheduler", "--processes=1"))
+    assert stored() == expected
+    for app in ("shop", "unnamed", "bank"):
+        restarted(app)
+        assert stored() == expected
+    assert said(restarted("smaller_shop"), "0 new, 0 changed, 1 removed ('mail')")
+    assert stored() == expected | {"mail": ("shop", False, "mail task")}
+
+
 def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
     scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
 ) -> None:
@@ -242,13 +302,15 @@ async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: Postgr
                 is_told.set()
 
     events.subscribe(hear)
+    app = Horsies(AppConfig(broker=broker.config))
     try:
         async with (
             asyncio.timeout(10),
             asyncio.TaskGroup() as group,
-            Scheduler(group, broker, resilience=WorkerResilienceConfig(), declared=None),
+            Scheduler(group, app, declared=None),
         ):
             await is_told.wait()
     finally:
         events.unsubscribe(hear)
+        await app.close_async()
     assert heard == [events.SlotSettled("report", "MISSED"), events.SlotSettled("report", "ENQUEUED")]

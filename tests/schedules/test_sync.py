@@ -208,7 +208,7 @@ def test_two_that_store_a_new_schedule_at_once_follow_each_other(
 ) -> None:
     """Else the second, which has not seen the row of the first, would move its next slot."""
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
-        first = ByHand(connection, sync([declare("report", HOURLY, args='{"n":1}')], NOON))
+        first = ByHand(connection, sync([declare("report", HOURLY, args='{"n":1}')], app="shop", now=NOON))
         first.until("store_schedules")
         second = threads.submit(store, broker, declare("report", HOURLY, args='{"n":2}'), now=NOON + 5 * HOUR)
         wait_until_blocked(sql, on=connection)
@@ -221,9 +221,87 @@ def test_two_that_store_a_new_schedule_at_once_follow_each_other(
 def test_a_sync_under_way_keeps_no_tick_waiting(database: str, broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection:
-        syncing = ByHand(connection, sync([declare("report", HOURLY)], NOON))
+        syncing = ByHand(connection, sync([declare("report", HOURLY)], app="shop", now=NOON))
         syncing.until("store_schedules")
         assert tick_at(broker, NOON + HOUR).verdicts == []
         while syncing.step():
             pass
     assert len(tick_at(broker, NOON + HOUR).verdicts) == 1
+
+
+# -- several apps in one schema
+
+
+@pytest.mark.promise("D3")
+def test_an_app_s_start_changes_nothing_of_another_app(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    """Not even when slots of the other app are overdue: they are still to be enqueued."""
+    store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON, app="shop")
+    before = sql.execute("select xmin, * from horsies.schedules order by name").fetchall()
+    assert store(broker, declare("count", HOURLY), now=NOON + 5 * HOUR, app="bank") == Synced(["count"], [], [])
+    assert store(broker, now=NOON + 5 * HOUR, app="bank") == Synced([], [], ["count"])
+    after = sql.execute("select xmin, * from horsies.schedules where name <> 'count' order by name").fetchall()
+    assert after == before
+    assert history(broker, "report") == []
+    assert sorted(verdict.name for verdict in tick_at(broker, NOON + HOUR).verdicts) == ["mail", "report"]
+
+
+@pytest.mark.promise("D3")
+def test_a_schedule_that_two_apps_declare_stays_with_the_first_and_the_second_is_told(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY), now=NOON, app="shop")
+    before = stored_row(sql, "report")
+    other = declare("report", IntervalSchedule(minutes=5), args='{"n":2}')
+    synced = store(broker, other, declare("count", HOURLY), now=NOON, app="bank")
+    assert synced == Synced(["count"], [], [], clashes={"report": "shop"})
+    assert stored_row(sql, "report") == before
+    assert before["app"] == "shop"
+
+
+def test_a_removed_schedule_belongs_to_the_next_app_that_declares_it(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    store(broker, declare("report", HOURLY), now=NOON, app="shop")
+    store(broker, now=NOON, app="shop")
+    assert store(broker, declare("report", HOURLY), now=NOON, app="bank") == Synced([], ["report"], [])
+    assert stored_row(sql, "report")["app"] == "bank"
+
+
+def test_what_an_older_release_stored_belongs_to_the_first_app_that_declares_it(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """It keeps its next slot. What no app declares is not removed: it may be another app's, whose scheduler has not started yet."""
+    store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
+    sql.execute("update horsies.schedules set app = null")
+    synced = store(broker, declare("report", HOURLY), now=NOON + 5 * HOUR, app="shop")
+    assert synced == Synced([], ["report"], [], unowned=["mail"])
+    stored = stored_row(sql, "report")
+    assert (stored["app"], stored["next_slot_at"]) == ("shop", "2026-06-01T13:00:00+00:00")
+    assert (stored_row(sql, "mail")["app"], stored_row(sql, "mail")["enabled"]) == (None, True)
+    assert store(broker, declare("report", HOURLY), now=NOON, app="bank").clashes == {"report": "shop"}
+
+
+def test_an_app_that_is_given_a_name_keeps_what_it_has_stored_under_its_locator(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """But it removes nothing of that name: another app may be started by the same locator."""
+    store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON, app="tasks:app")
+    synced = store(broker, declare("report", HOURLY), now=NOON, app="shop", locator="tasks:app")
+    assert synced == Synced([], ["report"], [])
+    assert stored_row(sql, "report")["app"] == "shop"
+    assert stored_row(sql, "mail")["app"] == "tasks:app"
+    assert stored_row(sql, "mail")["declared"] is True
+
+
+def test_two_apps_that_store_the_same_new_schedule_at_once_do_not_overwrite_each_other(
+    database: str, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
+        first = ByHand(connection, sync([declare("report", HOURLY)], app="shop", now=NOON))
+        first.until("store_schedules")
+        second = threads.submit(store, broker, declare("report", HOURLY), now=NOON, app="bank")
+        wait_until_blocked(sql, on=connection)
+        while first.step():
+            pass
+        assert second.result().clashes == {"report": "shop"}
+    assert stored_row(sql, "report")["app"] == "shop"

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, assert_never, assert_type
 from uuid import UUID
 
 from horsies import (
+    AppCheck,
     AppConfig,
     AsyncTask,
     Call,
@@ -21,6 +22,8 @@ from horsies import (
     TaskInfo,
     TaskResult,
     TaskStatus,
+    Worker,
+    WorkerConfig,
 )
 
 app = Horsies(AppConfig(exception_mapper={ConnectionError: "UPSTREAM_DOWN"}, max_payload_bytes=1_000_000))
@@ -234,3 +237,12 @@ def status_words(status: TaskStatus) -> bool:
             return True
         case _:
             assert_never(status)
+
+
+async def operation() -> None:
+    async with app.worker(WorkerConfig(processes=2)) as worker:
+        assert_type(worker, Worker)
+        assert_type(await worker.wait_async(), int)
+    assert_type(app.check(), AppCheck)
+    app.worker(processes=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.task(task_name="resize it")(resize.function)

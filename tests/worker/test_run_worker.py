@@ -169,7 +169,7 @@ def test_its_exit_code_is_what_run_worker_returns(script: Scripts, sql: psycopg.
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "never"))
     begun(tmp_path / "begun")
     assert running.stop() == 3  # it had to interrupt a task
-    assert row(sql, "select error_code from horsies.finished") == ("WORKER_CRASHED",)
+    assert row(sql, "select error_code from horsies.finished") == ("INTERRUPTED",)
 
 
 def test_the_script_s_own_logging_is_left_alone(script: Scripts) -> None:

@@ -1,6 +1,7 @@
 """A worker that is told to stop: politely, twice, or not at all."""
 
 import os
+import re
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from horsies import OutcomeCode
+from horsies.cli.main import main
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
@@ -123,7 +127,7 @@ def test_a_second_signal_interrupts_what_runs_and_tells_its_waiters(
     assert running.wait() == 3
     for gate in gates:
         error = gate.get(PATIENCE_MS).err_value
-        assert error.error_code == "WORKER_CRASHED"
+        assert error.error_code == "INTERRUPTED"
         assert "its worker was stopped" in error.message
     assert workers_rows(sql) == []
     assert not any("another takes its place" in line for line in running.logs)  # nobody had to be killed
@@ -162,7 +166,7 @@ def test_the_shutdown_timeout_interrupts_without_a_second_signal(
     begun(tmp_path / "begun")
     assert running.terminate() == 3
     running.wait_for_log("what still runs had 200 ms to end")
-    assert gate.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    assert gate.get(PATIENCE_MS).err_value.error_code == "INTERRUPTED"
     assert workers_rows(sql) == []
 
 
@@ -202,12 +206,16 @@ def test_a_task_that_ends_with_a_result_when_it_is_interrupted_keeps_it(
     assert handle.get(PATIENCE_MS).ok_value == "as far as I got"
 
 
-@pytest.mark.promise("W9", "W10", "T1")
-def test_an_interrupted_task_whose_policy_retries_crashes_goes_back_uncounted(
-    departing: Any, worker: StartWorker, tmp_path: Path
+@pytest.mark.promise("D4", "W10", "T1")
+@pytest.mark.parametrize("name", ["gate_again", "gate_not_again"], ids=["for crashes", "for something else"])
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_an_interrupted_task_with_a_retry_policy_goes_back_uncounted(
+    departing: Any, worker: StartWorker, tmp_path: Path, name: str, concurrency: int
 ) -> None:
-    first = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
-    handle = departing.gate_again.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    """Whatever the policy lists: a deploy is not the task's fault."""
+    options = ("--shutdown-timeout=0", f"--concurrency={concurrency}")
+    first = worker(DEPARTING, processes=1, options=options)
+    handle = getattr(departing, name).send(str(tmp_path / "begun"), str(tmp_path / "open"))
     begun(tmp_path / "begun")
     assert first.terminate() == 3
     info = handle.info()
@@ -218,23 +226,118 @@ def test_an_interrupted_task_whose_policy_retries_crashes_goes_back_uncounted(
     assert handle.info().attempts == 1
 
 
-@pytest.mark.promise("W9", "W10", "T1")
+@pytest.mark.promise("D4", "W10", "T1")
 @pytest.mark.parametrize(
-    ("name", "attempts"),
-    [("gate_plain", 0), ("gate_not_again", 0), ("gate_again", 2)],
-    ids=["none", "other", "used up"],
+    ("name", "attempts"), [("gate_plain", 0), ("gate_again", 2)], ids=["no policy", "no retries left"]
 )
-def test_an_interrupted_task_that_may_not_run_again_ends_as_crashed(
+def test_an_interrupted_task_that_may_not_run_again_ends_as_interrupted(
     departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, name: str, attempts: int
 ) -> None:
-    """No policy, a policy for something else, or no retries left."""
     handle = getattr(departing, name).send(str(tmp_path / "begun"), str(tmp_path / "never"))
     sql.execute("update horsies.tasks set attempts = %s", [attempts])
     running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
     begun(tmp_path / "begun")
     assert running.terminate() == 3
-    assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    assert handle.get(PATIENCE_MS).err_value.error_code == OutcomeCode.INTERRUPTED
     assert handle.info().attempts == attempts + 1
+
+
+@pytest.mark.promise("D4", "W8")
+@pytest.mark.parametrize("signals", [0, 1], ids=["before it is told to stop", "while it waits"])
+def test_a_task_that_crashes_in_a_worker_that_stops_has_crashed(
+    departing: Any, worker: StartWorker, tmp_path: Path, signals: int
+) -> None:
+    running = worker(DEPARTING, processes=2)
+    handle = departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "never"))
+    pid = begun(tmp_path / "begun")
+    for _ in range(signals):
+        running.signal(signal.SIGTERM)
+        running.wait_for_log("stopping")
+    os.kill(pid, signal.SIGKILL)
+    assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
+    assert running.terminate() == 0
+
+
+@pytest.mark.promise("D4")
+def test_a_task_that_was_cancelled_before_it_is_interrupted_ends_as_cancelled(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    """It has heard of it and goes on; its grace is over before that of the worker. It has a retry policy, and does not run again."""
+    running = worker(DEPARTING, processes=1, env={"HORSIES_TEST_GRACE_MS": "300000"})
+    handle = send_stubborn(departing, tmp_path)
+    handle.cancel()
+    eventually((tmp_path / "asked").exists)
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("stopping")
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("interrupting")
+    running.signal(signal.SIGTERM)
+    running.wait()
+    assert (handle.info().status, handle.get(PATIENCE_MS).err_value.error_code) == ("CANCELLED", "TASK_CANCELLED")
+
+
+# -- what it says
+
+
+def test_a_worker_that_is_told_to_stop_says_at_once_what_it_waits_for_and_how_long(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=5, options=("--shutdown-timeout=300",))
+    handles = [departing.gate_plain.send(str(tmp_path / str(n)), str(tmp_path / "open")) for n in range(5)]
+    for n in range(5):
+        begun(tmp_path / str(n))
+    running.signal(signal.SIGTERM)
+    said = running.wait_for_log("stopping: no more claims; waiting up to 300 s for 5 tasks to end: (.*)")[1]
+    assert len(re.findall(r"gate_plain \(\S{36}, running for [^)]+\)", said)) == 3
+    assert said.endswith(" and 2 more")
+    (tmp_path / "open").touch()
+    assert all(handle.get(PATIENCE_MS).is_ok() for handle in handles)
+    assert running.wait() == 0
+
+
+def test_a_worker_without_a_shutdown_timeout_says_that_it_waits_for_as_long_as_it_takes(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=1)
+    departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("stopping: no more claims; waiting without a time limit for 1 task to end: gate_plain ")
+    (tmp_path / "open").touch()
+    assert running.wait() == 0
+
+
+def test_an_idle_worker_says_that_nothing_runs(worker: StartWorker) -> None:
+    running = worker()
+    assert running.terminate() == 0
+    running.wait_for_log("stopping: no more claims; no task is running")
+
+
+@pytest.mark.promise("D4")
+def test_the_shutdown_timeout_may_come_from_the_environment_and_the_flag_wins(
+    departing: Any, worker: StartWorker, tmp_path: Path
+) -> None:
+    env = {"HORSIES_SHUTDOWN_TIMEOUT": "0.2"}
+    first = worker(DEPARTING, processes=1, env=env)
+    handle = departing.gate_again.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    assert first.terminate() == 3
+    second = worker(DEPARTING, processes=1, env=env, options=("--shutdown-timeout=300",))
+    eventually(lambda: len(numbers(tmp_path / "begun")) == 2)
+    second.signal(signal.SIGTERM)
+    second.wait_for_log("waiting up to 300 s for 1 task")
+    (tmp_path / "open").touch()
+    assert second.wait() == 0
+    assert handle.get(PATIENCE_MS).is_ok()
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf", "86401"])
+@pytest.mark.parametrize("by", ["flag", "variable"])
+def test_a_shutdown_timeout_that_is_none_is_wrong_usage(seconds: str, by: str) -> None:
+    words = ["worker", "tests.apps.departing:app", *([f"--shutdown-timeout={seconds}"] if by == "flag" else [])]
+    result = CliRunner().invoke(main, words, env={"HORSIES_SHUTDOWN_TIMEOUT": seconds} if by == "variable" else {})
+    assert result.exit_code == 2
+    assert "Invalid value for '--shutdown-timeout' (env var: 'HORSIES_SHUTDOWN_TIMEOUT')" in result.stderr
 
 
 @pytest.mark.promise("W10")

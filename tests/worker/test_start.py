@@ -42,6 +42,46 @@ def test_a_worker_says_how_it_runs_and_registers_itself(worker: StartWorker, sql
     assert found == (incarnation, running.pid, 3, ["default"], True)
 
 
+@pytest.mark.promise("C21")
+@pytest.mark.parametrize(
+    ("prefetch", "options", "expected"),
+    [
+        ("8", (), r"max_claim_per_worker=10, max_claim_batch=0, concurrency=1, prefetch_buffer=8$"),
+        (
+            "auto",
+            (),
+            r"max_claim_per_worker=auto \(at most 2048\), max_claim_batch=0, concurrency=1, prefetch_buffer=auto$",
+        ),
+        ("auto", ("--max-claim-per-worker=7",), r"max_claim_per_worker=7, .* prefetch_buffer=auto$"),
+        ("auto", ("--concurrency=5",), r"max_claim_per_worker=10, .* concurrency=5, prefetch_buffer=auto$"),
+    ],
+)
+def test_a_worker_says_how_many_tasks_it_may_hold(
+    worker: StartWorker, prefetch: str, options: tuple[str, ...], expected: str
+) -> None:
+    env = {"HORSIES_TEST_PREFETCH": prefetch}
+    running = worker("tests.apps.tuned:app", processes=2, options=options, env=env, until_ready=False)
+    running.wait_for_log(f"Concurrency config: processes=2, cluster_wide_cap=None, {expected}")
+
+
+@pytest.mark.promise("D3")
+def test_a_worker_registers_its_app_and_says_which_tasks_another_app_has_too(
+    worker: StartWorker, sql: psycopg.Connection
+) -> None:
+    for app, names, queues in (("bank", ["add", "count"], ["default"]), ("mill", ["add"], ["flour"])):
+        sql.execute(
+            "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version, app, task_names) "
+            "values (gen_random_uuid(), 'here', 1, 1, 1, %s, '0.1.0', %s, %s)",
+            [queues, app, names],
+        )
+    running = worker()
+    running.wait_for_log(
+        "WARNING.*app 'bank' has tasks of the same name in the same queues as app 'tests.apps.basic:app': add\\."
+    )
+    assert not any("'mill'" in line for line in running.logs)
+    assert row(sql, "select app from horsies.workers where pid = %s", running.pid) == ("tests.apps.basic:app",)
+
+
 @pytest.mark.promise("W1")
 def test_every_start_is_a_new_incarnation(worker: StartWorker, sql: psycopg.Connection) -> None:
     seen: set[object] = set()

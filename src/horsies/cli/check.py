@@ -6,13 +6,16 @@ from dataclasses import asdict
 import click
 
 from horsies.app import Horsies
-from horsies.cli.doctor import case_of, examined, plain, tell
-from horsies.cli.inventory import Inventory, KnownTask, take_inventory
+from horsies.cli.doctor import examined, plain, tell
 from horsies.cli.mistakes import told_plainly
 from horsies.cli.options import app_argument, json_option
 from horsies.cli.show import show_json, show_table
+from horsies.doctor.case import case_of
 from horsies.doctor.codes import Severity
 from horsies.doctor.examine import LIVE, Report
+from horsies.doctor.inventory import take_inventory
+from horsies.locate import find_app
+from horsies.model.check import Inventory, KnownTask
 from horsies.model.database_url import masked
 from horsies.model.durations import duration
 
@@ -34,7 +37,8 @@ def check(app: str, *, live: bool, as_json: bool) -> None:
     horsies check shop:app
     horsies check shop:app --live --json
     """
-    found, inventory = take_inventory(app)
+    found = find_app(app)
+    inventory = take_inventory(found, app)
     report = examined(found, case_of(found, knows_app=True), LIVE) if live else None
     if as_json:
         show_json({"app": app, **asdict(inventory), "live": None if report is None else plain(report)})

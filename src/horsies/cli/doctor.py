@@ -13,7 +13,7 @@ from horsies.cli.mistakes import told_plainly
 from horsies.cli.moments import seconds
 from horsies.cli.options import database_option, json_option, optional_app_argument, schema_option, target_of
 from horsies.cli.show import show_json
-from horsies.doctor.case import Case
+from horsies.doctor.case import Case, case_of
 from horsies.doctor.codes import Severity
 from horsies.doctor.examine import ALL, Check, Checked, Probe, Report, examine
 from horsies.doctor.finding import Finding
@@ -74,14 +74,6 @@ def doctor(
     else:
         tell(report)
     sys.exit(int(report.severity >= (Severity.WARNING if strict else Severity.ERROR)))
-
-
-def case_of(target: Horsies, *, knows_app: bool) -> Case:
-    return Case(
-        schema=target.broker.config.schema,
-        recovery=target.config.recovery,
-        queues=target.config.queues if knows_app else None,
-    )
 
 
 def examined(target: Horsies, case: Case, checks: Sequence[Check | Probe]) -> Report:

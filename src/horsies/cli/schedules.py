@@ -50,10 +50,10 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
         show_json({"schedules": [_as_json(info) for info in found]})
         return
     show_table(
-        ["NAME", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
+        ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
         [
             [
-                info.name, info.task_name, info.shown_pattern, info.timezone, info.state.value,
+                info.name, info.app, info.task_name, info.shown_pattern, info.timezone, info.state.value,
                 _next_slot(info), info.last_slot_at,
             ]
             for info in found
@@ -167,6 +167,7 @@ def _facts(info: ScheduleInfo) -> list[tuple[str, object]]:
     catch_up = f"up to {info.max_catch_up_runs}" if info.catch_up_missed else "the newest"
     return [
         ("name", info.name),
+        ("app", info.app),
         ("state", info.state.value),
         ("task", info.task_name),
         ("queue", info.queue_name),

@@ -1,5 +1,6 @@
 """`horsies worker`."""
 
+import math
 import os
 import sys
 from typing import Any
@@ -21,6 +22,18 @@ from horsies.logs import configure_logging
 from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
 from horsies.reloader.reload import run_parts
 from horsies.worker.run import run_worker
+
+
+def _finite(_context: click.Context, _parameter: click.Parameter, number: float | None) -> float | None:
+    if number is not None and not math.isfinite(number):  # nan is in every range
+        raise click.BadParameter(f"{number} is not a finite number.")
+    return number
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, limit_mb: float | None) -> float | None:
+    if limit_mb is not None and not 0 < limit_mb < math.inf:
+        raise click.BadParameter(f"{limit_mb:g} is not a size; give a positive number of megabytes, or leave it out.")
+    return limit_mb
 
 
 @click.command()
@@ -48,7 +61,11 @@ from horsies.worker.run import run_worker
     help="Replace a child after so many tasks; 0 never does, and lets children be forked.",
 )
 @click.option(
-    "--max-memory-per-child-mb", type=float, help="Replace a child whose resident memory reaches this, after its task."
+    "--max-memory-per-child-mb",
+    type=float,
+    callback=_size,
+    metavar="MB",
+    help="Replace a child whose resident memory reaches this, after its task.  [default: no limit]",
 )
 @click.option(
     "--max-claim-batch",
@@ -66,7 +83,10 @@ from horsies.worker.run import run_worker
 )
 @click.option(
     "--shutdown-timeout",
-    type=click.FloatRange(0),
+    type=click.FloatRange(0, 86_400),
+    envvar="HORSIES_SHUTDOWN_TIMEOUT",
+    show_envvar=True,
+    callback=_finite,
     metavar="SECONDS",
     help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
 )

@@ -46,7 +46,19 @@ def list_(target: Horsies, *, as_json: bool) -> None:
 
 
 def show_workers(lines: Sequence[WorkerLine]) -> None:
-    headings = ["WORKER", "HOST", "PID", "SLOTS", "RUNNING", "CLAIMED", "HEARTBEAT", "UP SINCE", "MEMORY MB", "QUEUES"]
+    headings = [
+        "WORKER",
+        "APP",
+        "HOST",
+        "PID",
+        "SLOTS",
+        "RUNNING",
+        "CLAIMED",
+        "HEARTBEAT",
+        "UP SINCE",
+        "MEMORY MB",
+        "QUEUES",
+    ]
     show_table(headings, map(_cells, lines), empty="no worker is registered")
 
 
@@ -54,6 +66,7 @@ def _cells(line: WorkerLine) -> Sequence[object]:
     memory = None if line.memory_usage_mb is None else round(line.memory_usage_mb + (line.children_memory_mb or 0))
     return (
         line.id,
+        line.app,
         line.hostname,
         line.pid,
         line.processes * line.concurrency,

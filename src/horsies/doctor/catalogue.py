@@ -264,6 +264,16 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
         "Slots of schedules are long overdue: no scheduler runs, or none that can read them.",
         "Start `horsies scheduler APP` or a worker with `--scheduler`; if one runs, read its log.",
     ),
+    Code.SCHEDULES_WITHOUT_APP: Entry(
+        _WARNING,
+        "Schedules that an older release of horsies stored go on, though no app has declared them since.",
+        "Start the scheduler of the app that declares them; if there is none, run `horsies schedules pause NAME`.",
+    ),
+    Code.SCHEDULE_CLASH: Entry(
+        _ERROR,
+        "The app declares a schedule whose name belongs to another app in the same schema: what the other app declares is in force.",
+        "Rename the schedule in one of the apps. If both are the same app, set the same `AppConfig(name=…)` for both.",
+    ),
     Code.CAP_EXCEEDED: Entry(
         _ERROR,
         "More tasks of a queue are in flight than the app's `max_concurrency` allows: workers run with another configuration.",
@@ -294,6 +304,11 @@ CATALOGUE: Final[Mapping[Code, Entry]] = {
         _WARNING,
         "Workers serve a queue that the app does not have: they run another version of it, or another app.",
         "Deploy the same app to all workers, or give the other one a schema of its own.",
+    ),
+    Code.TASK_NAME_CLASH: Entry(
+        _WARNING,
+        "Workers of different apps serve the same queue and have a task of the same name: either may run it for the other.",
+        "Rename the task in one of the apps, or give each app queues, or a `schema`, of its own.",
     ),
     Code.WORKFLOWS_STUCK: Entry(
         _ERROR,

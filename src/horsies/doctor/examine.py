@@ -51,8 +51,9 @@ VERSION: Final = Check("schema", schema.check_version, needs_schema=False)
 LISTENING: Final = Probe("notifications", listening.probe_listening)
 WORKERS: Final = Check("workers", workers.check_workers)
 CAPS: Final = Check("caps", tasks.check_caps)
+OWNERS: Final = Check("schedules of other apps", schedules.check_owners)
 
-LIVE: Final[Sequence[Check | Probe]] = (REACH, PRIVILEGES, VERSION, LISTENING, WORKERS, CAPS)
+LIVE: Final[Sequence[Check | Probe]] = (REACH, PRIVILEGES, VERSION, LISTENING, WORKERS, CAPS, OWNERS)
 """What an app needs to run at all, and whether the workers agree with it."""
 
 ALL: Final[Sequence[Check | Probe]] = (
@@ -83,6 +84,7 @@ ALL: Final[Sequence[Check | Probe]] = (
     CAPS,
     Check("workflows", workflows.check_workflows),
     Check("schedules", schedules.check_schedules),
+    OWNERS,
 )
 
 

@@ -1,7 +1,9 @@
-"""Schedules: whether anybody serves them."""
+"""Schedules: whether a scheduler serves them, and whether each belongs to one app."""
+
+from collections.abc import Sequence
 
 from horsies.db.load import load
-from horsies.db.op import Op, rows
+from horsies.db.op import Op, ask, rows
 from horsies.doctor.case import Case
 from horsies.doctor.codes import Code
 from horsies.doctor.finding import Finding
@@ -14,9 +16,31 @@ SQL = load(__file__)
 
 
 def check_schedules(_case: Case) -> Op[list[Finding]]:
-    overdue = yield from rows(SQL["get_overdue"](overdue_s=OVERDUE_S))
-    if not overdue:
+    overdue, unowned = yield from ask(SQL["get_overdue"](overdue_s=OVERDUE_S), SQL["get_unowned"]())
+    found: list[Finding] = []
+    if overdue:
+        seen = f"slots of {len(overdue)} schedules are overdue: "
+        seen += _listed([f"{name} ({duration(late_s)})" for name, late_s in overdue])
+        found.append(Finding(Code.SCHEDULES_UNSERVED, seen, {"schedules": [name for name, _ in overdue]}))
+    if unowned:
+        names = [name for (name,) in unowned]
+        seen = f"{len(names)} schedules belong to no app: {_listed(names)}"
+        found.append(Finding(Code.SCHEDULES_WITHOUT_APP, seen, {"schedules": names}))
+    return found
+
+
+def check_owners(case: Case) -> Op[list[Finding]]:
+    """Find schedules that the app declares and that another app has stored."""
+    if not case.schedules:
         return []
-    named = ", ".join(f"{name} ({duration(late_s)})" for name, late_s in overdue[:NAMED])
-    seen = f"slots of {len(overdue)} schedules are overdue: {named}{', …' if len(overdue) > NAMED else ''}"
-    return [Finding(Code.SCHEDULES_UNSERVED, seen, {"schedules": [name for name, _ in overdue]})]
+    own = [name for name in (case.app, case.locator) if name is not None]
+    clashes = yield from rows(SQL["get_clashes"](names=list(case.schedules), own=own))
+    if not clashes:
+        return []
+    named = _listed([f"{name} (of app {app})" for name, app in clashes])
+    seen = f"{len(clashes)} schedules that app {case.app} declares belong to other apps: {named}"
+    return [Finding(Code.SCHEDULE_CLASH, seen, {"schedules": dict(clashes)})]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}"

@@ -6,3 +6,22 @@ where paused_at is null
 and next_slot_at < now() - %(overdue_s)s::float8 * interval '1 second'
 order by next_slot_at, name
 limit 1000;
+
+-- name: get_unowned
+-- Stored by a library that did not know of apps, and not declared by any app since. Removed and disabled ones are never due.
+select name
+from {schema}.schedules
+where app is null
+and declared
+and enabled
+and paused_at is null
+order by name
+limit 1000;
+
+-- name: get_clashes
+select name, app
+from {schema}.schedules
+where name = any(%(names)s::text[])
+and declared
+and app <> all(%(own)s::text[])
+order by name;

@@ -16,17 +16,25 @@ SQL = load(__file__)
 
 
 def check_workers(case: Case) -> Op[list[Finding]]:
-    workers, lag = yield from ask(SQL["get_workers"](), SQL["get_keeper_lag"]())
+    workers, lag, clashes = yield from ask(
+        SQL["get_workers"](), SQL["get_keeper_lag"](), SQL["get_task_clashes"](stale_after_s=case.stale_after_s)
+    )
     stale = [row for row in workers if row[5] > case.stale_after_s]
     living = [row for row in workers if row[5] <= case.stale_after_s]
     found: list[Finding] = []
     if stale:
-        named = ", ".join(f"{host} pid {pid} ({duration(silent)})" for _, host, pid, _, _, silent, _ in stale[:NAMED])
+        named = ", ".join(f"{host} pid {pid} ({duration(silent)})" for _, host, pid, _, _, silent, *_ in stale[:NAMED])
         seen = f"{len(stale)} workers are silent: {named}{', …' if len(stale) > NAMED else ''}"
         found.append(Finding(Code.STALE_WORKERS, seen, {"worker_ids": [row[0] for row in stale]}))
     if not living:
         return [*found, Finding(Code.NO_WORKERS, "no worker is alive")]
-    return [*found, *_keeper_missing(living, lag), *_versions_differ(living), *_queues_differ(case, living)]
+    return [
+        *found,
+        *_keeper_missing(living, lag),
+        *_versions_differ(living),
+        *_queues_differ(case, living),
+        *_tasks_clash(clashes),
+    ]
 
 
 def _keeper_missing(living: Sequence[Row], lag: Sequence[Row]) -> Iterator[Finding]:
@@ -52,5 +60,13 @@ def _queues_differ(case: Case, living: Sequence[Row]) -> Iterator[Finding]:
     ours, served = {queue.name for queue in case.queues}, {queue for row in living for queue in row[3]}
     if alone := sorted(ours - served):
         yield Finding(Code.QUEUE_WITHOUT_WORKER, f"no worker serves {', '.join(alone)}", {"queues": alone})
-    if unknown := sorted(served - ours):
+    served_for_us = {queue for row in living if row[7] in (None, case.app, case.locator) for queue in row[3]}
+    if unknown := sorted(served_for_us - ours):
         yield Finding(Code.QUEUE_UNKNOWN, f"workers serve {', '.join(unknown)}", {"queues": unknown})
+
+
+def _tasks_clash(clashes: Sequence[Row]) -> Iterator[Finding]:
+    if clashes:
+        named = ", ".join(f"{name} (of apps {', '.join(apps)})" for name, apps in clashes[:NAMED])
+        seen = f"{len(clashes)} task names are in more than one app: {named}{', …' if len(clashes) > NAMED else ''}"
+        yield Finding(Code.TASK_NAME_CLASH, seen, {"tasks": {name: list(apps) for name, apps in clashes}})

@@ -35,6 +35,8 @@ class OutcomeCode(StrEnum):
     TASK_CANCELLED = "TASK_CANCELLED"
     TASK_EXPIRED = "TASK_EXPIRED"
     TASK_TIMEOUT = "TASK_TIMEOUT"
+    INTERRUPTED = "INTERRUPTED"
+    """Its worker was told to stop and could not wait until it ended."""
     UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"

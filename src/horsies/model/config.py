@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from horsies.model.codes import OperationalErrorCode
 from horsies.model.database_url import conninfo, masked, url_problem
@@ -28,6 +28,8 @@ MAX_NAME_BYTES: Final = 63  # PostgreSQL cuts longer names off, silently
 
 _URLS: Final = ("database_url", "listen_url")
 MAX_QUEUE_NAME: Final = 80
+MAX_APP_NAME: Final = 200
+DEFAULT_APP_NAME: Final = "app"
 _QUEUE_NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_-.:"
 
 
@@ -118,6 +120,8 @@ class CustomQueueConfig(Value):
 class AppConfig(Value):
     """Everything an app is told. Without a `broker` it looks for a database in its environment.
 
+    `name` tells apps apart that share a schema: schedules and workers belong to the app of this name. Without one, the locator
+    that the worker or scheduler was started with is the name.
     `payload_warning_bytes` (None: never) and `max_payload_bytes` are for the JSON of the arguments of one task, and of its result.
     `exception_mapper` gives exceptions that tasks raise an error code; those that it does not know get `default_unhandled_error_code`.
     """
@@ -136,6 +140,7 @@ class AppConfig(Value):
     max_payload_bytes: int = DEFAULT_MAX_BYTES
     exception_mapper: Mapping[type[BaseException], str] = ExceptionMap()
     default_unhandled_error_code: str = OperationalErrorCode.UNHANDLED_ERROR
+    name: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "custom_queues", _as_tuple(self.custom_queues))  # frozen means frozen
@@ -144,9 +149,13 @@ class AppConfig(Value):
         object.__setattr__(self, "default_unhandled_error_code", str(self.default_unhandled_error_code))
 
     @classmethod
-    def for_database_url(cls, url: str) -> Self:
-        """The defaults, on this database."""
-        return cls(broker=PostgresConfig(database_url=url))
+    def for_database_url(cls, url: str, **fields: Any) -> Self:
+        """Configure an app on this database. `fields` are further fields of `AppConfig`; the others have their defaults."""
+        if "broker" in fields:
+            raise TypeError(
+                "for_database_url() makes the broker itself; for other settings of it write AppConfig(broker=PostgresConfig(...))"
+            )
+        return cls(broker=PostgresConfig(database_url=url), **fields)
 
     @property
     def queues(self) -> tuple[CustomQueueConfig, ...]:
@@ -176,6 +185,8 @@ class AppConfig(Value):
         raise QueueError(f"there is no queue {name!r}; this app has {known}")
 
     def _problems(self) -> Iterator[str]:
+        if self.name is not None:
+            yield from _app_name_problems(self.name)
         if self.broker is not None:
             yield from instance_problems("broker", self.broker, PostgresConfig, "PostgresConfig(database_url=...)")
         yield from instance_problems("resilience", self.resilience, WorkerResilienceConfig, "WorkerResilienceConfig()")
@@ -197,6 +208,16 @@ class AppConfig(Value):
         yield from number_problems("max_payload_bytes", self.max_payload_bytes, 1_000, MOST_BYTES)
         yield from mapper_problems("exception_mapper", self.exception_mapper)
         yield from code_problems("default_unhandled_error_code", self.default_unhandled_error_code)
+
+
+def _app_name_problems(name: object) -> Iterator[str]:
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name) <= MAX_APP_NAME
+        or not name.isprintable()
+        or name != name.strip()
+    ):
+        yield f"name is {name!r}; choose 1 to {MAX_APP_NAME} printable characters without spaces at the ends, such as name='shop'"
 
 
 def _schema_problems(schema: object) -> Iterator[str]:

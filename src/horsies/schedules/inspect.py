@@ -23,7 +23,7 @@ class ScheduleState(StrEnum):
     DISABLED = "disabled"
     """By the app, which declares it with enabled=False."""
     REMOVED = "removed"
-    """The app that was started last does not declare it."""
+    """Its app does not declare it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class ScheduleInfo:
     last_slot_at: datetime | None
     last_task_id: str | None
     changed_at: datetime
+    app: str | None
+    """The app that it belongs to; None if an older library has stored it."""
 
     @property
     def state(self) -> ScheduleState:

@@ -4,11 +4,14 @@ Done once, when a scheduler starts. Where releases that declare different things
 goes by what is stored. A schedule whose pattern, zone or `enabled` has changed begins anew with its first slot from now on; any other change leaves its
 next slot alone, and a schedule that did not change is not touched. One that is no longer declared is kept, disabled. What an operator has paused stays
 paused.
+
+Several apps may share a schema. Each row belongs to the app that stored it: an app removes only its own rows, and a name that another app declares is left
+as that app stored it. A row that no app declares any more, and a row without an app (stored by an older library), belong to the next app that declares the name.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -33,6 +36,10 @@ class Synced:
     added: Sequence[str]
     changed: Sequence[str]
     retired: Sequence[str]
+    clashes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Not stored: schedules that another app declares, and that app."""
+    unowned: Sequence[str] = field(default_factory=list[str])
+    """Not changed: schedules that an older library stored and that this app does not declare."""
 
 
 class Stored(NamedTuple):
@@ -44,10 +51,17 @@ class Stored(NamedTuple):
     enabled: bool
     next_slot_at: datetime | None
     is_paused: bool
+    declared: bool
+    app: str | None
 
 
-def sync(declared: Sequence[Declared], now: datetime | None = None) -> Op[Synced]:
-    """Harmless when it is done again. `now` is for tests."""
+def sync(
+    declared: Sequence[Declared], *, app: str, locator: str | None = None, now: datetime | None = None
+) -> Op[Synced]:
+    """Store the schedules of an app; safe to repeat.
+
+    What the app stored under its `locator`, before it was given a name, is taken over. `now` is for tests.
+    """
     *_, found, ((moment,),) = yield from ask(
         TICK["begin_tick"](),
         TICK["set_tick_limits"](),
@@ -56,19 +70,28 @@ def sync(declared: Sequence[Declared], now: datetime | None = None) -> Op[Synced
         TICK["get_moment"](now=now),
     )
     stored = {row[0]: Stored(*row) for row in found}
-    next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in declared}
+    names = {each.schedule.name for each in declared}
+    clashes = {
+        row.name: row.app
+        for row in stored.values()
+        if row.name in names and row.declared and row.app is not None and row.app not in (app, locator)
+    }
+    ours = [each for each in declared if each.schedule.name not in clashes]
+    next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in ours}
+    affected = {row.name: row for row in stored.values() if row.name in next_slots or row.app == app}
     written, retired, *_ = yield from ask(
-        SQL["store_schedules"](schedules=json.dumps([_row(each, next_slots) for each in declared])),
-        SQL["retire_schedules"](names=list(next_slots)),
-        _record_dropped(stored, next_slots, moment),
+        SQL["store_schedules"](app=app, schedules=json.dumps([_row(each, next_slots) for each in ours])),
+        SQL["retire_schedules"](app=app, names=list(next_slots)),
+        _record_dropped(affected, next_slots, moment),
         SQL["notify_schedules"](),
         TICK["commit_tick"](),
     )
-    names = [name for (name,) in written]
     return Synced(
-        added=[name for name in names if name not in stored],
-        changed=[name for name in names if name in stored],
+        added=[name for (name,) in written if name not in stored],
+        changed=[name for (name,) in written if name in stored],
         retired=[name for (name,) in retired],
+        clashes=clashes,
+        unowned=[row.name for row in stored.values() if row.declared and row.app is None and row.name not in names],
     )
 
 

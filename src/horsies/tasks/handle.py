@@ -187,8 +187,8 @@ class InertHandle(TaskHandle[T_co]):
     @property
     def broker(self) -> "PostgresBroker":
         raise SendSuppressed(
-            "this send happened while a worker was importing modules, so nothing was enqueued; "
-            "move the send out of the module's top level"
+            "this send was suppressed, so nothing was enqueued. It happened while a worker was importing modules: move the send out of the "
+            "module's top level. Or sends of the app are suppressed, by app.suppress_sends(True) or $HORSIES_SUPPRESS_SENDS"
         )
 
     def status(self) -> TaskStatus | None:

@@ -84,7 +84,7 @@ class Post(Generic[T]):
     # -- on its way
 
     def send(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
-        if not tasks or sends_are_suppressed():
+        if not tasks or sends_are_suppressed() or self._outlet.suppresses_sends:
             return self._inert(tasks)
         if self._connection is None:
             # A lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`.
@@ -102,7 +102,7 @@ class Post(Generic[T]):
         return broker.run_on(self._connection, self._verb(enqueue_within, tasks))
 
     async def send_async(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
-        if not tasks or sends_are_suppressed():
+        if not tasks or sends_are_suppressed() or self._outlet.suppresses_sends:
             return self._inert(tasks)
         if not self._is_watched:
             return self._handles(await self._commit_async(tasks))

@@ -34,7 +34,7 @@ def release(worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, i
 
 
 def release_interrupted(worker: str, endings: Iterable[Held]) -> Query:
-    """Of these, what its policy lets run again goes back, uncounted."""
+    """Give back, uncounted, those of these that have a retry policy and attempts left."""
     return SQL["release_interrupted"](worker=worker, **_arrays(endings))
 
 

@@ -15,8 +15,8 @@ and claimed_by = %(worker)s::uuid
 returning tasks.id::text;
 
 -- name: release_interrupted
--- Begun, and interrupted by a shutdown: those whose policy would retry a crash go back, and the attempt does not count. The others stay,
--- and are ended by the statement that follows.
+-- Begun, and interrupted by a shutdown: those that have a retry policy and attempts left go back, and the attempt does not count, whatever the policy
+-- lists: the stop is not the task's fault. The others stay, and are ended by the statement that follows.
 update {schema}.tasks
 set
     status = 'PENDING',
@@ -28,7 +28,6 @@ set
 where id = any(%(ids)s::uuid[])
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
-and 'WORKER_CRASHED' = any(tasks.retry_for)
 and tasks.attempts < cardinality(tasks.retry_delays_ms)
 and tasks.cancel_requested_at is null
 returning tasks.id::text;

@@ -30,6 +30,8 @@ class WorkerLine:
     tasks_running: int
     memory_usage_mb: float | None
     children_memory_mb: float | None
+    app: str | None
+    """The name of the app that it serves; None if its library is too old to tell."""
 
 
 def list_workers() -> Op[list[WorkerLine]]:

@@ -13,7 +13,7 @@ select
     workers.library_version, workers.started_at,
     extract(epoch from greatest(clock_timestamp() - workers.heartbeat_at, interval '0'))::float8,
     coalesce(in_flight.claimed, 0), coalesce(in_flight.running, 0),
-    newest.memory_usage_mb::float8, newest.children_memory_mb::float8
+    newest.memory_usage_mb::float8, newest.children_memory_mb::float8, workers.app
 from {schema}.workers
 left join in_flight on in_flight.claimed_by = workers.id
 left join lateral (

@@ -49,7 +49,7 @@ class Clock:
         schedules = declared(sandbox.app.config, sandbox.app.known_tasks)
         broker.run(partial(_advance, as_span(by), broker.config.schema))
         if schedules is not None:
-            broker.run(partial(_follow_schedules, schedules, ahead, as_span(by)))
+            broker.run(partial(_follow_schedules, sandbox.app, schedules, ahead, as_span(by)))
         _ahead[broker] = ahead + as_span(by)
 
 
@@ -68,10 +68,10 @@ def _advance(by: timedelta, schema: str) -> Op[None]:
     yield from keep_house()
 
 
-def _follow_schedules(schedules: Sequence[Declared], ahead: timedelta, by: timedelta) -> Op[None]:
+def _follow_schedules(app: Horsies, schedules: Sequence[Declared], ahead: timedelta, by: timedelta) -> Op[None]:
     ((now,),) = yield from rows(TICK["get_moment"](now=None))
     moment, end = now + ahead, now + ahead + by
-    yield from sync(schedules, moment)
+    yield from sync(schedules, app=app.name, locator=app.locator, now=moment)
     while moment <= end:
         ticked = yield from tick(moment)
         if ticked.next_due_s is None:

@@ -69,6 +69,11 @@ class Frames:
         return self.processes * self.concurrency + self.prefetch
 
     @property
+    def described_ceiling(self) -> str:
+        """The ceiling for the log: with frames it changes with the measured length of tasks."""
+        return f"auto (at most {self.processes * FRAME_MAX})" if self.is_framed else str(self.ceiling)
+
+    @property
     def buffers(self) -> bool:
         """With a number, rows wait as CLAIMED in the parent. "auto" needs no such buffer: its frames keep the children fed."""
         return self.prefetch != "auto" and self.prefetch > 0

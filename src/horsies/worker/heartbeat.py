@@ -60,7 +60,7 @@ class Heartbeat:
     no lock is taken, and none is announced.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it registers, and whom it tells
         self,
         group: asyncio.TaskGroup,
         books: Books,
@@ -71,6 +71,7 @@ class Heartbeat:
         recovery: RecoveryConfig,
         in_doubt: asyncio.Event,
         listener: Callable[[], Listener],
+        app: str,
     ) -> None:
         self._group = group
         self._books = books
@@ -81,6 +82,7 @@ class Heartbeat:
         self._snapshot_at = 0.0
         self._in_doubt = in_doubt
         self._listener = listener
+        self._app = app
         self._lock = worker_lock_scope(database.schema) + books.worker
         self._locked_in: int | None = None
         self._hurries_left = HURRIES
@@ -99,6 +101,7 @@ class Heartbeat:
         except BaseException:
             await self._link.close(None)
             raise
+        await self._warn_of_clashes()
         self._beating = self._group.create_task(self._beat_for_ever())
         return self
 
@@ -264,6 +267,22 @@ class Heartbeat:
         except DatabaseError as error:
             log.debug("what waits for a worker like this one is left to the keeper: %s", broker_error(error))
 
+    async def _warn_of_clashes(self) -> None:
+        """Say which tasks workers of other apps know too. Best effort: `horsies doctor` says the same."""
+        try:
+            clashes = await self._link.run(rows(SQL["get_task_clashes"](id=self._books.worker)))
+        except DatabaseError as error:
+            log.debug("task names of other apps could not be read: %s", broker_error(error))
+            return
+        for app, names in clashes:
+            log.warning(
+                "app %r has tasks of the same name in the same queues as app %r: %s. Workers of either app may run them for the other; "
+                "rename them, or give each app queues, or a schema, of its own",
+                app,
+                self._app,
+                ", ".join(names),
+            )
+
     def _registration(self) -> Query:
         return SQL["register_worker"](
             id=self._books.worker,
@@ -275,4 +294,5 @@ class Heartbeat:
             library_version=version("horsies"),
             task_names=list(self._books.known.signatures),
             signatures=list(self._books.known.signatures.values()),
+            app=self._app,
         )

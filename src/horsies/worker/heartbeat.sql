@@ -1,5 +1,5 @@
 -- name: register_worker
-insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version, task_names, signatures)
+insert into {schema}.workers (id, hostname, pid, processes, concurrency, queues, library_version, app, task_names, signatures)
 values (
     %(id)s::uuid,
     %(hostname)s::text,
@@ -8,12 +8,24 @@ values (
     %(concurrency)s::integer,
     %(queues)s::text[],
     %(library_version)s::text,
+    %(app)s::text,
     %(task_names)s::text[],
     %(signatures)s::bigint[]
 )
 -- Said again after an answer that was lost.
 on conflict (id) do nothing
 returning extract(epoch from clock_timestamp())::float8;
+
+-- name: get_task_clashes
+-- Other apps, and which of this worker's tasks their workers know too, where their queues overlap; a few names of each.
+select other.app, (array_agg(distinct known.name order by known.name))[:10]
+from {schema}.workers as one
+join {schema}.workers as other on other.app <> one.app and other.queues && one.queues
+cross join lateral unnest(one.task_names) as known (name)
+where one.id = %(id)s::uuid
+and known.name = any(other.task_names)
+group by other.app
+order by other.app;
 
 -- name: beat
 update {schema}.workers

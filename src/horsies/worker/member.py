@@ -331,7 +331,7 @@ class Member:
         match message:
             case Began(ticket) if self.tickets.is_waiting(ticket):
                 self.began_at = time.monotonic()
-                self._reports.began(self, ticket, self.tickets.begin(ticket))
+                self._reports.began(self, ticket, self.tickets.begin(ticket, self.began_at))
             case Progress(ticket, fraction, words):
                 if ticket in self.tickets:  # else it comes from a thread that a task has left behind
                     self._reports.progressed(self.tickets[ticket], fraction, words)

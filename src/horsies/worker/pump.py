@@ -30,6 +30,7 @@ from horsies.db.trouble import (
 )
 from horsies.events import DatabaseTrouble, emit, subscribers
 from horsies.model.config import PostgresConfig
+from horsies.model.durations import duration
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
 from horsies.worker.alarm import Alarm
@@ -48,6 +49,7 @@ LAST_WORDS_S = 5.0
 ANSWER_S = 1.0
 CLAIMED_LATELY_S = 60.0
 WARN_EVERY_S = 1.0
+TASKS_SHOWN = 3
 
 T = TypeVar("T")
 log = logging.getLogger("horsies.worker")
@@ -110,6 +112,7 @@ class Pump:
     async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
         self._books.stopping = True
+        log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
         for member in self._books.roster:
             if member.tickets.has_unbegun:
                 member.recall(ANY)
@@ -128,13 +131,31 @@ class Pump:
     def hurry(self) -> None:
         """Stop what runs: softly at first, by a kill when asked again, and then not even the database is waited for."""
         if self._stops.is_interrupting:
-            log.warning("killing what still runs")
+            log.warning("killing what still runs: %s", self._describe_running())
             self._stops.kill_all()
             self._leave_soon()
         else:
-            log.warning("interrupting what still runs")
+            log.warning("interrupting what still runs: %s", self._describe_running())
             self._stops.interrupt_all()
         self._go()
+
+    def _describe_wait(self, timeout_ms: int | None) -> str:
+        count = sum(len(member.tickets.running_since()) for member in self._books.roster)
+        if not count:
+            return "no task is running"
+        limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
+        return f"waiting {limit} for {count} task{'' if count == 1 else 's'} to end: {self._describe_running()}"
+
+    def _describe_running(self) -> str:
+        """Name the tasks that have run for the longest."""
+        running = [each for member in self._books.roster for each in member.tickets.running_since()]
+        running.sort(key=lambda each: each[0])
+        now = time.monotonic()
+        shown = [
+            f"{claim.task_name} ({claim.id}, running for {duration(now - at)})" for at, claim in running[:TASKS_SHOWN]
+        ]
+        more = len(running) - TASKS_SHOWN
+        return (", ".join(shown) or "nothing") + (f" and {more} more" if more > 0 else "")
 
     def _leave_soon(self) -> None:
         """The last endings still get a moment to be written down."""

@@ -30,6 +30,7 @@ from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
 from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
 from horsies.worker.subject import WorkerSubject
+from horsies.worker_thread import WorkerControl
 
 TURNS_AT_MOST = 4
 CONTROL_EVERY_S = 0.05
@@ -38,23 +39,32 @@ CONTROL_EVERY_S = 0.05
 log = logging.getLogger("horsies.worker")
 
 
-def run_worker(app: Horsies, config: WorkerConfig, loaded: Horsies | None = None) -> ExitCode:
+def run_worker(
+    app: Horsies, config: WorkerConfig, control: WorkerControl | None = None, *, loaded: Horsies | None = None
+) -> ExitCode:
     """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start.
 
-    `loaded` is the app as the children load it, if that is another object: it has the tasks.
+    With `control` it is embedded: signals are left alone, so that it may run on any thread, and so are the connections of the app. `loaded` is
+    the app as the children load it, if that is another object: it has the tasks.
     """
     known = _known_tasks(loaded or app)
     queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
     if config.scheduler:
         declared(app.config, app.known_tasks)  # and so is a schedule that could never run
 
+    if app.suppresses_sends:
+        log.warning(
+            "sends of app %r are suppressed ($HORSIES_SUPPRESS_SENDS, or app.suppress_sends(True)): what its tasks send is not enqueued",
+            app.name,
+        )
+
     def run() -> ExitCode:
         checkup = Checkup()
         with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
-            open_database(app.broker, app.config)
-            return asyncio.run(_run_incarnations(app, config, known, checkup))
+            open_database(app.broker, app.config, control.asked if control else None)
+            return asyncio.run(_run_incarnations(app, config, known, checkup, control))
 
-    return serve(app, run, log)
+    return serve(app, run, log, owns_app=control is None)
 
 
 def _known_tasks(app: Horsies) -> Mapping[str, int]:
@@ -68,11 +78,15 @@ def _known_tasks(app: Horsies) -> Mapping[str, int]:
     return {name: task.arguments.fingerprint for name, task in app.known_tasks.items()}
 
 
-async def _run_incarnations(app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: Checkup) -> ExitCode:
+async def _run_incarnations(
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: Checkup, control: WorkerControl | None
+) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    life = Life()
+    life = Life(control.tell_ready if control else lambda: None)
     checkup.loop = asyncio.get_running_loop()
-    with signals(life.ask):
+    if control:
+        control.attach(life.ask)
+    with nullcontext() if control else signals(life.ask):
         while True:
             try:
                 return await _run(app, config, known, life, checkup)
@@ -86,7 +100,8 @@ async def _run_incarnations(app: Horsies, config: WorkerConfig, known: Mapping[s
 class Life:
     """What outlives an incarnation. How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready: Callable[[], None]) -> None:
+        self.ready = ready
         self.asked = asyncio.Event()
         self.schedules_are_stored = asyncio.Event()
         self.pump: Pump | None = None
@@ -126,6 +141,7 @@ async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], lif
             recovery=recovery,
             in_doubt=in_doubt,
             listener=app.broker.listener,
+            app=app.name,
         )
         life.heartbeat = heartbeat
         pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
@@ -143,8 +159,8 @@ async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], lif
             with _hearing(app.broker, worker, pump, concerns=books.marks.concerns, beat_now=in_doubt.set):
                 queues = ", ".join(books.marks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
+                life.ready()
                 await life.asked.wait()
-                log.info("stopping: no more claims, waiting for what runs")
                 await pump.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
@@ -164,12 +180,13 @@ def _open_books(
         known=KnownTasks(known),
     )
     log.info(
-        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%d, max_claim_batch=%d, concurrency=%d",
+        "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",
         config.process_count,
         app.config.cluster_wide_cap,
-        config.max_claim_per_worker or books.frames.ceiling,
+        config.max_claim_per_worker or books.frames.described_ceiling,
         config.max_claim_batch,
         config.concurrency,
+        app.config.prefetch_buffer,
     )
     return books
 
@@ -177,7 +194,7 @@ def _open_books(
 def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
     """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
     schedules = None if are_stored.is_set() else declared(app.config, app.known_tasks)
-    return Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules, stored=are_stored.set)
+    return Scheduler(group, app, declared=schedules, stored=are_stored.set)
 
 
 def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:

@@ -41,7 +41,7 @@ async def _run(app: Horsies, schedules: Sequence[Declared] | None, checkup: Chec
         try:
             async with (
                 asyncio.TaskGroup() as group,
-                Scheduler(group, app.broker, resilience=app.config.resilience, declared=schedules) as scheduler,
+                Scheduler(group, app, declared=schedules) as scheduler,
             ):
                 checkup.subject = SchedulerSubject(scheduler, stop.is_set)
                 log.info("scheduler is ready (pid %d)", os.getpid())

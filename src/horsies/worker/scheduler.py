@@ -9,12 +9,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
+from horsies.app import Horsies
 from horsies.db.aside import Aside
-from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
 from horsies.events import SlotSettled, emit, subscribers
-from horsies.model.recovery import WorkerResilienceConfig
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.declare import Declared
 from horsies.schedules.sync import sync
@@ -27,6 +26,8 @@ PATIENCE_S: Final = 3.0
 REST_S: Final = 60.0
 """For which a schedule is left out that the database did not accept."""
 
+NAMES_SHOWN: Final = 10
+
 log = logging.getLogger("horsies.scheduler")
 
 
@@ -38,17 +39,17 @@ class Scheduler:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        broker: PostgresBroker,
+        app: Horsies,
         *,
-        resilience: WorkerResilienceConfig,
         declared: Sequence[Declared] | None,
         stored: Callable[[], None] = lambda: None,
     ) -> None:
         self._group = group
-        self._broker = broker
-        self._link = Aside(broker.config, "scheduler")
-        self._backoff = Backoff(resilience)
-        self.poll_s = resilience.notify_poll_interval_ms / 1000
+        self._app = app
+        self._broker = app.broker
+        self._link = Aside(app.broker.config, "scheduler")
+        self._backoff = Backoff(app.config.resilience)
+        self.poll_s = app.config.resilience.notify_poll_interval_ms / 1000
         self._declared = declared
         self._stored = stored
         self._unreadable: dict[str, str] = {}
@@ -106,14 +107,30 @@ class Scheduler:
     async def _sync(self) -> None:
         if self._declared is None:
             return
-        synced = await self._link.run(sync(self._declared))
+        app = self._app
+        synced = await self._link.run(sync(self._declared, app=app.name, locator=app.locator))
         log.info(
-            "%d schedules are declared: %d new, %d changed, %d removed",
+            "%d schedules are declared by app %r: %d new, %d changed, %d removed%s",
             len(self._declared),
+            app.name,
             len(synced.added),
             len(synced.changed),
             len(synced.retired),
+            f" ({_listed(synced.retired)})" if synced.retired else "",
         )
+        for name, owner in synced.clashes.items():
+            log.warning(
+                "schedule %r belongs to app %r and is not stored for app %r: what app %r has declared stays in force. Rename the "
+                "schedule in one of the apps; if both are the same app, set the same AppConfig(name=...) for both",
+                name, owner, app.name, owner,
+            )  # fmt: skip
+        if synced.unowned:
+            log.warning(
+                "schedules without an app, stored by an older release, stay in force though app %r does not declare them: %s. Start "
+                "the scheduler of the app that does; if there is none, run `horsies schedules pause NAME`",
+                app.name,
+                _listed(synced.unowned),
+            )
         self._declared = None  # once: after that, what is stored counts
         self._stored()
 
@@ -158,6 +175,11 @@ class Scheduler:
 
     def _sleep_s(self, next_due_s: float | None) -> float:
         return self.poll_s if next_due_s is None else min(self.poll_s, max(SHORTEST_SLEEP_S, next_due_s))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:NAMES_SHOWN])
+    return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

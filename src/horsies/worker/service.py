@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from types import FrameType
 from typing import Final, cast
@@ -37,8 +38,8 @@ class StoppedEarly(BaseException):
     """It was told to stop while it waited for its database."""
 
 
-def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger) -> ExitCode:
-    """Run it to its end, and leave no connection behind."""
+def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger, *, owns_app: bool = True) -> ExitCode:
+    """Run it to its end, and leave no connection behind, unless the app belongs to a program that goes on using it."""
     try:
         return run()
     except GaveUp as error:
@@ -51,21 +52,27 @@ def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger) -> Exi
         log.info("stopped")
         return ExitCode.CLEAN
     finally:
-        app.close()
+        if owns_app:
+            app.close()
 
 
-def open_database(broker: PostgresBroker, config: AppConfig) -> None:
-    """Wait for the database if it must be, and bring its schema up to date."""
+def open_database(broker: PostgresBroker, config: AppConfig, asked: threading.Event | None = None) -> None:
+    """Wait for the database if it must be, and bring its schema up to date. A signal ends the wait, or else `asked`, where it is given."""
     backoff = Backoff(config.resilience)
-    with _leaving_at_once():
+    with _leaving_at_once() if asked is None else nullcontext():
         while True:
+            if asked is not None and asked.is_set():
+                raise StoppedEarly
             try:
                 applied = broker.migrate()
             except BrokerError as error:
                 if not error.retryable:
                     raise
                 backoff.failed(error)
-                time.sleep(backoff.left_s)
+                if asked is None:
+                    time.sleep(backoff.left_s)
+                else:
+                    asked.wait(backoff.left_s)
             else:
                 break
     if applied:

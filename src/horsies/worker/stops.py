@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from horsies.child.wire import Done, Reason
 from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode, OutcomeCode
+from horsies.model.codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
@@ -58,9 +58,14 @@ class Stops:
                 self._interrupt(member, ticket, claim)
 
     def _interrupt(self, member: Member, ticket: int, claim: Claim) -> None:
+        key = claim.id, claim.claim_no
+        if key in self._interrupted:
+            return
         self.has_interrupted = True
-        self._interrupted.add((claim.id, claim.claim_no))
-        self._ask(member, ticket, claim, "cancel", OperationalErrorCode.WORKER_CRASHED, "its worker was stopped")
+        if key in self._asked:
+            return  # it was cancelled, or is over its time: that is how it ends, and its grace is running
+        self._interrupted.add(key)
+        self._ask(member, ticket, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
 
     def kill_all(self) -> None:
         self.interrupt_all()
@@ -108,9 +113,7 @@ class Stops:
         self._asked.discard(key)
         if key in self._interrupted and ending.status is not TaskStatus.COMPLETED:
             self._interrupted.discard(key)
-            error = TaskError(
-                error_code=OperationalErrorCode.WORKER_CRASHED, message="its worker was stopped while it ran"
-            )
+            error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
             self._books.interrupted.append(_failed(claim, error, may_retry=False))
         else:
             self._books.endings.append(ending)

@@ -18,7 +18,8 @@ class Tickets:
 
     def __init__(self) -> None:
         self._given: dict[int, Claim] = {}
-        self._begun: set[int] = set()
+        self._begun: dict[int, float] = {}
+        """When each of them began, on the monotonic clock."""
         self._verdicts: dict[int, TaskError] = {}
         self._abandoned: set[int] = set()
         self._frames: deque[tuple[int, int]] = deque()
@@ -58,6 +59,10 @@ class Tickets:
         """What has begun."""
         return [(ticket, self._given[ticket]) for ticket in self._begun]
 
+    def running_since(self) -> list[tuple[float, Claim]]:
+        """What has begun, and when, on the monotonic clock."""
+        return [(began_at, self._given[ticket]) for ticket, began_at in self._begun.items()]
+
     def running_claim(self, ticket: int) -> Claim | None:
         """What runs under this ticket, if it still does."""
         return self._given.get(ticket) if ticket in self._begun else None
@@ -82,14 +87,14 @@ class Tickets:
         self._frames.append((self._last, worked_us))
         return run
 
-    def begin(self, ticket: int) -> Claim:
-        self._begun.add(ticket)
+    def begin(self, ticket: int, began_at: float) -> Claim:
+        self._begun[ticket] = began_at
         while self._frames and self._frames[0][0] <= ticket:
             self._frames.popleft()
         return self._given[ticket]
 
     def end(self, ticket: int) -> Claim:
-        self._begun.discard(ticket)
+        self._begun.pop(ticket, None)
         self._verdicts.pop(ticket, None)
         return self._given.pop(ticket)
 
@@ -117,7 +122,7 @@ class Tickets:
 
     def bequeath(self, crash: TaskError) -> tuple[list[tuple[Claim, TaskError]], list[Claim]]:
         """The child is dead: what had begun and how it ends, and what had not. (Whom a verdict waits for counts as begun.)"""
-        begun = self._begun | self._verdicts.keys()
+        begun = self._begun.keys() | self._verdicts.keys()
         ended = [(claim, self._verdicts.get(ticket, crash)) for ticket, claim in self._given.items() if ticket in begun]
         unbegun = [claim for ticket, claim in self._given.items() if ticket not in begun]
         self._given.clear()

@@ -213,13 +213,13 @@ class WorkflowHandle(Generic[Out_co]):
 
 
 class InertWorkflowHandle(WorkflowHandle[Out_co]):
-    """What a start returns that happened while a worker was importing modules: there is no run behind it."""
+    """What a suppressed start returns: there is no run behind it."""
 
     @property
     def broker(self) -> "PostgresBroker":
         raise SendSuppressed(
-            "this start happened while a worker was importing modules, so nothing was started; "
-            "move it out of the module's top level"
+            "this start was suppressed, so nothing was started. It happened while a worker was importing modules: move it out of the "
+            "module's top level. Or sends of the app are suppressed, by app.suppress_sends(True) or $HORSIES_SUPPRESS_SENDS"
         )
 
 

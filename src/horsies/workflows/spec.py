@@ -76,7 +76,7 @@ class WorkflowSpec(Generic[Out_co]):
         Starting the same `workflow_id` again is a no-op that returns the same run. With `connection` it is part of the caller's own transaction.
         """
         beginning = self._beginning(workflow_id)
-        if sends_are_suppressed():
+        if sends_are_suppressed() or self.registry.suppresses_sends:
             return InertWorkflowHandle(beginning.root, self.registry)
         broker = self.registry.broker
         if connection is None:
@@ -93,7 +93,7 @@ class WorkflowSpec(Generic[Out_co]):
     ) -> WorkflowHandle[Out_co]:
         """The same for asyncio code."""
         beginning = self._beginning(workflow_id)
-        if sends_are_suppressed():
+        if sends_are_suppressed() or self.registry.suppresses_sends:
             return InertWorkflowHandle(beginning.root, self.registry)
         broker = self.registry.broker
         with self._watched(beginning) as beginning:

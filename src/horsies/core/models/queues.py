@@ -1,5 +1,5 @@
-"""Where older documents import it from."""
+"""Where older documents import them from."""
 
-from horsies.model.config import CustomQueueConfig
+from horsies.model.config import CustomQueueConfig, QueueMode
 
-__all__ = ["CustomQueueConfig"]
+__all__ = ["CustomQueueConfig", "QueueMode"]

@@ -1,12 +1,15 @@
-"""What an app consists of, and everything that is wrong with it; without a database."""
+"""What an app consists of, and everything that is wrong with it. Only `check_app` with `live` looks at a database."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from horsies.app import Horsies
-from horsies.locate import load_app
+from horsies.doctor.case import case_of
+from horsies.doctor.examine import LIVE, examine
+from horsies.locate import import_tasks
+from horsies.model.check import AppCheck, CheckFinding, Inventory, KnownQueue, KnownSchedule, KnownTask, KnownWorkflow
 from horsies.model.errors import ConfigError, LocateError, WorkflowDefinitionError
 from horsies.schedules.declare import declared
 from horsies.tasks.node import TaskNode
@@ -17,67 +20,30 @@ from horsies.workflows.define import WorkflowDefinition
 _BUILD_WITH: Final = inspect.getattr_static(WorkflowDefinition, "build_with")
 
 
-@dataclass(frozen=True, slots=True)
-class KnownTask:
-    name: str
-    queue: str
-    retries: int
-    retry_for: list[str]
-    timeout_ms: int | None
-    is_async: bool
-    function: str
+def check_app(app: Horsies, *, live: bool) -> AppCheck:
+    """What `horsies check` says, as a value. The app stays open."""
+    inventory = take_inventory(app, app.name)
+    findings: list[CheckFinding] | None = None
+    if live:
+        report = examine(app.broker.config, case_of(app, knows_app=True), checks=LIVE)
+        findings = [
+            CheckFinding(found.code.value, found.severity.word, found.seen, found.cure, found.data)
+            for found in report.findings
+        ]
+    fields = {field.name: getattr(inventory, field.name) for field in dataclasses.fields(inventory)}
+    return AppCheck(**fields, name=app.name, findings=findings)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownQueue:
-    name: str
-    priority: int
-    max_concurrency: int | None
-    tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class KnownWorkflow:
-    """A `WorkflowDefinition` class. One that takes parameters is checked when it is built with some: `nodes` is None."""
-
-    name: str
-    definition: str
-    nodes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class KnownSchedule:
-    name: str
-    task: str
-    pattern: str
-    timezone: str
-    enabled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """Each field is a part that `horsies check` shows. What an app has of a new kind gets a field here."""
-
-    modules: list[str]
-    queues: list[KnownQueue]
-    tasks: list[KnownTask]
-    workflows: list[KnownWorkflow]
-    schedules: list[KnownSchedule]
-    child_start_hooks: list[str]
-    child_stop_hooks: list[str]
-    problems: list[str]
-
-
-def take_inventory(locator: str) -> tuple[Horsies, Inventory]:
-    """Raises when there is no app; everything else that is wrong is listed."""
+def take_inventory(app: Horsies, name: str) -> Inventory:
+    """Import the task modules of an app and list what it has, and all that is wrong with it. `name` is the app's, for what is wrong."""
     problems: list[str] = []
 
     def note(error: LocateError) -> None:
         problems.append(str(error))
 
-    app = load_app(locator, failed=note)
-    inventory = Inventory(
-        modules=list(app.task_modules),
+    modules = import_tasks(app, name, failed=note)
+    return Inventory(
+        modules=modules,
         queues=list(_queues(app)),
         tasks=[_task(task) for task in app.tasks.values()],
         workflows=list(_workflows(app, problems.append)),
@@ -86,7 +52,6 @@ def take_inventory(locator: str) -> tuple[Horsies, Inventory]:
         child_stop_hooks=[_place(hook) for hook in app.child_stop_hooks],
         problems=problems,
     )
-    return app, inventory
 
 
 def _queues(app: Horsies) -> Iterator[KnownQueue]:
