@@ -248,7 +248,11 @@ def test_a_worker_configuration_has_the_documented_fields() -> None:
         max_claim_per_worker=10,
         app_locator="myapp.instance:app",
         imports=["myapp.tasks"],
-        loglevel="info",
+        loglevel="INFO",
+        dsn="postgresql://localhost/horsies",
+        queue_priorities={"default": 1},
+        queue_max_concurrency={"default": 5},
+        coalesce_notifies=10,
     )
     assert config.concurrency == 8
 
