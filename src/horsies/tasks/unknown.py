@@ -76,7 +76,7 @@ def unknown_here(claim: Claim) -> Unfit:
     """A task that this worker does not know."""
     code = OperationalErrorCode.WORKER_RESOLUTION_ERROR
     error = TaskError(error_code=code, message=f"no worker has a task named {claim.task_name!r}")
-    return Unfit(claim, Misfit.UNKNOWN, None, code, encode_error(error))
+    return Unfit(claim, Misfit.UNKNOWN, None, code, encode_error(error, task_id=claim.id))
 
 
 class Fate(Enum):
