@@ -63,7 +63,9 @@ def test_two_apps_that_are_restarted_in_turns_leave_each_other_alone(
         running[name] = worker(apps[name], options=SCHEDULED)
         assert column(sql, stored) == expected
     assert wait_until_ended(sql, sent) == {"COMPLETED": sent}
-    wrong = "select count(*) from horsies.finished where result #>> '{}' not like split_part(task_name, '_', 1) || ' %%'"
+    wrong = (
+        "select count(*) from horsies.finished where result #>> '{}' not like split_part(task_name, '_', 1) || ' %%'"
+    )
     assert column(sql, wrong) == [0]
     assert column(sql, "select distinct attempts from horsies.finished") == [1]
     assert not any("same name" in line for program in running.values() for line in program.logs)

@@ -7,6 +7,7 @@ import pytest
 from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.tasks.claim import NO_CAPS
+from horsies.tasks.unknown import KnownTasks
 from horsies.worker.books import Books
 from horsies.worker.dispatch import dispatch
 from horsies.worker.frames import FRAME_MAX, Frames
@@ -27,6 +28,7 @@ def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> Books:
         Frames(prefetch, 1),
         Marks(["media"]),
         Quarantine(WorkerResilienceConfig()),
+        known=KnownTasks({"quick": 1}),
     )
 
 

@@ -1,9 +1,14 @@
 """Several releases of an app side by side: what one of them cannot run is left to another, and nothing is lost meanwhile."""
 
 import json
+import os
 import secrets
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,8 +16,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies.db.broker import PostgresBroker
+from horsies.db.op import rows
+from horsies.model.task import Claim
+from horsies.tasks.unknown import set_aside, unknown_here
 from tests.fixtures.eventually import eventually
-from tests.fixtures.journey import row
+from tests.fixtures.journey import ME, OTHER, column, row
 from tests.fixtures.workers import ROOT, StartWorker
 from tests.recovery.steps import insert_rows
 from tests.worker.steps import statuses, wait_until_ended
@@ -26,6 +35,13 @@ ADDED = """
     @app.task("added")
     def added(value: int) -> TaskResult[int, TaskError]:
         return TaskResult(ok=value)
+"""
+SLY = """
+    import os
+    if os.environ["HORSIES_TEST_PARENT"] == str(os.getppid()):
+        @app.task("added")
+        def added(value: int) -> TaskResult[int, TaskError]:
+            return TaskResult(ok=value)
 """
 OLD_RESIZE = """
     @app.task("resize")
@@ -205,6 +221,71 @@ def test_what_nobody_knows_is_set_aside_also_where_no_worker_would_claim_it_soon
     eventually(lambda: waiting(sql) == [("added", False, 40)], 30, seen=lambda: waiting(sql))
     assert statuses(sql) == {"PENDING": 40, "RUNNING": 1}
     (tmp_path / "go").touch()
+
+
+@pytest.mark.promise("D1")
+def test_what_only_a_stopping_worker_knows_counts_as_unknown(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """It takes nothing more, however long it waits for what runs."""
+    leaving = worker(release(tmp_path, "new", ADDED, BUSY))
+    worker(release(tmp_path, "old", ECHO))
+    insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}])
+    eventually(lambda: statuses(sql).get("RUNNING") == 1, 20)
+    leaving.signal(signal.SIGTERM)
+    leaving.wait_for_log("stopping")
+    insert_rows(sql, "added", [{"value": 1}])
+    eventually(lambda: waiting(sql) == [("added", False, 1)], 60, seen=lambda: waiting(sql))
+    (tmp_path / "go").touch()
+    assert leaving.wait() == 0
+
+
+@pytest.mark.promise("D1")
+def test_a_task_that_the_children_do_not_have_is_left_to_other_workers(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Only the worker itself has it: so it is when code is replaced under a running worker."""
+    worker(release(tmp_path, "sly", ECHO, SLY), env={"HORSIES_TEST_PARENT": str(os.getpid())}, processes=2)
+    worker(release(tmp_path, "new", ECHO, ADDED))
+    insert_rows(sql, "added", [{"value": number} for number in range(20)])
+    assert wait_until_ended(sql, 20) == {"COMPLETED": 20}
+    assert attempts(sql) == {1}
+
+
+@pytest.mark.promise("D1", "D6")
+def test_two_names_that_no_task_can_have_do_not_hold_each_other_up(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    names = ["".join(secrets.token_hex(16) for _ in range(200)) for _ in range(3)]
+    for name in names:
+        insert_rows(sql, name, [{}, {}])
+    insert_rows(sql, "echo", [{"value": 1}])
+    worker(release(tmp_path, "old", ECHO))
+    assert wait_until_ended(sql, 7) == {"COMPLETED": 1, "FAILED": 6}
+
+
+@pytest.mark.promise("D2")
+def test_a_claim_that_another_worker_has_by_now_is_not_set_aside(
+    broker: PostgresBroker, sql: psycopg.Connection, database: str
+) -> None:
+    """The statement has waited for a lock; meanwhile the claim was taken over."""
+    insert_rows(sql, "added", [{}, {}], status="'RUNNING'", claimed_by=f"'{ME}'", claim_no="1")
+    first, second = sorted(map(str, column(sql, "select id::text from horsies.tasks")))
+    unfit = [unknown_here(held_claim(task_id)) for task_id in (first, second)]
+    with psycopg.connect(database) as other, ThreadPoolExecutor(1) as threads:
+        other.execute("select from horsies.tasks where id = %s for update", [first])
+        setting_aside = threads.submit(broker.run, partial(rows, set_aside(ME, unfit)))
+        blocked = "select count(*) from pg_locks where not granted"
+        eventually(lambda: row(sql, blocked) == (1,), 20)
+        sql.execute("update horsies.tasks set claim_no = 2, claimed_by = %s where id = %s", [OTHER, second])
+        other.rollback()
+        answer = setting_aside.result(20)
+    assert answer == [(first, "unknown")]
+    assert row(sql, "select status, claimed_by::text from horsies.tasks where id = %s", second) == ("RUNNING", OTHER)
+
+
+def held_claim(task_id: str) -> Claim:
+    return Claim(task_id, 1, "added", "default", 100, datetime.now(UTC), 1, "{}")
 
 
 @pytest.mark.promise("D1", "D6")

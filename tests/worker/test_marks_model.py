@@ -18,6 +18,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.task import Claim
 from horsies.tasks.claim import NO_CAPS, Caps, Lane, Wanted
+from horsies.tasks.unknown import KnownTasks
 from horsies.worker import marks
 from horsies.worker.books import Books
 from horsies.worker.frames import Frames
@@ -98,7 +99,14 @@ class Worker:
         frames = Frames(room, processes=1)
         database = PostgresConfig(database_url="postgresql://nowhere/nothing")
         self.books = Books(
-            name, database, Limits(60_000, caps), [], frames, Marks(QUEUES), Quarantine(WorkerResilienceConfig())
+            name,
+            database,
+            Limits(60_000, caps),
+            [],
+            frames,
+            Marks(QUEUES),
+            Quarantine(WorkerResilienceConfig()),
+            known=KnownTasks({"add": 1}),
         )
         self.news = News(self.books, due_in=lambda _: None)
         self.flights: list[Flight] = []

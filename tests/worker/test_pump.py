@@ -14,6 +14,7 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.ids import new_task_id
+from horsies.tasks.unknown import KnownTasks
 from horsies.worker.books import Books
 from horsies.worker.frames import GATHER_FRAMED_S, Frames
 from horsies.worker.marks import Marks
@@ -65,6 +66,7 @@ async def open_pump(
         frames or Frames(8, processes=1),
         Marks(["default"]),
         Quarantine(WorkerResilienceConfig()),
+        known=KnownTasks({"add": 1}),
     )
     async with asyncio.TaskGroup() as group:
         pump = Pump(

@@ -440,9 +440,13 @@ def assert_killed_with_all(running: Worker) -> None:
 
 TOLD_AT_LAST = """
 import atexit, os, signal
-from horsies import Horsies
+from horsies import Horsies, TaskError, TaskResult
 
 app = Horsies()
+
+@app.task("nothing")
+def nothing() -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
 
 @atexit.register
 def be_told_once_more():

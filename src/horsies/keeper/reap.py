@@ -31,7 +31,7 @@ from horsies.workflows import control
 from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
 
 BATCH = 500
-OFFER_BATCHES = 20
+OFFER_BATCHES, END_BATCH = 20, 5_000
 STEPS = 1_000
 """That one look takes for a tree of workflows."""
 LATE_S = 10.0
@@ -229,12 +229,12 @@ def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
     """End what no worker could run for too long. How many."""
     aside, duty = aside or SetAside(), "end unknown task"
     get = unknown.get_impatient(
-        unknown_ms=patience.unknown_ms, refused_ms=patience.changed_ms, limit=BATCH, excluded=aside.excluded(duty)
+        unknown_ms=patience.unknown_ms, refused_ms=patience.changed_ms, limit=END_BATCH, excluded=aside.excluded(duty)
     )
     _, _, found, _ = yield from ask(SQL["begin_reap"](), keep_to_indexes(), get, SQL["commit_reap"]())
 
     def work(some: Sequence[Row]) -> Op[int]:
-        ids_by_error: defaultdict[TaskError, list[str]] = defaultdict(list)
+        ids_by_error: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for task_id, name, refusal in some:
             ids_by_error[_unknown_error(name, refusal, patience)].append(task_id)
         _, _, locked = yield from ask(
@@ -242,8 +242,12 @@ def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
         )
         ours = {task_id for (task_id,) in locked}
         endings = [
-            end_unbegun([task_id for task_id in ids if task_id in ours], TaskStatus.FAILED, error)
-            for error, ids in ids_by_error.items()
+            end_unbegun(
+                [task_id for task_id in ids if task_id in ours],
+                TaskStatus.FAILED,
+                TaskError(error_code=code, message=message),
+            )
+            for (code, message), ids in ids_by_error.items()
         ]
         yield from ask(*endings, SQL["commit_reap"](), notify_done(sorted(ours)))
         return len(ours)
@@ -251,15 +255,15 @@ def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
     return sum((yield from serve(duty, found, work, id_of=_id_of, aside=aside)))
 
 
-def _unknown_error(name: str, refusal: str | None, patience: Patience) -> TaskError:
+def _unknown_error(name: str, refusal: str | None, patience: Patience) -> tuple[str, str]:
+    """The code and the message."""
     if (refused := stored_error(refusal)) is not None:
-        return refused
-    waited = duration(patience.unknown_ms / 1000)
-    return TaskError(
-        error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
-        message=f"for {waited} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the release that "
-        "has it deployed? A renamed task keeps its old name with @app.task(..., aliases=[...])",
+        return refused.error_code, refused.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    words = (
+        f"for {duration(patience.unknown_ms / 1000)} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the "
+        "release that has it deployed? A renamed task keeps its old name with @app.task(..., aliases=[...])"
     )
+    return OperationalErrorCode.WORKER_RESOLUTION_ERROR, words
 
 
 def end_overdue_workflows(aside: SetAside | None = None) -> Op[None]:

@@ -55,6 +55,7 @@ set
     claim_no = claim_no %% 2147483646 + 1,
     claimed_by = %(worker)s::uuid,
     claimed_at = (select moment.now from moment),
+    unknown_since = null,
     lease_until = case
         when %(status)s::text = 'CLAIMED' then (select moment.now from moment) + %(lease_ms)s::integer * interval '1 ms'
     end,
@@ -134,6 +135,7 @@ set
     claim_no = claim_no %% 2147483646 + 1,
     claimed_by = %(worker)s::uuid,
     claimed_at = (select moment.now from moment),
+    unknown_since = null,
     lease_until = case
         when %(status)s::text = 'CLAIMED' then (select moment.now from moment) + %(lease_ms)s::integer * interval '1 ms'
     end,

@@ -6,7 +6,7 @@ the claim index, where it costs the others nothing. A worker that registers brin
 each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -25,6 +25,8 @@ AHEAD = 5_000
 """Rows that are looked at behind one that nobody knows."""
 OFFERED_AT_ONCE = 5_000
 SWEPT_AT_ONCE = 10_000
+LOOKED_AT = 20_000
+"""Rows of one name, to see in what they differ."""
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 COUNTED_AT_MOST = 100_000
 NAMES_AT_MOST = 1_000
@@ -102,7 +104,7 @@ class UnknownTasks:
 class KnownTasks:
     """The tasks that this worker knows, by name, with their signatures; and what it leaves to others for a while."""
 
-    signatures: Mapping[str, int]
+    signatures: dict[str, int]
     _names: dict[str, float] = field(default_factory=dict[str, float])
     _signatures: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -112,6 +114,10 @@ class KnownTasks:
             _put(self._names, unfit.claim.task_name, until)
         else:
             _put(self._signatures, unfit.signature, until)
+
+    def forget(self, task_name: str) -> None:
+        """A child does not know it, so it was not loaded by the children, or its code has been replaced meanwhile."""
+        self.signatures.pop(task_name, None)
 
     def avoided_names(self, now: float) -> list[str]:
         return _current(self._names, now) if self._names else []
@@ -147,16 +153,18 @@ def set_aside(worker: str, unfit: Sequence[Unfit]) -> Query:
 
 def set_aside_ahead(unfit: Sequence[Unfit]) -> Query:
     """Set aside what comes behind these, if it is more of the same that nobody knows."""
-    oldest: dict[tuple[str, int, str], datetime] = {}
+    oldest: dict[tuple[str, int], datetime] = {}
     for each in unfit:
         claim = each.claim
-        key = claim.queue_name, claim.priority, claim.task_name
-        oldest[key] = min(oldest.get(key, claim.enqueued_at), claim.enqueued_at)
+        lane = claim.queue_name, claim.priority
+        oldest[lane] = min(oldest.get(lane, claim.enqueued_at), claim.enqueued_at)
+    names = sorted({(each.claim.queue_name, each.claim.task_name) for each in unfit})
     return SQL["set_aside_ahead"](
-        queues=[queue for queue, _, _ in oldest],
-        priorities=[priority for _, priority, _ in oldest],
+        queues=[queue for queue, _ in oldest],
+        priorities=[priority for _, priority in oldest],
         moments=list(oldest.values()),
-        names=[name for _, _, name in oldest],
+        name_queues=[queue for queue, _ in names],
+        names=[name for _, name in names],
         limit=AHEAD,
     )
 
@@ -183,8 +191,10 @@ def set_aside_more(sweep: Sweep) -> Op[int]:
 def offer_again(batches: int = 1) -> Op[int]:
     """Bring back what waits for a worker, and one is there now that may run it: 5 000 in a batch. How many."""
     total = 0
+    if (yield from rows(SQL["is_any_set_aside"]())) == [(False,)]:
+        return total
     for _ in range(batches):
-        ((count, _),) = yield from rows(SQL["offer_again"](limit=OFFERED_AT_ONCE))
+        ((count, _),) = yield from rows(SQL["offer_again"](limit=OFFERED_AT_ONCE, looked_at=LOOKED_AT))
         total += count
         if count < OFFERED_AT_ONCE:
             break

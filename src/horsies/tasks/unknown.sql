@@ -10,7 +10,7 @@ with given as (
 ),
 held as materialized (
     select
-        tasks.id, given.may_wait, given.refusal,
+        tasks.id, tasks.claim_no, given.may_wait, given.refusal,
         refused.by as refused_by,
         exists (
             select
@@ -28,12 +28,16 @@ held as materialized (
             when given.signature is null then tasks.refused_by
             -- A list by hand with more dimensions has no end that something could be put at.
             when array_ndims(tasks.refused_by) > 1 then array[given.signature]
+            when given.signature = any(tasks.refused_by) then tasks.refused_by
             else tasks.refused_by || given.signature
         end
     ) as refused (by)
     where tasks.id = any(%(ids)s::uuid[])
     and tasks.claim_no = given.claim_no
     and tasks.claimed_by = %(worker)s::uuid
+    -- Whoever is waited for here may have given it to another worker: then it is no longer ours.
+    order by tasks.id
+    for update of tasks
 ),
 returned as (
     update {schema}.tasks
@@ -51,6 +55,8 @@ returned as (
     from held
     where tasks.id = any(array(select held.id from held where held.is_offered or held.may_wait))
     and tasks.id = held.id
+    and tasks.claim_no = held.claim_no
+    and tasks.claimed_by = %(worker)s::uuid
     returning tasks.id
 )
 select held.id::text, case when held.is_offered then 'offered' when held.may_wait then 'unknown' else 'nobody' end
@@ -62,10 +68,8 @@ where returned.id is not null or not (held.is_offered or held.may_wait);
 -- What comes behind a task that no living worker knows is often more of it: as much as lies within so many rows leaves the claim index with it, or each would
 -- have to be claimed once. What somebody holds locked is left to the next time.
 with unknown as materialized (
-    select *
-    from unnest(
-        %(queues)s::text[], %(priorities)s::integer[], %(moments)s::timestamptz[], %(names)s::text[]
-    ) as given (queue_name, priority, enqueued_at, task_name)
+    select given.queue_name, given.task_name
+    from unnest(%(name_queues)s::text[], %(names)s::text[]) as given (queue_name, task_name)
     where not exists (
         select
         from {schema}.workers
@@ -74,19 +78,19 @@ with unknown as materialized (
 ),
 ahead as materialized (
     select task.id
-    from unknown
+    from unnest(%(queues)s::text[], %(priorities)s::integer[], %(moments)s::timestamptz[]) as lane (queue_name, priority, enqueued_at)
     cross join lateral (
         select tasks.id, tasks.task_name
         from {schema}.tasks
-        where tasks.queue_name = unknown.queue_name
-        and tasks.priority = unknown.priority
-        and tasks.enqueued_at >= unknown.enqueued_at
+        where tasks.queue_name = lane.queue_name
+        and tasks.priority = lane.priority
+        and tasks.enqueued_at >= lane.enqueued_at
         and tasks.status = 'PENDING'
         and tasks.ready
         order by tasks.enqueued_at, tasks.id
         limit %(limit)s::integer
     ) as task
-    where task.task_name = unknown.task_name
+    where (lane.queue_name, task.task_name) in (select unknown.queue_name, unknown.task_name from unknown)
 ),
 locked as materialized (
     select tasks.id
@@ -161,41 +165,69 @@ select
     (select looked_at.id::text from looked_at order by looked_at.id desc limit 1),
     (select count(*) from changed);
 
+-- name: is_any_set_aside
+select exists (select from {schema}.tasks where tasks.unknown_since is not null);
+
 -- name: offer_again
--- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By the names that workers know.
-with known as materialized (
-    select distinct name.task_name
+-- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By the names that workers know,
+-- and then once for all tasks that differ in nothing that matters: there may be very many.
+with capable as materialized (
+    select distinct queue.name as queue_name, known.task_name, known.signature
     from {schema}.workers
-    cross join lateral unnest(workers.task_names) as name (task_name)
-    union
-    -- Of a worker that does not say what it knows: the first of those that wait.
-    select few.task_name
+    cross join lateral unnest(workers.queues) as queue (name)
+    cross join lateral unnest(workers.task_names, workers.signatures) as known (task_name, signature)
+),
+alike as materialized (
+    select distinct name.task_name, few.queue_name, few.refused_by
     from (
-        select tasks.task_name
+        select distinct capable.task_name
+        from capable
+        union
+        -- For a worker that does not say what it knows: the first of those that wait.
+        select first.task_name
+        from (
+            select tasks.task_name
+            from {schema}.tasks
+            where tasks.unknown_since is not null
+            order by tasks.task_name, (tasks.refused_by is not null), tasks.unknown_since
+            limit %(limit)s::integer
+        ) as first
+        where exists (select from {schema}.workers where workers.task_names is null)
+    ) as name
+    cross join lateral (
+        select tasks.queue_name, tasks.refused_by
         from {schema}.tasks
-        where tasks.unknown_since is not null
-        order by tasks.task_name
-        limit %(limit)s::integer
+        where tasks.task_name = name.task_name
+        and tasks.unknown_since is not null
+        order by (tasks.refused_by is not null), tasks.unknown_since
+        limit %(looked_at)s::integer
     ) as few
-    where exists (select from {schema}.workers where workers.task_names is null)
 ),
 able as materialized (
     select task.id
-    from known
+    from alike
     cross join lateral (
         select tasks.id
         from {schema}.tasks
-        where tasks.task_name = known.task_name
+        where tasks.task_name = alike.task_name
+        and tasks.queue_name = alike.queue_name
+        and tasks.refused_by is not distinct from alike.refused_by
         and tasks.unknown_since is not null
-        and exists (
-            select
-            from {schema}.workers
-            where {schema}.can_run(
-                workers.queues, workers.task_names, workers.signatures, tasks.queue_name, tasks.task_name, tasks.refused_by
-            )
-        )
         limit %(limit)s::integer
     ) as task
+    where exists (
+        select
+        from capable
+        where capable.task_name = alike.task_name
+        and capable.queue_name = alike.queue_name
+        and (alike.refused_by is null or capable.signature <> all(alike.refused_by))
+    )
+    or exists (
+        select
+        from {schema}.workers
+        where workers.task_names is null
+        and alike.queue_name = any(workers.queues)
+    )
     limit %(limit)s::integer
 ),
 locked as materialized (

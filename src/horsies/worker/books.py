@@ -3,6 +3,7 @@
 Pure bookkeeping, no I/O: `next_turn` takes from the books all that can travel now, and `put_back` or `settle` closes the turn.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ AVOIDED_S = 10.0
 """For so long a worker leaves to others what it cannot run. Then it looks again: they may be gone."""
 BYTES_PER_TURN = 1 << 25
 LOADS_PER_TURN = 100
+
+log = logging.getLogger("horsies.worker")
 LOAD_FAILURES_MAX = 3
 
 
@@ -93,6 +96,7 @@ class Books:
             self.roster,
             self.buffer,
             self.unread,
+            self.unfit,
             self.in_flight,
             self.left_out,
             self.known,
@@ -207,7 +211,8 @@ class Books:
         claim_from, lanes = self._place(wanted, now) if wanted else (ClaimFrom.START, [])
         progress, self.progress = self.progress, {}
         interrupted, self.interrupted = self.interrupted, []
-        unfit, self.unfit = self.unfit[:UNFIT_PER_TURN], self.unfit[UNFIT_PER_TURN:]
+        unfit = self.unfit[:UNFIT_PER_TURN]
+        del self.unfit[:UNFIT_PER_TURN]
         promotes, self.promotes = self._may_promote, False
         unsettled, self.unsettled = self._ready_roots(), set()
         return Turn(
@@ -274,6 +279,10 @@ class Books:
             words = f"its arguments cannot be read. {refusal.words}"
             self.endings.extend(failed_ending(claim, words) for claim in turn.loads)
             return None
+        if turn.unfit and refusal.is_about_values:
+            self.quarantine.leave(turn)
+            self.endings.extend(each.ending for each in turn.unfit)
+            return None
         plainer = plainer_form(turn, refusal.words, is_about_values=refusal.is_about_values)
         return self.quarantine.refused(turn, plainer, now)
 
@@ -339,6 +348,9 @@ class Books:
 
     def _set_aside(self, unfit: Unfit, fate: Fate | None, now: float) -> None:
         if fate is Fate.NOBODY:
+            claim = unfit.claim
+            extra = {"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt}
+            log.warning("task %s failed: %s", claim.task_name, unfit.error_code, extra=extra)
             self.endings.append(unfit.ending)
         elif fate is not None:
             # Also where nobody can run it: more of it may be in the queue, and passing over a row is far cheaper than to set it aside.

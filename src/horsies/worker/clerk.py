@@ -11,7 +11,7 @@ from horsies.model.codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.status import Misfit
 from horsies.model.task import Claim
-from horsies.tasks.unknown import Unfit
+from horsies.tasks.unknown import Unfit, unknown_here
 from horsies.worker.books import Books
 from horsies.worker.herald import Herald
 from horsies.worker.member import Member
@@ -57,11 +57,17 @@ class Clerk:
             self._herald.done(claim, done)
 
     def _unfit(self, claim: Claim, done: Done) -> Unfit:
-        """What a child cannot run. That it does not know a task that this worker knows means that its code has been replaced meanwhile."""
-        signature = self._books.known.signatures.get(claim.task_name, 0)
-        misfit = Misfit.PARAMETERS if done.misfit is Misfit.UNKNOWN else done.misfit
+        """What a child cannot run."""
+        if done.misfit is Misfit.UNKNOWN:
+            if claim.task_name in self._books.known.signatures:
+                log.warning(
+                    "child processes of this worker do not have task %s; it is left to other workers", claim.task_name
+                )
+                self._books.known.forget(claim.task_name)
+            return unknown_here(claim)
+        signature = self._books.known.signatures.get(claim.task_name)
         log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
-        return Unfit(claim, misfit, signature, done.error_code or "", done.error or "{}")
+        return Unfit(claim, done.misfit, signature, done.error_code or "", done.error or "{}")
 
     def returned(self, claims: list[Claim]) -> None:
         self._books.releases.extend(claims)

@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from types import TracebackType
@@ -85,6 +85,7 @@ class Heartbeat:
         self._app = app
         self._lock = worker_lock_scope(database.schema) + books.worker
         self._locked_in: int | None = None
+        self._registered: Mapping[str, int] = dict(books.known.signatures)
         self._hurries_left = HURRIES
         self._strangers: frozenset[Claim] = frozenset()
         self._patience: asyncio.Timeout | None = None
@@ -205,8 +206,15 @@ class Heartbeat:
         self._hurries_left = 0 if holds_lock else self._hurries_left - 1
         if not (yield from self._sign_of_life(SQL["beat"](id=worker, holds_lock=holds_lock))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
-        held, *_ = yield from ask(get_held(worker), *self._snapshots())
+        # One that is stopping takes nothing more, and a task that its children do not have is not waited for here.
+        known = {} if self._books.stopping else dict(self._books.known.signatures)
+        changed = [] if known == self._registered else [self._change_tasks(known)]
+        held, *_ = yield from ask(get_held(worker), *changed, *self._snapshots())
+        self._registered = known
         return held
+
+    def _change_tasks(self, known: Mapping[str, int]) -> Query:
+        return SQL["change_tasks"](id=self._books.worker, task_names=list(known), signatures=list(known.values()))
 
     def _sign_of_life(self, sign: Query) -> Op[bool]:
         """Whether it was taken. The answer is what the database's clock says."""
@@ -292,7 +300,7 @@ class Heartbeat:
             concurrency=self._books.frames.concurrency,
             queues=list(self._books.marks.queues),
             library_version=version("horsies"),
-            task_names=list(self._books.known.signatures),
-            signatures=list(self._books.known.signatures.values()),
+            task_names=list(self._registered),
+            signatures=list(self._registered.values()),
             app=self._app,
         )

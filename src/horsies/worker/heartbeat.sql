@@ -33,6 +33,11 @@ set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
 where id = %(id)s::uuid
 returning extract(epoch from heartbeat_at)::float8;
 
+-- name: change_tasks
+update {schema}.workers
+set task_names = %(task_names)s::text[], signatures = %(signatures)s::bigint[]
+where id = %(id)s::uuid;
+
 -- name: take_lock
 -- For as long as this session lasts. Whoever holds it alone is a stranger, and is not waited for.
 select pg_try_advisory_lock_shared(hashtextextended(%(name)s::text, 0));

@@ -32,6 +32,7 @@ class Room:
     roster: Sequence[Member]
     buffer: Sized
     unread: Sized
+    unfit: Sized
     in_flight: Sequence[Turn]
     left_out: LeftOut
     known: KnownTasks
@@ -87,7 +88,7 @@ class Room:
 
     def _held(self) -> int:
         """Rows that are ours, or may be when the turns in flight come back."""
-        held = len(self.buffer) + len(self.unread)
+        held = len(self.buffer) + len(self.unread) + len(self.unfit)
         for member in self.roster:
             held += member.load
         for turn in self.in_flight:
@@ -96,7 +97,9 @@ class Room:
 
     def _leaving(self) -> int:
         """Rows that are still ours until the turns in flight are committed."""
-        return sum(len(turn.endings) + len(turn.interrupted) + len(turn.releases) for turn in self.in_flight)
+        return sum(
+            len(turn.endings) + len(turn.interrupted) + len(turn.releases) + len(turn.unfit) for turn in self.in_flight
+        )
 
 
 def _promised(turn: Turn, status: TaskStatus) -> int:

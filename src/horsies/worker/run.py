@@ -177,7 +177,7 @@ def _open_books(
         frames=frames_of(app.config, config),
         marks=marks_of(app.config, config),
         quarantine=Quarantine(app.config.resilience),
-        known=KnownTasks(known),
+        known=KnownTasks(dict(known)),
     )
     log.info(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",

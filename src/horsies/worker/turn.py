@@ -207,7 +207,7 @@ def take_turn(turn: Turn) -> Op[Outcome]:
 
 
 def _unknown(turn: Turn) -> list[Unfit]:
-    return [each for each in turn.unfit if each.misfit is Misfit.UNKNOWN]
+    return [each for each in turn.unfit if each.misfit is Misfit.UNKNOWN and each.may_wait]
 
 
 def _deaths(claims: Sequence[Claim]) -> dict[TaskId, int]:
