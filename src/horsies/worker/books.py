@@ -341,7 +341,7 @@ class Books:
     def _runnable(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Those of tasks that this worker knows."""
         names = self.known.signatures
-        if all(claim.task_name in names for claim in claims):
+        if all([claim.task_name in names for claim in claims]):  # noqa: C419 - a generator takes longer, and there are few
             return claims
         self.unfit += [unknown_here(claim) for claim in claims if claim.task_name not in names]
         return [claim for claim in claims if claim.task_name in names]

@@ -189,7 +189,7 @@ def take_turn(turn: Turn) -> Op[Outcome]:
         *(("advance", query) for query in advance),
         *([("release", release(turn.worker, turn.releases, _deaths(turn.releases)))] if turn.releases else []),
         *([("set aside", set_aside(turn.worker, turn.unfit))] if turn.unfit else []),
-        *([("ahead", set_aside_ahead(unknown))] if (unknown := _unknown(turn)) else []),
+        *([("ahead", set_aside_ahead(unknown))] if turn.unfit and (unknown := _unknown(turn)) else []),
         *([("progress", report_progress(turn.worker, turn.progress))] if turn.progress else []),
         *([("promote", promote()), ("next due", get_next_due())] if turn.promotes else []),
         *([("lock", lock_caps(keys, turn.database.schema))] if keys and (turn.starts or turn.wanted) else []),
@@ -261,7 +261,8 @@ def _surveys(turn: Turn) -> bool:
 
 
 def _notices(turn: Turn) -> list[Query]:
-    notices: list[Query] = notify_new([*turn.releases, *(each.claim for each in turn.unfit)])
+    back = [*turn.releases, *[each.claim for each in turn.unfit]] if turn.unfit else turn.releases
+    notices: list[Query] = notify_new(back)
     if turn.endings:
         # Also those that turn out not to be ours: an earlier COMMIT whose answer was lost may have ended them unannounced.
         notices.append(notify_done([ending.id for ending in turn.endings]))
