@@ -24,7 +24,7 @@ from horsies.model.task import Claim, Ending, TaskId
 AHEAD = 5_000
 """Rows that are looked at behind one that nobody knows."""
 OFFERED_AT_ONCE = 5_000
-SWEPT_AT_ONCE = 10_000
+SWEPT_AT_ONCE, RESTS = 10_000, 60
 LOOKED_AT = 20_000
 """Rows of one name, to see in what they differ."""
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
@@ -174,16 +174,27 @@ class Sweep:
     """How far the rows have been looked through for tasks that nobody knows."""
 
     after: TaskId = FIRST_ID
+    found: int = 0
+    """In this pass."""
+    rests: int = 0
+    """Looks to leave out after a pass that has found nothing."""
 
 
 def set_aside_more(sweep: Sweep) -> Op[int]:
     """Look through the next rows for tasks that nobody knows, if some were found before: they would be passed over by every claim. How many."""
+    if sweep.rests:
+        sweep.rests -= 1
+        return 0
     found = yield from rows(SQL["get_unknown_names"](limit=NAMES_AT_MOST))
     if not found:
-        sweep.after = FIRST_ID
+        sweep.after, sweep.found = FIRST_ID, 0
         return 0
     names = [name for (name,) in found]
     ((last, count),) = yield from rows(SQL["set_aside_more"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names))
+    sweep.found += count
+    if last is None:
+        sweep.rests = 0 if sweep.found else RESTS
+        sweep.found = 0
     sweep.after = FIRST_ID if last is None else last
     return count
 
