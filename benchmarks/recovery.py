@@ -365,7 +365,7 @@ def _killed_workers(_outage_s: float) -> Iterator[Number]:
                 pids = {worker.process.pid: worker for worker in workers}
                 _wait(lambda: _are_settled(place, 2), "both workers are registered and have a keeper")
                 (keeper,) = place.admin.execute(
-                    "select pid from horsies.workers join horsies.keeper on holder = workers.id"
+                    "select pid from horsies.workers join horsies.maintenance_lease on holder = workers.id"
                 ).fetchone() or (0,)
                 victim = keeper if what == "the keeper" else next(pid for pid in pids if pid != keeper)
                 pids[victim].process.kill()
@@ -392,7 +392,7 @@ def _are_settled(place: Place, count: int) -> bool:
     row = place.admin.execute("""
         select count(*) filter (where heartbeat_at - started_at > interval '4 s')
         from horsies.workers
-        where exists (select from horsies.keeper join horsies.workers as keepers on keepers.id = holder)
+        where exists (select from horsies.maintenance_lease join horsies.workers as keepers on keepers.id = holder)
     """).fetchone()
     return row == (count,)
 

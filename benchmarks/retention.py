@@ -129,7 +129,7 @@ class Traffic:
     def _look(self) -> None:
         with self._connected(self.look_waits) as connection:
             while not self._over.is_set():
-                converse(connection, [wait.SQL["get_ended_unpruned"](ids=[str(uuid4())])], "horsies")
+                converse(connection, [wait.SQL["get_results_unpruned"](ids=[str(uuid4())])], "horsies")
                 time.sleep(0.001)
 
     def _connected(self, waits: list[Span]) -> psycopg.Connection:

@@ -148,7 +148,7 @@ def test_the_package_is_typed_and_brings_its_sql() -> None:
     package = files("horsies")
     assert (package / "py.typed").is_file()
     assert (package / "tasks" / "claim.sql").is_file()
-    assert (package / "db" / "migrations" / "0001_tasks.sql").is_file()
+    assert (package / "db" / "migrations" / "0001_initial.sql").is_file()
 
 
 OLD_PLACES = {

@@ -26,7 +26,7 @@ def kill_keeper(field: Field) -> None:
     """Whoever holds the lease now."""
     with psycopg.connect(field.admin_url(), autocommit=True) as sql:
         row = sql.execute(
-            "select pid from horsies.keeper join horsies.workers on workers.id = keeper.holder"
+            "select pid from horsies.maintenance_lease join horsies.workers on workers.id = maintenance_lease.holder"
         ).fetchone()
     keeper = None if row is None else field.fleet.with_pid(row[0])
     if keeper is not None:

@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
-from horsies.db.migrate import library_version, migrations
+from horsies.db import migrate as migrating
+from horsies.db import script
+from horsies.db.migrate import Migration, library_version, migrations
 from horsies.dev.binaries import find_binaries
 from tests.fixtures.journey import column, row
 from tests.fixtures.schema_dump import SCHEMA_SQL, dump
@@ -26,9 +28,9 @@ def migrate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     return lambda *words: CliRunner().invoke(main, ["migrate", *words])
 
 
-def psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
+def psql(url: str, text: str) -> subprocess.CompletedProcess[str]:
     command = [str(find_binaries().program("psql")), "-X", "-q", "-v", "ON_ERROR_STOP=1", f"--dbname={url}", "-f", "-"]
-    return subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=30)
 
 
 # -- check
@@ -84,8 +86,8 @@ def test_the_script_makes_what_the_migrations_make(
     migrate: Callable[..., Result], empty_database: str, way: str
 ) -> None:
     where = ("--from", "0") if way == "without a database" else ("--database-url", empty_database)
-    script = migrate("--sql", *where).stdout
-    assert psql(empty_database, script).stderr == ""
+    printed = migrate("--sql", *where).stdout
+    assert psql(empty_database, printed).stderr == ""
     assert dump(empty_database) == SCHEMA_SQL.read_text()
     with psycopg.connect(empty_database) as sql:
         assert column(sql, "select name from horsies.schema_versions order by version") == ALL
@@ -100,25 +102,31 @@ def test_the_script_may_be_for_any_schema(migrate: Callable[..., Result], empty_
     assert migrate("--check", "--database-url", empty_database, "--schema", "it's 100%%").exit_code == 0
 
 
-def test_the_script_brings_an_older_schema_to_the_same(migrate: Callable[..., Result], empty_database: str) -> None:
-    """From the first version, which was released: the script for all of them, cut off before the second."""
-    whole = migrate("--sql", "--from", "0").stdout
-    first, _, _ = whole.partition(f"-- {migrations()[1].version:04}_")
-    assert psql(empty_database, f"{first}commit;").stderr == ""
-    pending = json.loads(migrate("--check", "--json", "--database-url", empty_database).stdout)
-    assert (pending["version"], pending["pending"]) == (1, ALL[1:])
-    rest = migrate("--sql", "--database-url", empty_database).stdout
-    assert psql(empty_database, rest).stderr == ""
-    assert dump(empty_database) == SCHEMA_SQL.read_text()
-    again = psql(empty_database, rest)
-    assert "the schema is not at version 1 any more; print the script again" in again.stderr
+def test_the_script_brings_an_older_schema_to_the_same(
+    migrate: Callable[..., Result], database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the current version to one with a later migration, as a release after this one would."""
+    version = library_version()
+    later = Migration(version + 1, "later", version, "create table {schema}.notes (note text)")
+    both = (*migrations(), later)
+    monkeypatch.setattr(migrating, "migrations", lambda: both)
+    monkeypatch.setattr(script, "migrations", lambda: both)
+    pending = json.loads(migrate("--check", "--json", "--database-url", database).stdout)
+    assert (pending["version"], pending["pending"]) == (version, ["later"])
+    printed = migrate("--sql", "--database-url", database).stdout
+    assert psql(database, printed).stderr == ""
+    assert migrate("--check", "--database-url", database).exit_code == 0
+    assert row(sql, "select to_regclass('horsies.notes') is not null") == (True,)
+    assert column(sql, "select name from horsies.schema_versions order by version") == [*ALL, "later"]
+    again = psql(database, printed)
+    assert f"the schema is not at version {version} any more; print the script again" in again.stderr
 
 
 def test_a_script_that_comes_too_late_changes_nothing(
     migrate: Callable[..., Result], empty_database: str, database: str
 ) -> None:
-    script = migrate("--sql", "--from", "0").stdout
-    done = psql(database, script)
+    printed = migrate("--sql", "--from", "0").stdout
+    done = psql(database, printed)
     assert done.returncode != 0
     assert "horsies is installed here already; print the script again" in done.stderr
     assert migrate("--check", "--database-url", database).exit_code == 0

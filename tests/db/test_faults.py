@@ -13,7 +13,7 @@ def start_python(faults: str) -> subprocess.CompletedProcess[str]:
 
 def test_faults_are_planted_from_the_environment_of_a_process() -> None:
     done = start_python("beat:before:drop,finish_tasks:after:kill")
-    assert "statement='beat', when='before', action='drop'" in done.stdout
+    assert "statement='record_heartbeat', when='before', action='drop'" in done.stdout
     assert "statement='finish_tasks', when='after', action='kill'" in done.stdout
 
 

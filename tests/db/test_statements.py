@@ -41,10 +41,10 @@ KEYED = {"id": ME, "task_name": "add", "key": "k", "args_hash": "", "window_s": 
 
 def test_the_sql_files_are_found() -> None:
     some = {
-        "tasks/claim.claim_from_marks",
+        "tasks/claim.claim_from_watermarks",
         "tasks/finish.finish_tasks",
-        "worker/turn.set_limits",
-        "tasks/wait.get_ended",
+        "worker/turn.set_batch_limits",
+        "tasks/wait.get_results",
     }
     assert some <= STATEMENTS.keys()
 
@@ -57,7 +57,7 @@ def test_every_statement_is_valid_on_the_migrated_schema(name: str, shared_sql: 
 
 def planned(name: str, sql: psycopg.Connection) -> str:
     """The plan for parameters that are not known."""
-    text = STATEMENTS[name].text.rstrip(";").replace("{day}", "finished_default")
+    text = STATEMENTS[name].text.rstrip(";").replace("{partition}", "finished_default")
     text = re.sub(r"\{(first|after)\}", "2020-01-01", text)
     types: dict[str, str] = {}
     for parameter, kind in _PARAMETER.findall(text):
@@ -148,7 +148,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
     return {
         "claim_from_queues": claim_from_queues(running, from_start(["default", "other"])),
-        "claim_from_marks": claim_from_marks(running, [Lane("default", 100, claims[0].enqueued_at)]),
+        "claim_from_watermarks": claim_from_marks(running, [Lane("default", 100, claims[0].enqueued_at)]),
         "claim_one": claim_from_queues(Wanted(ME, TaskStatus.RUNNING, 1, 60_000), from_start(["default"])),
         "claim_hundreds": claim_from_queues(Wanted(ME, TaskStatus.CLAIMED, 500, 60_000), from_start(["default"])),
         "start_one": start(ME, claims[:1]),
@@ -157,19 +157,19 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "finish_hundred": finish(ME, endings),
         "release_one": release.release(ME, claims[:1]),
         "release_hundred": release.release(ME, claims),
-        "get_held": get_held(ME),
+        "get_held_tasks": get_held(ME),
         "lock_roots": advance.lock_roots(roots),
         **{query.statement.name: query for query in advance.full_step(roots, ids)},
-        "get_unsettled": advance.SQL["get_unsettled"](limit=100, excluded=[]),
+        "get_unfinished_trees": advance.SQL["get_unfinished_trees"](limit=100, excluded=[]),
         "get_one_ended": get_ended(claims[:1]),
         "get_hundred_ended": get_ended(claims),
-        "get_ended_unpruned": wait.SQL["get_ended_unpruned"](ids=ids),
+        "get_results_unpruned": wait.SQL["get_results_unpruned"](ids=ids),
         "list_newest": list_query(TaskFilter(), 50, None),
-        "get_endings": retry.SQL["get_endings"](ids=ids),
-        "get_depths": depths.SQL["get_depths"](queues=["default", "other"], counted=100, priorities_at_most=10),
-        "withdraw_probe": enqueue.SQL["withdraw_probe"](id=ids[0]),
+        "get_finished_tasks": retry.SQL["get_finished_tasks"](ids=ids),
+        "get_queue_depths": depths.SQL["get_queue_depths"](queues=["default", "other"], counted=100, priorities_at_most=10),
+        "delete_probe": enqueue.SQL["delete_probe"](id=ids[0]),
         "take_key": keys.SQL["take_key"](**KEYED),
-        "replace_pending": keys.SQL["replace_pending"](
+        "replace_pending_task": keys.SQL["replace_pending_task"](
             holder=ids[0], args="{}", **params_of(Terms("add", "default")) | KEYED
         ),
     }
@@ -177,15 +177,15 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
 
 def get_ended(claims: list[Claim]) -> Query:
     since = claims[0].enqueued_at
-    return wait.SQL["get_ended"](ids=[claim.id for claim in claims], since=since, until=since + timedelta(days=1))
+    return wait.SQL["get_results"](ids=[claim.id for claim in claims], since=since, until=since + timedelta(days=1))
 
 
 HOT = [
-    "claim_from_queues", "claim_from_marks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
+    "claim_from_queues", "claim_from_watermarks", "claim_one", "claim_hundreds", "start_one", "start_hundred",
     "finish_one", "finish_hundred", "release_one", "release_hundred",
-    "lock_roots", "advance_nodes", "withdraw_tasks", "open_maps", "open_runs", "open_tasks", "end_runs", "get_unsettled",
-    "get_held", "get_one_ended", "get_hundred_ended", "get_ended_unpruned", "withdraw_probe", "take_key", "replace_pending",
-    "list_newest", "get_endings", "get_depths",
+    "lock_roots", "advance_nodes", "withdraw_tasks", "expand_maps", "start_runs", "enqueue_ready_nodes", "finish_runs", "get_unfinished_trees",
+    "get_held_tasks", "get_one_ended", "get_hundred_ended", "get_results_unpruned", "delete_probe", "take_key", "replace_pending_task",
+    "list_newest", "get_finished_tasks", "get_queue_depths",
 ]  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_the_hot_statements_keep_their_index_plans_without_statistics(name: str,
 
 
 @pytest.mark.parametrize(
-    "name", ["advance_nodes", "open_maps", "open_runs", "open_tasks", "end_runs", "withdraw_tasks"]
+    "name", ["advance_nodes", "expand_maps", "start_runs", "enqueue_ready_nodes", "finish_runs", "withdraw_tasks"]
 )
 def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_once(
     name: str, filled: psycopg.Connection
@@ -212,9 +212,9 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
 @pytest.mark.parametrize(
     "name",
     [
-        "tasks/enqueue.notify_enqueued", "tasks/wait.get_ended", "tasks/wait.get_ended_unpruned", "tasks/keys.take_key",
-        "tasks/keys.replace_pending", "tasks/cancel.end_unbegun", "tasks/retry.bring_back", "tasks/depths.get_depths",
-        "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/wait.get_run_ends",
+        "tasks/enqueue.notify_enqueued", "tasks/wait.get_results", "tasks/wait.get_results_unpruned", "tasks/keys.take_key",
+        "tasks/keys.replace_pending_task", "tasks/cancel.end_unstarted_tasks", "tasks/retry.requeue_tasks", "tasks/depths.get_queue_depths",
+        "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/wait.get_run_results",
         "workflows/inspect.get_nodes", "workflows/browse.get_nodes_of_runs",
     ],
 )  # fmt: skip
@@ -231,12 +231,12 @@ def test_conditions_that_may_be_left_out_are_known() -> None:
     """Planned once, such a condition is no way into an index: a statement with one is asked by `planned_for_values`, or reads little anyway."""
     found = {name for name, statement in STATEMENTS.items() if re.search(r"%\(\w+\)s::\S+ is null", statement.text)}
     asked_for_values = {"tasks/list.list_tasks", "workflows/browse.list_runs", "tasks/inspect.get_worker_states"}
-    of_few_rows = {"schedules/inspect.get_schedules", "workflows/inspect.get_nodes", "db/days.get_missing_days"}
-    of_caps = {"tasks/claim.claim_from_marks", "tasks/claim.claim_from_queues", "tasks/claim.start_tasks"}
+    of_few_rows = {"schedules/inspect.get_schedules", "workflows/inspect.get_nodes", "db/days.get_missing_partitions"}
+    of_caps = {"tasks/claim.claim_from_watermarks", "tasks/claim.claim_from_queues", "tasks/claim.start_tasks"}
     assert found == asked_for_values | of_few_rows | of_caps
 
 
-@pytest.mark.parametrize("name", ["claim_from_queues", "claim_from_marks"])
+@pytest.mark.parametrize("name", ["claim_from_queues", "claim_from_watermarks"])
 def test_a_claim_reads_in_the_order_of_service_and_sorts_nothing(name: str, filled: psycopg.Connection) -> None:
     found = plan(filled, hot(filled)[name])
     assert "tasks_claim_idx" in found, found
@@ -245,4 +245,4 @@ def test_a_claim_reads_in_the_order_of_service_and_sorts_nothing(name: str, fill
 
 def test_waiting_looks_only_into_days_since_the_task_was_made(filled: psycopg.Connection) -> None:
     assert "finished_20200101" not in plan(filled, hot(filled)["get_hundred_ended"])
-    assert "finished_20200101" in plan(filled, hot(filled)["get_ended_unpruned"])
+    assert "finished_20200101" in plan(filled, hot(filled)["get_results_unpruned"])

@@ -160,9 +160,9 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         + TASK
         + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
-    "a lease that nobody renewed": (Code.KEEPER_MISSING, "update horsies.keeper set until = now() - interval '1 hour'"),
-    "no keeper": (Code.KEEPER_MISSING, "delete from horsies.keeper"),
-    "a table that is not what it was": (Code.CHECK_FAILED, "alter table horsies.keeper rename until to til"),
+    "a lease that nobody renewed": (Code.KEEPER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
+    "no keeper": (Code.KEEPER_MISSING, "delete from horsies.maintenance_lease"),
+    "a table that is not what it was": (Code.CHECK_FAILED, "alter table horsies.maintenance_lease rename expires_at to til"),
 }  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_a_database_without_the_schema_is_examined_as_far_as_that_goes(empty_dat
 
 def test_an_older_schema_is_examined_as_far_as_that_goes(attended: psycopg.Connection, doctor: Doctor) -> None:
     attended.execute("update horsies.schema_versions set version = -version")
-    attended.execute("drop table horsies.keeper")  # as if it came with a later version
+    attended.execute("drop table horsies.maintenance_lease")  # as if it came with a later version
     found = doctor()
     assert found.codes == {Code.SCHEMA_OLDER}
     assert found.data(Code.SCHEMA_OLDER)["library_version"] == library_version()

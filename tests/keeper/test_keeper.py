@@ -136,7 +136,7 @@ def test_the_late_ending_of_a_worker_declared_dead_does_not_end_the_next_attempt
 
 @pytest.mark.promise("T2")
 def test_when_the_keeper_dies_another_takes_over(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
-    holder = "select holder::text from horsies.keeper"
+    holder = "select holder::text from horsies.maintenance_lease"
     keeper = worker(CLUSTER, env=settings())
     eventually(lambda: column(sql, holder) == [incarnation(keeper)])
     gate(sql, tmp_path)
@@ -151,9 +151,9 @@ def test_when_the_keeper_dies_another_takes_over(worker: StartWorker, sql: psyco
 @pytest.mark.promise("T2")
 def test_a_keeper_that_leaves_gives_its_office_up_at_once(worker: StartWorker, sql: psycopg.Connection) -> None:
     keeper = worker(CLUSTER, env=settings())
-    eventually(lambda: column(sql, "select holder from horsies.keeper"))
+    eventually(lambda: column(sql, "select holder from horsies.maintenance_lease"))
     assert keeper.terminate() == 0
-    assert column(sql, "select holder from horsies.keeper") == []
+    assert column(sql, "select holder from horsies.maintenance_lease") == []
 
 
 @pytest.mark.promise("T2")
@@ -243,7 +243,7 @@ def have_announced(sql: psycopg.Connection, count: int) -> None:
 def let_keepers_look(sql: psycopg.Connection, seconds: float) -> None:
     """Until the lease of the keeper was taken so much later than now."""
     until = row(sql, "select clock_timestamp() + %s * interval '1 s'", seconds)[0]
-    looked = "select coalesce(max(until) > %s::timestamptz + interval '600 ms', false) from horsies.keeper"
+    looked = "select coalesce(max(expires_at) > %s::timestamptz + interval '600 ms', false) from horsies.maintenance_lease"
     eventually(lambda: row(sql, looked, until) == (True,), 30, what="the keeper has looked")
 
 

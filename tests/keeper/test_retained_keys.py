@@ -112,7 +112,7 @@ def test_a_send_under_a_key_that_is_just_being_forgotten_gets_it(
     first = keyed.send(1)
     run_all(shop)
     sql.execute("update horsies.finished set finished_at = now() - interval '1 day'")
-    forgetting = retain.SQL["forget_keys"](after_name="", after_key="", limit=10)
+    forgetting = retain.SQL["delete_unused_keys"](after_name="", after_key="", limit=10)
     with psycopg.connect(database) as keeper:
         keeper.execute(forgetting.statement.for_schema("horsies"), forgetting.params)
         sending = thread.submit(partial(keyed.send, 1))

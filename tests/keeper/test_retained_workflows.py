@@ -116,7 +116,7 @@ def test_a_tree_that_somebody_is_about_to_retry_stays(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("statement", ["get_old_trees", "lock_old_trees", "forget_nodes"])
+@pytest.mark.parametrize("statement", ["get_old_trees", "lock_old_trees", "delete_nodes"])
 def test_whoever_dies_at_it_leaves_whole_trees(
     statement: str, when: When, broker: PostgresBroker, sql: psycopg.Connection, faults: Plant
 ) -> None:

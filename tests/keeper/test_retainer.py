@@ -56,7 +56,7 @@ async def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(
 ) -> None:
     ahead = days_of(sql)
     make_day(sql, 9)
-    faults("get_missing_days", "before", "error")
+    faults("get_missing_partitions", "before", "error")
     async with on_duty(database):
         await until(sql, ahead)
     assert "the keeper could not see to days ahead" in caplog.text
@@ -65,7 +65,7 @@ async def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(
 async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connection, faults: Plant) -> None:
     ahead = days_of(sql)
     make_day(sql, 9)
-    faults("get_old_days", "before", "drop")
+    faults("get_old_partitions", "before", "drop")
     async with on_duty(database):
         await until(sql, ahead)
 

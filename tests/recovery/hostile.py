@@ -115,7 +115,7 @@ KEYS = {
     "args_hash": TEXTS,
     "key_window": ("'0'", "'-1 day'", "'1 day'", "'100000000 years'", "'1000 years'", "'infinity'", "'50 years'"),
     "ended_at": MOMENTS,
-    "former": ("'{}'", "array[gen_random_uuid()]", "array[array[gen_random_uuid()]]", "array[null]::uuid[]"),
+    "previous_task_ids": ("'{}'", "array[gen_random_uuid()]", "array[array[gen_random_uuid()]]", "array[null]::uuid[]"),
 }
 SCHEDULES = {
     "name": NAMES,
@@ -157,7 +157,7 @@ WORKFLOWS = {
 NODES = {
     "kind": ("'task'", "'workflow'", "'map'", "'nonsense'"),
     "status": ("'PENDING'", "'READY'", "'ENQUEUED'", "'RUNNING'", "'COMPLETED'", "'FAILED'", "'SKIPPED'"),
-    "told": ("true", "false"),
+    "propagated": ("true", "false"),
     "waits_for": ("'{}'", "'{0}'", "'{NULL}'", "'{{1}}'"),
     "dependents": ("'{}'", "array[gen_random_uuid()]", "array[null]::uuid[]"),
     "needed": COUNTS,

@@ -73,7 +73,7 @@ def test_what_expires_in_the_buffer_of_a_worker_does_not_run(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     """Nobody is the keeper at first, so that the guard at the start is what holds."""
-    sql.execute("insert into horsies.keeper (holder, until) values (gen_random_uuid(), now() + interval '1 day')")
+    sql.execute("insert into horsies.maintenance_lease (holder, expires_at) values (gen_random_uuid(), now() + interval '1 day')")
     worker(CLUSTER, env=settings(prefetch_buffer=4, claim_lease_ms=60_000))
     door, log = tmp_path / "open", tmp_path / "log"
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
@@ -86,5 +86,5 @@ def test_what_expires_in_the_buffer_of_a_worker_does_not_run(
     eventually(lambda: statuses(sql)["CLAIMED"] == 0, seen=lambda: statuses(sql))
     assert {note.number for note in notes(log)} == {1}
     assert row(sql, "select status, attempts from horsies.tasks") == ("PENDING", 0)
-    sql.execute("delete from horsies.keeper")
+    sql.execute("delete from horsies.maintenance_lease")
     eventually(lambda: statuses(sql) == {"COMPLETED": 2, "EXPIRED": 1}, seen=lambda: statuses(sql))

@@ -176,7 +176,7 @@ def test_what_was_decided_on_a_slot_that_others_have_dealt_with_meanwhile_change
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection:
         late = ByHand(connection, tick(NOON + HOUR))
-        late.until("settle_slots")
+        late.until("record_decisions")
         connection.execute("rollback")  # its locks are gone, and it does not know
         assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
         while late.step():
@@ -192,7 +192,7 @@ def test_a_schedule_that_is_paused_while_it_is_decided_on_waits_for_the_tick_and
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
         ticking = ByHand(connection, tick(NOON + HOUR))
-        ticking.until("settle_slots")
+        ticking.until("record_decisions")
         pausing = threads.submit(broker.run, partial(pause, "report"))
         wait_until_blocked(sql, on=connection)
         while ticking.step():
@@ -203,7 +203,7 @@ def test_a_schedule_that_is_paused_while_it_is_decided_on_waits_for_the_tick_and
 
 
 IN_TRANSACTION = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null"
-STATEMENTS = ["begin_tick", "lock_due", "settle_slots", "get_next_due"]
+STATEMENTS = ["begin_tick", "lock_due_schedules", "record_decisions", "get_next_due"]
 
 
 @pytest.mark.promise("T4")
@@ -212,7 +212,7 @@ STATEMENTS = ["begin_tick", "lock_due", "settle_slots", "get_next_due"]
 def test_a_tick_whose_connection_is_lost_anywhere_is_made_up_for_once(
     broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, statement: str, when: When
 ) -> None:
-    """`settle_slots` travels with the COMMIT: lost after it, nobody knows what became of it."""
+    """`record_decisions` travels with the COMMIT: lost after it, nobody knows what became of it."""
     store(broker, declare("report", HOURLY), now=NOON)
     faults(statement, when, "drop")
     with pytest.raises(BrokerError, match="planted fault"):
@@ -220,7 +220,7 @@ def test_a_tick_whose_connection_is_lost_anywhere_is_made_up_for_once(
     # The server may take a moment to notice, and until then its rows are locked: a tick passes them over.
     eventually(lambda: row(sql, IN_TRANSACTION) == (0,))
     again = tick_at(broker, NOON + HOUR)
-    committed = (statement, when) in (("settle_slots", "after"), ("get_next_due", "after"))
+    committed = (statement, when) in (("record_decisions", "after"), ("get_next_due", "after"))
     assert len(again.verdicts) == (0 if committed else 1)
     assert slots_of(history(broker, "report")) == [NOON + HOUR]
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
@@ -236,7 +236,7 @@ def test_a_connection_that_is_cut_in_the_network_leaves_each_slot_dealt_with_onc
     while was_cut:
         slot, piece = slot + MINUTE, piece + 1
         link = Link(config, "tests")
-        link.run(rows(TICK["get_moment"](now=None)))  # the connection is there
+        link.run(rows(TICK["get_tick_time"](now=None)))  # the connection is there
         proxy.cut_at(piece)
         with suppress(DatabaseError):
             link.run(tick(slot))

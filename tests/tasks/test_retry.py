@@ -131,7 +131,7 @@ def test_the_task_of_a_node_is_left_to_its_workflow(
 
 @pytest.mark.parametrize(
     ("statement", "when"),
-    [("get_endings", "after"), ("lock_keys", "after"), ("bring_back", "before"), ("commit_retry", "after")],
+    [("get_finished_tasks", "after"), ("lock_keys", "after"), ("requeue_tasks", "before"), ("commit_retry", "after")],
 )
 def test_a_retry_whose_answer_was_lost_is_made_once(
     broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, statement: str, when: When

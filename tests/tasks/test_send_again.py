@@ -63,7 +63,7 @@ def test_a_lost_answer_leaves_each_task_once(
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
 def test_two_lost_answers_leave_each_task_once(shop: Shop, faults: Plant, sql: psycopg.Connection, verb: Verb) -> None:
     faults(verb.commits, "after", "drop")
-    faults("withdraw_probe", "after", "drop")
+    faults("delete_probe", "after", "drop")
     faults("commit_send", "after", "drop")
     assert column(sql, "select id::text from horsies.tasks") == []
     handles = verb.send(shop)

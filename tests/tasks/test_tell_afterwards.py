@@ -18,7 +18,7 @@ from tests.fixtures.proxies import Proxy
 from tests.fixtures.shops import Shop
 from tests.tasks.test_enqueue import heard, listen_to_new
 
-NEWS_OF = "horsies.news_of(ready boolean, priority integer, enqueued_at timestamptz, queue_name text)"
+NEWS_OF = "horsies.wakeup_payload(ready boolean, priority integer, enqueued_at timestamptz, queue_name text)"
 
 
 def break_the_news(sql: psycopg.Connection, *, times: int = 1_000_000) -> None:

@@ -443,7 +443,7 @@ def test_when_the_database_stays_away_every_waiter_is_told(
 def test_an_answer_lost_while_reading_is_asked_for_again(broker: PostgresBroker, faults: Plant) -> None:
     (sent,) = send_new(broker)
     run_all(broker)
-    faults("get_ended", "after", "drop")
+    faults("get_results", "after", "drop")
     assert isinstance(wait_for(broker, sent.id), Ended)
 
 

@@ -114,7 +114,7 @@ def test_twenty_endings_travel_in_one_statement() -> None:
     made.endings.extend(endings)
     turn = taken(made)
     assert list(turn.endings) == endings
-    assert statements(turn) == ["begin_turn", "set_limits", "finish_tasks", "commit_turn", "notify_done"]
+    assert statements(turn) == ["begin_batch", "set_batch_limits", "finish_tasks", "commit_batch", "notify_done"]
     assert made.next_turn(0.0) is None
 
 
@@ -125,9 +125,9 @@ def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
     made.buffer.append(Buffered(claim(), 100.0))
     turn = taken(made)
     names = statements(turn)
-    assert names[:5] == ["begin_turn", "set_limits", "finish_tasks", "release_tasks", "start_tasks"]
-    assert names[5:8] == ["claim_from_queues", "claim_from_queues", "commit_turn"]  # to run, and to wait
-    assert sorted(names[8:]) == ["notify_done", "notify_new"]  # after the commit: NOTIFY takes a lock
+    assert names[:5] == ["begin_batch", "set_batch_limits", "finish_tasks", "release_tasks", "start_tasks"]
+    assert names[5:8] == ["claim_from_queues", "claim_from_queues", "commit_batch"]  # to run, and to wait
+    assert sorted(names[8:]) == ["notify_done", "notify_new_tasks"]  # after the commit: NOTIFY takes a lock
 
 
 def test_very_many_endings_travel_in_several_turns() -> None:
@@ -162,7 +162,7 @@ def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() 
         ([other], []),
     ]
     assert [wanted_by(turn) for turn in turns] == [{}, {}, {}, {}]
-    assert ["lift_limit" in statements(turn) for turn in turns] == [True, True, True, False]
+    assert ["disable_statement_timeout" in statements(turn) for turn in turns] == [True, True, True, False]
     assert wanted_by(taken(made)) == {"RUNNING": 1}
 
 
@@ -457,7 +457,7 @@ def test_where_nothing_is_capped_nothing_is_counted_and_nothing_locked() -> None
     made.marks.heard("5 1000000 default")
     turn = taken(made)
     assert turn.claim_from is ClaimFrom.MARKS
-    assert statements(turn) == ["begin_turn", "set_limits", "claim_from_marks", "commit_turn"]
+    assert statements(turn) == ["begin_batch", "set_batch_limits", "claim_from_watermarks", "commit_batch"]
 
 
 @given(
@@ -559,7 +559,7 @@ def test_what_was_put_off_is_looked_for_once_per_reason() -> None:
     made = books()
     made.promotes = True
     turn = taken(made)
-    assert statements(turn) == ["begin_turn", "set_limits", "promote_tasks", "get_next_due", "commit_turn"]
+    assert statements(turn) == ["begin_batch", "set_batch_limits", "promote_tasks", "get_next_due", "commit_batch"]
     assert made.next_turn(0.0) is None
     made.put_back(turn)
     assert taken(made).promotes
@@ -574,13 +574,13 @@ def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> Non
     turn = taken(made)
     assert list(turn.interrupted) == interrupted
     assert statements(turn) == [
-        "begin_turn",
-        "set_limits",
-        "release_interrupted",  # before the ending, which then finds only the others
+        "begin_batch",
+        "set_batch_limits",
+        "release_interrupted_tasks",  # before the ending, which then finds only the others
         "finish_tasks",
-        "commit_turn",
+        "commit_batch",
         "notify_done",
-        "notify_everyone",
+        "notify_all_queues",
     ]
     made.put_back(turn)
     assert made.interrupted == interrupted
@@ -615,7 +615,7 @@ def test_failed_attempts_that_may_be_retried_are_judged_by_their_policy() -> Non
     made = books()
     failed, final = claim(), ending()
     made.endings.extend([Ending(failed.id, 1, TaskStatus.FAILED, error_code="BROKEN", may_retry=True), final])
-    assert statements(taken(made))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_turn"]
+    assert statements(taken(made))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_batch"]
 
 
 def test_large_results_travel_in_several_turns() -> None:
@@ -640,7 +640,7 @@ def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
 def test_others_are_told_of_capacity_that_is_free_again(kind: str, caps: Caps, *, is_told: bool) -> None:
     made = books(caps=caps)
     getattr(made, kind).append(claim() if kind == "releases" else ending())
-    assert ("notify_freed" in statements(taken(made))) is is_told
+    assert ("notify_capacity_freed" in statements(taken(made))) is is_told
 
 
 def _read(turn: Turn) -> dict[str, Payload]:
@@ -739,9 +739,9 @@ def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
     assert wanted_by(turn) == {"RUNNING": 1}
     said = statements(turn)
     assert (
-        said.index("lock_roots") < said.index("finish_tasks") < said.index("advance_nodes") < said.index("open_tasks")
+        said.index("lock_roots") < said.index("finish_tasks") < said.index("advance_nodes") < said.index("enqueue_ready_nodes")
     )
-    assert said.index("end_runs") < said.index("claim_from_queues")
+    assert said.index("finish_runs") < said.index("claim_from_queues")
 
 
 def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> None:
@@ -763,10 +763,10 @@ def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_fail
     assert not made.is_empty
     made.put_back(again := taken(made))
     assert again.unsettled == ["a"]
-    assert "open_runs" in statements(taken(made))
+    assert "start_runs" in statements(taken(made))
 
 
 def test_plain_tasks_know_nothing_of_workflows() -> None:
     made = books()
     made.endings.append(ending())
-    assert not {"lock_roots", "advance_nodes", "open_tasks", "end_runs"} & {*statements(taken(made))}
+    assert not {"lock_roots", "advance_nodes", "enqueue_ready_nodes", "finish_runs"} & {*statements(taken(made))}

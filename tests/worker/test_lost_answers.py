@@ -12,7 +12,7 @@ from tests.fixtures.journey import column, row
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
-TURN = ["begin_turn", "set_limits", "finish_tasks", "claim_from_queues", "commit_turn"]
+TURN = ["begin_batch", "set_batch_limits", "finish_tasks", "claim_from_queues", "commit_batch"]
 MODES = ["0", "8", "auto"]
 QUICK_KEEPER = {
     "HORSIES_TEST_HEARTBEAT_MS": "300",
@@ -101,7 +101,7 @@ def test_a_release_whose_answer_is_lost_is_made_again(
 
 @pytest.mark.promise("W11")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("statement", ["register_worker", "beat", "retire_worker"])
+@pytest.mark.parametrize("statement", ["register_worker", "record_heartbeat", "deregister_worker"])
 def test_a_heartbeat_that_is_lost_does_no_harm(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, statement: str, when: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_heartbeat_that_is_lost_does_no_harm(
     assert len(column(sql, "select id from horsies.workers")) == 1
     assert running.terminate() == 0
     assert not any("starting anew" in line for line in running.logs)
-    if (statement, when) != ("retire_worker", "before"):
+    if (statement, when) != ("deregister_worker", "before"):
         assert column(sql, "select id from horsies.workers") == []
 
 

@@ -90,7 +90,7 @@ def insert(sql: psycopg.Connection, *, priority: int = 100, enqueued_at: str = L
     query = (
         "insert into horsies.tasks (task_name, priority, enqueued_at, args) "
         f"values ('add', %s, {enqueued_at}, '{{}}') "
-        "returning id::text, horsies.news_of(true, priority, enqueued_at, queue_name)"
+        "returning id::text, horsies.wakeup_payload(true, priority, enqueued_at, queue_name)"
     )
     task_id, news = row(sql, query, priority)
     return str(task_id), str(news)

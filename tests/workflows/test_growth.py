@@ -293,7 +293,7 @@ def a_workflow_is_paused_resumed_and_cancelled(broker: PostgresBroker, session: 
         session,
         run,
         control.SQL["get_tasks_of_runs"](runs=runs),
-        cancel.SQL["end_unbegun"](ids=tasks, status="CANCELLED", error_code="X", error=error),
+        cancel.SQL["end_unstarted_tasks"](ids=tasks, status="CANCELLED", error_code="X", error=error),
         control.SQL["stop_nodes"](runs=runs, id=run, error=error),
     )
     return [begun, paused, resumed, stopped, cancelled, step(session, run)]
@@ -336,13 +336,13 @@ def tasks_are_lost(broker: PostgresBroker, session: Session, size: int) -> Seque
     run = begin(broker, fan(size))
     end(session, run)
     session.sql.execute("delete from horsies.tasks")
-    found = session.count(control.SQL["get_lost"](limit=size, excluded=[]))
+    found = session.count(control.SQL["get_lost_nodes"](limit=size, excluded=[]))
     lost = column(session.sql, "select id::text from horsies.nodes where workflow_id = %s and status = 'ENQUEUED'", run)
-    resolved = session.count(control.SQL["resolve_lost"](ids=lost, error="{}"))
+    resolved = session.count(control.SQL["resolve_lost_nodes"](ids=lost, error="{}"))
     return [
         found,
         resolved,
-        session.count(advance.SQL["get_unsettled"](limit=100, excluded=[])),
+        session.count(advance.SQL["get_unfinished_trees"](limit=100, excluded=[])),
         step(session, run),
         step(session, run),
     ]
@@ -353,11 +353,11 @@ def a_run_is_looked_at(broker: PostgresBroker, session: Session, size: int) -> S
     end(session, run)
     return [
         session.count(
-            inspect.SQL["get_stuck"](),
+            inspect.SQL["get_stuck_trees"](),
             inspect.SQL["get_nodes"](id=run, node_id=None, with_results=True),
             inspect.SQL["get_tree"](id=run),
             browse.SQL["get_run"](id=run),
-            browse.SQL["get_runs_below"](id=run),
+            browse.SQL["get_descendant_runs"](id=run),
             browse.SQL["get_nodes_of_runs"](runs=[run]),
             browse.SQL["count_items"](runs=[run]),
         )

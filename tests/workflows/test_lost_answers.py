@@ -20,11 +20,11 @@ STEP = [
     "lock_roots",
     "finish_tasks",
     "advance_nodes",
-    "open_tasks",
-    "end_runs",
-    "commit_turn",
-    "open_maps",
-    "open_runs",
+    "enqueue_ready_nodes",
+    "finish_runs",
+    "commit_batch",
+    "expand_maps",
+    "start_runs",
 ]
 PART = Graph("part", (node(0), node(1, 0), node(2)), output=1)
 GRAPH = Graph(
@@ -78,7 +78,7 @@ def test_a_start_whose_answer_is_lost_starts_once(
     assert row(sql, "select count(*) from horsies.finished") == (2,)
 
 
-@pytest.mark.parametrize("statement", ["stop_runs", "end_unbegun", "stop_nodes", "commit_step"])
+@pytest.mark.parametrize("statement", ["stop_runs", "end_unstarted_tasks", "stop_nodes", "commit_step"])
 def test_a_cancellation_whose_answer_is_lost_is_whole(
     broker: PostgresBroker, sql: psycopg.Connection, statement: str
 ) -> None:

@@ -276,11 +276,11 @@ def test_a_map_ends_although_the_worker_of_its_last_item_dies_before_the_step(
     run = begin(broker, Graph("map", (mapped([1, 2], max_failures=1), joined())))
     first, second = take(broker, 2).claimed[0]
     sql.execute(
-        "update horsies.nodes set told = false, status = 'FAILED', error = %s where task_id = %s",
+        "update horsies.nodes set propagated = false, status = 'FAILED', error = %s where task_id = %s",
         ['{"error_code":"X"}', first.id],
     )
     sql.execute(
-        "update horsies.nodes set told = false, status = 'COMPLETED', result = '1' where task_id = %s", [second.id]
+        "update horsies.nodes set propagated = false, status = 'COMPLETED', result = '1' where task_id = %s", [second.id]
     )
     sql.execute("delete from horsies.tasks")
     broker.run(settle_workflows)

@@ -65,7 +65,7 @@ def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_ste
     assert states(sql, run) == (NodeStatus.RUNNING, NodeStatus.ENQUEUED, NodeStatus.PENDING)
     tasks = column(sql, "select id::text from horsies.tasks order by id")
     assert [way_to(sql, str(task_id)) for task_id in tasks] == [(1,), (0, 1), (0, 0, 0)]
-    assert broker.run(partial(rows, advance.SQL["get_unsettled"](limit=10, excluded=[]))) == []
+    assert broker.run(partial(rows, advance.SQL["get_unfinished_trees"](limit=10, excluded=[]))) == []
     assert broker.run(get_stuck) == []
     run_out(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED

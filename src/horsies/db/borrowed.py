@@ -43,14 +43,14 @@ def _whole(verb: Callable[[], Op[T]], loan: Loan[Rows] | Loan[Awaitable[Rows]]) 
 
 
 def _in_transaction(op: Op[T]) -> Op[T]:
-    yield from rows(SQL["begin_alone"]())
+    yield from rows(SQL["begin_transaction"]())
     try:
         result = yield from op
     except BaseException:
         with suppress(Exception):  # the first error tells more; a lost connection rolls back by itself
-            yield from rows(SQL["rollback_alone"]())
+            yield from rows(SQL["roll_back_transaction"]())
         raise
-    yield from rows(SQL["commit_alone"]())
+    yield from rows(SQL["commit_transaction"]())
     return result
 
 

@@ -1,8 +1,8 @@
--- name: begin_alone
+-- name: begin_transaction
 begin;
 
--- name: commit_alone
+-- name: commit_transaction
 commit;
 
--- name: rollback_alone
+-- name: roll_back_transaction
 rollback;

@@ -2,5 +2,5 @@
 select 1;
 
 -- name: notify
--- Not by a verb, so that nothing sets the search_path before it where the session is a pooler's: every name has its schema.
+-- Not sent by an operation that sets the search_path first behind a pooler, so every name is qualified.
 select pg_catalog.pg_notify(%(channel)s::pg_catalog.text, %(payload)s::pg_catalog.text), pg_catalog.pg_backend_pid();

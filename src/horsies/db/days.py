@@ -69,7 +69,7 @@ class Day:
 
 def get_rights(schema: str) -> Op[Rights]:
     """May this user make and drop days?"""
-    row = yield from one(SQL["get_rights"](schema=schema))
+    row = yield from one(SQL["get_privileges"](schema=schema))
     return Rights(*row) if row else Rights("", "", suffice=False)
 
 
@@ -78,7 +78,7 @@ def prepare_days(schema: str, keep: timedelta | None = None) -> Op[list[Change]]
 
     Never urgent: what has no day goes to the default partition.
     """
-    missing = yield from rows(SQL["get_missing_days"](ahead=DAYS_AHEAD, schema=schema, keep_s=_seconds(keep)))
+    missing = yield from rows(SQL["get_missing_partitions"](ahead=DAYS_AHEAD, schema=schema, keep_s=_seconds(keep)))
     is_urgent = len(missing) > DAYS_AHEAD - PREPARE_BELOW
     changes: list[Change] = []
     for table, first, after, held, moves in missing:
@@ -94,31 +94,31 @@ def prepare_days(schema: str, keep: timedelta | None = None) -> Op[list[Change]]
 
 def get_old_days(schema: str, keep: timedelta) -> Op[list[tuple[Day, bool]]]:
     """The days that are over for longer than this, oldest first, each with whether we may drop it."""
-    found = yield from rows(SQL["get_old_days"](schema=schema, keep_s=_seconds(keep)))
+    found = yield from rows(SQL["get_old_partitions"](schema=schema, keep_s=_seconds(keep)))
     return [(Day(*day), is_ours) for *day, is_ours in found]
 
 
 def drop_day(schema: str, day: Day) -> Op[Change]:
     """The day with all that is in it."""
-    emptied = yield from _briefly("empty", day, _of(day, "truncate_day"))
+    emptied = yield from _briefly("empty", day, _of(day, "truncate_partition"))
     if emptied is not Change.DONE:
         return emptied
-    locks = SQL["take_turns"](schema=schema), SQL["lock_finished"](), SQL["lock_default"](), _of(day, "lock_day")
-    return (yield from _briefly("drop", day, *locks, _of(day, "drop_day")))
+    locks = SQL["lock_partition_changes"](schema=schema), SQL["lock_finished"](), SQL["lock_default_partition"](), _of(day, "lock_partition")
+    return (yield from _briefly("drop", day, *locks, _of(day, "drop_partition")))
 
 
 def _make_day(schema: str, day: Day, *, moves: bool, at_most: str) -> Op[Change]:
-    moving = (SQL["lock_finished"](), SQL["lock_default"](), _of(day, "move_rows")) if moves else ()
-    made = SQL["take_turns"](schema=schema), _of(day, "create_day"), SQL["wait_little"](statement_timeout=at_most)
-    return (yield from _briefly("prepare", day, *made, *moving, _of(day, "attach_day")))
+    moving = (SQL["lock_finished"](), SQL["lock_default_partition"](), _of(day, "move_rows")) if moves else ()
+    made = SQL["lock_partition_changes"](schema=schema), _of(day, "create_partition"), SQL["set_short_timeouts"](statement_timeout=at_most)
+    return (yield from _briefly("prepare", day, *made, *moving, _of(day, "attach_partition")))
 
 
 def _briefly(what: str, day: Day, *queries: Query) -> Op[Change]:
-    limits = SQL["wait_little"](statement_timeout=CONSTANT_WORK)
+    limits = SQL["set_short_timeouts"](statement_timeout=CONSTANT_WORK)
     try:
-        yield from ask(SQL["begin_briefly"](), limits, *queries, SQL["commit_days"]())
+        yield from ask(SQL["begin_partition_change"](), limits, *queries, SQL["commit_partition_change"]())
     except (*_BUSY, *_DONE_BY_ANOTHER, errors.InsufficientPrivilege) as error:
-        yield from rows(SQL["roll_back_days"]())
+        yield from rows(SQL["roll_back_partition_change"]())
         if isinstance(error, _DONE_BY_ANOTHER):
             return Change.DONE
         log.info("could not %s the day %s of finished tasks now: %s", what, day.first, error.diag.message_primary)
@@ -128,7 +128,7 @@ def _briefly(what: str, day: Day, *queries: Query) -> Op[Change]:
 
 def _of(day: Day, name: str) -> Query:
     """Neither a table's name nor its bounds can be parameters. They are made of dates, by us."""
-    text = SQL[name].text.replace("{day}", day.table).replace("{first}", day.first).replace("{after}", day.after)
+    text = SQL[name].text.replace("{partition}", day.table).replace("{first}", day.first).replace("{after}", day.after)
     return Statement(name, text)()
 
 

@@ -1,23 +1,23 @@
--- name: get_rights
--- Who we are, whose table it is, and whether we may make and drop its days.
+-- name: get_privileges
+-- The current user, the owner of the table, and whether the user may create and drop its partitions.
 select current_user, pg_get_userbyid(relowner), pg_has_role(relowner, 'USAGE') and has_schema_privilege(nspname, 'CREATE')
 from pg_class
 join pg_namespace on pg_namespace.oid = relnamespace
 where nspname = %(schema)s::text
 and relname = 'finished';
 
--- name: get_missing_days
--- The days ahead that have no partition yet, and those of which the default partition holds rows that are still to be kept, with their number, and
--- whether rows are to be moved: those, or what arrives while we look. The days that ask for less come first.
-with held as materialized (
+-- name: get_missing_partitions
+-- Days without a partition: those ahead, and those with rows in the default partition that are still to be kept. For each: how many such
+-- rows there are, and whether rows must be moved (those, or rows that arrive while this runs). The cheaper days come first.
+with default_rows as materialized (
     select date_trunc('day', finished_at at time zone 'UTC') as day, count(*) as rows
     from {schema}.finished_default
-    -- What somebody wrote by hand with a moment of no day stays where it is: such a day, or none, makes no name of a table.
+    -- A hand-written row with a time outside of this range stays where it is: its day makes no valid name of a table.
     where finished_at >= '1970-01-01 00:00+00'
     and finished_at < '9999-12-31 00:00+00'
     group by 1
 ),
-wanted as (
+missing_days as (
     select day
     from generate_series(
         date_trunc('day', now() at time zone 'UTC'),
@@ -26,7 +26,7 @@ wanted as (
     ) as day
     union
     select day
-    from held
+    from default_rows
     where day < (now() at time zone 'UTC') + make_interval(days => %(ahead)s::integer)
     and (%(keep_s)s::float8 is null or day + interval '1 day' > (now() - %(keep_s)s::float8 * interval '1 second') at time zone 'UTC')
 )
@@ -34,74 +34,75 @@ select
     'finished_' || to_char(day, 'YYYYMMDD'),
     to_char(day, 'YYYY-MM-DD'),
     to_char(day + interval '1 day', 'YYYY-MM-DD'),
-    coalesce(held.rows, 0),
-    held.rows is not null
+    coalesce(default_rows.rows, 0),
+    default_rows.rows is not null
     or day between (now() at time zone 'UTC') - interval '2 days' and (now() at time zone 'UTC') + interval '1 day' as moves
-from wanted
-left join held using (day)
+from missing_days
+left join default_rows using (day)
 where to_regclass(format('%%I.%%I', %(schema)s::text, 'finished_' || to_char(day, 'YYYYMMDD'))) is null
 order by moves, day;
 
--- name: get_old_days
--- Days of which even the last moment is old enough, and whether they are ours to drop.
-select days.relname, to_char(made.day, 'YYYY-MM-DD'), to_char(made.day + 1, 'YYYY-MM-DD'), pg_has_role(days.relowner, 'USAGE')
+-- name: get_old_partitions
+-- Partitions whose last moment is old enough, and whether the user may drop them.
+select partitions.relname, to_char(dated.day, 'YYYY-MM-DD'), to_char(dated.day + 1, 'YYYY-MM-DD'), pg_has_role(partitions.relowner, 'USAGE')
 from pg_inherits
-join pg_class as days on days.oid = inhrelid
-join pg_class as whole on whole.oid = inhparent
-join pg_namespace on pg_namespace.oid = whole.relnamespace
-cross join lateral (select to_date(substr(days.relname, 10), 'YYYYMMDD')) as made (day)
+join pg_class as partitions on partitions.oid = inhrelid
+join pg_class as parent on parent.oid = inhparent
+join pg_namespace on pg_namespace.oid = parent.relnamespace
+cross join lateral (select to_date(substr(partitions.relname, 10), 'YYYYMMDD')) as dated (day)
 where nspname = %(schema)s::text
-and whole.relname = 'finished'
-and days.relname ~ '^finished_[0-9]{8}$'
-and (made.day + 1)::timestamp at time zone 'UTC' <= now() - %(keep_s)s::float8 * interval '1 second'
-order by days.relname;
+and parent.relname = 'finished'
+and partitions.relname ~ '^finished_[0-9]{8}$'
+and (dated.day + 1)::timestamp at time zone 'UTC' <= now() - %(keep_s)s::float8 * interval '1 second'
+order by partitions.relname;
 
--- name: begin_briefly
+-- name: begin_partition_change
 begin isolation level read committed;
 
--- name: wait_little
--- Whoever comes while we wait for a lock waits behind us, and whoever comes while we hold it waits too: neither for long, or not at all now.
+-- name: set_short_timeouts
+-- Other sessions wait behind a lock that is requested or held here. Keep both short, or give up for now.
 select set_config('lock_timeout', '50ms', true), set_config('statement_timeout', %(statement_timeout)s::text, true);
 
--- name: take_turns
--- Two that make days at once would only be in each other's way.
-select pg_advisory_xact_lock(hashtextextended('horsies days ' || %(schema)s::text, 0));
+-- name: lock_partition_changes
+-- Two processes that change partitions at once would only block each other.
+select pg_advisory_xact_lock(hashtextextended('horsies partitions ' || %(schema)s::text, 0));
 
 -- name: lock_finished
--- First the whole, as everybody does. Those who have locks on parts of it came by way of the whole, but for a dump or a vacuum: these are not waited for.
+-- The parent first, as all statements do. Sessions with locks on partitions hold the parent's lock already, except a dump or a vacuum,
+-- which are not waited for.
 lock table only {schema}.finished in access exclusive mode;
 
--- name: lock_default
+-- name: lock_default_partition
 lock table only {schema}.finished_default in access exclusive mode nowait;
 
--- name: create_day
-create table {schema}.{day} (like {schema}.finished including all);
+-- name: create_partition
+create table {schema}.{partition} (like {schema}.finished including all);
 
 -- name: move_rows
-with moved as (
+with moved_rows as (
     delete from {schema}.finished_default
     where finished_at >= '{first} 00:00+00'
     and finished_at < '{after} 00:00+00'
     returning *
 )
-insert into {schema}.{day}
+insert into {schema}.{partition}
 select *
-from moved;
+from moved_rows;
 
--- name: attach_day
-alter table {schema}.finished attach partition {schema}.{day} for values from ('{first} 00:00+00') to ('{after} 00:00+00');
+-- name: attach_partition
+alter table {schema}.finished attach partition {schema}.{partition} for values from ('{first} 00:00+00') to ('{after} 00:00+00');
 
--- name: truncate_day
-truncate {schema}.{day};
+-- name: truncate_partition
+truncate {schema}.{partition};
 
--- name: lock_day
-lock table {schema}.{day} in access exclusive mode nowait;
+-- name: lock_partition
+lock table {schema}.{partition} in access exclusive mode nowait;
 
--- name: drop_day
-drop table {schema}.{day};
+-- name: drop_partition
+drop table {schema}.{partition};
 
--- name: commit_days
+-- name: commit_partition_change
 commit;
 
--- name: roll_back_days
+-- name: roll_back_partition_change
 rollback;

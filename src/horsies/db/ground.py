@@ -37,8 +37,8 @@ def get_standing(config: PostgresConfig) -> Standing:
 def _refuse_other_database(config: PostgresConfig) -> None:
     """Before tables are made where nobody looks for them. Seen twice: the server may have been restarted in between."""
     for _ in range(2):
-        here = _run_apart(config, one(SQL["which_database"]()), config.conninfo)
-        there = _run_apart(config, one(SQL["which_database"]()), config.listen_conninfo)
+        here = _run_apart(config, one(SQL["identify_database"]()), config.conninfo)
+        there = _run_apart(config, one(SQL["identify_database"]()), config.listen_conninfo)
         if here == there:
             return
     raise SchemaError(

@@ -8,4 +8,4 @@ SQL = load(__file__)
 
 def keep_to_indexes() -> Query:
     """To be said first in a transaction that looks for few rows among many, whatever the statistics say."""
-    return SQL["keep_to_indexes"]()
+    return SQL["disable_sequential_scans"]()

@@ -115,7 +115,7 @@ def apply_pending(schema: str) -> Op[list[str]]:
         try:
             return (yield from _apply_once(schema))
         except psycopg.errors.LockNotAvailable as error:
-            yield from rows(SQL["rollback"]())
+            yield from rows(SQL["roll_back_migration"]())
             holders = yield from rows(SQL["get_lock_holders"](schema=schema))
             log.warning(
                 "the migration of schema %r waits for a lock (%s); held by %s",
@@ -134,8 +134,8 @@ def _described(holders: Rows) -> str:
 
 
 def _apply_once(schema: str) -> Op[list[str]]:
-    limit = SQL["limit_waiting"](lock_timeout=LOCK_TIMEOUT)
-    yield from ask(SQL["begin"](), limit, SQL["lock_migrations"](schema=schema))
+    limit = SQL["set_lock_timeout"](lock_timeout=LOCK_TIMEOUT)
+    yield from ask(SQL["begin_migration"](), limit, SQL["lock_migrations"](schema=schema))
     # Only now is it certain what is missing: another process may have been faster.
     version = yield from installed_version(schema)
     if version == 0:
@@ -148,7 +148,7 @@ def _apply_once(schema: str) -> Op[list[str]]:
                 version=migration.version, name=migration.name, compatible_since=migration.compatible_since
             )
         )
-    yield from rows(SQL["commit"]())
+    yield from rows(SQL["commit_migration"]())
     return [migration.name for migration in pending]
 
 
@@ -160,4 +160,4 @@ def _create(schema: str) -> Op[None]:
     # `create schema if not exists` asks for a privilege even when there is nothing to create.
     if (yield from one(SQL["has_schema"](schema=schema))) != (True,):
         yield from rows(SQL["create_schema"]())
-    yield from rows(SQL["create_versions"]())
+    yield from rows(SQL["create_schema_versions"]())

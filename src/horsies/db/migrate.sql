@@ -1,5 +1,6 @@
 -- name: is_installed
--- A plain query, not to_regclass: that one asks the session's cache, which still says no after waiting for another's migration.
+-- A plain query instead of to_regclass, which uses the session's cache: after waiting for another process's migration it still finds
+-- nothing.
 select exists (
     select
     from pg_class
@@ -14,33 +15,34 @@ from {schema}.schema_versions
 order by version desc
 limit 1;
 
--- name: begin
+-- name: begin_migration
 begin isolation level read committed;
 
--- name: commit
+-- name: commit_migration
 commit;
 
--- name: rollback
+-- name: roll_back_migration
 rollback;
 
--- name: limit_waiting
+-- name: set_lock_timeout
 select set_config('lock_timeout', %(lock_timeout)s::text, true);
 
 -- name: get_lock_holders
--- Whoever holds what a migration waits for, or may: its advisory lock, or a lock on a table of the schema. Those who hold it longest come first.
+-- Sessions that hold, or may hold, what a migration waits for: its advisory lock, or a lock on a table of the schema. Longest transaction
+-- first.
 -- Of other users' sessions only superusers and members of pg_read_all_stats see more than the pid and the user.
-with migrations as (
-    select hashtextextended('horsies migrations ' || %(schema)s::text, 0) as key
+with migration_lock as (
+    select hashtextextended('horsies migration_lock ' || %(schema)s::text, 0) as key
 ),
-held as (
+lock_holders as (
     select distinct pid
     from pg_locks
-    cross join migrations
+    cross join migration_lock
     where granted
     and pid <> pg_backend_pid()
     and (
         locktype = 'advisory'
-        and (classid::bigint << 32 | objid::bigint) = migrations.key
+        and (classid::bigint << 32 | objid::bigint) = migration_lock.key
         and objsubid = 1
         or locktype = 'relation'
         and relation in (
@@ -55,7 +57,7 @@ held as (
 select
     pid, coalesce(usename::text, '?'), coalesce(application_name, '?'),
     coalesce(extract(epoch from clock_timestamp() - xact_start)::integer::text, '?')
-from held
+from lock_holders
 join pg_stat_activity using (pid)
 order by xact_start nulls last, pid
 limit 5;
@@ -69,11 +71,11 @@ select exists (select from pg_namespace where nspname = %(schema)s::text);
 -- name: create_schema
 create schema {schema};
 
--- name: create_versions
+-- name: create_schema_versions
 create table {schema}.schema_versions (
     version integer not null primary key,
     name text not null,
-    -- The oldest library version number that still runs on this schema.
+    -- The oldest library version number that can still use this schema.
     compatible_since integer not null,
     applied_at timestamptz not null default now()
 );

@@ -67,7 +67,7 @@ def _tried(
 
 
 def _database(connection: psycopg.Connection) -> tuple[object, ...] | None:
-    return connection.execute(ground.SQL["which_database"].for_schema("")).fetchone()
+    return connection.execute(ground.SQL["identify_database"].for_schema("")).fetchone()
 
 
 def _is_heard(sending: psycopg.Connection, listening: psycopg.Connection, channel: str, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
--- What the migrations make, without the days' partitions. Written by: python -m tests.fixtures.schema_dump
+-- The schema that the migrations create, without the daily partitions. Written by: python -m tests.fixtures.schema_dump
 
 CREATE SCHEMA horsies;
 
@@ -68,10 +68,6 @@ CREATE FUNCTION horsies.new_id() RETURNS uuid
     LANGUAGE sql PARALLEL SAFE
     RETURN (SELECT (((((substr(milliseconds.milliseconds, 1, 8) || '-'::text) || substr(milliseconds.milliseconds, 9, 4)) || '-7'::text) || substr((gen_random_uuid())::text, 16)))::uuid AS uuid FROM lpad(to_hex((floor((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric)))::bigint), 12, '0'::text) milliseconds(milliseconds));
 
-CREATE FUNCTION horsies.news_of(ready boolean, priority integer, enqueued_at timestamp with time zone, queue_name text) RETURNS text
-    LANGUAGE sql
-    RETURN CASE WHEN ready THEN ((((priority || ' '::text) || ((EXTRACT(epoch FROM enqueued_at) * (1000000)::numeric))::bigint) || ' '::text) || queue_name) ELSE ('later '::text || ((EXTRACT(epoch FROM (enqueued_at - clock_timestamp())) * (1000000)::numeric))::bigint) END;
-
 CREATE FUNCTION horsies.node_inputs(node uuid) RETURNS text
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -80,7 +76,7 @@ begin
     return (
         select json_build_object(
             'refs', nodes.refs,
-            -- As text: what is only passed on is never decoded on its way.
+            -- As text: a value that is only passed on is never decoded.
             'item', nodes.item::text,
             'inputs', case when nodes.inputs <> '{}' or nodes.results_of is not null then (
                 select json_agg(
@@ -121,7 +117,7 @@ begin
             ) end,
             'meta', case when nodes.wants_meta then (
                 select json_build_object(
-                    -- An item belongs to the run of its map's node, for all that its task knows.
+                    -- To its task, an item belongs to the run that contains the map.
                     'workflow_id',
                     case
                         when workflows.is_map then workflows.ancestors[cardinality(workflows.ancestors)]
@@ -146,8 +142,8 @@ CREATE FUNCTION horsies.node_inputs(node uuid, max_bytes integer) RETURNS text
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    stored bigint;
-    made text;
+    stored_bytes bigint;
+    inputs text;
 begin
     if max_bytes is not null then
         select
@@ -165,15 +161,15 @@ begin
                     select item.result, item.error from "horsies".nodes as item where item.workflow_id = map.child_id offset 0
                 ) as item
             ), 0)
-        into stored
+        into stored_bytes
         from "horsies".nodes
         where nodes.id = node;
-        if stored > max_bytes then
+        if stored_bytes > max_bytes then
             return null;
         end if;
     end if;
-    made := "horsies".node_inputs(node);
-    return case when max_bytes is null or octet_length(made) <= max_bytes then made end;
+    inputs := "horsies".node_inputs(node);
+    return case when max_bytes is null or octet_length(inputs) <= max_bytes then inputs end;
 end
 $$;
 
@@ -182,20 +178,20 @@ CREATE FUNCTION horsies.notify_new_tasks() RETURNS trigger
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
-    perform pg_notify('horsies_7474d027_new', "horsies".news_of(ready, priority, min(enqueued_at), queue_name))
+    perform pg_notify('horsies_7474d027_new', "horsies".wakeup_payload(ready, priority, min(enqueued_at), queue_name))
     from inserted
     group by queue_name, priority, ready;
     return null;
 end
 $$;
 
-CREATE FUNCTION horsies.promote(most integer) RETURNS SETOF text
+CREATE FUNCTION horsies.promote_tasks(max_rows integer) RETURNS SETOF text
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    late uuid;
-    told text;
+    due_id uuid;
+    payload text;
 begin
     begin
         return query
@@ -207,31 +203,31 @@ begin
             and tasks.unknown_since is null
             and tasks.enqueued_at <= statement_timestamp()
             order by tasks.enqueued_at
-            limit most
+            limit max_rows
             for update skip locked
         ),
-        promoted as (
+        promoted_tasks as (
             update "horsies".tasks
             set ready = true
             where tasks.id = any(array(select due.id from due))
             returning tasks.queue_name, tasks.priority, tasks.enqueued_at
         ),
-        news as (
-            select "horsies".news_of(true, promoted.priority, min(promoted.enqueued_at), promoted.queue_name) as payload
-            from promoted
-            group by promoted.queue_name, promoted.priority
+        notifications as (
+            select "horsies".wakeup_payload(true, task.priority, min(task.enqueued_at), task.queue_name) as payload
+            from promoted_tasks as task
+            group by task.queue_name, task.priority
         )
-        select news.payload
-        from news
-        cross join lateral pg_notify('horsies_7474d027_new', news.payload);
+        select notifications.payload
+        from notifications
+        cross join lateral pg_notify('horsies_7474d027_new', notifications.payload);
         return;
     exception when others then
-        -- Contention, a server in need and missing rights are not the fault of a row. (A statement that is cancelled never comes here.)
+        -- Contention, a server out of resources and missing privileges are not the fault of a row. (A cancelled statement does not get here.)
         if left(sqlstate, 2) in ('08', '26', '40', '42', '53', '55', '57', '58') then
             raise;
         end if;
     end;
-    for late in
+    for due_id in
         select tasks.id
         from "horsies".tasks
         where tasks.status = 'PENDING'
@@ -239,16 +235,16 @@ begin
         and tasks.unknown_since is null
         and tasks.enqueued_at <= statement_timestamp()
         order by tasks.enqueued_at
-        limit most
+        limit max_rows
         for update skip locked
     loop
         begin
             update "horsies".tasks
             set ready = true
-            where tasks.id = late
-            returning "horsies".news_of(true, tasks.priority, tasks.enqueued_at, tasks.queue_name) into told;
-            perform pg_notify('horsies_7474d027_new', told);
-            return next told;
+            where tasks.id = due_id
+            returning "horsies".wakeup_payload(true, tasks.priority, tasks.enqueued_at, tasks.queue_name) into payload;
+            perform pg_notify('horsies_7474d027_new', payload);
+            return next payload;
         exception when others then
             if left(sqlstate, 2) in ('08', '26', '40', '42', '53', '55', '57', '58') then
                 raise;
@@ -257,38 +253,6 @@ begin
     end loop;
 end
 $$;
-
-CREATE TABLE horsies.finished (
-    id uuid NOT NULL,
-    task_name text NOT NULL,
-    queue_name text NOT NULL,
-    priority integer NOT NULL,
-    status text NOT NULL,
-    args json NOT NULL,
-    result json,
-    error_code text,
-    error json,
-    sent_at timestamp with time zone NOT NULL,
-    enqueued_at timestamp with time zone NOT NULL,
-    good_until timestamp with time zone,
-    timeout_ms integer,
-    retry_delays_ms integer[],
-    retry_jitter real DEFAULT 0 NOT NULL,
-    retry_for text[],
-    failed_attempts json[],
-    progress json,
-    attempts integer NOT NULL,
-    claim_no integer NOT NULL,
-    claimed_by uuid,
-    claimed_at timestamp with time zone,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone NOT NULL,
-    root_id uuid,
-    node_id uuid,
-    trace text,
-    CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
-)
-PARTITION BY RANGE (finished_at);
 
 CREATE TABLE horsies.tasks (
     id uuid DEFAULT horsies.new_id() NOT NULL,
@@ -324,10 +288,73 @@ CREATE TABLE horsies.tasks (
     refusal json,
     CONSTRAINT tasks_are_in_range CHECK (((octet_length(queue_name) <= 1000) AND (enqueued_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (enqueued_at <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND (attempts >= 0) AND (attempts <= 1000000000))),
     CONSTRAINT tasks_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
-    CONSTRAINT tasks_owner_when_held CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
+    CONSTRAINT tasks_owner_when_claimed CHECK (((status = 'PENDING'::text) = (claimed_by IS NULL))),
     CONSTRAINT tasks_status_is_live CHECK ((status = ANY (ARRAY['PENDING'::text, 'CLAIMED'::text, 'RUNNING'::text])))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='20000');
+
+CREATE FUNCTION horsies.unknown_task_names(max_rows integer) RETURNS TABLE(task_name text, is_refused boolean)
+    LANGUAGE sql STABLE
+    BEGIN ATOMIC
+ WITH RECURSIVE name AS (
+         ( SELECT tasks.task_name,
+             (tasks.refused_by IS NOT NULL) AS is_refused
+            FROM horsies.tasks
+           WHERE (tasks.unknown_since IS NOT NULL)
+           ORDER BY tasks.task_name, (tasks.refused_by IS NOT NULL)
+          LIMIT 1)
+         UNION ALL
+          SELECT next.task_name,
+             next.is_refused
+            FROM (name name_1
+              CROSS JOIN LATERAL ( SELECT tasks.task_name,
+                     (tasks.refused_by IS NOT NULL) AS is_refused
+                    FROM horsies.tasks
+                   WHERE ((tasks.unknown_since IS NOT NULL) AND (ROW(tasks.task_name, (tasks.refused_by IS NOT NULL)) > ROW(name_1.task_name, name_1.is_refused)))
+                   ORDER BY tasks.task_name, (tasks.refused_by IS NOT NULL)
+                  LIMIT 1) next)
+         )
+  SELECT name.task_name,
+     name.is_refused
+    FROM name
+  LIMIT unknown_task_names.max_rows;
+END;
+
+CREATE FUNCTION horsies.wakeup_payload(ready boolean, priority integer, enqueued_at timestamp with time zone, queue_name text) RETURNS text
+    LANGUAGE sql
+    RETURN CASE WHEN ready THEN ((((priority || ' '::text) || ((EXTRACT(epoch FROM enqueued_at) * (1000000)::numeric))::bigint) || ' '::text) || queue_name) ELSE ('later '::text || ((EXTRACT(epoch FROM (enqueued_at - clock_timestamp())) * (1000000)::numeric))::bigint) END;
+
+CREATE TABLE horsies.finished (
+    id uuid NOT NULL,
+    task_name text NOT NULL,
+    queue_name text NOT NULL,
+    priority integer NOT NULL,
+    status text NOT NULL,
+    args json NOT NULL,
+    result json,
+    error_code text,
+    error json,
+    sent_at timestamp with time zone NOT NULL,
+    enqueued_at timestamp with time zone NOT NULL,
+    good_until timestamp with time zone,
+    timeout_ms integer,
+    retry_delays_ms integer[],
+    retry_jitter real DEFAULT 0 NOT NULL,
+    retry_for text[],
+    failed_attempts json[],
+    progress json,
+    attempts integer NOT NULL,
+    claim_no integer NOT NULL,
+    claimed_by uuid,
+    claimed_at timestamp with time zone,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone NOT NULL,
+    root_id uuid,
+    node_id uuid,
+    trace text,
+    CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
+)
+PARTITION BY RANGE (finished_at);
 
 CREATE VIEW horsies.all_tasks AS
  SELECT tasks.id,
@@ -419,14 +446,6 @@ CREATE TABLE horsies.finished_default (
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 );
 
-CREATE TABLE horsies.keeper (
-    singleton boolean DEFAULT true NOT NULL,
-    holder uuid NOT NULL,
-    until timestamp with time zone NOT NULL,
-    CONSTRAINT keeper_is_one CHECK (singleton),
-    CONSTRAINT keeper_lease_ends CHECK (isfinite(until))
-);
-
 CREATE TABLE horsies.keys (
     task_name text NOT NULL,
     key text NOT NULL,
@@ -435,10 +454,18 @@ CREATE TABLE horsies.keys (
     args_hash text NOT NULL,
     key_window interval NOT NULL,
     ended_at timestamp with time zone,
-    former uuid[] DEFAULT '{}'::uuid[] NOT NULL,
-    CONSTRAINT keys_ended_at_is_known CHECK (isfinite(ended_at)),
-    CONSTRAINT keys_former_are_a_list CHECK ((array_ndims(former) = 1)),
+    previous_task_ids uuid[] DEFAULT '{}'::uuid[] NOT NULL,
+    CONSTRAINT keys_ended_at_is_finite CHECK (isfinite(ended_at)),
+    CONSTRAINT keys_previous_task_ids_are_a_list CHECK ((array_ndims(previous_task_ids) = 1)),
     CONSTRAINT keys_window_is_bounded CHECK (((key_window >= '00:00:00'::interval) AND (key_window <= '100 years'::interval)))
+);
+
+CREATE TABLE horsies.maintenance_lease (
+    singleton boolean DEFAULT true NOT NULL,
+    holder uuid NOT NULL,
+    expires_at timestamp with time zone NOT NULL,
+    CONSTRAINT maintenance_lease_is_finite CHECK (isfinite(expires_at)),
+    CONSTRAINT maintenance_lease_is_one_row CHECK (singleton)
 );
 
 CREATE TABLE horsies.nodes (
@@ -449,7 +476,7 @@ CREATE TABLE horsies.nodes (
     node_id text NOT NULL,
     kind text NOT NULL,
     status text DEFAULT 'PENDING'::text NOT NULL,
-    told boolean DEFAULT false NOT NULL,
+    propagated boolean DEFAULT false NOT NULL,
     waits_for integer[] NOT NULL,
     dependents uuid[] NOT NULL,
     needed integer NOT NULL,
@@ -543,7 +570,7 @@ CREATE TABLE horsies.schedules (
     CONSTRAINT schedules_delay_is_bounded CHECK (((jitter_ms >= 0) AND (jitter_ms <= 86400000))),
     CONSTRAINT schedules_jitter_is_a_share CHECK (((retry_jitter >= (0)::double precision) AND (retry_jitter <= (1)::double precision))),
     CONSTRAINT schedules_queue_name_is_short CHECK ((octet_length(queue_name) <= 1000)),
-    CONSTRAINT schedules_slot_is_known CHECK (((next_slot_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (next_slot_at <= '9999-12-31 23:59:59+00'::timestamp with time zone)))
+    CONSTRAINT schedules_slot_is_in_range CHECK (((next_slot_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (next_slot_at <= '9999-12-31 23:59:59+00'::timestamp with time zone)))
 )
 WITH (fillfactor='70');
 
@@ -595,10 +622,10 @@ CREATE TABLE horsies.workers (
     task_names text[],
     signatures bigint[],
     app text,
-    CONSTRAINT workers_moments_are_known CHECK ((isfinite(started_at) AND (heartbeat_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (heartbeat_at <= '9999-12-31 23:59:59+00'::timestamp with time zone))),
     CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
-    CONSTRAINT workers_queues_are_known CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL))),
-    CONSTRAINT workers_tasks_are_lists CHECK (((array_ndims(task_names) = 1) AND (array_ndims(signatures) = 1)))
+    CONSTRAINT workers_queues_are_not_null CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL))),
+    CONSTRAINT workers_tasks_are_lists CHECK (((array_ndims(task_names) = 1) AND (array_ndims(signatures) = 1))),
+    CONSTRAINT workers_times_are_in_range CHECK ((isfinite(started_at) AND (heartbeat_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (heartbeat_at <= '9999-12-31 23:59:59+00'::timestamp with time zone)))
 );
 
 CREATE TABLE horsies.workflows (
@@ -606,7 +633,6 @@ CREATE TABLE horsies.workflows (
     root_id uuid NOT NULL,
     ancestors uuid[] DEFAULT '{}'::uuid[] NOT NULL,
     parent_node uuid,
-    start_id uuid,
     name text NOT NULL,
     definition_key text,
     status text DEFAULT 'PENDING'::text NOT NULL,
@@ -630,11 +656,11 @@ WITH (fillfactor='70');
 
 ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFAULT;
 
-ALTER TABLE ONLY horsies.keeper
-    ADD CONSTRAINT keeper_pkey PRIMARY KEY (singleton);
-
 ALTER TABLE ONLY horsies.keys
     ADD CONSTRAINT keys_pkey PRIMARY KEY (task_name, key);
+
+ALTER TABLE ONLY horsies.maintenance_lease
+    ADD CONSTRAINT maintenance_lease_pkey PRIMARY KEY (singleton);
 
 ALTER TABLE ONLY horsies.nodes
     ADD CONSTRAINT nodes_pkey PRIMARY KEY (id);
@@ -667,11 +693,11 @@ CREATE INDEX finished_id_idx ON ONLY horsies.finished USING btree (id);
 
 CREATE INDEX finished_default_id_idx ON horsies.finished_default USING btree (id);
 
-CREATE INDEX nodes_opening_idx ON horsies.nodes USING btree (root_id) WHERE ((status = 'READY'::text) AND (kind <> 'task'::text));
-
 CREATE INDEX nodes_ready_idx ON horsies.nodes USING btree (workflow_id, index) WHERE ((status = 'READY'::text) AND (kind = 'task'::text));
 
-CREATE INDEX nodes_untold_idx ON horsies.nodes USING btree (root_id) WHERE ((NOT told) AND (status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])));
+CREATE INDEX nodes_ready_runs_idx ON horsies.nodes USING btree (root_id) WHERE ((status = 'READY'::text) AND (kind <> 'task'::text));
+
+CREATE INDEX nodes_unpropagated_idx ON horsies.nodes USING btree (root_id) WHERE ((NOT propagated) AND (status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])));
 
 CREATE UNIQUE INDEX nodes_workflow_idx ON horsies.nodes USING btree (workflow_id, index);
 
@@ -705,4 +731,4 @@ CREATE INDEX workflows_root_idx ON horsies.workflows USING btree (root_id);
 
 ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
 
-CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT WHEN ((current_setting('horsies.told'::text, true) IS DISTINCT FROM 'afterwards'::text)) EXECUTE FUNCTION horsies.notify_new_tasks();
+CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT WHEN ((current_setting('horsies.notify'::text, true) IS DISTINCT FROM 'after_commit'::text)) EXECUTE FUNCTION horsies.notify_new_tasks();

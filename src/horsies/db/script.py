@@ -32,12 +32,12 @@ def _parts(schema: str, version: int, pending: list[Migration]) -> Iterator[str]
     # The script is UTF-8, whatever whoever runs it has set; and nothing in it may depend on their search_path.
     yield "set local client_encoding = 'UTF8';"
     yield f"{set_locally(PINNED)};"
-    yield _filled(SQL["refuse_encoding"].text, schema)
+    yield _filled(SQL["refuse_other_encoding"].text, schema)
     yield _filled(MIGRATE["lock_migrations"].text, schema)
-    yield _filled(SQL["refuse_other_version" if version else "refuse_installed"].text, schema, version=version)
+    yield _filled(SQL["refuse_other_version" if version else "refuse_installed_schema"].text, schema, version=version)
     if version == 0:
         yield _filled(SQL["create_schema"].text, schema)
-        yield render_script(MIGRATE["create_versions"].text, schema)
+        yield render_script(MIGRATE["create_schema_versions"].text, schema)
     for migration in pending:
         yield f"-- {migration.version:04}_{migration.name}"
         yield render_script(migration.text, schema).strip()
@@ -49,7 +49,7 @@ def _parts(schema: str, version: int, pending: list[Migration]) -> Iterator[str]
             compatible_since=migration.compatible_since,
         )
     if version == 0:
-        yield _filled(SQL["create_days"].text, schema, ahead=DAYS_AHEAD)
+        yield _filled(SQL["create_partitions"].text, schema, ahead=DAYS_AHEAD)
     yield "commit;"
 
 

@@ -1,6 +1,6 @@
--- Parts of the script that `horsies migrate --sql` prints; the library itself runs none of them.
+-- Parts of the script that `horsies migrate --sql` prints. The library itself does not run them.
 
--- name: refuse_encoding
+-- name: refuse_other_encoding
 do $$
 begin
     if current_setting('server_encoding') <> 'UTF8' then
@@ -9,7 +9,7 @@ begin
 end
 $$;
 
--- name: refuse_installed
+-- name: refuse_installed_schema
 do $$
 begin
     if exists (
@@ -34,7 +34,7 @@ end
 $$;
 
 -- name: create_schema
--- Not by "if not exists": that asks for a privilege even when there is nothing to create.
+-- "if not exists" would require the privilege even when there is nothing to create.
 do $$
 begin
     if not exists (select from pg_namespace where nspname = %(schema)s::text) then
@@ -43,8 +43,8 @@ begin
 end
 $$;
 
--- name: create_days
--- The days ahead, for users who may not create tables later.
+-- name: create_partitions
+-- Create partitions ahead, for users who may not create tables later.
 do $$
 declare
     day timestamp;

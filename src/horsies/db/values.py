@@ -8,5 +8,5 @@ SQL = load(__file__)
 
 def planned_for_values(query: Query) -> Op[Rows]:
     """The rows of a statement that only reads, in a transaction of its own."""
-    _, _, found, _ = yield from ask(SQL["begin_look"](), SQL["plan_for_values"](), query, SQL["end_look"]())
+    _, _, found, _ = yield from ask(SQL["begin_read"](), SQL["force_custom_plans"](), query, SQL["end_read"]())
     return found

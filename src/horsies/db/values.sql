@@ -1,9 +1,9 @@
--- name: begin_look
+-- name: begin_read
 begin isolation level read committed read only;
 
--- name: plan_for_values
--- Which conditions stand depends on what is asked for: a plan for any values would read everything.
+-- name: force_custom_plans
+-- Which conditions apply depends on the parameters. A generic plan would read the whole table.
 select set_config('plan_cache_mode', 'force_custom_plan', true);
 
--- name: end_look
+-- name: end_read
 commit;

@@ -154,7 +154,7 @@ def _examined(
 
 
 def _bounded(op: Op[list[Finding]], case: Case) -> Op[list[Finding]]:
-    yield from ask(SQL["begin_check"](), SQL["limit_check"](timeout_ms=f"{round(case.check_timeout_s * 1000)}"))
+    yield from ask(SQL["begin_check"](), SQL["set_check_timeouts"](timeout_ms=f"{round(case.check_timeout_s * 1000)}"))
     found = yield from op
     yield from rows(SQL["end_check"]())
     return found

@@ -1,8 +1,8 @@
 -- name: begin_check
--- Read-only: whatever is wrong here, the doctor has not made it worse.
+-- Read-only: the doctor must not make anything worse.
 begin isolation level read committed read only;
 
--- name: limit_check
+-- name: set_check_timeouts
 select
     set_config('statement_timeout', %(timeout_ms)s::text, true),
     set_config('lock_timeout', %(timeout_ms)s::text, true);

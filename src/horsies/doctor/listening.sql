@@ -1,5 +1,5 @@
 -- name: get_queue_usage
--- The share of PostgreSQL's queue of notifications that somebody has not read yet, and who sits in a transaction meanwhile.
+-- The used share of PostgreSQL's notification queue, and the sessions that are idle in a transaction and may hold it back.
 select
     pg_notification_queue_usage(),
     array(

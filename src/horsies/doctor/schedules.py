@@ -16,7 +16,7 @@ SQL = load(__file__)
 
 
 def check_schedules(_case: Case) -> Op[list[Finding]]:
-    overdue, unowned = yield from ask(SQL["get_overdue"](overdue_s=OVERDUE_S), SQL["get_unowned"]())
+    overdue, unowned = yield from ask(SQL["get_overdue_schedules"](overdue_s=OVERDUE_S), SQL["get_unowned_schedules"]())
     found: list[Finding] = []
     if overdue:
         seen = f"slots of {len(overdue)} schedules are overdue: "
@@ -34,7 +34,7 @@ def check_owners(case: Case) -> Op[list[Finding]]:
     if not case.schedules:
         return []
     own = [name for name in (case.app, case.locator) if name is not None]
-    clashes = yield from rows(SQL["get_clashes"](names=list(case.schedules), own=own))
+    clashes = yield from rows(SQL["get_name_clashes"](names=list(case.schedules), own=own))
     if not clashes:
         return []
     named = _listed([f"{name} (of app {app})" for name, app in clashes])

@@ -1,4 +1,4 @@
--- name: get_overdue
+-- name: get_overdue_schedules
 -- The longest overdue first.
 select name, extract(epoch from now() - next_slot_at)::float
 from {schema}.schedules
@@ -7,8 +7,8 @@ and next_slot_at < now() - %(overdue_s)s::float8 * interval '1 second'
 order by next_slot_at, name
 limit 1000;
 
--- name: get_unowned
--- Stored by a library that did not know of apps, and not declared by any app since. Removed and disabled ones are never due.
+-- name: get_unowned_schedules
+-- Stored without an app, and not declared by any app since. Removed and disabled schedules are never due.
 select name
 from {schema}.schedules
 where app is null
@@ -18,7 +18,7 @@ and paused_at is null
 order by name
 limit 1000;
 
--- name: get_clashes
+-- name: get_name_clashes
 select name, app
 from {schema}.schedules
 where name = any(%(names)s::text[])

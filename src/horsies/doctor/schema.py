@@ -47,8 +47,8 @@ def check_days_privilege(case: Case) -> Op[list[Finding]]:
 
 
 def check_search_path(case: Case) -> Op[list[Finding]]:
-    unpinned = yield from rows(SQL["get_unpinned"](schema=case.schema))
-    foreign = yield from rows(SQL["get_foreign"](schema=case.schema))
+    unpinned = yield from rows(SQL["get_unpinned_functions"](schema=case.schema))
+    foreign = yield from rows(SQL["get_foreign_dependencies"](schema=case.schema))
     seen = [
         *(f"{function} does not set search_path" for (function,) in unpinned),
         *(f"{ours} uses {other}" for ours, other in foreign),
@@ -61,7 +61,7 @@ def check_search_path(case: Case) -> Op[list[Finding]]:
 
 def check_grants(case: Case) -> Op[list[Finding]]:
     found: list[Finding] = []
-    if roles := (yield from rows(SQL["get_creators"](schema=case.schema))):
+    if roles := (yield from rows(SQL["get_schema_creators"](schema=case.schema))):
         names = [name for (name,) in roles]
         found.append(
             Finding(Code.SCHEMA_OPEN, f"{', '.join(names)} may create objects in {case.schema!r}", {"roles": names})
@@ -90,7 +90,7 @@ def check_trigger(case: Case) -> Op[list[Finding]]:
 
 
 def check_days(case: Case) -> Op[list[Finding]]:
-    row = yield from one(SQL["get_days"](schema=case.schema, ahead=DAYS_AHEAD, enough=ENOUGH))
+    row = yield from one(SQL["get_partitions_ahead"](schema=case.schema, ahead=DAYS_AHEAD, enough=ENOUGH))
     ahead, stray = row or (0, 0)
     found: list[Finding] = []
     if ahead < case.min_days_ahead:

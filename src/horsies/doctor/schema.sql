@@ -1,6 +1,6 @@
 -- name: get_missing_privileges
--- What this user may not do, of what horsies does. Rows of the days are reached through `finished`, whose rights decide.
-with own as (
+-- The privileges that horsies needs and this user lacks. Partitions are accessed through `finished`, whose privileges apply.
+with own_tables as (
     select pg_class.oid, relname, relkind
     from pg_class
     join pg_namespace on pg_namespace.oid = relnamespace
@@ -8,9 +8,9 @@ with own as (
     and relkind in ('r', 'p', 'v')
     and not relispartition
 ),
-needed as (
-    select own.*, privilege
-    from own
+needed_privileges as (
+    select own_tables.*, privilege
+    from own_tables
     cross join unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) as privilege
     where privilege = 'SELECT' or relkind <> 'v' and relname <> 'schema_versions'
 )
@@ -20,7 +20,7 @@ where nspname = %(schema)s::text
 and not has_schema_privilege(oid, 'USAGE')
 union all
 select string_agg(privilege, ', ' order by privilege), relname::text
-from needed
+from needed_privileges
 where not has_table_privilege(oid, privilege)
 group by relname
 union all
@@ -31,8 +31,8 @@ where nspname = %(schema)s::text
 and not has_function_privilege(pg_proc.oid, 'EXECUTE')
 order by 2;
 
--- name: get_unpinned
--- A function whose body was parsed when it was created needs no path. Neither do those that are written in C, of which there are none of ours.
+-- name: get_unpinned_functions
+-- A function whose body was parsed when it was created needs no path. Neither do functions in C; none of ours are.
 select format('%%I(%%s)', proname, pg_get_function_identity_arguments(pg_proc.oid))
 from pg_proc
 join pg_namespace on pg_namespace.oid = pronamespace
@@ -48,9 +48,9 @@ and not exists (
 )
 order by 1;
 
--- name: get_foreign
--- Views, defaults, constraints, conditions of triggers and parsed functions are bound to operators and functions for good: to those of PostgreSQL, of
--- which no dependency is kept, or of the schema itself. Anything else was there, and in the path, when they were created.
+-- name: get_foreign_dependencies
+-- Views, defaults, constraints, conditions of triggers and parsed functions are bound permanently to operators and functions: to those of
+-- PostgreSQL, for which no dependency is recorded, or of the schema itself. Anything else was in the search_path when they were created.
 select distinct pg_describe_object(classid, objid, 0), pg_describe_object(refclassid, refobjid, 0)
 from pg_depend
 left join pg_operator on refclassid = 'pg_operator'::regclass and pg_operator.oid = refobjid
@@ -65,14 +65,14 @@ left join pg_proc as ours on classid = 'pg_proc'::regclass and ours.oid = objid
 where refclassid in ('pg_operator'::regclass, 'pg_proc'::regclass)
 and nspname not in ('pg_catalog', %(schema)s::text)
 and coalesce(pg_class.relnamespace, ours.pronamespace) = (select oid from pg_namespace where nspname = %(schema)s::text)
--- A trigger that somebody has added calls a function of theirs, on purpose.
+-- A trigger added by a user calls a function of that user, on purpose.
 and refobjid is distinct from tgfoid
 order by 1, 2
 limit 20;
 
--- name: get_creators
--- Beside the owner and those who act as the owner.
-select case when grantee = 0 then 'everybody' else pg_get_userbyid(grantee)::text end
+-- name: get_schema_creators
+-- Except the owner and members of the owner's role.
+select case when grantee = 0 then 'PUBLIC' else pg_get_userbyid(grantee)::text end
 from pg_namespace
 cross join lateral aclexplode(nspacl)
 where nspname = %(schema)s::text
@@ -91,7 +91,7 @@ and grantee = 0
 order by 1;
 
 -- name: get_trigger
--- In sessions that replicate it does not fire, unless it fires always.
+-- In replica sessions it does not fire, unless it is set to fire always.
 select tgenabled::text, current_setting('session_replication_role') = 'replica'
 from pg_trigger
 where tgrelid = (
@@ -103,8 +103,8 @@ where tgrelid = (
 )
 and tgname = 'tasks_notify_new';
 
--- name: get_days
--- How many days from today on have their partition, without a gap; and what the default partition holds, if not too much.
+-- name: get_partitions_ahead
+-- How many days from today on have a partition, without a gap, and how many rows the default partition holds, up to a limit.
 select
     (
         select count(*) filter (where is_there)

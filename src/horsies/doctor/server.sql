@@ -1,5 +1,5 @@
 -- name: get_settings
--- `transaction_read_only` would tell of our own transaction, which is read-only on purpose.
+-- `transaction_read_only` would describe the doctor's own transaction, which is read-only on purpose.
 select
     current_setting('server_version_num')::integer,
     current_setting('server_version'),
@@ -9,7 +9,7 @@ select
     current_setting('synchronous_commit') = 'off';
 
 -- name: get_connections
--- Of everybody, of this database, of this user: how many may be, and how many are. -1 is no limit. The counts need no privilege.
+-- Limit and number of connections of the server, the database and the user. -1 means no limit. The counts need no privilege.
 select 'the server',
     current_setting('max_connections')::integer
     - current_setting('superuser_reserved_connections')::integer

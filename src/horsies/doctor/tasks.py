@@ -22,11 +22,11 @@ def check_stuck(case: Case) -> Op[list[Finding]]:
     grace_ms = case.recovery.grace_ms
     looks: dict[Code, Query] = {
         Code.TASKS_ORPHANED: SQL["get_orphans"](after_s=case.stuck_after_s, limit=LIMIT),
-        Code.LEASES_PAST: SQL["get_past_leases"](after_s=case.stuck_after_s, limit=LIMIT),
-        Code.TASKS_OVERTIME: SQL["get_overtime"](after_s=case.stuck_after_s, grace_ms=grace_ms, limit=LIMIT),
-        Code.PROMOTION_LATE: SQL["get_unpromoted"](after_s=case.stuck_after_s, limit=LIMIT),
-        Code.EXPIRY_LATE: SQL["get_unexpired"](after_s=case.stuck_after_s, limit=LIMIT),
-        Code.CANCEL_UNHEARD: SQL["get_unheard_cancels"](after_s=case.stuck_after_s, grace_ms=grace_ms, limit=LIMIT),
+        Code.LEASES_PAST: SQL["get_expired_leases"](after_s=case.stuck_after_s, limit=LIMIT),
+        Code.TASKS_OVERTIME: SQL["get_overtime_tasks"](after_s=case.stuck_after_s, grace_ms=grace_ms, limit=LIMIT),
+        Code.PROMOTION_LATE: SQL["get_unpromoted_tasks"](after_s=case.stuck_after_s, limit=LIMIT),
+        Code.EXPIRY_LATE: SQL["get_unexpired_tasks"](after_s=case.stuck_after_s, limit=LIMIT),
+        Code.CANCEL_UNHEARD: SQL["get_ignored_cancels"](after_s=case.stuck_after_s, grace_ms=grace_ms, limit=LIMIT),
     }
     answers = yield from ask(*looks.values())
     found: list[Finding] = []
@@ -41,7 +41,7 @@ def check_stuck(case: Case) -> Op[list[Finding]]:
 
 def check_waiting(case: Case) -> Op[list[Finding]]:
     lines = yield from list_queues(LIMIT)
-    served = yield from rows(SQL["get_served"](stale_s=case.stale_after_s))
+    served = yield from rows(SQL["get_served_queues"](stale_s=case.stale_after_s))
     queues = {queue for (queue,) in served}
     return [finding for line in lines for finding in _of_queue(case, line, is_served=line.name in queues)]
 

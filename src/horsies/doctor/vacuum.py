@@ -41,7 +41,7 @@ def check_prepared_transactions(case: Case) -> Op[list[Finding]]:
 
 
 def check_slots(case: Case) -> Op[list[Finding]]:
-    slots = yield from rows(SQL["get_slots"](max_age=case.max_slot_age, max_bytes=case.max_slot_lag_bytes))
+    slots = yield from rows(SQL["get_replication_slots"](max_age=case.max_slot_age, max_bytes=case.max_slot_lag_bytes))
     return [
         Finding(
             Code.REPLICATION_SLOT_BEHIND,
@@ -53,7 +53,7 @@ def check_slots(case: Case) -> Op[list[Finding]]:
 
 
 def check_autovacuum(case: Case) -> Op[list[Finding]]:
-    row = yield from one(SQL["get_unvacuumed"](schema=case.schema))
+    row = yield from one(SQL["get_unvacuumed_tables"](schema=case.schema))
     is_off, tables = row or (False, [])
     if is_off:
         return [Finding(Code.AUTOVACUUM_OFF, "autovacuum, or track_counts, is off for the whole server")]

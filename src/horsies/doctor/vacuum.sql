@@ -1,5 +1,5 @@
 -- name: get_long_transactions
--- In this database: those of others do not keep our dead rows.
+-- Only of this database: transactions in other databases do not keep our dead rows.
 select
     pid,
     coalesce(nullif(application_name, ''), 'no application name'),
@@ -27,7 +27,7 @@ and prepared < now() - %(max_s)s::float * interval '1 s'
 order by prepared
 limit 20;
 
--- name: get_slots
+-- name: get_replication_slots
 select slot_name::text, active, age, behind
 from pg_replication_slots
 cross join lateral (
@@ -41,8 +41,8 @@ where age > %(max_age)s::bigint or behind > %(max_bytes)s::bigint
 order by slot_name
 limit 20;
 
--- name: get_unvacuumed
--- Tables that autovacuum is told to leave alone, and whether the server runs it at all.
+-- name: get_unvacuumed_tables
+-- Whether the server runs no autovacuum at all, and the tables for which it is disabled.
 select
     current_setting('autovacuum') = 'off' or current_setting('track_counts') = 'off',
     array(
@@ -61,7 +61,7 @@ select
     );
 
 -- name: get_dead_rows
--- The live table is vacuumed after 2 000 dead rows; the others after a fifth of their rows.
+-- `tasks` is vacuumed after 2 000 dead rows, the others after a fifth of their rows.
 select relname::text, n_live_tup, n_dead_tup, extract(epoch from now() - greatest(last_vacuum, last_autovacuum))::float
 from pg_stat_all_tables
 where schemaname = %(schema)s::text
@@ -71,7 +71,7 @@ and (relname = 'tasks' or n_dead_tup > 0.3 * n_live_tup)
 order by relname;
 
 -- name: get_bloat
--- Room taken by heap and indexes against a generous guess of what the rows need.
+-- The size of heap and indexes, compared with a generous estimate of what the rows need.
 select relname, n_live_tup, taken, needed::bigint
 from (
     select

@@ -17,7 +17,7 @@ SQL = load(__file__)
 
 def check_workers(case: Case) -> Op[list[Finding]]:
     workers, lag, clashes = yield from ask(
-        SQL["get_workers"](), SQL["get_keeper_lag"](), SQL["get_task_clashes"](stale_after_s=case.stale_after_s)
+        SQL["get_workers"](), SQL["get_maintenance_lag"](), SQL["get_task_clashes"](stale_after_s=case.stale_after_s)
     )
     stale = [row for row in workers if row[5] > case.stale_after_s]
     living = [row for row in workers if row[5] <= case.stale_after_s]

@@ -15,7 +15,7 @@ def check_workflows(case: Case) -> Op[list[Finding]]:
     first = yield from get_stuck()
     if not first:
         return []
-    yield from rows(SQL["wait_a_little"](seconds=case.look_again_s))
+    yield from rows(SQL["sleep"](seconds=case.look_again_s))
     still = [stuck for stuck in (yield from get_stuck()) if stuck in first]
     if not still:
         return []

@@ -1,3 +1,3 @@
--- name: wait_a_little
+-- name: sleep
 select 1
 from pg_sleep(%(seconds)s::float);

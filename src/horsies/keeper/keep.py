@@ -165,7 +165,7 @@ class Keeper:
     async def _get_gone(self) -> set[str]:
         """Workers whose lock nobody holds, though they have announced it. Our own must be held: what ends all sessions ends ours, too."""
         try:
-            is_held = dict(await self._link.run(rows(SQL["get_locks"](scope=self._lock_scope))))
+            is_held = dict(await self._link.run(rows(SQL["get_worker_locks"](scope=self._lock_scope))))
         except DatabaseError as error:
             if trouble_of(error) is Trouble.LOST:
                 raise

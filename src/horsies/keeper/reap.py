@@ -53,13 +53,13 @@ class Reaped:
 def take_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
     """Whether this worker is the keeper now, and for how many seconds the lease that it found still runs."""
     ((is_ours, left_s),) = yield from rows(
-        SQL["take_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
+        SQL["acquire_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
     )
     return is_ours, left_s
 
 
 def give_up_lease(worker: str) -> Op[None]:
-    yield from rows(SQL["give_up_lease"](worker=worker))
+    yield from rows(SQL["release_lease"](worker=worker))
 
 
 def get_heartbeats() -> Op[Mapping[str, datetime]]:
@@ -72,7 +72,7 @@ def bury(worker: str, heartbeat_at: datetime, aside: SetAside | None = None) -> 
     aside, duty = aside or SetAside(), "strike off worker"
 
     def work(_workers: Sequence[str]) -> Op[bool]:
-        row = yield from one(SQL["bury_worker"](worker=worker, heartbeat_at=heartbeat_at))
+        row = yield from one(SQL["remove_dead_worker"](worker=worker, heartbeat_at=heartbeat_at))
         return row is not None
 
     if worker in aside.excluded(duty):
@@ -99,8 +99,8 @@ def reap_orphans(aside: SetAside | None = None) -> Op[Reaped]:
 def _reap(worker: str, orphans: Sequence[Row]) -> Op[Reaped]:
     roots = sorted({row[4] for row in orphans if row[4] is not None and row[2] == TaskStatus.RUNNING})
     _, _, _, locked = yield from ask(
-        SQL["begin_reap"](),
-        SQL["set_reap_limits"](),
+        SQL["begin_rescue"](),
+        SQL["set_rescue_limits"](),
         lock_roots(roots),
         SQL["lock_orphans"](ids=[row[0] for row in orphans], worker=worker),
     )
@@ -119,7 +119,7 @@ def _reap(worker: str, orphans: Sequence[Row]) -> Op[Reaped]:
         end_or_retry(worker, running),
         release(worker, claimed),
         *(quick_step(roots, [ending.id for ending in running]) if roots else ()),
-        SQL["commit_reap"](),
+        SQL["commit_rescue"](),
         notify_done([ending.id for ending in running]),
         notify_everyone(),
     )
@@ -144,16 +144,16 @@ def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, wh
     """As FAILED, whatever is in the row. If it is of a workflow, its node is found by `find_lost_nodes`."""
     error = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{words}: {in_short(why)}")
     _, _, gone, *_ = yield from ask(
-        SQL["begin_reap"](),
-        SQL["set_reap_limits"](),
-        SQL["end_plainly"](
+        SQL["begin_rescue"](),
+        SQL["set_rescue_limits"](),
+        SQL["fail_task"](
             id=task_id,
             claim_no=claim_no,
             worker=worker,
             error_code=error.error_code,
             error=encode_error(error, task_id=task_id),
         ),
-        SQL["commit_reap"](),
+        SQL["commit_rescue"](),
         notify_done([task_id]),
     )
     return Reaped(len(gone), None)
@@ -161,12 +161,12 @@ def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, wh
 
 def release_overdue(aside: SetAside | None = None) -> Op[None]:
     """Claims whose lease ran out before they were started go back to the others."""
-    yield from _put_back("release task", "get_past_leases", "release_overdue", aside or SetAside())
+    yield from _put_back("release task", "get_expired_leases", "release_expired_claims", aside or SetAside())
 
 
 def promote_late(aside: SetAside | None = None) -> Op[None]:
     """What is due for long and was promoted by no worker: a row that cannot be changed is found here, and said."""
-    yield from _put_back("promote task", "get_unpromoted", "promote_late", aside or SetAside(), after_s=LATE_S)
+    yield from _put_back("promote task", "get_unpromoted_tasks", "promote_overdue_tasks", aside or SetAside(), after_s=LATE_S)
 
 
 def _put_back(duty: str, get: str, put_back: str, aside: SetAside, **params: object) -> Op[None]:
@@ -186,21 +186,21 @@ def _put_back(duty: str, get: str, put_back: str, aside: SetAside, **params: obj
 def expire(aside: SetAside | None = None) -> Op[int]:
     """How many were too late."""
     error = TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="its good_until passed before it began")
-    return (yield from _end_unbegun("expire task", "late", TaskStatus.EXPIRED, error, aside or SetAside()))
+    return (yield from _end_unbegun("expire task", "expired_tasks", TaskStatus.EXPIRED, error, aside or SetAside()))
 
 
 def cancel_returned(aside: SetAside | None = None) -> Op[None]:
-    yield from _end_unbegun("cancel task", "returned", TaskStatus.CANCELLED, UNBEGUN, aside or SetAside())
+    yield from _end_unbegun("cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, UNBEGUN, aside or SetAside())
 
 
 def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, aside: SetAside) -> Op[int]:
     get = SQL[f"get_{which}"](limit=BATCH, excluded=aside.excluded(duty))
-    _, _, found, _ = yield from ask(SQL["begin_reap"](), keep_to_indexes(), get, SQL["commit_reap"]())
+    _, _, found, _ = yield from ask(SQL["begin_rescue"](), keep_to_indexes(), get, SQL["commit_rescue"]())
 
     def work(ids: Sequence[str]) -> Op[int]:
-        _, _, locked = yield from ask(SQL["begin_reap"](), keep_to_indexes(), SQL[f"lock_{which}"](ids=list(ids)))
+        _, _, locked = yield from ask(SQL["begin_rescue"](), keep_to_indexes(), SQL[f"lock_{which}"](ids=list(ids)))
         ours = [task_id for (task_id,) in locked]
-        yield from ask(end_unbegun(ours, status, error), SQL["commit_reap"](), notify_done(ours))
+        yield from ask(end_unbegun(ours, status, error), SQL["commit_rescue"](), notify_done(ours))
         return len(ours)
 
     served = yield from serve(duty, [task_id for (task_id,) in found], work, id_of=str, aside=aside)
@@ -231,14 +231,14 @@ def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
     get = unknown.get_impatient(
         unknown_ms=patience.unknown_ms, refused_ms=patience.changed_ms, limit=END_BATCH, excluded=aside.excluded(duty)
     )
-    _, _, found, _ = yield from ask(SQL["begin_reap"](), keep_to_indexes(), get, SQL["commit_reap"]())
+    _, _, found, _ = yield from ask(SQL["begin_rescue"](), keep_to_indexes(), get, SQL["commit_rescue"]())
 
     def work(some: Sequence[Row]) -> Op[int]:
         ids_by_error: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for task_id, name, refusal in some:
             ids_by_error[_unknown_error(name, refusal, patience)].append(task_id)
         _, _, locked = yield from ask(
-            SQL["begin_reap"](), keep_to_indexes(), unknown.lock_impatient([row[0] for row in some])
+            SQL["begin_rescue"](), keep_to_indexes(), unknown.lock_impatient([row[0] for row in some])
         )
         ours = {task_id for (task_id,) in locked}
         endings = [
@@ -249,7 +249,7 @@ def end_unknown(patience: Patience, aside: SetAside | None = None) -> Op[int]:
             )
             for (code, message), ids in ids_by_error.items()
         ]
-        yield from ask(*endings, SQL["commit_reap"](), notify_done(sorted(ours)))
+        yield from ask(*endings, SQL["commit_rescue"](), notify_done(sorted(ours)))
         return len(ours)
 
     return sum((yield from serve(duty, found, work, id_of=_id_of, aside=aside)))
@@ -270,7 +270,7 @@ def end_overdue_workflows(aside: SetAside | None = None) -> Op[None]:
     aside, duty = aside or SetAside(), "end overdue workflow"
 
     def work(runs: Sequence[str]) -> Op[None]:
-        yield from control.time_out(runs[0], SQL["set_reap_limits"]())
+        yield from control.time_out(runs[0], SQL["set_rescue_limits"]())
 
     for run in (yield from control.get_overdue(BATCH, aside.excluded(duty))):
         yield from serve(duty, [run], work, id_of=str, aside=aside)
@@ -288,7 +288,7 @@ def settle_workflows(aside: SetAside | None = None) -> Op[None]:
     aside, duty = aside or SetAside(), "settle workflow"
 
     def work(roots: Sequence[str]) -> Op[Sequence[str]]:
-        return (yield from settle(roots, limits=[SQL["set_reap_limits"]()], at_most=STEPS))
+        return (yield from settle(roots, limits=[SQL["set_rescue_limits"]()], at_most=STEPS))
 
     excluded = aside.excluded(duty)
     while found := (yield from get_unsettled(excluded)):

@@ -1,59 +1,60 @@
--- name: take_lease
--- The keeper is whoever holds the lease. Its duties are safe when two do them at once; the lease only saves the work. A lease that runs for longer than
--- any that we write was written by hand, or by a clock that has been set back since: it does not count, or there would be no keeper until then.
-with taken as (
-    insert into {schema}.keeper (holder, until)
+-- name: acquire_lease
+-- The holder of the lease is the maintenance leader. Its duties are safe when two processes do them at once; the lease only saves the work.
+-- A lease that is longer than any that we write was written by hand, or before a clock was set back. It does not count, or there would be
+-- no leader until then.
+with acquired_lease as (
+    insert into {schema}.maintenance_lease (holder, expires_at)
     select %(worker)s::uuid, now() + %(lease_ms)s::integer * interval '1 ms'
-    -- While somebody else holds it, nothing is written, and no row is locked.
+    -- While another worker holds it, write nothing and lock no row.
     where not exists (
-        select from {schema}.keeper
+        select from {schema}.maintenance_lease
         where holder <> %(worker)s::uuid
-        and until >= now()
-        and until <= now() + %(longest_ms)s::integer * interval '1 ms'
+        and expires_at >= now()
+        and expires_at <= now() + %(longest_ms)s::integer * interval '1 ms'
     )
     on conflict (singleton) do update
-    set holder = excluded.holder, until = excluded.until
-    where keeper.holder = excluded.holder
-    or keeper.until < now()
-    or keeper.until > now() + %(longest_ms)s::integer * interval '1 ms'
+    set holder = excluded.holder, expires_at = excluded.expires_at
+    where maintenance_lease.holder = excluded.holder
+    or maintenance_lease.expires_at < now()
+    or maintenance_lease.expires_at > now() + %(longest_ms)s::integer * interval '1 ms'
     returning holder
 )
 select
-    exists (select from taken),
-    coalesce((select extract(epoch from until - now()) from {schema}.keeper), 0)::float8;
+    exists (select from acquired_lease),
+    coalesce((select extract(epoch from expires_at - now()) from {schema}.maintenance_lease), 0)::float8;
 
--- name: give_up_lease
-delete from {schema}.keeper
+-- name: release_lease
+delete from {schema}.maintenance_lease
 where holder = %(worker)s::uuid;
 
 -- name: get_heartbeats
 select id::text, heartbeat_at
 from {schema}.workers;
 
--- name: begin_reap
+-- name: begin_rescue
 begin isolation level read committed;
 
--- name: set_reap_limits
--- The orphans wait for whoever holds one of them locked, but not for long: the keeper has other duties.
+-- name: set_rescue_limits
+-- Wait for locked rows, but not for long: the leader has other duties.
 select set_config('lock_timeout', '1s', true);
 
--- name: bury_worker
--- Only if it has not beaten since it was last seen; its next heartbeat finds no row, and it starts anew.
+-- name: remove_dead_worker
+-- Only if it has sent no heartbeat since it was last seen. Its next heartbeat finds no row, and the worker starts again.
 delete from {schema}.workers
 where id = %(worker)s::uuid
 and heartbeat_at = %(heartbeat_at)s::timestamptz
 returning id;
 
--- name: commit_reap
+-- name: commit_rescue
 commit;
 
 -- name: get_orphans
--- Rows in flight whose worker is not registered (any more): of the dead, and of a zombie that claimed after its burial.
--- All of them, and then the first: who asks for the first ones by id is served from the index of ids, through everything that waits.
+-- Tasks in flight whose worker is not registered any more: it is dead, or it claimed after it was declared dead.
+-- Select all of them, then the first ones: with ORDER BY id LIMIT alone, the planner walks the primary key through the whole backlog.
 with orphans as materialized (
     select id, claim_no, status, claimed_by, root_id
     from {schema}.tasks
-    -- Named one by one, they look few also to who knows nothing of the table.
+    -- Listed as values, they look few to a planner without statistics.
     where status in ('CLAIMED', 'RUNNING')
     and not exists (select from {schema}.workers where workers.id = tasks.claimed_by)
     and id <> all(%(excluded)s::uuid[])
@@ -64,7 +65,7 @@ order by orphans.id
 limit %(limit)s::integer;
 
 -- name: lock_orphans
--- What somebody holds locked is left to the next look: nobody else is kept waiting for it.
+-- Locked rows are left to the next pass.
 select id::text
 from {schema}.tasks
 where id = any(%(ids)s::uuid[])
@@ -72,9 +73,9 @@ and claimed_by = %(worker)s::uuid
 order by id
 for update skip locked;
 
--- name: end_plainly
--- For a row that no other statement can end: nothing is computed of its values, and there is no retry.
-with gone as (
+-- name: fail_task
+-- For a row that no other statement can end: it computes nothing from the row's values, and there is no retry.
+with deleted_task as (
     delete from {schema}.tasks
     where id = %(id)s::uuid
     and claim_no = %(claim_no)s::integer
@@ -94,11 +95,11 @@ select
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_jitter, retry_for, failed_attempts, progress,
     greatest(0, least(attempts, 2147483646)) + 1, claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
-from gone
+from deleted_task
 returning id::text;
 
--- name: get_past_leases
--- Claims whose lease ran out before they were started.
+-- name: get_expired_leases
+-- Claims whose lease ran out before they started.
 select id::text, claim_no, claimed_by::text
 from {schema}.tasks
 where status = 'CLAIMED'
@@ -107,9 +108,9 @@ and id <> all(%(excluded)s::uuid[])
 order by id
 limit %(limit)s::integer;
 
--- name: release_overdue
--- Back to the others.
-with overdue as materialized (
+-- name: release_expired_claims
+-- Return them to the queue.
+with expired_claims as materialized (
     select id
     from {schema}.tasks
     where id = any(%(ids)s::uuid[])
@@ -118,19 +119,19 @@ with overdue as materialized (
     order by id
     for update skip locked
 ),
-released as (
+released_tasks as (
     update {schema}.tasks
     set status = 'PENDING', claimed_by = null, claimed_at = null, lease_until = null, started_at = null
-    where id = any(array(select overdue.id from overdue))
+    where id = any(array(select expired_claims.id from expired_claims))
     and status = 'CLAIMED'
     returning queue_name, priority, enqueued_at
 )
-select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
-from released
+select pg_notify('{new_channel}', {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
+from released_tasks
 group by queue_name, priority;
 
--- name: get_late
--- What has not begun when its time is over never will.
+-- name: get_expired_tasks
+-- Tasks that have not started by their `good_until`.
 select id::text
 from {schema}.tasks
 where good_until is not null
@@ -140,7 +141,7 @@ and id <> all(%(excluded)s::uuid[])
 order by id
 limit %(limit)s::integer;
 
--- name: lock_late
+-- name: lock_expired_tasks
 select id::text
 from {schema}.tasks
 where id = any(%(ids)s::uuid[])
@@ -149,8 +150,8 @@ and status <> 'RUNNING'
 order by id
 for update skip locked;
 
--- name: get_returned
--- What was asked to stop and came back unbegun.
+-- name: get_cancelled_pending_tasks
+-- Tasks with a cancel request that were released before they started.
 select id::text
 from {schema}.tasks
 where status = 'PENDING'
@@ -159,7 +160,7 @@ and id <> all(%(excluded)s::uuid[])
 order by id
 limit %(limit)s::integer;
 
--- name: lock_returned
+-- name: lock_cancelled_pending_tasks
 select id::text
 from {schema}.tasks
 where id = any(%(ids)s::uuid[])
@@ -168,8 +169,8 @@ and cancel_requested_at is not null
 order by id
 for update skip locked;
 
--- name: get_unpromoted
--- What every worker should have promoted long ago.
+-- name: get_unpromoted_tasks
+-- Tasks that a worker should have promoted long ago.
 select id::text, claim_no, null
 from {schema}.tasks
 where status = 'PENDING'
@@ -180,8 +181,8 @@ and id <> all(%(excluded)s::uuid[])
 order by enqueued_at
 limit %(limit)s::integer;
 
--- name: promote_late
-with promoted as (
+-- name: promote_overdue_tasks
+with promoted_tasks as (
     update {schema}.tasks
     set ready = true
     where id = any(%(ids)s::uuid[])
@@ -191,6 +192,6 @@ with promoted as (
     and enqueued_at <= statement_timestamp()
     returning queue_name, priority, enqueued_at
 )
-select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
-from promoted
+select pg_notify('{new_channel}', {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
+from promoted_tasks
 group by queue_name, priority;

@@ -88,7 +88,7 @@ def forget_finished(schema: str, keep: timedelta, aside: SetAside) -> Op[Forgott
 
 
 def _note_endings(since: object, before: object) -> Op[int]:
-    return (yield from _in_batches(SQL["note_endings"](since=since, before=before, limit=BATCH)))
+    return (yield from _in_batches(SQL["record_key_endings"](since=since, before=before, limit=BATCH)))
 
 
 def forget_workflows(keep: timedelta, aside: SetAside) -> Op[Forgotten]:
@@ -121,14 +121,14 @@ def _by_size(found: list[Row]) -> list[list[str]]:
 
 
 def _forget_trees(roots: Sequence[str], keep_s: float) -> Op[int]:
-    _, locked = yield from ask(SQL["begin_forgetting"](), SQL["lock_old_trees"](roots=list(roots), keep_s=keep_s))
+    _, locked = yield from ask(SQL["begin_deletion"](), SQL["lock_old_trees"](roots=list(roots), keep_s=keep_s))
     ours = [root for (root,) in locked]
-    yield from ask(SQL["forget_nodes"](roots=ours), SQL["forget_runs"](roots=ours), SQL["commit_forgetting"]())
+    yield from ask(SQL["delete_nodes"](roots=ours), SQL["delete_runs"](roots=ours), SQL["commit_deletion"]())
     return len(ours)
 
 
 def forget_states(keep: timedelta, aside: SetAside) -> Op[Forgotten]:
-    return Forgotten((yield from _forget("states", aside, keep_s=keep.total_seconds())))
+    return Forgotten((yield from _forget("worker_states", aside, keep_s=keep.total_seconds())))
 
 
 def forget_schedule_runs(keep: timedelta, aside: SetAside) -> Op[Forgotten]:
@@ -144,7 +144,7 @@ def forget_keys() -> Op[Forgotten]:
     count, limit, looked_at = 0, BATCH, BATCH
     while looked_at == limit:
         try:
-            row = yield from one(SQL["forget_keys"](after_name=name, after_key=key, limit=limit))
+            row = yield from one(SQL["delete_unused_keys"](after_name=name, after_key=key, limit=limit))
         except DatabaseError as error:
             if not is_of_a_row(error):
                 raise
@@ -168,7 +168,7 @@ def _forget(what: str, aside: SetAside, **params: object) -> Op[int]:
     again = {name: value for name, value in params.items() if name == "before"}
 
     def work(ids: Sequence[str]) -> Op[int]:
-        return len((yield from rows(SQL[f"forget_{what}"](ids=list(ids), **again))))
+        return len((yield from rows(SQL[f"delete_{what}"](ids=list(ids), **again))))
 
     while True:
         found = yield from rows(SQL[f"get_old_{what}"](limit=BATCH, excluded=aside.excluded(duty), **params))

@@ -23,7 +23,7 @@ def pause(name: str) -> Op[bool]:
 def resume(name: str, now: datetime | None = None) -> Op[bool]:
     """It goes on with its first slot from now on: what came while it was paused was not wanted. Nothing changes if it is not paused."""
     _, _, found, ((moment,),) = yield from ask(
-        TICK["begin_tick"](), TICK["set_tick_limits"](), SQL["lock_schedule"](name=name), TICK["get_moment"](now=now)
+        TICK["begin_tick"](), TICK["set_tick_limits"](), SQL["lock_schedule"](name=name), TICK["get_tick_time"](now=now)
     )
     changes = []
     for pattern, timezone, enabled, is_paused in found:

@@ -16,9 +16,9 @@ set paused_at = null, next_slot_at = %(next_slot)s::timestamptz
 where name = %(name)s::text;
 
 -- name: run_schedule
--- By the id that was made for it: a second attempt, after one whose outcome is unknown, finds that it has been done. The schedule's row is
--- locked in a statement before, so that it waits for the first.
-with wanted as (
+-- The id is made by the caller: a second attempt, after one with an unknown outcome, finds that the task is enqueued. A statement before
+-- locks the schedule's row, so that the second attempt waits for the first.
+with schedule as (
     update {schema}.schedules
     set last_task_id = %(id)s::uuid
     where name = %(name)s::text
@@ -30,14 +30,14 @@ with wanted as (
     )
     returning *
 ),
-enqueued as (
+enqueued_task as (
     insert into {schema}.tasks (
         id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
     )
     select
         last_task_id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
-    from wanted
+    from schedule
 )
 insert into {schema}.schedule_runs (schedule_name, outcome, task_id)
 select name, 'BY_HAND', last_task_id
-from wanted;
+from schedule;

@@ -65,9 +65,9 @@ def sync(
     *_, found, ((moment,),) = yield from ask(
         TICK["begin_tick"](),
         TICK["set_tick_limits"](),
-        SQL["take_turns"](),
+        SQL["lock_schedules_table"](),
         SQL["lock_schedules"](),
-        TICK["get_moment"](now=now),
+        TICK["get_tick_time"](now=now),
     )
     stored = {row[0]: Stored(*row) for row in found}
     names = {each.schedule.name for each in declared}
@@ -81,7 +81,7 @@ def sync(
     affected = {row.name: row for row in stored.values() if row.name in next_slots or row.app == app}
     written, retired, *_ = yield from ask(
         SQL["store_schedules"](app=app, schedules=json.dumps([_row(each, next_slots) for each in ours])),
-        SQL["retire_schedules"](app=app, names=list(next_slots)),
+        SQL["disable_schedules"](app=app, names=list(next_slots)),
         _record_dropped(affected, next_slots, moment),
         SQL["notify_schedules"](),
         TICK["commit_tick"](),
@@ -117,7 +117,7 @@ def _record_dropped(stored: Mapping[str, Stored], next_slots: Mapping[str, datet
         and row.next_slot_at != next_slots.get(name)
         and not row.is_paused
     }
-    return SQL["record_dropped"](names=list(dropped), slots=list(dropped.values()))
+    return SQL["record_missed_slots"](names=list(dropped), slots=list(dropped.values()))
 
 
 def _row(each: Declared, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:

@@ -1,17 +1,17 @@
--- name: take_turns
--- Two that store their declarations at once follow each other, also where there is no row yet that they could wait for: the second would put a schedule
--- back to a slot that a tick has dealt with meanwhile. Ticks are not kept out, only others that take turns.
+-- name: lock_schedules_table
+-- Two processes that store their declarations must not overlap, also where there is no row yet to wait for: the second would reset a
+-- schedule to a slot that a tick has decided since. Ticks are not blocked, only other processes that take this lock.
 lock table {schema}.schedules in share update exclusive mode;
 
 -- name: lock_schedules
--- All of them, in one order. A tick waits for nobody.
+-- All of them, in one order. A tick does not wait for locked rows.
 select name, pattern, timezone, enabled, next_slot_at, paused_at is not null, declared, app
 from {schema}.schedules
 order by name
 for update;
 
 -- name: store_schedules
--- What has not changed is not written. The arguments travel as text, or they would be written anew on the way. A row that is paused stays so.
+-- Unchanged rows are not written. The arguments are passed as text, so that their JSON stays as it is. A paused row stays paused.
 insert into {schema}.schedules (
     name, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for,
     pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, app
@@ -47,8 +47,8 @@ where (
 )
 returning name;
 
--- name: retire_schedules
--- What is declared no more stays, with its history, but is never due. Rows of other apps are theirs to remove.
+-- name: disable_schedules
+-- A schedule that is not declared any more keeps its row and its history, but is never due. Rows of other apps are not touched.
 update {schema}.schedules
 set declared = false, enabled = false, next_slot_at = null, changed_at = now()
 where declared
@@ -56,12 +56,12 @@ and app = %(app)s::text
 and name <> all(%(names)s::text[])
 returning name;
 
--- name: record_dropped
--- Slots that had come, but whose schedule was changed before anybody dealt with them.
+-- name: record_missed_slots
+-- Slots that were due when their schedule was changed, without a decision.
 insert into {schema}.schedule_runs (schedule_name, outcome, slot_at, last_slot_at)
 select name, 'MISSED', slot_at, slot_at
-from unnest(%(names)s::text[], %(slots)s::timestamptz[]) as dropped (name, slot_at);
+from unnest(%(names)s::text[], %(slots)s::timestamptz[]) as missed_slots (name, slot_at);
 
 -- name: notify_schedules
--- Schedulers that sleep look when they have to wake now.
+-- Schedulers recompute when they have to wake.
 select pg_notify('{schedules_channel}', '');

@@ -50,9 +50,9 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
         if not is_of_a_row(error):
             raise
         yield from rows(SQL["roll_back_tick"]())
-    ((moment,),) = yield from rows(SQL["get_moment"](now=now))
+    ((moment,),) = yield from rows(SQL["get_tick_time"](now=now))
     # Nothing stays locked: this is a statement of its own.
-    found = yield from rows(SQL["lock_due"](moment=moment, excluded=list(excluded), limit=limit))
+    found = yield from rows(SQL["lock_due_schedules"](moment=moment, excluded=list(excluded), limit=limit))
     ticked, failed = list[Ticked](), dict[str, str]()
     for name, *_ in found:
         try:
@@ -70,11 +70,11 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
 
 
 def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str | None = None) -> Op[Ticked]:
-    _, _, ((moment,),) = yield from ask(SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_moment"](now=now))
+    _, _, ((moment,),) = yield from ask(SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_tick_time"](now=now))
     found = yield from rows(
-        SQL["lock_due"](moment=moment, excluded=list(excluded), limit=limit)
+        SQL["lock_due_schedules"](moment=moment, excluded=list(excluded), limit=limit)
         if only is None
-        else SQL["lock_one_due"](moment=moment, name=only)
+        else SQL["lock_due_schedule"](moment=moment, name=only)
     )
     due = [Due(*row) for row in found]
     going = yield from _going(due)
@@ -92,7 +92,7 @@ def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str |
 def _going(due: Sequence[Due]) -> Op[set[str]]:
     """Last runs that have not ended. Asked in a statement of its own, whose snapshot is younger than the locks."""
     ids = [each.last_task_id for each in due if each.last_task_id and each.overlap == Overlap.SKIP]
-    found = (yield from rows(SQL["get_going"](ids=ids))) if ids else []
+    found = (yield from rows(SQL["get_unfinished_tasks"](ids=ids))) if ids else []
     return {task_id for (task_id,) in found}
 
 
@@ -109,7 +109,7 @@ def _decide_all(due: Sequence[Due], moment: datetime, going: set[str]) -> tuple[
 def _settle(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> Query:
     tasks = list(_task_ids(verdicts))
     last = {verdict.name: task for verdict, task in zip(verdicts, tasks, strict=True) if task}
-    return SQL["settle_slots"](
+    return SQL["record_decisions"](
         names=[decision.due.name for decision in decisions],
         slots=[decision.due.next_slot_at for decision in decisions],
         next_slots=[decision.next_slot_at for decision in decisions],

@@ -2,20 +2,20 @@
 begin isolation level read committed;
 
 -- name: set_tick_limits
--- A scheduler that vanishes must not hold its schedules until TCP gives up. And the planner, which cannot know how many are due, must not compare
--- every decision with every row.
+-- A scheduler that vanishes must not hold its locks until TCP gives up. And the planner, which does not know how many schedules are due,
+-- must not compare every decision with every row.
 select
     set_config('idle_in_transaction_session_timeout', '10s', true),
     set_config('lock_timeout', '10s', true),
     set_config('enable_nestloop', 'off', true);
 
--- name: get_moment
--- The database's clock decides what is due. Tests may give another moment.
+-- name: get_tick_time
+-- The database's clock decides what is due. Tests may pass another time.
 select coalesce(%(now)s::timestamptz, statement_timestamp());
 
--- name: lock_due
--- What another scheduler is busy with is its own. A row that has been moved on since this statement began is not due any more: it is looked at
--- again when it is locked.
+-- name: lock_due_schedules
+-- Rows that another scheduler has locked are skipped. A row whose slot was advanced since this statement began is not due any more: the
+-- conditions are checked again when it is locked.
 select
     name, pattern::text, timezone, next_slot_at, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, last_task_id::text
 from {schema}.schedules
@@ -26,7 +26,7 @@ order by next_slot_at, name
 limit %(limit)s::integer
 for update skip locked;
 
--- name: lock_one_due
+-- name: lock_due_schedule
 -- The same for one schedule, after a tick of many has failed.
 select
     name, pattern::text, timezone, next_slot_at, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, last_task_id::text
@@ -36,15 +36,15 @@ and paused_at is null
 and next_slot_at <= %(moment)s::timestamptz
 for update skip locked;
 
--- name: get_going
+-- name: get_unfinished_tasks
 select id::text
 from {schema}.tasks
 where id = any(%(ids)s::uuid[]);
 
--- name: settle_slots
--- The slots and the state that remembers them, in one statement. What is no longer at the slot that was decided on is left alone, and
--- so is all that was decided on it.
-with moved as (
+-- name: record_decisions
+-- Advance the schedules and record their decisions in one statement. A schedule that is not at the decided slot any more is left alone, and
+-- its decisions are dropped.
+with advanced_schedules as (
     update {schema}.schedules
     set
         next_slot_at = decision.next_slot_at,
@@ -60,32 +60,32 @@ with moved as (
     and schedules.paused_at is null
     returning schedules.*
 ),
-verdicts as materialized (
+slot_decisions as materialized (
     select *
     from unnest(
         %(run_names)s::text[], %(outcomes)s::text[], %(run_slots)s::timestamptz[], %(run_last_slots)s::timestamptz[],
         %(tasks)s::uuid[], %(delays_ms)s::integer[]
-    ) with ordinality as verdict (name, outcome, slot_at, last_slot_at, task_id, delay_ms, place)
+    ) with ordinality as slot_decision (name, outcome, slot_at, last_slot_at, task_id, delay_ms, place)
 ),
-enqueued as (
+enqueued_tasks as (
     insert into {schema}.tasks (
         id, task_name, queue_name, priority, args, ready, enqueued_at,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for
     )
     select
-        verdicts.task_id, moved.task_name, moved.queue_name, moved.priority, moved.args,
-        verdicts.delay_ms is null,
-        coalesce(statement_timestamp() + verdicts.delay_ms * interval '1 ms', now()),
-        moved.timeout_ms, moved.retry_delays_ms, moved.retry_jitter, moved.retry_for
-    from verdicts
-    join moved on moved.name = verdicts.name
-    where verdicts.task_id is not null
+        slot_decisions.task_id, advanced_schedules.task_name, advanced_schedules.queue_name, advanced_schedules.priority, advanced_schedules.args,
+        slot_decisions.delay_ms is null,
+        coalesce(statement_timestamp() + slot_decisions.delay_ms * interval '1 ms', now()),
+        advanced_schedules.timeout_ms, advanced_schedules.retry_delays_ms, advanced_schedules.retry_jitter, advanced_schedules.retry_for
+    from slot_decisions
+    join advanced_schedules on advanced_schedules.name = slot_decisions.name
+    where slot_decisions.task_id is not null
 )
 insert into {schema}.schedule_runs (schedule_name, outcome, slot_at, last_slot_at, task_id)
-select verdicts.name, verdicts.outcome, verdicts.slot_at, verdicts.last_slot_at, verdicts.task_id
-from verdicts
-join moved on moved.name = verdicts.name
-order by verdicts.place;
+select slot_decisions.name, slot_decisions.outcome, slot_decisions.slot_at, slot_decisions.last_slot_at, slot_decisions.task_id
+from slot_decisions
+join advanced_schedules on advanced_schedules.name = slot_decisions.name
+order by slot_decisions.place;
 
 -- name: commit_tick
 commit;
@@ -94,7 +94,7 @@ commit;
 rollback;
 
 -- name: get_next_due
--- In how many seconds there is something to do again; null if there is nothing.
+-- Seconds until the next slot is due; null if there is none.
 select extract(epoch from min(next_slot_at) - coalesce(%(now)s::timestamptz, clock_timestamp()))::float8
 from {schema}.schedules
 where paused_at is null

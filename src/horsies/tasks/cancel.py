@@ -38,7 +38,7 @@ def cancel_many(task_ids: Sequence[TaskId]) -> Op[dict[TaskId, CancelOutcome]]:
         *cancel_all(task_ids),
         SQL["commit_cancel"](),
         notify_done(task_ids),
-        SQL["get_finished"](ids=list(task_ids)),
+        SQL["get_finished_ids"](ids=list(task_ids)),
     )
     outcomes = dict.fromkeys(task_ids, CancelOutcome.NOT_FOUND)
     outcomes |= {row[0]: CancelOutcome.ALREADY_ENDED for row in finished}
@@ -59,10 +59,10 @@ def cancel_all(task_ids: Sequence[TaskId]) -> list[Query]:
     return [
         SQL["lock_tasks"](ids=ids),
         end_unbegun(ids, TaskStatus.CANCELLED, UNBEGUN),
-        SQL["ask_to_cancel"](ids=ids),
+        SQL["request_cancel"](ids=ids),
     ]
 
 
 def end_unbegun(ids: list[TaskId], status: TaskStatus, error: TaskError) -> Query:
     """Those of them that have not begun. They are locked already."""
-    return SQL["end_unbegun"](ids=ids, status=status.value, error_code=error.error_code, error=encode_error(error))
+    return SQL["end_unstarted_tasks"](ids=ids, status=status.value, error_code=error.error_code, error=encode_error(error))

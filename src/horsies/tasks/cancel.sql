@@ -2,32 +2,33 @@
 begin isolation level read committed;
 
 -- name: lock_tasks
--- Held until the end, so that no task can move between the statements below.
+-- Held until the end of the transaction, so that no task changes between the statements below.
 select status
 from {schema}.tasks
 where id = any(%(ids)s::uuid[])
 order by id
 for update;
 
--- name: end_unbegun
--- What has not begun ends at once, as cancelled or as expired; a worker that holds it as CLAIMED finds it gone when it wants to start it.
-with gone as (
+-- name: end_unstarted_tasks
+-- Tasks that have not started end at once, as cancelled or as expired. A worker that holds one as CLAIMED finds no row when it tries to
+-- start it.
+with deleted_tasks as (
     delete from {schema}.tasks
     where id = any(%(ids)s::uuid[])
     and status <> 'RUNNING'
-    -- The library's errors name their task.
+    -- Errors of the library contain the id of their task.
     returning
         *,
         (%(error)s::jsonb || jsonb_build_object('data', jsonb_build_object('task_id', tasks.id)))::json as own_error
 ),
-resolved as (
-    -- Nodes of workflows end with their task; what follows from it is the keeper's to find.
+resolved_nodes as (
+    -- Nodes of workflows end with their task. The maintenance leader finds and continues these workflows.
     update {schema}.nodes
-    set status = 'FAILED', error = gone.own_error, finished_at = statement_timestamp()
-    from gone
-    -- One probe of the primary key for each, as in `workflows/advance.sql`: a search of the array for each node would be quadratic.
-    where nodes.id = any(array[gone.node_id])
-    and case when nodes.task_id = gone.id then nodes.status = 'ENQUEUED' end
+    set status = 'FAILED', error = deleted_tasks.own_error, finished_at = statement_timestamp()
+    from deleted_tasks
+    -- One probe of the primary key per row, as in `workflows/advance.sql`: searching the array for each node would be quadratic.
+    where nodes.id = any(array[deleted_tasks.node_id])
+    and case when nodes.task_id = deleted_tasks.id then nodes.status = 'ENQUEUED' end
 )
 insert into {schema}.finished (
     id, task_name, queue_name, priority, status, args,
@@ -42,12 +43,13 @@ select
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace
-from gone
+from deleted_tasks
 returning id::text;
 
--- name: ask_to_cancel
--- What runs is asked. The row decides: its worker reads it at each heartbeat. The notification only says "look now", because anyone may send one.
-with asked as (
+-- name: request_cancel
+-- Running tasks get a request. The column decides: the worker reads it at each heartbeat. The notification only says that there is
+-- something to read, because any session can send one.
+with running_tasks as (
     update {schema}.tasks
     set cancel_requested_at = coalesce(cancel_requested_at, statement_timestamp())
     where id = any(%(ids)s::uuid[])
@@ -55,12 +57,12 @@ with asked as (
     returning id, claimed_by
 )
 select id::text, pg_notify('{control_channel}', claimed_by::text || ' cancel ' || id::text)
-from asked;
+from running_tasks;
 
 -- name: commit_cancel
 commit;
 
--- name: get_finished
+-- name: get_finished_ids
 select wanted.id::text
 from unnest(%(ids)s::uuid[]) as wanted (id)
 where exists (select from {schema}.finished where finished.id = wanted.id);

@@ -89,7 +89,7 @@ def lock_caps(keys: Sequence[str], schema: str) -> Query:
 
 def claim_from_marks(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
     """Where nothing is counted per queue: a lane for each queue and priority."""
-    return SQL["claim_from_marks"](**_params(wanted, lanes))
+    return SQL["claim_from_watermarks"](**_params(wanted, lanes))
 
 
 def claim_from_queues(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
@@ -104,14 +104,14 @@ def claim_from_queues(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
 
 def survey_queues(lanes: Sequence[Lane]) -> Query:
     """What waits in these queues, as notifications tell it; of each queue only the first."""
-    return SQL["survey_queues"](queues=[lane.queue_name for lane in lanes])
+    return SQL["get_queue_heads"](queues=[lane.queue_name for lane in lanes])
 
 
 def _params(wanted: Wanted, lanes: Sequence[Lane]) -> dict[str, object]:
     return {
         "queues": [lane.queue_name for lane in lanes],
         "priorities": [lane.priority for lane in lanes],
-        "marks": [lane.mark for lane in lanes],
+        "watermarks": [lane.mark for lane in lanes],
         "worker": wanted.worker,
         "status": wanted.status.value,
         "limit": wanted.limit,
@@ -159,7 +159,7 @@ def as_payloads(rows: Sequence[Row]) -> dict[TaskId, Payload]:
 
 def list_claimable(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
     """Which rows such a claim would take, without taking them."""
-    return SQL["list_claimable"](
+    return SQL["list_claimable_tasks"](
         queues=list(dict.fromkeys(lane.queue_name for lane in lanes)),
         excluded=list(wanted.excluded),
         avoided_names=list(wanted.avoided_names),
@@ -170,12 +170,12 @@ def list_claimable(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
 
 def try_claim(worker: str, task_id: TaskId) -> list[Query]:
     """Whether the server would let this row be claimed: an error says that it would not. Nothing is changed."""
-    return [SQL["begin_trial"](), SQL["try_claim"](worker=worker, id=task_id), SQL["end_trial"]()]
+    return [SQL["begin_trial"](), SQL["try_claim"](worker=worker, id=task_id), SQL["roll_back_trial"]()]
 
 
 def fail_unclaimable(task_id: TaskId, error: TaskError) -> Query:
     """End a task that waits and that no worker can claim."""
-    return SQL["fail_unclaimable"](id=task_id, error_code=error.error_code, error=encode_error(error, task_id=task_id))
+    return SQL["fail_unclaimable_task"](id=task_id, error_code=error.error_code, error=encode_error(error, task_id=task_id))
 
 
 def start(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:

@@ -1,26 +1,26 @@
 -- name: lock_caps
--- Whoever counts before claiming must be alone. In a statement of its own: the next one's snapshot is then younger than the lock.
--- The keys come sorted, the cluster's first.
+-- Claims that count first must not run concurrently. A statement of its own: the snapshot of the next one is then taken after the lock. The
+-- keys are sorted, the one of the cluster first.
 select pg_advisory_xact_lock(hashtextextended('horsies cap ' || %(schema)s::text || ' ' || key, 0))
 from unnest(%(keys)s::text[]) as key;
 
--- name: claim_from_marks
--- Starts at a known place per queue and priority (a lane): the dead index entries before it are never visited, so a
--- snapshot that somebody holds open does not slow claims. The lanes come in order of service; the outer limit stops the
--- loop as soon as there are enough.
-with next as materialized (
+-- name: claim_from_watermarks
+-- Start at a known position (a watermark) per queue and priority (a lane). Dead index entries before it are never visited, so a snapshot
+-- that another session holds open does not slow down claims. The lanes are in claim order; the outer limit ends the loop as soon as there
+-- are enough tasks.
+with next_tasks as materialized (
     select task.id
     from unnest(
         %(queues)s::text[],
         %(priorities)s::integer[],
-        %(marks)s::timestamptz[]
-    ) as lane (queue_name, priority, mark)
+        %(watermarks)s::timestamptz[]
+    ) as lane (queue_name, priority, watermark)
     cross join lateral (
         select tasks.id
         from {schema}.tasks
         where tasks.queue_name = lane.queue_name
         and tasks.priority = lane.priority
-        and tasks.enqueued_at >= lane.mark
+        and tasks.enqueued_at >= lane.watermark
         and tasks.enqueued_at <= statement_timestamp()
         and tasks.status = 'PENDING'
         and tasks.ready
@@ -33,7 +33,7 @@ with next as materialized (
         limit %(limit)s::integer
         for update skip locked
     ) as task
-    -- A sub-select, not a join, which might change the order of the lanes.
+    -- A sub-select and not a join, which might change the order of the lanes.
     where (select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
     limit case
         when %(cluster_wide_cap)s::integer is null then %(limit)s::integer
@@ -43,31 +43,31 @@ with next as materialized (
         ))
     end
 ),
--- The time of the clock, not of the statement: what was counted as ended must have ended before, also on a machine that pauses
--- between the statement's start and its snapshot. It is read once for all rows.
-moment as materialized (
+-- The clock's time and not the statement's: tasks that were counted as ended must have ended before it, also on a machine that pauses
+-- between the start of the statement and its snapshot. Read once for all rows.
+clock as materialized (
     select clock_timestamp() as now
 )
 update {schema}.tasks
 set
     status = %(status)s::text,
-    -- It begins again before it would be too large, which only a number written by hand brings about: that would fail every claim.
+    -- Wraps around before it overflows, which only a hand-written number can cause. An overflow would fail every claim.
     claim_no = claim_no %% 2147483646 + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = (select moment.now from moment),
+    claimed_at = (select clock.now from clock),
     unknown_since = null,
     lease_until = case
-        when %(status)s::text = 'CLAIMED' then (select moment.now from moment) + %(lease_ms)s::integer * interval '1 ms'
+        when %(status)s::text = 'CLAIMED' then (select clock.now from clock) + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
--- An array, not a join: the primary key is then the only way in, whatever the statistics say.
-where id = any(array(select next.id from next))
--- By the time that is written down as its start, whatever has held this statement up.
-and (good_until is null or good_until > (select moment.now from moment))
+    started_at = case when %(status)s::text = 'RUNNING' then (select clock.now from clock) end
+-- An array and not a join, so that only the primary key is used, whatever the statistics are.
+where id = any(array(select next_tasks.id from next_tasks))
+-- Compared with the time that is stored as the start, even if this statement was delayed.
+and (good_until is null or good_until > (select clock.now from clock))
 returning
-    -- What Python cannot hold as a moment must not come back: the rows would be claimed, and nobody would know which.
+    -- Return no time that Python cannot represent: the rows would be claimed, and the worker would not know which.
     id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1,
-    -- A large payload is left out, and read when the claim is committed (load_payloads): a message ends at one gigabyte.
+    -- A large payload is left out and read after the commit (load_payloads): a message is limited to one gigabyte.
     case
         when pg_column_size(args) <= %(inline_bytes)s::integer and octet_length(args::text) <= %(inline_bytes)s::integer
         then args::text
@@ -77,21 +77,21 @@ returning
     coalesce(takes_inputs, false), child_deaths;
 
 -- name: claim_from_queues
--- One lane per queue, whatever the priorities in it: from the start of the queue it finds everything there is, and it is where
--- a queue can be capped. Only a capped queue is counted.
-with next as materialized (
+-- One lane per queue, for all of its priorities. From the start of a queue it finds every task in it, and it can apply a cap. Only a capped
+-- queue is counted.
+with next_tasks as materialized (
     select task.id
     from unnest(
         %(queues)s::text[],
         %(priorities)s::integer[],
-        %(marks)s::timestamptz[],
+        %(watermarks)s::timestamptz[],
         %(caps)s::integer[]
-    ) as lane (queue_name, priority, mark, cap)
+    ) as lane (queue_name, priority, watermark, cap)
     cross join lateral (
         select tasks.id
         from {schema}.tasks
         where tasks.queue_name = lane.queue_name
-        and (tasks.priority, tasks.enqueued_at) >= (lane.priority, lane.mark)
+        and (tasks.priority, tasks.enqueued_at) >= (lane.priority, lane.watermark)
         and tasks.enqueued_at <= statement_timestamp()
         and tasks.status = 'PENDING'
         and tasks.ready
@@ -125,23 +125,23 @@ with next as materialized (
         ))
     end
 ),
-moment as materialized (
+clock as materialized (
     select clock_timestamp() as now
 )
 update {schema}.tasks
 set
     status = %(status)s::text,
-    -- It begins again before it would be too large, which only a number written by hand brings about: that would fail every claim.
+    -- Wraps around before it overflows, which only a hand-written number can cause. An overflow would fail every claim.
     claim_no = claim_no %% 2147483646 + 1,
     claimed_by = %(worker)s::uuid,
-    claimed_at = (select moment.now from moment),
+    claimed_at = (select clock.now from clock),
     unknown_since = null,
     lease_until = case
-        when %(status)s::text = 'CLAIMED' then (select moment.now from moment) + %(lease_ms)s::integer * interval '1 ms'
+        when %(status)s::text = 'CLAIMED' then (select clock.now from clock) + %(lease_ms)s::integer * interval '1 ms'
     end,
-    started_at = case when %(status)s::text = 'RUNNING' then (select moment.now from moment) end
-where id = any(array(select next.id from next))
-and (good_until is null or good_until > (select moment.now from moment))
+    started_at = case when %(status)s::text = 'RUNNING' then (select clock.now from clock) end
+where id = any(array(select next_tasks.id from next_tasks))
+and (good_until is null or good_until > (select clock.now from clock))
 returning
     id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1,
     case
@@ -152,9 +152,9 @@ returning
     case when takes_inputs then {schema}.node_inputs(node_id, %(inline_bytes)s::integer) end, trace,
     coalesce(takes_inputs, false), child_deaths;
 
--- name: survey_queues
--- Where something waits: of each queue the first row, told as the trigger tells of it.
-select {schema}.news_of(true, task.priority, task.enqueued_at, lane.queue_name)
+-- name: get_queue_heads
+-- The first task of each queue that has one, as the payload that the trigger would send.
+select {schema}.wakeup_payload(true, task.priority, task.enqueued_at, lane.queue_name)
 from unnest(%(queues)s::text[]) as lane (queue_name)
 cross join lateral (
     select tasks.priority, tasks.enqueued_at
@@ -167,16 +167,16 @@ cross join lateral (
 ) as task;
 
 -- name: start_tasks
--- CLAIMED rows of the buffer become RUNNING. A row that is not returned was lost (its lease ran out and another worker has it, or
--- its time was over before it began), or its queue is full. `position` counts the rows of one queue in this call.
-with moment as materialized (
+-- Prefetched tasks become RUNNING. A row that is not returned was lost (its lease ran out and another worker has it, or it has expired), or
+-- its queue is full. `positions` numbers the rows of one queue in this call.
+with clock as materialized (
     select clock_timestamp() as now
 )
 update {schema}.tasks
 set
     status = 'RUNNING',
     lease_until = null,
-    started_at = (select moment.now from moment)
+    started_at = (select clock.now from clock)
 where id = any(%(ids)s::uuid[])
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
@@ -192,14 +192,14 @@ and case
         )
 end
 and tasks.lease_until > statement_timestamp()
-and (tasks.good_until is null or tasks.good_until > (select moment.now from moment))
+and (tasks.good_until is null or tasks.good_until > (select clock.now from clock))
 returning tasks.id::text;
 
 -- name: load_payloads
--- What a claim has left out because it is large. As many tasks as the budget has room for, in the order of their ids, and at least one;
--- the others come back without, and are asked for again. What is larger than a task may be comes back with its size alone. Measured first:
--- what the measured text grows to as a part of `node_inputs` is at most twice as long.
-with sized as materialized (
+-- Payloads that a claim left out because they are large. Returns as many as fit into the budget, in order of ids, but at least one. The
+-- others are returned without a payload, and are requested again. A payload above the limit for one task is returned as its size only.
+-- Sizes are measured first; as a part of `node_inputs` the measured text grows to at most twice its size.
+with payload_sizes as materialized (
     select
         id, node_id, coalesce(takes_inputs, false) as takes_inputs, args,
         octet_length(args::text) + case when takes_inputs then coalesce({schema}.input_bytes(node_id), 0) else 0 end as bytes
@@ -208,12 +208,12 @@ with sized as materialized (
     and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
     and claimed_by = %(worker)s::uuid
 ),
-chosen as materialized (
+payloads as materialized (
     select
         *,
         bytes <= %(max_bytes)s::bigint
         and (row_number() over by_id = 1 or sum(bytes) over by_id <= %(budget_bytes)s::bigint) as fits
-    from sized
+    from payload_sizes
     window by_id as (order by bytes > %(max_bytes)s::bigint, id)
 )
 select
@@ -221,10 +221,10 @@ select
     bytes,
     case when fits then args::text end,
     case when fits and takes_inputs then {schema}.node_inputs(node_id, null) end
-from chosen;
+from payloads;
 
--- name: list_claimable
--- After a claim that was refused: which rows it would take, so that each can be tried by itself.
+-- name: list_claimable_tasks
+-- After a claim that failed: the rows that it would take, so that each can be tried alone.
 select task.id::text
 from unnest(%(queues)s::text[]) as lane (queue_name)
 cross join lateral (
@@ -248,7 +248,7 @@ where (select queues.paused_at from {schema}.queues where queues.name = lane.que
 begin isolation level read committed;
 
 -- name: try_claim
--- The same change as a claim, for one row, in a transaction that is rolled back: does the server take it?
+-- The same update as a claim, for one row, in a transaction that is rolled back, to find out whether the server accepts it.
 update {schema}.tasks
 set
     status = 'RUNNING',
@@ -265,12 +265,12 @@ where id = (
 )
 returning id::text, attempts + 1, args::text is not null, coalesce(attempts < cardinality(retry_delays_ms), false);
 
--- name: end_trial
+-- name: roll_back_trial
 rollback;
 
--- name: fail_unclaimable
--- A row that no worker can ever claim ends here, or it would stand before all others of its queue. It must still be waiting.
-with ended as (
+-- name: fail_unclaimable_task
+-- A row that no worker can ever claim ends here, or it would block its queue. It must still be pending.
+with deleted_task as (
     delete from {schema}.tasks
     where id = %(id)s::uuid
     and status = 'PENDING'
@@ -283,5 +283,5 @@ insert into {schema}.finished (
 select
     id, task_name, queue_name, priority, 'FAILED', args, %(error_code)s::text, %(error)s::json,
     sent_at, enqueued_at, good_until, attempts, claim_no, statement_timestamp(), root_id, node_id, trace
-from ended
+from deleted_task
 returning id::text;

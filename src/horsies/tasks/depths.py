@@ -30,6 +30,6 @@ class Depth:
 
 def get_depths(queues: Sequence[str]) -> Op[list[Depth]]:
     found = yield from rows(
-        SQL["get_depths"](queues=list(queues), counted=COUNTED_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST)
+        SQL["get_queue_depths"](queues=list(queues), counted=COUNTED_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST)
     )
     return [Depth(*row) for row in found]

@@ -1,14 +1,15 @@
--- name: get_depths
--- Of each queue: what waits now, counted so far and no further; how long the oldest of it has waited; what is in flight; whether it is paused.
--- All by the two indexes that claims use, so that it costs the same with any backlog: the oldest is looked for at the head of each priority.
-with unknown as materialized (
-    -- Of all queues together, as they are few: so many at most.
+-- name: get_queue_depths
+-- For each queue: the number of waiting tasks, up to a limit; the age of the oldest; the number in flight; whether it is paused; the number
+-- of unknown tasks. Only the indexes of claims are used, so the cost does not depend on the backlog. The oldest task is the oldest of the
+-- first tasks of all priorities.
+with unknown_tasks as materialized (
+    -- Limited over all queues together, because there are few.
     select few.queue_name, count(*) as count
     from (
         select tasks.queue_name
         from {schema}.tasks
         where tasks.unknown_since is not null
-        -- By the index, or the few would be looked for in the whole table.
+        -- In index order, or the planner would search the whole table for the few.
         order by tasks.task_name, (tasks.refused_by is not null), tasks.unknown_since
         limit %(counted)s::integer
     ) as few
@@ -24,7 +25,7 @@ select
             where tasks.queue_name = queue.name
             and tasks.status = 'PENDING'
             and tasks.ready
-            -- Or a queue that is empty would be looked for in the whole table, where others are long.
+            -- Otherwise the planner would search the whole table for the tasks of an empty queue when others are long.
             order by tasks.priority, tasks.enqueued_at
             limit %(counted)s::integer
         ) as waiting
@@ -64,5 +65,5 @@ select
         and tasks.status <> 'PENDING'
     ),
     exists (select from {schema}.queues where queues.name = queue.name and queues.paused_at is not null),
-    coalesce((select unknown.count from unknown where unknown.queue_name = queue.name), 0)
+    coalesce((select unknown_tasks.count from unknown_tasks where unknown_tasks.queue_name = queue.name), 0)
 from unnest(%(queues)s::text[]) as queue (name);

@@ -34,7 +34,7 @@ def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]
     """Their ids; with a key, the id of the task that has it, which may be another."""
     if key is None and len(first := next(_slices(tasks))) == len(tasks):
         ids = [task.id for task in tasks]
-        yield from ask_and_tell(_insert(first, "afterwards"), afterwards=SQL["notify_enqueued"](ids=ids))
+        yield from ask_and_tell(_insert(first, "after_commit"), afterwards=SQL["notify_enqueued"](ids=ids))
         return ids
     yield from rows(SQL["begin_send"]())
     if _can_be_copied(tasks):
@@ -49,7 +49,7 @@ def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]
 def enqueue_again(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
     """The same send once more, after one whose outcome is unknown: never lost, never twice, even if it has already run."""
     first = tasks[0].id
-    _, _, probe = yield from ask(SQL["begin_send"](), SQL["probe"](id=first), SQL["withdraw_probe"](id=first))
+    _, _, probe = yield from ask(SQL["begin_send"](), SQL["insert_probe"](id=first), SQL["delete_probe"](id=first))
     is_new = probe == [(False,)]
     ids = (yield from enqueue_within(tasks, key)) if is_new else [task.id for task in tasks]
     # The first attempt may have been cut off before it told anybody.
@@ -98,7 +98,7 @@ def _lines(tasks: Sequence[NewTask]) -> Iterator[str]:
         yield f"{task.id}\t{field(task.args)}\t{rest}"
 
 
-def _insert(tasks: Sequence[NewTask], told: Literal["", "afterwards"] = "") -> Query:
+def _insert(tasks: Sequence[NewTask], notify: Literal["", "after_commit"] = "") -> Query:
     """The trigger notifies at the commit, unless workers are told afterwards."""
     ids, args = [task.id for task in tasks], [task.args for task in tasks]
-    return SQL["enqueue_tasks"](ids=ids, args=args, told=told, **params_of(tasks[0].terms))
+    return SQL["enqueue_tasks"](ids=ids, args=args, notify=notify, **params_of(tasks[0].terms))

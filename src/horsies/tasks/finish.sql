@@ -1,7 +1,7 @@
 -- name: finish_tasks
--- The one guarded ending: a row moves from `tasks` to `finished` only if this worker's very claim still holds it. What is
--- not returned was ended, or taken, by somebody else: a normal outcome.
-with ending as (
+-- The only way to finish a claimed task: a row moves from `tasks` to `finished` only if this worker's claim still holds it. A row that is
+-- not returned was ended or taken by another process, which is a normal outcome.
+with results as (
     select *
     from unnest(
         %(ids)s::uuid[],
@@ -10,12 +10,12 @@ with ending as (
         %(results)s::json[],
         %(error_codes)s::text[],
         %(errors)s::json[]
-    ) as ending (id, claim_no, status, result, error_code, error)
+    ) as results (id, claim_no, status, result, error_code, error)
 ),
-ended as (
+deleted_tasks as (
     delete from {schema}.tasks
-    -- The array keeps the primary key the only way in, and locks the rows in order of their ids. The claim's number is looked up by
-    -- its place in the sorted ids: a join would be planned as a nested loop, quadratic in the size of the batch.
+    -- The array makes the primary key the only access path, and locks the rows in order of their ids. The claim number is looked up by its
+    -- position in the sorted ids: a join would be planned as a nested loop, quadratic in the size of the batch.
     where id = any(%(ids)s::uuid[])
     and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
     and claimed_by = %(worker)s::uuid
@@ -29,19 +29,19 @@ insert into {schema}.finished (
     attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
 )
 select
-    ended.id, task_name, queue_name, priority, ending.status, args,
-    ending.result, ending.error_code, ending.error,
+    deleted_tasks.id, task_name, queue_name, priority, results.status, args,
+    results.result, results.error_code, results.error,
     sent_at, enqueued_at, good_until,
     timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts + 1, ended.claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
-from ended
-join ending on ending.id = ended.id and ending.claim_no = ended.claim_no
+    attempts + 1, deleted_tasks.claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
+from deleted_tasks
+join results on results.id = deleted_tasks.id and results.claim_no = deleted_tasks.claim_no
 returning id::text;
 
 -- name: end_or_retry_tasks
--- The same guarded ending for attempts that failed while retries were left: the policy on the row decides, here and now,
--- whether it is the end. A task whose cancellation was asked for is never retried, nor one that would be due too late.
-with ending as (
+-- The same for attempts that failed while retries were left: the policy in the row decides whether the task ends. A task with a cancel
+-- request is never retried, nor one that would be due after its `good_until`.
+with results as (
     select *
     from unnest(
         %(ids)s::uuid[],
@@ -51,83 +51,83 @@ with ending as (
         %(errors)s::json[],
         %(wants_retry)s::boolean[],
         %(retry_after_ms)s::integer[]
-    ) as ending (id, claim_no, status, error_code, error, wants_retry, retry_after_ms)
+    ) as results (id, claim_no, status, error_code, error, wants_retry, retry_after_ms)
 ),
-held as materialized (
+held_tasks as materialized (
     select
         tasks.*,
-        ending.status as ending_status,
-        ending.error_code,
-        ending.error,
+        results.status as result_status,
+        results.error_code,
+        results.error,
         due.at as due_at,
         coalesce(
-            ending.status = 'FAILED'
-            and (ending.wants_retry or ending.error_code = any(tasks.retry_for))
+            results.status = 'FAILED'
+            and (results.wants_retry or results.error_code = any(tasks.retry_for))
             and tasks.attempts < cardinality(tasks.retry_delays_ms)
             and tasks.cancel_requested_at is null
             and (tasks.good_until is null or due.at < tasks.good_until),
             false
         ) as retries
     from {schema}.tasks
-    join ending on ending.id = tasks.id
+    join results on results.id = tasks.id
     cross join lateral (
         select statement_timestamp() + interval '1 ms' * coalesce(
-            ending.retry_after_ms,
-            -- A row by hand may have no delay in that place: then it is none.
+            results.retry_after_ms,
+            -- A hand-written row may have no delay at that position: then there is none.
             coalesce(tasks.retry_delays_ms[tasks.attempts + 1], 0) * (1 + tasks.retry_jitter * (random() * 2 - 1))
         ) as at
     ) as due
     where tasks.id = any(%(ids)s::uuid[])
-    and tasks.claim_no = ending.claim_no
+    and tasks.claim_no = results.claim_no
     and tasks.claimed_by = %(worker)s::uuid
     order by tasks.id
     for update of tasks
 ),
-retried as (
+retried_tasks as (
     update {schema}.tasks
     set
         status = 'PENDING',
         ready = false,
-        enqueued_at = held.due_at,
-        attempts = held.attempts + 1,
+        enqueued_at = held_tasks.due_at,
+        attempts = held_tasks.attempts + 1,
         claimed_by = null,
         claimed_at = null,
         lease_until = null,
         started_at = null,
         progress = null,
-        -- The last 20 are kept, and of a long error its two ends: the row is written anew at each attempt. The cut is one of text,
-        -- because JSON that holds \u0000 cannot be taken apart here.
-        failed_attempts = (held.failed_attempts || json_build_object(
-            'attempt', held.attempts + 1,
-            'error_code', held.error_code,
+        -- The last 20 are kept, and of a long error its beginning and end: the row is rewritten at each attempt. The error is cut as text,
+        -- because JSON with \u0000 cannot be parsed here.
+        failed_attempts = (held_tasks.failed_attempts || json_build_object(
+            'attempt', held_tasks.attempts + 1,
+            'error_code', held_tasks.error_code,
             'error', case
-                when octet_length(held.error::text) > 16384
+                when octet_length(held_tasks.error::text) > 16384
                 then json_build_object(
-                    'error_code', held.error_code,
-                    'message', 'its error took ' || octet_length(held.error::text) || ' bytes; the beginning and the end are kept',
+                    'error_code', held_tasks.error_code,
+                    'message', 'its error took ' || octet_length(held_tasks.error::text) || ' bytes; the beginning and the end are kept',
                     'data', json_build_object(
-                        'truncated', left(held.error::text, 4000) || ' ... ' || right(held.error::text, 4000)
+                        'truncated', left(held_tasks.error::text, 4000) || ' ... ' || right(held_tasks.error::text, 4000)
                     )
                 )
-                else held.error
+                else held_tasks.error
             end,
-            'worker', held.claimed_by,
-            'started_at', held.started_at,
+            'worker', held_tasks.claimed_by,
+            'started_at', held_tasks.started_at,
             'ended_at', statement_timestamp()
-        ))[greatest(1, coalesce(cardinality(held.failed_attempts), 0) - 18):]
-    from held
+        ))[greatest(1, coalesce(cardinality(held_tasks.failed_attempts), 0) - 18):]
+    from held_tasks
     where tasks.id = any(%(ids)s::uuid[])
-    and tasks.id = held.id
-    and held.retries
+    and tasks.id = held_tasks.id
+    and held_tasks.retries
 ),
-deleted as (
+deleted_tasks as (
     delete from {schema}.tasks
-    using held
+    using held_tasks
     where tasks.id = any(%(ids)s::uuid[])
-    and tasks.id = held.id
-    and not held.retries
+    and tasks.id = held_tasks.id
+    and not held_tasks.retries
 ),
-moved as (
+moved_tasks as (
     insert into {schema}.finished (
         id, task_name, queue_name, priority, status, args,
         error_code, error,
@@ -136,19 +136,19 @@ moved as (
         attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
     )
     select
-        id, task_name, queue_name, priority, ending_status, args,
+        id, task_name, queue_name, priority, result_status, args,
         error_code, error,
         sent_at, enqueued_at, good_until,
         timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
         attempts + 1, claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
-    from held
+    from held_tasks
     where not retries
 )
 select id::text, case when retries then extract(epoch from due_at - clock_timestamp())::float8 end
-from held;
+from held_tasks;
 
 -- name: notify_done
--- After the commit, and only if somebody waits (db/channels.py): whoever does holds the lock, shared. Two that ask for it at the same moment
--- notify in vain.
+-- After the commit, and only if a process waits (db/channels.py): waiters hold the lock in shared mode. If two processes try the lock at
+-- the same time, an unneeded notification is sent.
 select pg_notify('{done_channel}', %(payload)s::text)
 where not pg_try_advisory_xact_lock({waiters_lock});

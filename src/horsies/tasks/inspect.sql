@@ -1,5 +1,5 @@
 -- name: get_status
--- What has not begun when its time is over has expired, whether or not anybody has written that down yet; so a waiter is told.
+-- A task that has not started by its `good_until` has expired, even if its row does not say so yet. Waiters see the same.
 select case when status in ('PENDING', 'CLAIMED') and good_until <= statement_timestamp() then 'EXPIRED' else status end
 from {schema}.all_tasks
 where id = %(id)s::uuid;

@@ -1,7 +1,7 @@
 -- name: take_key
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
--- One row: who has the key now; whether it was taken just now, or by this very send made before; whether the arguments are the
--- same. No row: somebody else was quicker than our look, and the next one will see them.
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- One row: the task that has the key; whether the key was taken now, or before by this very send; whether the arguments are the same. No
+-- row: another send took the key after this statement's snapshot, and the next attempt will see it.
 with holder as materialized (
     select
         keys.task_id,
@@ -13,11 +13,11 @@ with holder as materialized (
             select
             from {schema}.tasks
             where tasks.id operator(pg_catalog.=) keys.task_id
-            -- What has not begun when its time is over has ended then, whether or not anybody has written that down.
+            -- A task that has not started by its `good_until` has ended then, even if its row does not say so yet.
             and (
                 tasks.status operator(pg_catalog.=) 'RUNNING'
                 or tasks.good_until is null
-                -- Named with its schema, an operator has no precedence over others.
+                -- A qualified operator has no precedence over others.
                 or (tasks.good_until operator(pg_catalog.+) keys.key_window) operator(pg_catalog.>) pg_catalog.statement_timestamp()
             )
         )
@@ -28,7 +28,7 @@ with holder as materialized (
             and finished.finished_at
             operator(pg_catalog.>) (pg_catalog.statement_timestamp() operator(pg_catalog.-) keys.key_window)
         )
-        -- Its row is gone already, and its window not over.
+        -- The row of its task is deleted, and the key's window is not over.
         or coalesce(
             keys.ended_at operator(pg_catalog.>) (pg_catalog.statement_timestamp() operator(pg_catalog.-) keys.key_window),
             false
@@ -37,7 +37,7 @@ with holder as materialized (
     where keys.task_name operator(pg_catalog.=) %(task_name)s::pg_catalog.text
     and keys.key operator(pg_catalog.=) %(key)s::pg_catalog.text
 ),
-taken as (
+taken_key as (
     insert into {schema}.keys (task_name, key, task_id, send_id, args_hash, key_window)
     select
         %(task_name)s::pg_catalog.text, %(key)s::pg_catalog.text, %(id)s::pg_catalog.uuid, %(id)s::pg_catalog.uuid,
@@ -50,13 +50,13 @@ taken as (
         send_id = excluded.send_id,
         args_hash = excluded.args_hash,
         key_window = excluded.key_window,
-        -- Whose key it was, the last 20: such a task is not retried behind the back of its successor.
-        former = (keys.former operator(pg_catalog.||) keys.task_id)[
-            greatest(1, pg_catalog.cardinality(keys.former) operator(pg_catalog.-) 18):
+        -- The last 20 previous tasks: none of them is retried while its successor has the key.
+        previous_task_ids = (keys.previous_task_ids operator(pg_catalog.||) keys.task_id)[
+            greatest(1, pg_catalog.cardinality(keys.previous_task_ids) operator(pg_catalog.-) 18):
         ],
         ended_at = null
     where keys.task_id operator(pg_catalog.=) (select holder.task_id from holder)
-    -- A retry of the holder, made since we looked, has left a mark here.
+    -- A retry of the holder since then has changed the send id.
     and keys.send_id operator(pg_catalog.=) (select holder.send_id from holder)
     returning task_id
 )
@@ -65,13 +65,13 @@ from holder
 where holds
 union all
 select task_id::pg_catalog.text, true, true, true
-from taken;
+from taken_key;
 
--- name: replace_pending
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
--- The task keeps its id, and its place in the line if both are due. A row: it was replaced; whoever has room is told, because its queue,
--- priority or moment may be another now.
-with replaced as (
+-- name: replace_pending_task
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- The task keeps its id, and its position in the queue if both are due. A row: the task was replaced. Workers are notified, because its
+-- queue, priority or time may have changed.
+with replaced_task as (
     update {schema}.tasks
     set
         queue_name = %(queue_name)s::pg_catalog.text,
@@ -85,29 +85,29 @@ with replaced as (
         retry_jitter = %(retry_jitter)s::real,
         retry_for = %(retry_for)s::pg_catalog.text[],
         trace = %(trace)s::pg_catalog.text,
-        -- Whether a worker can run it is found out anew.
+        -- Whether a worker can run it is determined again.
         unknown_since = null,
         refused_by = null,
         refusal = null
     from (
-        select case when asked.moment operator(pg_catalog.>) pg_catalog.now() then asked.moment end
+        select case when requested.moment operator(pg_catalog.>) pg_catalog.now() then requested.moment end
         from (
             select coalesce(
                 %(eta)s::pg_catalog.timestamptz,
                 pg_catalog.statement_timestamp()
                 operator(pg_catalog.+) (%(delay_s)s::pg_catalog.float8 operator(pg_catalog.*) interval '1 second')
             )
-        ) as asked (moment)
+        ) as requested (moment)
     ) as due (at)
     where tasks.id operator(pg_catalog.=) %(holder)s::pg_catalog.uuid
     and tasks.status operator(pg_catalog.=) 'PENDING'
-    -- One that waits for a retry has begun before.
+    -- A task that waits for a retry has started before.
     and tasks.attempts operator(pg_catalog.=) 0
     and tasks.cancel_requested_at is null
     and (tasks.good_until is null or tasks.good_until operator(pg_catalog.>) pg_catalog.statement_timestamp())
     returning tasks.queue_name, tasks.priority, tasks.ready, tasks.enqueued_at
 ),
-noted as (
+updated_key as (
     update {schema}.keys
     set
         send_id = %(id)s::pg_catalog.uuid,
@@ -116,7 +116,7 @@ noted as (
     where keys.task_name operator(pg_catalog.=) %(task_name)s::pg_catalog.text
     and keys.key operator(pg_catalog.=) %(key)s::pg_catalog.text
     and keys.task_id operator(pg_catalog.=) %(holder)s::pg_catalog.uuid
-    and exists (select from replaced)
+    and exists (select from replaced_task)
 )
-select pg_catalog.pg_notify('{new_channel}', {schema}.news_of(ready, priority, enqueued_at, queue_name))
-from replaced;
+select pg_catalog.pg_notify('{new_channel}', {schema}.wakeup_payload(ready, priority, enqueued_at, queue_name))
+from replaced_task;

@@ -1,6 +1,6 @@
 -- name: list_tasks
--- One snapshot over both tables: a task that is moving between them is seen once. Conditions on parameters alone are decided before anything is
--- read, so that a table, or its days, that cannot hold what is wanted are left out.
+-- One snapshot over both tables: a task that moves between them appears once. Conditions on parameters alone are evaluated before anything
+-- is read, so that a table or partition that cannot contain matches is skipped.
 with node_tasks as materialized (
     select nodes.task_id as id
     from {schema}.workflows
@@ -9,23 +9,23 @@ with node_tasks as materialized (
     and (workflows.id = %(workflow_id)s::uuid or %(workflow_id)s::uuid = any(workflows.ancestors))
 )
 select
-    found.id::text, task_name, queue_name, priority, status, attempts, claim_no,
+    matches.id::text, task_name, queue_name, priority, status, attempts, claim_no,
     sent_at, enqueued_at, started_at, finished_at, claimed_by::text, error_code, root_id::text
 from (
     (
         select
-            id, task_name, queue_name, priority, seen.status, attempts, claim_no,
+            id, task_name, queue_name, priority, effective.status, attempts, claim_no,
             sent_at, enqueued_at, started_at, null::timestamptz as finished_at, claimed_by, null as error_code, root_id
         from {schema}.tasks
         cross join lateral (
             select case
                 when tasks.status <> 'RUNNING' and good_until <= statement_timestamp() then 'EXPIRED' else tasks.status
             end as status
-        ) as seen
+        ) as effective
         where %(live)s::boolean
-        -- They have an index of their own, which a backlog does not make longer.
+        -- They have an index of their own, whose size does not depend on the backlog.
         and (not %(in_flight)s::boolean or tasks.status <> 'PENDING')
-        and (%(statuses)s::text[] is null or seen.status = any(%(statuses)s::text[]))
+        and (%(statuses)s::text[] is null or effective.status = any(%(statuses)s::text[]))
         and (%(queue_name)s::text is null or queue_name = %(queue_name)s::text)
         and (%(task_name)s::text is null or task_name = %(task_name)s::text)
         and (%(worker)s::uuid is null or claimed_by = %(worker)s::uuid)
@@ -55,7 +55,7 @@ from (
         order by id desc
         limit %(limit)s::bigint
     )
-) as found
+) as matches
 order by id desc
 limit %(limit)s::bigint;
 

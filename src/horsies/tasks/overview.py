@@ -25,7 +25,7 @@ class Server:
 
 
 def get_server() -> Op[Server]:
-    found = yield from rows(SQL["get_server"]())
+    found = yield from rows(SQL["get_server_info"]())
     return Server(*found[0])
 
 
@@ -34,9 +34,9 @@ def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
     try:
         _, _, found, _ = yield from ask(
             SQL["begin_count"](),
-            SQL["limit_time"](patience=f"{PATIENCE_MS}ms"),
+            SQL["set_count_timeout"](statement_timeout=f"{PATIENCE_MS}ms"),
             SQL["count_finished"](minutes=minutes),
-            SQL["end_count"](),
+            SQL["commit_count"](),
         )
     except TookTooLong:
         return None

@@ -1,21 +1,22 @@
--- name: get_server
+-- name: get_server_info
 select current_database()::text, current_setting('server_version'), max(version)
 from {schema}.schema_versions;
 
 -- name: begin_count
 begin isolation level read committed read only;
 
--- name: limit_time
-select set_config('statement_timeout', %(patience)s::text, true);
+-- name: set_count_timeout
+select set_config('statement_timeout', %(statement_timeout)s::text, true);
 
 -- name: count_finished
--- A look at all that ended today, and yesterday in the first hour of a day: there is no index by time, which every ending would pay for.
+-- Reads all tasks that ended today, and yesterday's in the first hour of a day: there is no index by time, because every end of a task
+-- would pay for it.
 select status, count(*)
 from {schema}.finished
 where finished_at > statement_timestamp() - %(minutes)s::integer * interval '1 minute'
 group by status;
 
--- name: end_count
+-- name: commit_count
 commit;
 
 -- name: count_workflows

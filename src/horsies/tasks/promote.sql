@@ -1,11 +1,12 @@
 -- name: promote_tasks
--- What has become due joins the claim index; whoever has room is told. A row that cannot be changed does not fail it (see the migration).
+-- Tasks that have become due join the claim index, and workers are notified. A row that cannot be updated does not fail it (see the
+-- function).
 select payload
-from {schema}.promote(%(limit)s::integer) as payload;
+from {schema}.promote_tasks(%(limit)s::integer) as payload;
 
 -- name: get_next_due
--- In how many seconds the next one is due, null when nothing waits; and whether something is due already, because it is held locked or cannot be
--- promoted: that must not hide what comes after it.
+-- Seconds until the next task is due, null if there is none; and whether a task is due already, because it is locked or cannot be promoted,
+-- which must not hide the tasks after it.
 select
     (
         select extract(epoch from tasks.enqueued_at - clock_timestamp())::float8

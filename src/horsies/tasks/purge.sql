@@ -4,7 +4,7 @@ begin isolation level read committed;
 -- name: purge_finished
 delete from {schema}.finished
 where id = any(%(ids)s::uuid[])
--- The ids come sorted.
+-- The ids are sorted.
 and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and finished_at between %(since)s::timestamptz and %(until)s::timestamptz
 returning id;

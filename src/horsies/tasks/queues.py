@@ -37,7 +37,7 @@ def pause_queue(name: str) -> Op[None]:
 
 
 def resume_queue(name: str) -> Op[None]:
-    yield from ask(SQL["resume_queue"](name=name), SQL["notify_resumed"]())
+    yield from ask(SQL["resume_queue"](name=name), SQL["notify_queue_resumed"]())
 
 
 def get_paused_queues() -> Op[list[str]]:

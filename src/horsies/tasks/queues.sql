@@ -8,8 +8,8 @@ update {schema}.queues
 set paused_at = null
 where name = %(name)s::text;
 
--- name: notify_resumed
--- Everyone looks from the start: what waits in this queue was told of long ago.
+-- name: notify_queue_resumed
+-- All workers claim from the start of the queue: its tasks were announced long ago.
 select pg_notify('{new_channel}', '*');
 
 -- name: get_paused_queues
@@ -19,7 +19,7 @@ where paused_at is not null
 order by name;
 
 -- name: list_queues
--- However many tasks wait, so much is read and no more: the first of each queue and priority, and a bounded number to count.
+-- The cost does not depend on the backlog: reads the first task of each queue and priority, and counts up to a limit.
 with recursive lane as (
     (
         select queue_name, priority, enqueued_at
@@ -42,25 +42,25 @@ with recursive lane as (
         limit 1
     ) as next
 ),
-waiting as (
-    select line.queue_name, line.oldest_at, counted.count
-    from (select queue_name, min(enqueued_at) as oldest_at from lane group by queue_name) as line
+waiting_counts as (
+    select queue.queue_name, queue.oldest_at, counted.count
+    from (select queue_name, min(enqueued_at) as oldest_at from lane group by queue_name) as queue
     cross join lateral (
         select count(*) as count
         from (
             select
             from {schema}.tasks
-            where tasks.queue_name = line.queue_name
+            where tasks.queue_name = queue.queue_name
             and tasks.status = 'PENDING'
             and tasks.ready
-            -- Or the few of a short queue would be looked for in the whole table, where others are long.
+            -- Otherwise the planner would search the whole table for the few tasks of a short queue when others are long.
             order by tasks.priority, tasks.enqueued_at
             limit %(counted)s::integer
         ) as few
     ) as counted
 ),
-delayed as (
-    -- Of all queues together: those that are not due have no index by queue.
+delayed_counts as (
+    -- Limited over all queues together: tasks that are not due have no index by queue.
     select queue_name, count(*) as count, sum(count(*)) over () >= %(counted)s::integer as is_more
     from (
         select queue_name
@@ -72,7 +72,7 @@ delayed as (
     ) as few
     group by queue_name
 ),
-in_flight as (
+in_flight_counts as (
     select
         queue_name,
         count(*) filter (where status = 'CLAIMED') as claimed,
@@ -81,7 +81,7 @@ in_flight as (
     where status <> 'PENDING'
     group by queue_name
 ),
-served as (
+worker_counts as (
     select queue_name, count(*) as count
     from {schema}.workers
     cross join unnest(queues) as queue_name
@@ -89,19 +89,19 @@ served as (
 )
 select
     queue_name,
-    coalesce(waiting.count, 0),
-    coalesce(delayed.count, 0),
-    coalesce(in_flight.claimed, 0),
-    coalesce(in_flight.running, 0),
-    coalesce(waiting.count >= %(counted)s::integer, false),
-    coalesce(delayed.is_more, false),
-    -- `greatest` alone would make zero of null.
-    case when waiting.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting.oldest_at))::float8 end,
+    coalesce(waiting_counts.count, 0),
+    coalesce(delayed_counts.count, 0),
+    coalesce(in_flight_counts.claimed, 0),
+    coalesce(in_flight_counts.running, 0),
+    coalesce(waiting_counts.count >= %(counted)s::integer, false),
+    coalesce(delayed_counts.is_more, false),
+    -- `greatest` alone would turn null into zero.
+    case when waiting_counts.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting_counts.oldest_at))::float8 end,
     queues.paused_at,
-    coalesce(served.count, 0)
-from waiting
-full join delayed using (queue_name)
-full join in_flight using (queue_name)
-full join served using (queue_name)
+    coalesce(worker_counts.count, 0)
+from waiting_counts
+full join delayed_counts using (queue_name)
+full join in_flight_counts using (queue_name)
+full join worker_counts using (queue_name)
 full join (select name as queue_name, paused_at from {schema}.queues where paused_at is not null) as queues using (queue_name)
 order by queue_name;

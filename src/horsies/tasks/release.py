@@ -35,7 +35,7 @@ def release(worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, i
 
 def release_interrupted(worker: str, endings: Iterable[Held]) -> Query:
     """Give back, uncounted, those of these that have a retry policy and attempts left."""
-    return SQL["release_interrupted"](worker=worker, **_arrays(endings))
+    return SQL["release_interrupted_tasks"](worker=worker, **_arrays(endings))
 
 
 def _arrays(claims: Iterable[Held]) -> _Arrays:
@@ -52,19 +52,19 @@ def notify_new(claims: Sequence[Claim]) -> list[Query]:
         if lane not in oldest or claim.enqueued_at < oldest[lane].enqueued_at:
             oldest[lane] = claim
     return [
-        SQL["notify_new"](queue=claim.queue_name, priority=claim.priority, enqueued_at=claim.enqueued_at)
+        SQL["notify_new_tasks"](queue=claim.queue_name, priority=claim.priority, enqueued_at=claim.enqueued_at)
         for claim in oldest.values()
     ]
 
 
 def notify_freed() -> Query:
     """Capped capacity is free again: whoever has room may try."""
-    return SQL["notify_freed"]()
+    return SQL["notify_capacity_freed"]()
 
 
 def notify_everyone() -> Query:
     """Something was put back, wherever it belongs: everyone looks from the start."""
-    return SQL["notify_everyone"]()
+    return SQL["notify_all_queues"]()
 
 
 def report_progress(worker: str, reports: Sequence[tuple[TaskId, int, str]]) -> Query:
@@ -78,4 +78,4 @@ def report_progress(worker: str, reports: Sequence[tuple[TaskId, int, str]]) -> 
 
 
 def get_held(worker: str) -> Query:
-    return SQL["get_held"](worker=worker)
+    return SQL["get_held_tasks"](worker=worker)

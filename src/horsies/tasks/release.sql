@@ -1,6 +1,6 @@
 -- name: release_tasks
--- Claims whose user code never began go back, as if nobody had claimed them: the attempt does not count. Only child processes that died
--- with one in their hands are counted, so that a task that kills them before it begins does not do so for ever.
+-- Release claims whose user code never started: the attempt does not count. Only child processes that died while they held the task are
+-- counted, so that a task that kills them before it starts does not do so forever.
 update {schema}.tasks
 set
     status = 'PENDING',
@@ -14,9 +14,9 @@ and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
 and claimed_by = %(worker)s::uuid
 returning tasks.id::text;
 
--- name: release_interrupted
--- Begun, and interrupted by a shutdown: those that have a retry policy and attempts left go back, and the attempt does not count, whatever the policy
--- lists: the stop is not the task's fault. The others stay, and are ended by the statement that follows.
+-- name: release_interrupted_tasks
+-- Release running tasks that a shutdown interrupted, if they have a retry policy and attempts left. The attempt does not count, whatever
+-- codes the policy lists: the stop is not the task's fault. The other tasks stay, and the statement that follows ends them.
 update {schema}.tasks
 set
     status = 'PENDING',
@@ -32,17 +32,17 @@ and tasks.attempts < cardinality(tasks.retry_delays_ms)
 and tasks.cancel_requested_at is null
 returning tasks.id::text;
 
--- name: notify_new
+-- name: notify_new_tasks
 select pg_notify(
     '{new_channel}',
-    {schema}.news_of(true, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(queue)s::text)
+    {schema}.wakeup_payload(true, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(queue)s::text)
 );
 
--- name: notify_freed
--- Capacity that others may be waiting for.
+-- name: notify_capacity_freed
+-- Other workers may wait for this capacity.
 select pg_notify('{new_channel}', 'freed');
 
--- name: notify_everyone
+-- name: notify_all_queues
 select pg_notify('{new_channel}', '*');
 
 -- name: report_progress
@@ -54,8 +54,8 @@ and tasks.id = report.id
 and tasks.claim_no = report.claim_no
 and tasks.claimed_by = %(worker)s::uuid;
 
--- name: get_held
--- Every row that this worker owns, by the database's account.
+-- name: get_held_tasks
+-- All rows that this worker owns in the database.
 select
     id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1, '', timeout_ms, false, root_id::text,
     cancel_requested_at is not null

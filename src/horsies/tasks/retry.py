@@ -74,7 +74,7 @@ class Retry:
         """What was not there to be brought back. Ours may have been the hand that did it, if the answer was lost."""
         if not task_ids:
             return {}
-        known = yield from rows(SQL["get_known"](ids=task_ids))
+        known = yield from rows(SQL["get_existing_ids"](ids=task_ids))
         seen = {ending.id for ending in self._seen or ()} if self._is_repeated else set[TaskId]()
         return dict.fromkeys(task_ids, RetryOutcome.NOT_FOUND) | {
             task_id: RetryOutcome.RETRIED if task_id in seen else RetryOutcome.NOT_ENDED for (task_id,) in known
@@ -96,13 +96,13 @@ class Retry:
         free = [ending for ending in endings if ending.id not in taken]
         _, back, _, _ = yield from ask(
             keep_to_indexes(),
-            SQL["bring_back"](
+            SQL["requeue_tasks"](
                 ids=[ending.id for ending in free],
                 claim_nos=[ending.claim_no for ending in free],
                 since=min(ending.finished_at for ending in endings),
                 until=max(ending.finished_at for ending in endings),
             ),
-            SQL["mark_keys"](ids=[ending.id for ending in free], task_names=names),
+            SQL["renew_keys"](ids=[ending.id for ending in free], task_names=names),
             SQL["commit_retry"](),
         )
         return dict.fromkeys(taken.intersection(ids), RetryOutcome.KEY_TAKEN) | {
@@ -112,7 +112,7 @@ class Retry:
 
 def get_endings(task_ids: Sequence[TaskId]) -> Op[list[Ending]]:
     """In order of their ids."""
-    found = yield from rows(SQL["get_endings"](ids=list(task_ids)))
+    found = yield from rows(SQL["get_finished_tasks"](ids=list(task_ids)))
     return [_ending(*row) for row in found]
 
 

@@ -1,18 +1,18 @@
--- name: get_endings
+-- name: get_finished_tasks
 select
-    ended.id::text, claim_no, task_name, status, finished_at,
+    task.id::text, claim_no, task_name, status, finished_at,
     coalesce(good_until <= statement_timestamp(), false), node_id is not null
 from unnest(%(ids)s::uuid[]) as wanted (id)
--- One by one: `id = any(...)` reads the whole of a day that was filled and not analysed yet.
+-- One by one: `id = any(...)` reads the whole partition if it was filled and not analysed yet.
 cross join lateral (
     select id, claim_no, task_name, status, finished_at, good_until, node_id
     from {schema}.finished
     where finished.id = wanted.id
     offset 0
-) as ended
-order by ended.id;
+) as task
+order by task.id;
 
--- name: get_known
+-- name: get_existing_ids
 select id::text
 from {schema}.all_tasks
 where id = any(%(ids)s::uuid[]);
@@ -21,19 +21,19 @@ where id = any(%(ids)s::uuid[]);
 begin isolation level read committed;
 
 -- name: lock_keys
--- The keys that these tasks have, or had: nobody takes one over until we are done. Which of these tasks have lost theirs to another.
-select former::text[]
+-- Lock the keys that these tasks have or had: no send takes one over until the commit. Returns which tasks have lost their key to another.
+select previous_task_ids::text[]
 from {schema}.keys
 where task_name = any(%(task_names)s::text[])
-and (task_id = any(%(ids)s::uuid[]) or former && %(ids)s::uuid[])
+and (task_id = any(%(ids)s::uuid[]) or previous_task_ids && %(ids)s::uuid[])
 order by task_name, key
 for update;
 
--- name: bring_back
-with gone as (
+-- name: requeue_tasks
+with deleted_tasks as (
     delete from {schema}.finished
     where id = any(%(ids)s::uuid[])
-    -- Only the ending that was seen. The ids come sorted.
+    -- Only the end that was read before. The ids are sorted.
     and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
     and finished_at between %(since)s::timestamptz and %(until)s::timestamptz
     and node_id is null
@@ -49,7 +49,7 @@ select
     timeout_ms, retry_delays_ms, retry_jitter, retry_for,
     case
         when status = 'FAILED' or status = 'CANCELLED' and started_at is not null
-        -- As for a retry by policy: the last 20, and of a long error its two ends.
+        -- As for a retry by policy: the last 20, and of a long error its beginning and end.
         then (failed_attempts || json_build_object(
             'attempt', attempts,
             'error_code', error_code,
@@ -69,13 +69,13 @@ select
         else failed_attempts
     end,
     least(attempts, 1000000000),
-    -- A retry that is repeated knows by this that it was done, even if the task has ended again unclaimed.
+    -- A repeated retry recognizes by this that it was done, even if the task has ended again without a claim.
     claim_no %% 2147483646 + 1,
     trace
-from gone
+from deleted_tasks
 returning id::text;
 
--- name: mark_keys
+-- name: renew_keys
 update {schema}.keys
 set send_id = gen_random_uuid()
 where task_name = any(%(task_names)s::text[])

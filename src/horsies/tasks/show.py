@@ -36,5 +36,5 @@ def show(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInfo, Stored] 
     info = yield from get_info(task_id)
     if info is None:
         return None
-    row = yield from one(SQL["get_stored"](id=task_id, task_name=info.task_name, characters=characters))
+    row = yield from one(SQL["get_task_detail"](id=task_id, task_name=info.task_name, characters=characters))
     return None if row is None else (info, Stored(*row))

@@ -1,4 +1,4 @@
--- name: get_stored
+-- name: get_task_detail
 select
     task.claim_no,
     coalesce(cardinality(task.retry_delays_ms), 0),
@@ -8,7 +8,7 @@ select
     workflows.name,
     nodes.node_id,
     (
-        -- By the name first: that is how keys are found.
+        -- By the name first: keys are indexed by it.
         select keys.key
         from {schema}.keys
         where keys.task_name = %(task_name)s::text

@@ -86,7 +86,7 @@ class Fate(Enum):
 
     OFFERED = "offered"
     UNKNOWN = "unknown"
-    NOBODY = "nobody"
+    NOBODY = "no_worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _current(avoided: dict[Key, float], now: float) -> list[Key]:
 
 def set_aside(worker: str, unfit: Sequence[Unfit]) -> Query:
     """Give back what this worker cannot run. Answers with a `Fate` for each that was still its own."""
-    return SQL["set_aside"](
+    return SQL["set_aside_claims"](
         worker=worker,
         ids=[each.id for each in unfit],
         claim_nos=[each.claim_no for each in unfit],
@@ -159,10 +159,10 @@ def set_aside_ahead(unfit: Sequence[Unfit]) -> Query:
         lane = claim.queue_name, claim.priority
         oldest[lane] = min(oldest.get(lane, claim.enqueued_at), claim.enqueued_at)
     names = sorted({(each.claim.queue_name, each.claim.task_name) for each in unfit})
-    return SQL["set_aside_ahead"](
+    return SQL["set_aside_following_tasks"](
         queues=[queue for queue, _ in oldest],
         priorities=[priority for _, priority in oldest],
-        moments=list(oldest.values()),
+        times=list(oldest.values()),
         name_queues=[queue for queue, _ in names],
         names=[name for _, name in names],
         limit=AHEAD,
@@ -190,7 +190,7 @@ def set_aside_more(sweep: Sweep) -> Op[int]:
         sweep.after, sweep.found = FIRST_ID, 0
         return 0
     names = [name for (name,) in found]
-    ((last, count),) = yield from rows(SQL["set_aside_more"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names))
+    ((last, count),) = yield from rows(SQL["set_aside_named_tasks"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names))
     sweep.found += count
     if last is None:
         sweep.rests = 0 if sweep.found else RESTS
@@ -202,10 +202,10 @@ def set_aside_more(sweep: Sweep) -> Op[int]:
 def offer_again(batches: int = 1) -> Op[int]:
     """Bring back what waits for a worker, and one is there now that may run it: 5 000 in a batch. How many."""
     total = 0
-    if (yield from rows(SQL["is_any_set_aside"]())) == [(False,)]:
+    if (yield from rows(SQL["has_unknown_tasks"]())) == [(False,)]:
         return total
     for _ in range(batches):
-        ((count, _),) = yield from rows(SQL["offer_again"](limit=OFFERED_AT_ONCE, looked_at=LOOKED_AT))
+        ((count, _),) = yield from rows(SQL["offer_tasks_again"](limit=OFFERED_AT_ONCE, sample_size=LOOKED_AT))
         total += count
         if count < OFFERED_AT_ONCE:
             break
@@ -214,16 +214,16 @@ def offer_again(batches: int = 1) -> Op[int]:
 
 def list_unknown() -> Op[list[UnknownTasks]]:
     """What waits for a worker that can run it, by task."""
-    found = yield from rows(SQL["list_unknown"](names=NAMES_AT_MOST, counted=COUNTED_AT_MOST))
+    found = yield from rows(SQL["list_unknown_tasks"](names=NAMES_AT_MOST, counted=COUNTED_AT_MOST))
     return [UnknownTasks(*row) for row in found]
 
 
 def get_impatient(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:
     """What has waited for longer than it may: id, name, and why its arguments were refused, if they were."""
-    return SQL["get_impatient"](
+    return SQL["get_overdue_tasks"](
         unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, names=10 * NAMES_AT_MOST, excluded=list(excluded)
     )
 
 
 def lock_impatient(ids: Sequence[TaskId]) -> Query:
-    return SQL["lock_impatient"](ids=list(ids))
+    return SQL["lock_overdue_tasks"](ids=list(ids))

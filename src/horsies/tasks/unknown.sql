@@ -1,45 +1,45 @@
--- name: set_aside
--- Claims that this worker cannot run: it does not know the task, or cannot read the arguments. User code has not begun, so they go back, and the attempt
--- does not count. Where another living worker may be able to, they are offered to it. Where none is, they leave the claim index and wait, except
--- those that nobody would have to be waited for (`may_wait`): these stay ours, and come back as 'nobody', to be ended.
-with given as (
+-- name: set_aside_claims
+-- Release claims that this worker cannot run: it does not know the task, or cannot read the arguments. User code has not started, so the
+-- attempt does not count. If another living worker may be able to run the task, it is offered to it. If not, the task leaves the claim
+-- index and waits. A task that must not wait (`may_wait`) stays claimed and is returned as 'no_worker', to be ended.
+with unfit_claims as (
     select *
     from unnest(
         %(ids)s::uuid[], %(claim_nos)s::integer[], %(signatures)s::bigint[], %(refusals)s::json[], %(may_wait)s::boolean[]
-    ) as given (id, claim_no, signature, refusal, may_wait)
+    ) as unfit_claims (id, claim_no, signature, refusal, may_wait)
 ),
-held as materialized (
+held_tasks as materialized (
     select
-        tasks.id, tasks.claim_no, given.may_wait, given.refusal,
-        refused.by as refused_by,
+        tasks.id, tasks.claim_no, unfit_claims.may_wait, unfit_claims.refusal,
+        refusals.by as refused_by,
         exists (
             select
             from {schema}.workers
             where workers.id <> %(worker)s::uuid
             and {schema}.can_run(
                 workers.queues, workers.task_names, workers.signatures,
-                tasks.queue_name, tasks.task_name, refused.by
+                tasks.queue_name, tasks.task_name, refusals.by
             )
         ) as is_offered
     from {schema}.tasks
-    join given using (id)
+    join unfit_claims using (id)
     cross join lateral (
         select case
-            when given.signature is null then tasks.refused_by
-            -- A list by hand with more dimensions has no end that something could be put at.
-            when array_ndims(tasks.refused_by) > 1 then array[given.signature]
-            when given.signature = any(tasks.refused_by) then tasks.refused_by
-            else tasks.refused_by || given.signature
+            when unfit_claims.signature is null then tasks.refused_by
+            -- A hand-written array of more dimensions cannot be appended to.
+            when array_ndims(tasks.refused_by) > 1 then array[unfit_claims.signature]
+            when unfit_claims.signature = any(tasks.refused_by) then tasks.refused_by
+            else tasks.refused_by || unfit_claims.signature
         end
-    ) as refused (by)
+    ) as refusals (by)
     where tasks.id = any(%(ids)s::uuid[])
-    and tasks.claim_no = given.claim_no
+    and tasks.claim_no = unfit_claims.claim_no
     and tasks.claimed_by = %(worker)s::uuid
-    -- Whoever is waited for here may have given it to another worker: then it is no longer ours.
+    -- The session that holds the lock may have released the task: then this worker does not own it any more.
     order by tasks.id
     for update of tasks
 ),
-returned as (
+released_tasks as (
     update {schema}.tasks
     set
         status = 'PENDING',
@@ -48,37 +48,37 @@ returned as (
         lease_until = null,
         started_at = null,
         progress = null,
-        ready = held.is_offered,
-        unknown_since = case when not held.is_offered then statement_timestamp() end,
-        refused_by = held.refused_by,
-        refusal = coalesce(held.refusal, tasks.refusal)
-    from held
-    where tasks.id = any(array(select held.id from held where held.is_offered or held.may_wait))
-    and tasks.id = held.id
-    and tasks.claim_no = held.claim_no
+        ready = held_tasks.is_offered,
+        unknown_since = case when not held_tasks.is_offered then statement_timestamp() end,
+        refused_by = held_tasks.refused_by,
+        refusal = coalesce(held_tasks.refusal, tasks.refusal)
+    from held_tasks
+    where tasks.id = any(array(select held_tasks.id from held_tasks where held_tasks.is_offered or held_tasks.may_wait))
+    and tasks.id = held_tasks.id
+    and tasks.claim_no = held_tasks.claim_no
     and tasks.claimed_by = %(worker)s::uuid
     returning tasks.id
 )
-select held.id::text, case when held.is_offered then 'offered' when held.may_wait then 'unknown' else 'nobody' end
-from held
-left join returned using (id)
-where returned.id is not null or not (held.is_offered or held.may_wait);
+select held_tasks.id::text, case when held_tasks.is_offered then 'offered' when held_tasks.may_wait then 'unknown' else 'no_worker' end
+from held_tasks
+left join released_tasks using (id)
+where released_tasks.id is not null or not (held_tasks.is_offered or held_tasks.may_wait);
 
--- name: set_aside_ahead
--- What comes behind a task that no living worker knows is often more of it: as much as lies within so many rows leaves the claim index with it, or each would
--- have to be claimed once. What somebody holds locked is left to the next time.
-with unknown as materialized (
-    select given.queue_name, given.task_name
-    from unnest(%(name_queues)s::text[], %(names)s::text[]) as given (queue_name, task_name)
+-- name: set_aside_following_tasks
+-- The tasks behind one that no living worker knows are often of the same name: those within the next rows leave the claim index with it, or
+-- each would have to be claimed once. Locked rows are left to the next time.
+with unknown_names as materialized (
+    select name.queue_name, name.task_name
+    from unnest(%(name_queues)s::text[], %(names)s::text[]) as name (queue_name, task_name)
     where not exists (
         select
         from {schema}.workers
-        where {schema}.can_run(workers.queues, workers.task_names, workers.signatures, given.queue_name, given.task_name, null)
+        where {schema}.can_run(workers.queues, workers.task_names, workers.signatures, name.queue_name, name.task_name, null)
     )
 ),
-ahead as materialized (
+following_tasks as materialized (
     select task.id
-    from unnest(%(queues)s::text[], %(priorities)s::integer[], %(moments)s::timestamptz[]) as lane (queue_name, priority, enqueued_at)
+    from unnest(%(queues)s::text[], %(priorities)s::integer[], %(times)s::timestamptz[]) as lane (queue_name, priority, enqueued_at)
     cross join lateral (
         select tasks.id, tasks.task_name
         from {schema}.tasks
@@ -90,12 +90,12 @@ ahead as materialized (
         order by tasks.enqueued_at, tasks.id
         limit %(limit)s::integer
     ) as task
-    where (lane.queue_name, task.task_name) in (select unknown.queue_name, unknown.task_name from unknown)
+    where (lane.queue_name, task.task_name) in (select unknown_names.queue_name, unknown_names.task_name from unknown_names)
 ),
-locked as materialized (
+locked_tasks as materialized (
     select tasks.id
     from {schema}.tasks
-    where tasks.id = any(array(select ahead.id from ahead))
+    where tasks.id = any(array(select following_tasks.id from following_tasks))
     and tasks.status = 'PENDING'
     and tasks.ready
     order by tasks.id
@@ -103,33 +103,19 @@ locked as materialized (
 )
 update {schema}.tasks
 set ready = false, unknown_since = statement_timestamp()
-where tasks.id = any(array(select locked.id from locked))
+where tasks.id = any(array(select locked_tasks.id from locked_tasks))
 and tasks.status = 'PENDING';
 
 -- name: get_unknown_names
--- Of what is set aside: the names that no living worker knows, so many at most.
-with recursive name as (
-    (
-        select tasks.task_name
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        order by tasks.task_name
-        limit 1
-    )
-    union all
-    select next.task_name
-    from name
-    cross join lateral (
-        select tasks.task_name
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        and tasks.task_name > name.task_name
-        order by tasks.task_name
-        limit 1
-    ) as next
-)
+-- Names of waiting tasks that no living worker knows, up to a limit.
+-- A name is listed at most twice.
 select name.task_name
-from (select * from name limit %(limit)s::integer) as name
+from (
+    select distinct names.task_name
+    from {schema}.unknown_task_names(2 * %(limit)s::integer) as names
+    order by names.task_name
+    limit %(limit)s::integer
+) as name
 where not exists (
     select
     from {schema}.workers
@@ -137,53 +123,54 @@ where not exists (
     or name.task_name = any(workers.task_names)
 );
 
--- name: set_aside_more
--- Of the next rows by id, whatever they are: those of these names leave the claim index. Where the next look goes on, and how many there were.
-with looked_at as materialized (
+-- name: set_aside_named_tasks
+-- Of the next rows by id, those with one of these names leave the claim index. Returns where the next page starts, and how many rows were
+-- changed.
+with page as materialized (
     select tasks.id, tasks.task_name
     from {schema}.tasks
     where tasks.id > %(after)s::uuid
     order by tasks.id
     limit %(limit)s::integer
 ),
-locked as materialized (
+locked_tasks as materialized (
     select tasks.id
     from {schema}.tasks
-    where tasks.id = any(array(select looked_at.id from looked_at where looked_at.task_name = any(%(names)s::text[])))
+    where tasks.id = any(array(select page.id from page where page.task_name = any(%(names)s::text[])))
     and tasks.status = 'PENDING'
     and tasks.ready
     order by tasks.id
     for update skip locked
 ),
-changed as (
+changed_tasks as (
     update {schema}.tasks
     set ready = false, unknown_since = statement_timestamp()
-    where tasks.id = any(array(select locked.id from locked))
+    where tasks.id = any(array(select locked_tasks.id from locked_tasks))
     returning tasks.id
 )
 select
-    (select looked_at.id::text from looked_at order by looked_at.id desc limit 1),
-    (select count(*) from changed);
+    (select page.id::text from page order by page.id desc limit 1),
+    (select count(*) from changed_tasks);
 
--- name: is_any_set_aside
+-- name: has_unknown_tasks
 select exists (select from {schema}.tasks where tasks.unknown_since is not null);
 
--- name: offer_again
--- What waits for a worker that can run it, and now there is one: back into the claim index, and whoever has room is told. By the names that workers know,
--- and then once for all tasks that differ in nothing that matters: there may be very many.
-with capable as materialized (
-    select distinct queue.name as queue_name, known.task_name, known.signature
+-- name: offer_tasks_again
+-- Return tasks to the claim index for which there is a worker now, and notify workers. By the names that workers know, and then once for
+-- all tasks that are equal in what matters: there may be very many.
+with known_tasks as materialized (
+    select distinct queue.name as queue_name, task.task_name, task.signature
     from {schema}.workers
     cross join lateral unnest(workers.queues) as queue (name)
-    cross join lateral unnest(workers.task_names, workers.signatures) as known (task_name, signature)
+    cross join lateral unnest(workers.task_names, workers.signatures) as task (task_name, signature)
 ),
-alike as materialized (
-    select distinct name.task_name, few.queue_name, few.refused_by
+task_groups as materialized (
+    select distinct name.task_name, sample.queue_name, sample.refused_by
     from (
-        select distinct capable.task_name
-        from capable
+        select distinct known_tasks.task_name
+        from known_tasks
         union
-        -- For a worker that does not say what it knows: the first of those that wait.
+        -- For workers that do not say what they know: the first tasks that wait.
         select first.task_name
         from (
             select tasks.task_name
@@ -200,82 +187,62 @@ alike as materialized (
         where tasks.task_name = name.task_name
         and tasks.unknown_since is not null
         order by (tasks.refused_by is not null), tasks.unknown_since
-        limit %(looked_at)s::integer
-    ) as few
+        limit %(sample_size)s::integer
+    ) as sample
 ),
-able as materialized (
+runnable_tasks as materialized (
     select task.id
-    from alike
+    from task_groups
     cross join lateral (
         select tasks.id
         from {schema}.tasks
-        where tasks.task_name = alike.task_name
-        and tasks.queue_name = alike.queue_name
-        and tasks.refused_by is not distinct from alike.refused_by
+        where tasks.task_name = task_groups.task_name
+        and tasks.queue_name = task_groups.queue_name
+        and tasks.refused_by is not distinct from task_groups.refused_by
         and tasks.unknown_since is not null
         limit %(limit)s::integer
     ) as task
     where exists (
         select
-        from capable
-        where capable.task_name = alike.task_name
-        and capable.queue_name = alike.queue_name
-        and (alike.refused_by is null or capable.signature <> all(alike.refused_by))
+        from known_tasks
+        where known_tasks.task_name = task_groups.task_name
+        and known_tasks.queue_name = task_groups.queue_name
+        and (task_groups.refused_by is null or known_tasks.signature <> all(task_groups.refused_by))
     )
     or exists (
         select
         from {schema}.workers
         where workers.task_names is null
-        and alike.queue_name = any(workers.queues)
+        and task_groups.queue_name = any(workers.queues)
     )
     limit %(limit)s::integer
 ),
-locked as materialized (
+locked_tasks as materialized (
     select tasks.id
     from {schema}.tasks
-    where tasks.id = any(array(select able.id from able))
+    where tasks.id = any(array(select runnable_tasks.id from runnable_tasks))
     and tasks.unknown_since is not null
     and tasks.status = 'PENDING'
     order by tasks.id
     for update skip locked
 ),
-offered as (
+offered_tasks as (
     update {schema}.tasks
     set ready = true, unknown_since = null
-    where tasks.id = any(array(select locked.id from locked))
+    where tasks.id = any(array(select locked_tasks.id from locked_tasks))
     returning tasks.queue_name, tasks.priority, tasks.enqueued_at
 ),
-told as (
-    select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
-    from offered
+notifications as (
+    select pg_notify('{new_channel}', {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
+    from offered_tasks
     group by queue_name, priority
 )
-select (select count(*) from offered), (select count(*) from told);
+select (select count(*) from offered_tasks), (select count(*) from notifications);
 
--- name: list_unknown
--- By task: how many wait, counted so far and no further; since when the first of them does; whether workers know it and could not read its arguments.
-with recursive name as (
-    (
-        select tasks.task_name, tasks.refused_by is not null as is_refused
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        order by tasks.task_name, (tasks.refused_by is not null)
-        limit 1
-    )
-    union all
-    select next.task_name, next.is_refused
-    from name
-    cross join lateral (
-        select tasks.task_name, tasks.refused_by is not null as is_refused
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        and (tasks.task_name, tasks.refused_by is not null) > (name.task_name, name.is_refused)
-        order by tasks.task_name, (tasks.refused_by is not null)
-        limit 1
-    ) as next
-)
+-- name: list_unknown_tasks
+-- By task: whether workers know it and could not read its arguments; how many wait, up to a limit; and since when the first of them does.
 select name.task_name, name.is_refused, few.count, few.since
-from (select * from name limit %(names)s::integer) as name
+from {schema}.unknown_task_names(%(names)s::integer) as name
 cross join lateral (
     select count(*) as count, min(counted.unknown_since) as since
     from (
@@ -290,30 +257,10 @@ cross join lateral (
 ) as few
 order by name.task_name, name.is_refused;
 
--- name: get_impatient
--- What has waited for longer than it may: for a worker that knows it, and for one with another signature.
-with recursive name as (
-    (
-        select tasks.task_name, tasks.refused_by is not null as is_refused
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        order by tasks.task_name, (tasks.refused_by is not null)
-        limit 1
-    )
-    union all
-    select next.task_name, next.is_refused
-    from name
-    cross join lateral (
-        select tasks.task_name, tasks.refused_by is not null as is_refused
-        from {schema}.tasks
-        where tasks.unknown_since is not null
-        and (tasks.task_name, tasks.refused_by is not null) > (name.task_name, name.is_refused)
-        order by tasks.task_name, (tasks.refused_by is not null)
-        limit 1
-    ) as next
-)
-select late.id::text, name.task_name, late.refusal::text
-from (select * from name limit %(names)s::integer) as name
+-- name: get_overdue_tasks
+-- Tasks that have waited longer than allowed: for a worker that knows them, or for one with another signature.
+select task.id::text, name.task_name, task.refusal::text
+from {schema}.unknown_task_names(%(names)s::integer) as name
 cross join lateral (
     select tasks.id, tasks.refusal
     from {schema}.tasks
@@ -324,10 +271,10 @@ cross join lateral (
     and tasks.id <> all(%(excluded)s::uuid[])
     order by tasks.unknown_since
     limit %(limit)s::integer
-) as late
+) as task
 limit %(limit)s::integer;
 
--- name: lock_impatient
+-- name: lock_overdue_tasks
 select id::text
 from {schema}.tasks
 where id = any(%(ids)s::uuid[])

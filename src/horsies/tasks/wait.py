@@ -63,9 +63,9 @@ def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, Found[Answer]]]:
     # Every day that is looked into is planned for. Clocks may differ by an hour; beyond that the second look, which is not pruned,
     # finds it.
     since, until = _made_at(task_ids) - CLOCKS_DIFFER, datetime.now(UTC) + CLOCKS_DIFFER
-    known = _by_id((yield from rows(SQL["get_ended"](ids=task_ids, since=since, until=until))))
+    known = _by_id((yield from rows(SQL["get_results"](ids=task_ids, since=since, until=until))))
     if missing := [task_id for task_id in task_ids if task_id not in known]:
-        known |= _by_id((yield from rows(SQL["get_ended_unpruned"](ids=missing))))
+        known |= _by_id((yield from rows(SQL["get_results_unpruned"](ids=missing))))
     unknown: Found[Answer] = Found(NotEnded.UNKNOWN)
     return {task_id: known.get(task_id, unknown) for task_id in task_ids}
 

@@ -52,7 +52,7 @@ def find_workers(prefix: str) -> Op[list[str]]:
 def ping(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
     """Ask these workers for a heartbeat now. When they had the last one, of those that are registered."""
     found, _ = yield from ask(
-        SQL["get_heartbeats"](ids=list(worker_ids)), SQL["ask_for_heartbeat"](ids=list(worker_ids))
+        SQL["get_heartbeats"](ids=list(worker_ids)), SQL["request_heartbeat"](ids=list(worker_ids))
     )
     return dict(found)
 

@@ -13,7 +13,7 @@ select
     workers.library_version, workers.started_at,
     extract(epoch from greatest(clock_timestamp() - workers.heartbeat_at, interval '0'))::float8,
     coalesce(in_flight.claimed, 0), coalesce(in_flight.running, 0),
-    newest.memory_usage_mb::float8, newest.children_memory_mb::float8, workers.app
+    newest_state.memory_usage_mb::float8, newest_state.children_memory_mb::float8, workers.app
 from {schema}.workers
 left join in_flight on in_flight.claimed_by = workers.id
 left join lateral (
@@ -22,7 +22,7 @@ left join lateral (
     where worker_states.worker_id = workers.id
     order by snapshot_at desc
     limit 1
-) as newest on true
+) as newest_state on true
 order by workers.started_at, workers.id;
 
 -- name: find_workers
@@ -40,6 +40,6 @@ select id::text, heartbeat_at
 from {schema}.workers
 where id = any(%(ids)s::uuid[]);
 
--- name: ask_for_heartbeat
+-- name: request_heartbeat
 select pg_notify('{control_channel}', id::text || ' ping')
 from unnest(%(ids)s::uuid[]) as id;

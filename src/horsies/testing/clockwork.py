@@ -62,14 +62,14 @@ def _problems(by: object) -> Iterator[str]:
 
 
 def _advance(by: timedelta, schema: str) -> Op[None]:
-    found = yield from rows(SQL["get_moves"](seconds=by.total_seconds(), schema=schema))
+    found = yield from rows(SQL["get_time_shifts"](seconds=by.total_seconds(), schema=schema))
     moves = "; ".join(f"update {{schema}}.{table} set {moved}" for table, moved in found)  # noqa: S608 - quoted by the server
     yield from script(Statement("move_times", f"begin; {set_locally(PINNED)}; {moves}; commit"))
     yield from keep_house()
 
 
 def _follow_schedules(app: Horsies, schedules: Sequence[Declared], ahead: timedelta, by: timedelta) -> Op[None]:
-    ((now,),) = yield from rows(TICK["get_moment"](now=None))
+    ((now,),) = yield from rows(TICK["get_tick_time"](now=None))
     moment, end = now + ahead, now + ahead + by
     yield from sync(schedules, app=app.name, locator=app.locator, now=moment)
     while moment <= end:

@@ -1,5 +1,5 @@
--- name: get_moves
--- For each table, what moves all of its moments back.
+-- name: get_time_shifts
+-- For each table, the SET clause that moves all of its times back.
 select
     format('%%I', relname),
     string_agg(format('%%1$I = %%1$I - %%2$L::interval', attname, make_interval(secs => %(seconds)s::float8)), ', ')

@@ -131,7 +131,7 @@ class Drain:
 
     def _claim(self) -> Op[Claim | None]:
         if self.retries == "now":
-            yield from rows(SQL["hasten_retries"]())
+            yield from rows(SQL["make_retries_due"]())
         lanes = from_start([queue.name for queue in queues_of(self.app.config, _AS_A_WORKER)])
         wanted = Wanted(self.worker, TaskStatus.RUNNING, 1, self._limits.lease_ms, caps=self._limits.caps)
         outcome = yield from take_turn(

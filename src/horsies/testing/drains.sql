@@ -1,5 +1,5 @@
--- name: hasten_retries
--- Every failed attempt is followed by the next one at once, also one of an earlier drain.
+-- name: make_retries_due
+-- Make every pending retry due now, also those of an earlier drain.
 update {schema}.tasks
 set enqueued_at = statement_timestamp(), ready = true, unknown_since = null
 where status = 'PENDING'

@@ -99,7 +99,7 @@ def refute_enqueued(
 
 
 def _get_enqueued() -> Op[list[Enqueued]]:
-    found = yield from rows(SQL["get_enqueued"]())
+    found = yield from rows(SQL["get_enqueued_tasks"]())
     return [Enqueued(*row[:-1], args=json.loads(row[-1])) for row in found]
 
 

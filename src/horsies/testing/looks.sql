@@ -1,6 +1,6 @@
--- name: get_enqueued
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
--- What waits to be run, now or later, in the order it is due.
+-- name: get_enqueued_tasks
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Pending tasks, due now or later, in the order they are due.
 select
     tasks.id::pg_catalog.text, tasks.task_name, tasks.queue_name, tasks.priority, keys.key, tasks.enqueued_at,
     tasks.good_until, tasks.attempts,

@@ -1,5 +1,5 @@
 -- name: get_tables
--- All that holds data, as they are written in a statement. Partitions go with their tables.
+-- All tables with data, quoted for use in a statement. Partitions are included in their parents.
 select format('%%I', relname)
 from pg_class
 join pg_namespace on pg_namespace.oid = pg_class.relnamespace

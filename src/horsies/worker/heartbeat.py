@@ -111,7 +111,7 @@ class Heartbeat:
     ) -> None:
         self._beating.cancel()
         # After an error tasks may still be ours by the database's account: the row stays, for whoever recovers them.
-        await self._link.close(rows(SQL["retire_worker"](id=self._books.worker)) if kind is None else None)
+        await self._link.close(rows(SQL["deregister_worker"](id=self._books.worker)) if kind is None else None)
         self._listener().let_go(self._lock)
 
     async def _beat_for_ever(self) -> None:
@@ -159,7 +159,7 @@ class Heartbeat:
         if session is None or session == self._locked_in:
             return
         try:
-            taken = await self._link.run(one(SQL["take_lock"](name=self._lock)))
+            taken = await self._link.run(one(SQL["acquire_worker_lock"](name=self._lock)))
         except DatabaseError as error:
             log.debug("the worker's advisory lock could not be taken: %s", broker_error(error))
         else:
@@ -204,7 +204,7 @@ class Heartbeat:
         # Alone: nothing that takes long may hold up the sign of life, and together they would be one transaction.
         holds_lock = self._holds_lock
         self._hurries_left = 0 if holds_lock else self._hurries_left - 1
-        if not (yield from self._sign_of_life(SQL["beat"](id=worker, holds_lock=holds_lock))):
+        if not (yield from self._sign_of_life(SQL["record_heartbeat"](id=worker, holds_lock=holds_lock))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
         # One that is stopping takes nothing more, and a task that its children do not have is not waited for here.
         known = {} if self._books.stopping else dict(self._books.known.signatures)
@@ -214,7 +214,7 @@ class Heartbeat:
         return held
 
     def _change_tasks(self, known: Mapping[str, int]) -> Query:
-        return SQL["change_tasks"](id=self._books.worker, task_names=list(known), signatures=list(known.values()))
+        return SQL["update_known_tasks"](id=self._books.worker, task_names=list(known), signatures=list(known.values()))
 
     def _sign_of_life(self, sign: Query) -> Op[bool]:
         """Whether it was taken. The answer is what the database's clock says."""
@@ -231,7 +231,7 @@ class Heartbeat:
             return []
         self._snapshot_at = now + self._snapshot_s
         parent, children = self._health.parent(), self._health.children([m.pid for m in list(self._books.roster)])
-        snapshot = SQL["take_snapshot"](
+        snapshot = SQL["insert_snapshot"](
             id=self._books.worker,
             tasks_running=self._books.running_count,
             tasks_claimed=len(self._books.buffer),

@@ -12,12 +12,12 @@ values (
     %(task_names)s::text[],
     %(signatures)s::bigint[]
 )
--- Said again after an answer that was lost.
+-- The statement may be repeated after a lost answer.
 on conflict (id) do nothing
 returning extract(epoch from clock_timestamp())::float8;
 
 -- name: get_task_clashes
--- Other apps, and which of this worker's tasks their workers know too, where their queues overlap; a few names of each.
+-- Other apps whose workers know tasks of this worker, on queues that both serve, with a few of the names.
 select other.app, (array_agg(distinct known.name order by known.name))[:10]
 from {schema}.workers as one
 join {schema}.workers as other on other.app <> one.app and other.queues && one.queues
@@ -27,22 +27,22 @@ and known.name = any(other.task_names)
 group by other.app
 order by other.app;
 
--- name: beat
+-- name: record_heartbeat
 update {schema}.workers
 set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
 where id = %(id)s::uuid
 returning extract(epoch from heartbeat_at)::float8;
 
--- name: change_tasks
+-- name: update_known_tasks
 update {schema}.workers
 set task_names = %(task_names)s::text[], signatures = %(signatures)s::bigint[]
 where id = %(id)s::uuid;
 
--- name: take_lock
--- For as long as this session lasts. Whoever holds it alone is a stranger, and is not waited for.
+-- name: acquire_worker_lock
+-- Held until the session ends. If another session holds it exclusively, it is not one of ours; do not wait.
 select pg_try_advisory_lock_shared(hashtextextended(%(name)s::text, 0));
 
--- name: take_snapshot
+-- name: insert_snapshot
 insert into {schema}.worker_states (
     worker_id, hostname, pid, processes, concurrency, queues, tasks_running, tasks_claimed,
     memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, worker_started_at
@@ -59,20 +59,20 @@ select
 from {schema}.workers
 where id = %(id)s::uuid;
 
--- name: retire_worker
--- All that it knew of has been written down. What is still its own was claimed by a commit that was answered to nobody and has not begun: it
--- goes back, uncounted, before the row that speaks for it is gone.
-with released as (
+-- name: deregister_worker
+-- All results that the worker knew of are saved. Tasks that it still owns were claimed by a transaction whose answer was lost, and have not
+-- started: release them, uncounted, before the row of the worker is deleted.
+with released_tasks as (
     update {schema}.tasks
     set status = 'PENDING', claimed_by = null, claimed_at = null, lease_until = null, started_at = null
     where claimed_by = %(id)s::uuid
     and status <> 'PENDING'
     returning queue_name, priority, enqueued_at
 ),
-retired as (
+deleted_worker as (
     delete from {schema}.workers
     where id = %(id)s::uuid
 )
-select pg_notify('{new_channel}', {schema}.news_of(true, priority, min(enqueued_at), queue_name))
-from released
+select pg_notify('{new_channel}', {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
+from released_tasks
 group by queue_name, priority;

@@ -181,7 +181,7 @@ def take_turn(turn: Turn) -> Op[Outcome]:
     keys = turn.caps.keys(counted | {claim.queue_name for claim in turn.starts})
     lock, advance = _workflows(turn)
     steps: list[tuple[str, Query]] = [
-        *([("limit", SQL["lift_limit"]())] if turn.is_alone else []),
+        *([("limit", SQL["disable_statement_timeout"]())] if turn.is_alone else []),
         *(("lock roots", query) for query in lock),
         *([("interrupt", release_interrupted(turn.worker, turn.interrupted))] if turn.interrupted else []),
         *([("finish", finish(turn.worker, finals))] if finals else []),
@@ -229,8 +229,8 @@ def _search(worker: str, step: SearchStep) -> Op[Outcome]:
 
 @lru_cache
 def _frame(statement_timeout_ms: int) -> Frame:
-    limits = SQL["set_limits"](statement_timeout_ms=statement_timeout_ms)
-    return Frame((SQL["begin_turn"](), limits), SQL["commit_turn"]())
+    limits = SQL["set_batch_limits"](statement_timeout_ms=statement_timeout_ms)
+    return Frame((SQL["begin_batch"](), limits), SQL["commit_batch"]())
 
 
 def _workflows(turn: Turn) -> tuple[list[Query], list[Query]]:

@@ -4,7 +4,7 @@
 start make a *tree*, and the row at its top, the *root*, is the lock for all of it. A *node* is a row of `nodes`. It is *resolved* when it is
 COMPLETED, FAILED or SKIPPED, and it is *told* when that has been counted by the nodes that wait for it and by its run. READY is a node whose
 join is met; ENQUEUED one whose task is in `tasks`. A node may *await* others beside its join: it stays PENDING until these have ended, however they
-do. `awaits_left` counts down to that. Releases before migration 0013 do not count it; the keeper corrects that (`control.get_lost`).
+do. `awaits_left` counts down to that. A counter that is wrong in rows changed by hand is corrected by the keeper (`control.get_lost_nodes`).
 
 **A step** is a few statements in one transaction, under the lock of the roots:
 
@@ -16,7 +16,7 @@ do. `awaits_left` counts down to that. Releases before migration 0013 do not cou
     open_tasks      READY nodes become tasks (not while their run is paused, and no more than `max_parallel`)
     end_runs        runs with nothing left end; the node above that such a run stands for is resolved
 
-A skip, or a run that ended, has news of its own, which the next step tells: `end_runs` says of each tree whether there is anything left.
+A skip, or a run that ended, has news of its own, which the next step tells: `finish_runs` says of each tree whether there is anything left.
 
 **Everything that is left to do can be read off the rows**: nodes that are resolved and not told, READY nodes in runs that are not held back, runs
 with nothing left. No step depends on what its caller remembers, so anybody may take the next one. That is the whole of recovery:
@@ -29,7 +29,7 @@ with nothing left. No step depends on what its caller remembers, so anybody may 
   list that was given when the workflow was built is written as READY: `start` takes the step that opens it, or, if it dies before or was part of the
   caller's transaction, the keeper does.
 - What ends tasks without knowing of graphs (a cancellation, an expiry) resolves their nodes in its own statement, and leaves the telling to the keeper.
-- The keeper (`keeper/reap.py`) looks for what is left anywhere (`get_unsettled`) and takes steps until nothing is.
+- The keeper (`keeper/reap.py`) looks for what is left anywhere (`get_unfinished_trees`) and takes steps until nothing is.
 
 **Two at once.** The lock of the root lets one step at a time look at a tree, so counters are never lost and a READY node is enqueued
 once. Locks are always taken in the same order: roots by id, then tasks, then nodes and runs of trees whose roots are held. A node is resolved by its task
@@ -64,7 +64,7 @@ TOO_FEW = encode_error(
         message="<succeeded> of its <items> items succeeded, and min_success is <least>",
     )
 )
-"""`end_runs` knows the numbers. Only where no item has failed: otherwise the error is that of the first one that did."""
+"""`finish_runs` knows the numbers. Only where no item has failed: otherwise the error is that of the first one that did."""
 NO_LIST = encode_error(
     TaskError(
         error_code=OutcomeCode.UPSTREAM_SKIPPED, message="the node that this map goes over has not returned a list"
@@ -78,7 +78,7 @@ TOO_LARGE = encode_error(
         "let each item store its data elsewhere and return where it is, or map over fewer items",
     )
 )
-"""`end_runs` knows the number of bytes."""
+"""`finish_runs` knows the number of bytes."""
 
 
 def lock_roots(roots: Iterable[str]) -> Query:
@@ -96,17 +96,17 @@ def full_step(roots: Sequence[str], task_ids: Sequence[TaskId] = ()) -> list[Que
     return [
         _advance_nodes(roots, task_ids),
         SQL["withdraw_tasks"](roots=list(roots)),
-        SQL["open_maps"](roots=list(roots), no_list=NO_LIST),
-        SQL["open_runs"](roots=list(roots)),
+        SQL["expand_maps"](roots=list(roots), no_list=NO_LIST),
+        SQL["start_runs"](roots=list(roots)),
         *_open_and_end(roots),
     ]
 
 
 def _open_and_end(roots: Sequence[str]) -> list[Query]:
-    end_runs = SQL["end_runs"](
-        roots=list(roots), no_success=NO_SUCCESS, too_few=TOO_FEW, too_large=TOO_LARGE, most_bytes=MOST_BYTES
+    end_runs = SQL["finish_runs"](
+        roots=list(roots), no_success=NO_SUCCESS, too_few=TOO_FEW, too_large=TOO_LARGE, max_bytes=MOST_BYTES
     )
-    return [SQL["open_tasks"](roots=list(roots)), end_runs]
+    return [SQL["enqueue_ready_nodes"](roots=list(roots)), end_runs]
 
 
 def _advance_nodes(roots: Sequence[str], task_ids: Sequence[TaskId]) -> Query:
@@ -142,7 +142,7 @@ def settle_within(roots: Sequence[str]) -> Op[None]:
 
 def get_unsettled(excluded: Sequence[str] = ()) -> Op[list[str]]:
     """Roots of trees in which something is left to do, because whoever should have done it has died; a batch of them."""
-    found = yield from rows(SQL["get_unsettled"](limit=BATCH, excluded=list(excluded)))
+    found = yield from rows(SQL["get_unfinished_trees"](limit=BATCH, excluded=list(excluded)))
     return [root for (root,) in found]
 
 

@@ -1,18 +1,18 @@
 -- name: lock_roots
--- Whoever changes anything in a tree of runs holds the row at its top, first of all, in the order of the ids. In a statement of its own: the
--- next one's snapshot is then younger than the lock. The statements of a step are long and quick: planning them each time would take
--- three times as long as running them, so they are planned once, which their author vouches for.
+-- A process that changes anything in a tree of runs locks the row of the root first, in order of ids. A statement of its own: the snapshot
+-- of the next one is then taken after the lock. The statements of a step are long and fast: planning them each time would take three times
+-- as long as executing them, so they use generic plans.
 --
--- A statement that is planned once may be planned while the tables are empty, and then has to do for a step that touches 50 000 nodes; behind
--- a pooler each is planned for itself, without statistics. So the statements of a step leave the planner no choice that becomes quadratic, or
--- reads whole tables (`tests/workflows/test_growth.py`):
--- - A table is joined with the rows of a CTE by `id = any(array[row.id])`, which is one probe of the primary key for each row. A plain equality
---   may be planned as a merge or a hash join, which reads all of the table, and `id = any(array(select ...))` beside it as a nested loop, which
---   reads all of the CTE for each row.
--- - Further conditions on such a table stand in a `case` together with the CTE. By themselves they would be estimated to leave few rows of the
---   table, so few that it seems cheap to read the CTE for each of them.
--- - Where nothing is updated, a lateral subquery with `offset 0` does the same. So do runs above: whether one of them is paused is asked
---   of their rows, by their ids, not of the index of live runs.
+-- A generic plan may be made while the tables are empty, and must still work for a step that touches 50 000 nodes. Behind a pooler each
+-- statement is planned alone, without statistics. So the statements of a step leave the planner no choice that is quadratic or reads whole
+-- tables (`tests/workflows/test_growth.py`):
+-- - A table is joined with the rows of a CTE by `id = any(array[row.id])`, which is one probe of the primary key per row. A plain equality
+--   may be planned as a merge or hash join, which reads the whole table, and `id = any(array(select ...))` next to it as a nested loop,
+--   which reads the whole CTE for each row.
+-- - Further conditions on such a table are inside a `case` together with a column of the CTE. Alone they would be estimated to leave few
+--   rows of the table, so few that reading the CTE for each of them seems cheap.
+-- - Where nothing is updated, a lateral subquery with `offset 0` does the same. The same holds for ancestors: whether one of them is paused
+--   is read from their rows by id, not from the index of live runs.
 select set_config('plan_cache_mode', 'force_generic_plan', true)
 from {schema}.workflows
 where id = any(%(roots)s::uuid[])
@@ -20,9 +20,9 @@ order by id
 for update;
 
 -- name: advance_nodes
--- One step: the nodes of tasks that ended in this transaction are resolved, and these and all others that have ended untold tell those
--- that wait for them, and their run. Who was told enough is READY, or SKIPPED; what is skipped has news of its own, for the next step.
-with ended as materialized (
+-- One step. Resolve the nodes of tasks that ended in this transaction, and propagate the end of these and of all other nodes that have
+-- ended to their dependents and their run. A dependent that is decided becomes READY or SKIPPED; the next step propagates a skip.
+with ended_tasks as materialized (
     select task.id, task.node_id, task.status, task.result, task.error
     from unnest(%(task_ids)s::uuid[]) as wanted (id)
     cross join lateral (
@@ -35,46 +35,46 @@ with ended as materialized (
         offset 0
     ) as task
 ),
-resolved as (
+nodes_of_ended_tasks as (
     update {schema}.nodes
     set
-        status = case when ended.status = 'COMPLETED' then 'COMPLETED' else 'FAILED' end,
-        result = ended.result,
-        error = ended.error,
+        status = case when ended_tasks.status = 'COMPLETED' then 'COMPLETED' else 'FAILED' end,
+        result = ended_tasks.result,
+        error = ended_tasks.error,
         finished_at = statement_timestamp(),
-        told = true
-    from ended
-    where nodes.id = any(array[ended.node_id])
-    and case when nodes.task_id = ended.id then nodes.status = 'ENQUEUED' end
+        propagated = true
+    from ended_tasks
+    where nodes.id = any(array[ended_tasks.node_id])
+    and case when nodes.task_id = ended_tasks.id then nodes.status = 'ENQUEUED' end
     returning nodes.workflow_id, nodes.index, nodes.status, nodes.dependents, nodes.awaited_by
 ),
-untold as (
+unpropagated_nodes as (
     update {schema}.nodes
-    set told = true, finished_at = coalesce(finished_at, statement_timestamp())
+    set propagated = true, finished_at = coalesce(finished_at, statement_timestamp())
     where root_id = any(%(roots)s::uuid[])
-    and not told
+    and not propagated
     and status in ('COMPLETED', 'FAILED', 'SKIPPED')
     returning workflow_id, index, status, dependents, awaited_by
 ),
-news as materialized (
-    select * from resolved
+resolved_nodes as materialized (
+    select * from nodes_of_ended_tasks
     union all
-    select * from untold
+    select * from unpropagated_nodes
 ),
 tally as materialized (
     select edge.id, sum(edge.resolved) as resolved, sum(edge.succeeded) as succeeded, sum(edge.awaited) as awaited
     from (
-        select dependent.id, 1 as resolved, case when news.status = 'COMPLETED' then 1 else 0 end as succeeded, 0 as awaited
-        from news
-        cross join unnest(news.dependents) as dependent (id)
+        select dependent.id, 1 as resolved, case when resolved_nodes.status = 'COMPLETED' then 1 else 0 end as succeeded, 0 as awaited
+        from resolved_nodes
+        cross join unnest(resolved_nodes.dependents) as dependent (id)
         union all
         select dependent.id, 0, 0, 1
-        from news
-        cross join unnest(news.awaited_by) as dependent (id)
+        from resolved_nodes
+        cross join unnest(resolved_nodes.awaited_by) as dependent (id)
     ) as edge
     group by edge.id
 ),
-counted as (
+updated_nodes as (
     update {schema}.nodes
     set
         resolved = nodes.resolved + tally.resolved,
@@ -82,8 +82,8 @@ counted as (
         awaits_left = nodes.awaits_left - tally.awaited,
         status = case
             when nodes.succeeded + tally.succeeded >= needed then case when nodes.awaits_left > tally.awaited then 'PENDING' else 'READY' end
-            -- No join asks for more than it waits for. To count those, a long `waits_for` is read from where it is stored out of line, so that
-            -- is left until it can make a difference: once for a join of all, not once for each node that it waits for.
+            -- No join needs more nodes than it waits for. Counting these reads a long `waits_for` from TOAST, so it is delayed until it can
+            -- make a difference: once for a join of all, not once for each dependency.
             when nodes.resolved + tally.resolved = nodes.succeeded + tally.succeeded then 'PENDING'
             when allow_failed_deps and nodes.resolved + tally.resolved < needed then 'PENDING'
             when allow_failed_deps and nodes.awaits_left > tally.awaited then 'PENDING'
@@ -96,46 +96,46 @@ counted as (
     where nodes.id = any(array[tally.id])
     and case when tally.resolved + tally.awaited > 0 then nodes.status = 'PENDING' end
 ),
-told as materialized (
+run_counts as materialized (
     select
         run.*,
-        -- The failure of an optional node pauses nothing.
+        -- The failure of an optional node does not pause the run.
         run.failed <> '{}' and exists (
             select unnest(run.failed)
             except
             select unnest(workflows.optional)
             from {schema}.workflows
             where workflows.id = run.workflow_id
-        ) as is_bad
+        ) as has_failure
     from (
         select
             workflow_id,
             count(*) as count,
             count(*) filter (where status <> 'SKIPPED') as ran,
             coalesce(array_agg(index) filter (where status = 'FAILED'), '{}') as failed
-        from news
+        from resolved_nodes
         group by workflow_id
     ) as run
 )
 update {schema}.workflows
 set
-    unresolved = workflows.unresolved - told.count,
-    in_flight = case when max_parallel is null then 0 else workflows.in_flight - told.ran end,
+    unresolved = workflows.unresolved - run_counts.count,
+    in_flight = case when max_parallel is null then 0 else workflows.in_flight - run_counts.ran end,
     status = case
-        when workflows.status = 'RUNNING' and on_error = 'pause' and told.is_bad then 'PAUSED'
+        when workflows.status = 'RUNNING' and on_error = 'pause' and run_counts.has_failure then 'PAUSED'
         else workflows.status
     end
-from told
-where workflows.id = any(array[told.workflow_id])
--- Of what was paused by this, perhaps: the next step takes back what waits in queues, and whoever waits for the run is told.
+from run_counts
+where workflows.id = any(array[run_counts.workflow_id])
+-- Whether this paused the run: the next step withdraws its tasks from their queues. Waiters of the run are notified.
 returning
     workflows.root_id::text,
-    workflows.status = 'PAUSED' and told.is_bad,
+    workflows.status = 'PAUSED' and run_counts.has_failure,
     case when workflows.status = 'PAUSED' then pg_notify('{done_channel}', workflows.id::text)::text end;
 
 -- name: withdraw_tasks
--- What is held back and has not begun waits here, not in its queue. An attempt that failed has begun.
-with held as materialized (
+-- Tasks of paused runs that have not started leave their queue, and their nodes become READY again. A failed attempt counts as started.
+with held_tasks as materialized (
     select node.task_id
     from {schema}.workflows
     cross join lateral (
@@ -151,37 +151,37 @@ with held as materialized (
         workflows.status = 'PAUSED'
         or exists (
             select from (
-                select above.status
-                from {schema}.workflows as above
-                where above.id = any(workflows.ancestors)
+                select ancestor.status
+                from {schema}.workflows as ancestor
+                where ancestor.id = any(workflows.ancestors)
                 offset 0
-            ) as above
-            where above.status = 'PAUSED'
+            ) as ancestor
+            where ancestor.status = 'PAUSED'
         )
     )
 ),
-gone as (
+deleted_tasks as (
     delete from {schema}.tasks
-    where id = any(array(select held.task_id from held))
+    where id = any(array(select held_tasks.task_id from held_tasks))
     and status = 'PENDING'
     and attempts = 0
     returning id, node_id
 ),
-back as (
+ready_nodes as (
     update {schema}.nodes
     set status = 'READY', task_id = null
-    where id = any(array(select gone.node_id from gone))
+    where id = any(array(select deleted_tasks.node_id from deleted_tasks))
     returning workflow_id
 )
 update {schema}.workflows
-set in_flight = in_flight - withdrawn.count
-from (select workflow_id, count(*) as count from back group by workflow_id) as withdrawn
-where workflows.id = any(array[withdrawn.workflow_id])
-and case when withdrawn.count > 0 then max_parallel is not null end;
+set in_flight = in_flight - withdrawn_tasks.count
+from (select workflow_id, count(*) as count from ready_nodes group by workflow_id) as withdrawn_tasks
+where workflows.id = any(array[withdrawn_tasks.workflow_id])
+and case when withdrawn_tasks.count > 0 then max_parallel is not null end;
 
--- name: open_maps
--- The items of a map become nodes of a run of its own. What is no list cannot be gone over.
-with opening as materialized (
+-- name: expand_maps
+-- Create a run for each map that is ready, with a node for each item. If the source is not a list, the map fails.
+with ready_maps as materialized (
     select nodes.*, source.result as list, source.status = 'COMPLETED' and json_typeof(source.result) = 'array' as is_list
     from {schema}.nodes
     cross join lateral (
@@ -200,26 +200,26 @@ with opening as materialized (
     and nodes.kind = 'map'
     and not exists (select from {schema}.workflows where workflows.id = nodes.child_id)
 ),
-hopeless as (
+failed_maps as (
     update {schema}.nodes
     set status = 'FAILED', error = %(no_list)s::json, finished_at = statement_timestamp()
-    where id = any(array(select opening.id from opening where opening.is_list is not true))
+    where id = any(array(select ready_maps.id from ready_maps where ready_maps.is_list is not true))
 ),
-runs as (
+new_runs as (
     insert into {schema}.workflows (
         id, root_id, ancestors, parent_node, name, is_map, max_parallel, unresolved
     )
     select
-        opening.child_id, opening.root_id, above.ancestors || above.id, opening.id, above.name, true, opening.max_parallel,
-        json_array_length(opening.list)
-    from opening
+        ready_maps.child_id, ready_maps.root_id, parent_run.ancestors || parent_run.id, ready_maps.id, parent_run.name, true, ready_maps.max_parallel,
+        json_array_length(ready_maps.list)
+    from ready_maps
     cross join lateral (
         select workflows.id, workflows.ancestors, workflows.name
         from {schema}.workflows
-        where workflows.id = opening.workflow_id
+        where workflows.id = ready_maps.workflow_id
         offset 0
-    ) as above
-    where opening.is_list
+    ) as parent_run
+    where ready_maps.is_list
 )
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, waits_for, dependents, needed, allow_failed_deps,
@@ -230,12 +230,12 @@ select
     gen_random_uuid(), root_id, child_id, item.number - 1, node_id || '[' || item.number - 1 || ']', 'task', '{}', '{}', 0, false,
     task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
     args, refs, inputs, results_of, takes_inputs, wants_meta, item.value, task_name, trace
-from opening
-cross join lateral json_array_elements(case when opening.is_list then opening.list else '[]' end) with ordinality as item (value, number);
+from ready_maps
+cross join lateral json_array_elements(case when ready_maps.is_list then ready_maps.list else '[]' end) with ordinality as item (value, number);
 
--- name: open_runs
--- Sub-workflows and maps that are ready begin: their run, and in it what waits for nobody.
-with opening as materialized (
+-- name: start_runs
+-- Start the runs of sub-workflows and maps that are ready, and mark their nodes without dependencies as READY.
+with ready_nodes as materialized (
     select nodes.id, nodes.child_id
     from {schema}.nodes
     cross join lateral (
@@ -250,15 +250,15 @@ with opening as materialized (
     and nodes.kind <> 'task'
     and not exists (
         select from (
-            select above.status
-            from {schema}.workflows as above
-            where above.id = any(run.ancestors)
+            select ancestor.status
+            from {schema}.workflows as ancestor
+            where ancestor.id = any(run.ancestors)
             offset 0
-        ) as above
-        where above.status = 'PAUSED'
+        ) as ancestor
+        where ancestor.status = 'PAUSED'
     )
 ),
-begun as (
+started_runs as (
     update {schema}.workflows
     set
         status = 'RUNNING',
@@ -266,24 +266,24 @@ begun as (
         started_at = statement_timestamp(),
         finished_at = null,
         deadline = statement_timestamp() + time_limit_ms * interval '1 ms'
-    where id = any(array(select opening.child_id from opening))
+    where id = any(array(select ready_nodes.child_id from ready_nodes))
     returning id, parent_node
 ),
-opened as (
+running_nodes as (
     update {schema}.nodes
     set status = 'RUNNING'
-    where id = any(array(select begun.parent_node from begun))
+    where id = any(array(select started_runs.parent_node from started_runs))
 )
 update {schema}.nodes
 set status = 'READY'
-where workflow_id = any(array(select begun.id from begun))
+where workflow_id = any(array(select started_runs.id from started_runs))
 and status = 'PENDING'
 and awaits_left <= 0
 and (succeeded >= needed or allow_failed_deps and resolved >= cardinality(waits_for));
 
--- name: open_tasks
--- What is ready becomes an ordinary task, unless its run, or one above, is paused, or enough of it is under way already.
-with ready as materialized (
+-- name: enqueue_ready_nodes
+-- Enqueue the tasks of READY nodes, unless their run or an ancestor is paused, or the run has reached `max_parallel`.
+with ready_nodes as materialized (
     select node.id
     from {schema}.workflows
     cross join lateral (
@@ -299,27 +299,27 @@ with ready as materialized (
     and workflows.status = 'RUNNING'
     and not exists (
         select from (
-            select above.status
-            from {schema}.workflows as above
-            where above.id = any(workflows.ancestors)
+            select ancestor.status
+            from {schema}.workflows as ancestor
+            where ancestor.id = any(workflows.ancestors)
             offset 0
-        ) as above
-        where above.status = 'PAUSED'
+        ) as ancestor
+        where ancestor.status = 'PAUSED'
     )
 ),
-opened as (
+enqueued_nodes as (
     update {schema}.nodes
     set status = 'ENQUEUED', task_id = {schema}.new_id()
-    where id = any(array(select ready.id from ready))
+    where id = any(array(select ready_nodes.id from ready_nodes))
     and status = 'READY'
     returning *
 ),
-counted as (
+updated_runs as (
     update {schema}.workflows
-    set in_flight = workflows.in_flight + added.count
-    from (select workflow_id, count(*) as count from opened group by workflow_id) as added
-    where workflows.id = any(array[added.workflow_id])
-    and case when added.count > 0 then workflows.max_parallel is not null end
+    set in_flight = workflows.in_flight + new_tasks.count
+    from (select workflow_id, count(*) as count from enqueued_nodes group by workflow_id) as new_tasks
+    where workflows.id = any(array[new_tasks.workflow_id])
+    and case when new_tasks.count > 0 then workflows.max_parallel is not null end
 )
 insert into {schema}.tasks (
     id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id,
@@ -328,24 +328,24 @@ insert into {schema}.tasks (
 select
     task_id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, id,
     takes_inputs, trace
-from opened
+from enqueued_nodes
 order by workflow_id, index;
 
--- name: end_runs
--- A run without a node left to tell of itself is over. What it stands for in the run above ends with it, and has that to tell. A paused run
--- does not end in failure: whoever resumes it may want to retry what failed. Says of each tree whether a further step is needed, in one row for
--- what has ended here and in another for the rest.
-with over as materialized (
+-- name: finish_runs
+-- End the runs in which all nodes were propagated, and with each the node of the parent run that it belongs to; the next step propagates
+-- that node. A paused run does not end in failure: it may be resumed to retry what failed. Returns for each tree whether another step is
+-- needed, in one row for runs that ended here and in another for the rest.
+with complete_runs as materialized (
     select
         workflows.id,
         workflows.status,
         workflows.is_map,
-        known.optional,
-        known.bytes,
+        details.optional,
+        details.bytes,
         items.count as items,
         items.succeeded,
         bounds.min_item_success,
-        known.bytes is null and case
+        details.bytes is null and case
             when bounds.max_failures is not null or bounds.min_item_success is not null
             then items.count - items.succeeded <= coalesce(bounds.max_failures, items.count)
             and items.succeeded >= coalesce(bounds.min_item_success, 0)
@@ -353,7 +353,7 @@ with over as materialized (
                 select from {schema}.nodes
                 where nodes.workflow_id = workflows.id
                 and nodes.status = 'FAILED'
-                and known.optional[width_bucket(nodes.index, known.optional)] is distinct from nodes.index
+                and details.optional[width_bucket(nodes.index, details.optional)] is distinct from nodes.index
             )
             else exists (
                 select from json_array_elements(workflows.success_cases) as cases (required)
@@ -369,16 +369,16 @@ with over as materialized (
                     where node.status <> 'COMPLETED'
                 )
             )
-        end as is_good
+        end as is_successful
     from {schema}.workflows
     cross join lateral (
         select
-            -- Sorted, and read from the row once: each failed node is looked up in it by halves.
+            -- Sorted, and read from the row once: each failed node is found in it by binary search.
             array(select unnest(workflows.optional) order by 1) as optional,
-            -- The list that a map makes of the results of its items is one value. If it were larger than PostgreSQL allows, this statement would
-            -- fail each time, and the whole turn of the worker with it. What is stored as it is need not be read to know its size. NULL: not too large.
+            -- The list of a map's results is one value. If it exceeded PostgreSQL's limit, this statement would fail each time, and with it
+            -- the whole batch of the worker. The size of an uncompressed value is known without reading it. NULL: not too large.
             case when workflows.is_map then (
-                select case when sum(size.bytes) > %(most_bytes)s::bigint then sum(size.bytes) end
+                select case when sum(size.bytes) > %(max_bytes)s::bigint then sum(size.bytes) end
                 from {schema}.nodes as item
                 cross join lateral (
                     select 2 + case
@@ -389,7 +389,7 @@ with over as materialized (
                 where item.workflow_id = workflows.id
             ) end as bytes
         offset 0
-    ) as known
+    ) as details
     left join lateral (
         select map.max_failures, map.min_item_success
         from {schema}.nodes as map
@@ -397,7 +397,7 @@ with over as materialized (
         and map.id = workflows.parent_node
         offset 0
     ) as bounds on true
-    -- Counted only where somebody asked for it.
+    -- Counted only if the map has such a bound.
     cross join lateral (
         select count(*) as count, count(*) filter (where item.status = 'COMPLETED') as succeeded
         from {schema}.nodes as item
@@ -408,47 +408,48 @@ with over as materialized (
     and workflows.status in ('RUNNING', 'PAUSED')
     and workflows.unresolved = 0
 ),
-ended as (
+ended_runs as (
     update {schema}.workflows
     set
-        status = case when over.is_good then 'COMPLETED' else 'FAILED' end,
+        status = case when complete_runs.is_successful then 'COMPLETED' else 'FAILED' end,
         finished_at = statement_timestamp(),
-        error = case when not over.is_good then coalesce(
+        error = case when not complete_runs.is_successful then coalesce(
             (
                 select nodes.error
                 from {schema}.nodes
-                where nodes.workflow_id = over.id
+                where nodes.workflow_id = complete_runs.id
                 and nodes.status = 'FAILED'
                 order by
-                    over.optional[width_bucket(nodes.index, over.optional)] is not distinct from nodes.index,
+                    complete_runs.optional[width_bucket(nodes.index, complete_runs.optional)] is not distinct from nodes.index,
                     nodes.finished_at,
                     nodes.index
                 limit 1
             ),
-            replace(%(too_large)s::text, '<bytes>', to_char(over.bytes, 'FM999,999,999,999,999'))::json,
-            case when over.is_map then replace(
-                replace(replace(%(too_few)s::text, '<succeeded>', over.succeeded::text), '<items>', over.items::text),
-                '<least>', over.min_item_success::text
+            replace(%(too_large)s::text, '<bytes>', to_char(complete_runs.bytes, 'FM999,999,999,999,999'))::json,
+            case when complete_runs.is_map then replace(
+                replace(replace(%(too_few)s::text, '<succeeded>', complete_runs.succeeded::text), '<items>', complete_runs.items::text),
+                '<least>', complete_runs.min_item_success::text
             )::json end,
             %(no_success)s::json
         ) end
-    from over
-    where workflows.id = any(array[over.id])
-    and (over.is_good or over.status = 'RUNNING')
+    from complete_runs
+    where workflows.id = any(array[complete_runs.id])
+    and (complete_runs.is_successful or complete_runs.status = 'RUNNING')
     returning workflows.id, workflows.root_id, workflows.parent_node, workflows.status, workflows.error, workflows.is_map, workflows.output
 ),
-above as (
+parent_nodes as (
     update {schema}.nodes
     set
-        status = ended.status,
+        status = ended_runs.status,
         error = case
-            when ended.status = 'COMPLETED' or ended.is_map then ended.error
+            when ended_runs.status = 'COMPLETED' or ended_runs.is_map then ended_runs.error
             else coalesce(
                 (
-                    -- Put before the message as text. The functions that look into JSON refuse a string with a null character, whichever part of the
-                    -- error it is in, and the step with it. An error that no library has written may look different, and stays as it is.
-                    select (head.text || substr(words.text, 2, length(words.text) - 2) || substr(ended.error::text, length(head.text) + 1))::json
-                    from (select substring(ended.error::text from '^\{"error_code":"[A-Z0-9_]*","message":"') as text) as head
+                    -- Prepended to the message as text. The functions that parse JSON reject a string with a null character in any part of
+                    -- the error, and would fail the step. An error that was not written by the library may look different, and stays as it
+                    -- is.
+                    select (prefix.text || substr(summary.text, 2, length(summary.text) - 2) || substr(ended_runs.error::text, length(prefix.text) + 1))::json
+                    from (select substring(ended_runs.error::text from '^\{"error_code":"[A-Z0-9_]*","message":"') as text) as prefix
                     cross join lateral (
                         select to_json(
                             case
@@ -468,48 +469,48 @@ above as (
                             || count(*) filter (where inner_node.status = 'COMPLETED') || ' of ' || count(*) || ' nodes succeeded: '
                         )::text as text
                         from {schema}.nodes as inner_node
-                        where inner_node.workflow_id = ended.id
-                    ) as words
-                    where head.text is not null
+                        where inner_node.workflow_id = ended_runs.id
+                    ) as summary
+                    where prefix.text is not null
                 ),
-                ended.error
+                ended_runs.error
             )
         end,
         finished_at = statement_timestamp(),
-        result = case when ended.status = 'COMPLETED' then case
-            when ended.is_map then (
+        result = case when ended_runs.status = 'COMPLETED' then case
+            when ended_runs.is_map then (
                 select coalesce(json_agg(item.result order by item.index) filter (where item.status = 'COMPLETED'), '[]')
                 from {schema}.nodes as item
-                where item.workflow_id = ended.id
+                where item.workflow_id = ended_runs.id
             )
             else coalesce(
                 (
                     select output.result
                     from {schema}.nodes as output
-                    where output.workflow_id = ended.id
-                    and output.index = ended.output
+                    where output.workflow_id = ended_runs.id
+                    and output.index = ended_runs.output
                 ),
                 'null'
             )
         end end
-    from ended
-    where nodes.id = any(array[ended.parent_node])
-    and case when ended.id is not null then nodes.status = 'RUNNING' end
+    from ended_runs
+    where nodes.id = any(array[ended_runs.parent_node])
+    and case when ended_runs.id is not null then nodes.status = 'RUNNING' end
 )
 select
-    ended.root_id::text,
-    bool_or(ended.parent_node is not null),
-    -- In the transaction, unlike the notifications of tasks: there are few, and nobody knows the ids before.
-    count(pg_notify('{done_channel}', ended.id::text))
-from ended
-group by ended.root_id
+    ended_runs.root_id::text,
+    bool_or(ended_runs.parent_node is not null),
+    -- In the transaction, unlike the notifications of tasks: there are few, and their ids are not known before.
+    count(pg_notify('{done_channel}', ended_runs.id::text))
+from ended_runs
+group by ended_runs.root_id
 union all
 select
     root.id::text,
     exists (
         select from {schema}.nodes
         where nodes.root_id = root.id
-        and not nodes.told
+        and not nodes.propagated
         and nodes.status in ('COMPLETED', 'FAILED', 'SKIPPED')
     )
     or exists (
@@ -524,10 +525,10 @@ select
         where nodes.root_id = root.id
         and nodes.status = 'READY'
         and nodes.kind <> 'task'
-        -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
+        -- Only if its run can start: otherwise rows changed by hand would require another step forever.
         -- A scalar subquery, which the planner cannot turn into a hash of all runs.
         and coalesce(
-            (select coalesce(below.parent_node = nodes.id, false) from {schema}.workflows as below where below.id = nodes.child_id),
+            (select coalesce(child_run.parent_node = nodes.id, false) from {schema}.workflows as child_run where child_run.id = nodes.child_id),
             nodes.kind = 'map' and (
                 nodes.source is null and nodes.item is not null
                 or exists (select from {schema}.nodes as source where source.id = nodes.source)
@@ -535,12 +536,12 @@ select
         )
         and not exists (
             select from (
-                select above.status
-                from {schema}.workflows as above
-                where above.id = any(run.ancestors)
+                select ancestor.status
+                from {schema}.workflows as ancestor
+                where ancestor.id = any(run.ancestors)
                 offset 0
-            ) as above
-            where above.status = 'PAUSED'
+            ) as ancestor
+            where ancestor.status = 'PAUSED'
         )
     ),
     0
@@ -552,13 +553,13 @@ begin isolation level read committed;
 -- name: commit_step
 commit;
 
--- name: get_unsettled
--- Whatever is left to do, anywhere, that waits for nobody but us.
-select distinct left_over.root_id::text
+-- name: get_unfinished_trees
+-- All trees with something left to do that depends on no task.
+select distinct unfinished.root_id::text
 from (
     select root_id
     from {schema}.nodes
-    where not told
+    where not propagated
     and status in ('COMPLETED', 'FAILED', 'SKIPPED')
     union all
     select nodes.root_id
@@ -567,10 +568,10 @@ from (
     where nodes.status = 'READY'
     and nodes.kind <> 'task'
     and workflows.status = 'RUNNING'
-    -- What it stands for can begin: else, in rows changed by hand, there would be a further step for ever.
+    -- Only if its run can start: otherwise rows changed by hand would require another step forever.
     -- A scalar subquery, which the planner cannot turn into a hash of all runs.
     and coalesce(
-        (select coalesce(below.parent_node = nodes.id, false) from {schema}.workflows as below where below.id = nodes.child_id),
+        (select coalesce(child_run.parent_node = nodes.id, false) from {schema}.workflows as child_run where child_run.id = nodes.child_id),
         nodes.kind = 'map' and (
             nodes.source is null and nodes.item is not null
             or exists (select from {schema}.nodes as source where source.id = nodes.source)
@@ -578,12 +579,12 @@ from (
     )
     and not exists (
         select from (
-            select above.status
-            from {schema}.workflows as above
-            where above.id = any(workflows.ancestors)
+            select ancestor.status
+            from {schema}.workflows as ancestor
+            where ancestor.id = any(workflows.ancestors)
             offset 0
-        ) as above
-        where above.status = 'PAUSED'
+        ) as ancestor
+        where ancestor.status = 'PAUSED'
     )
     union all
     select root_id
@@ -600,14 +601,14 @@ from (
         )
         and not exists (
             select from (
-                select above.status
-                from {schema}.workflows as above
-                where above.id = any(workflows.ancestors)
+                select ancestor.status
+                from {schema}.workflows as ancestor
+                where ancestor.id = any(workflows.ancestors)
                 offset 0
-            ) as above
-            where above.status = 'PAUSED'
+            ) as ancestor
+            where ancestor.status = 'PAUSED'
         )
     )
-) as left_over
-where left_over.root_id <> all(%(excluded)s::uuid[])
+) as unfinished
+where unfinished.root_id <> all(%(excluded)s::uuid[])
 limit %(limit)s::integer;

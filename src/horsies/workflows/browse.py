@@ -97,7 +97,7 @@ def get_footing(workflow_id: str) -> Op[Footing | None]:
 
 def get_run_tree(workflow_id: str) -> Op[RunTree]:
     """A run with its nodes, and the runs that these stand for. Of a map in it, only how many items are where."""
-    runs = yield from rows(SQL["get_runs_below"](id=workflow_id))
+    runs = yield from rows(SQL["get_descendant_runs"](id=workflow_id))
     if not runs:
         raise NodeNotFoundError(f"no workflow {workflow_id} is known")
     maps = [row[0] for row in runs[:-1] if row[-2]]

@@ -1,5 +1,5 @@
 -- name: list_runs
--- Of those that were started, not of the sub-workflows and maps in them; newest first.
+-- Root runs only, not those of sub-workflows and maps; newest first.
 select id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text
 from {schema}.workflows
 where parent_node is null
@@ -19,16 +19,16 @@ select
     id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text,
     nullif(root_id, id)::text,
     exists (
-        select from {schema}.workflows as below
-        where below.root_id = workflows.root_id
-        and workflows.id = any(below.ancestors)
-        and below.status = 'PAUSED'
+        select from {schema}.workflows as descendant
+        where descendant.root_id = workflows.root_id
+        and workflows.id = any(descendant.ancestors)
+        and descendant.status = 'PAUSED'
     )
 from {schema}.workflows
 where id = %(id)s::uuid;
 
--- name: get_runs_below
--- The run and all below it, the deepest first.
+-- name: get_descendant_runs
+-- The run and its descendants, the deepest first.
 select
     id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text,
     is_map, parent_node::text
@@ -38,21 +38,21 @@ and (id = %(id)s::uuid or %(id)s::uuid = any(ancestors))
 order by cardinality(ancestors) desc;
 
 -- name: get_nodes_of_runs
--- A node knows when it ended. When its task began, the task knows: live, or among those that finished at about that time.
+-- The end is stored in the node. The start is stored in its task, live or finished at about that time.
 select
     nodes.workflow_id::text,
     nodes.id::text,
     nodes.node_id,
     nodes.index,
     nodes.kind,
-    case when nodes.status = 'ENQUEUED' and live.status = 'RUNNING' then 'RUNNING' else nodes.status end,
+    case when nodes.status = 'ENQUEUED' and live_task.status = 'RUNNING' then 'RUNNING' else nodes.status end,
     nodes.task_name,
     nodes.task_id::text,
-    coalesce(live.started_at, ended.started_at),
+    coalesce(live_task.started_at, finished_task.started_at),
     nodes.finished_at,
     nodes.error::text
 from {schema}.nodes
-left join {schema}.tasks as live on live.id = nodes.task_id
+left join {schema}.tasks as live_task on live_task.id = nodes.task_id
 left join lateral (
     select finished.started_at
     from {schema}.finished
@@ -60,7 +60,7 @@ left join lateral (
     and finished.finished_at >= nodes.finished_at - interval '1 day'
     and finished.finished_at <= nodes.finished_at + interval '1 day'
     limit 1
-) as ended on true
+) as finished_task on true
 where nodes.workflow_id = any(%(runs)s::uuid[])
 order by nodes.workflow_id, nodes.index;
 

@@ -59,18 +59,18 @@ def retry(workflow_id: str) -> Op[bool]:
 
 
 def get_overdue(limit: int, excluded: Sequence[str] = ()) -> Op[list[str]]:
-    found = yield from rows(SQL["get_overdue"](limit=limit, excluded=list(excluded)))
+    found = yield from rows(SQL["get_overdue_runs"](limit=limit, excluded=list(excluded)))
     return [run for (run,) in found]
 
 
 def get_lost(limit: int, excluded: Sequence[str] = ()) -> Op[list[str]]:
     """Nodes whose task is nowhere, or ended without their knowing."""
-    found = yield from rows(SQL["get_lost"](limit=limit, excluded=list(excluded)))
+    found = yield from rows(SQL["get_lost_nodes"](limit=limit, excluded=list(excluded)))
     return [node for (node,) in found]
 
 
 def resolve_lost(nodes: Sequence[str]) -> Op[None]:
-    yield from rows(SQL["resolve_lost"](ids=list(nodes), error=encode_error(LOST)))
+    yield from rows(SQL["resolve_lost_nodes"](ids=list(nodes), error=encode_error(LOST)))
 
 
 def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError, *limits: Query) -> Op[bool]:

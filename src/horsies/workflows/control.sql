@@ -1,5 +1,5 @@
 -- name: lock_tree
--- The run, and the root of its tree, which stays locked until the end.
+-- The root of the run's tree, which stays locked until the end of the transaction.
 select root.id::text
 from {schema}.workflows as root
 where root.id = (select workflows.root_id from {schema}.workflows where workflows.id = %(id)s::uuid)
@@ -13,7 +13,7 @@ and status = 'RUNNING'
 returning pg_notify('{done_channel}', id::text)::text;
 
 -- name: resume_runs
--- The run and those below it, which may have been paused by an error of their own.
+-- The run and its descendants, which may have been paused by an error of their own.
 update {schema}.workflows
 set status = 'RUNNING'
 where root_id = %(root)s::uuid
@@ -22,8 +22,8 @@ and status = 'PAUSED'
 returning id;
 
 -- name: stop_runs
--- The run ends as it is told to, and what is below it is cancelled.
-with stopped as (
+-- The run ends with the given status, and its descendants are cancelled.
+with stopped_runs as (
     update {schema}.workflows
     set
         status = case when id = %(id)s::uuid then %(status)s::text else 'CANCELLED' end,
@@ -32,19 +32,19 @@ with stopped as (
     where root_id = %(root)s::uuid
     and (id = %(id)s::uuid or %(id)s::uuid = any(ancestors))
     and status in ('PENDING', 'RUNNING', 'PAUSED')
-    -- What has ended is not stopped any more, nor is anything below it.
+    -- A run that has ended is not stopped any more, nor are its descendants.
     and exists (
-        select from {schema}.workflows as top
-        where top.id = %(id)s::uuid
-        and top.status in ('PENDING', 'RUNNING', 'PAUSED')
+        select from {schema}.workflows as run
+        where run.id = %(id)s::uuid
+        and run.status in ('PENDING', 'RUNNING', 'PAUSED')
     )
     returning id
 )
 select id::text, pg_notify('{done_channel}', id::text)
-from stopped;
+from stopped_runs;
 
 -- name: stop_nodes
--- Of runs that were stopped: what has not begun never will. What they stand for above has failed. What runs ends by its task.
+-- Nodes of stopped runs that have not started are skipped, and the parent node of the run has failed. Running tasks end on their own.
 update {schema}.nodes
 set
     status = case when status = 'RUNNING' then 'FAILED' else 'SKIPPED' end,
@@ -61,7 +61,7 @@ and status = 'ENQUEUED'
 order by task_id;
 
 -- name: reopen_runs
--- The tree as it was before anything in it failed: the run at its top goes on, those below wait for their node to be ready again.
+-- Reset the tree to the state before anything in it failed: the root run continues, its descendants wait until their node is ready again.
 update {schema}.workflows
 set
     status = case when id = %(id)s::uuid or status = 'PAUSED' then 'RUNNING' else 'PENDING' end,
@@ -71,42 +71,43 @@ set
 where root_id = %(id)s::uuid
 and status in ('FAILED', 'CANCELLED', 'PAUSED')
 and exists (
-    select from {schema}.workflows as top
-    where top.id = %(id)s::uuid
-    and top.status in ('FAILED', 'CANCELLED', 'PAUSED')
+    select from {schema}.workflows as root
+    where root.id = %(id)s::uuid
+    and root.status in ('FAILED', 'CANCELLED', 'PAUSED')
 )
 returning id::text;
 
 -- name: reset_nodes
 update {schema}.nodes
-set status = 'PENDING', told = false, result = null, error = null, task_id = null, finished_at = null
+set status = 'PENDING', propagated = false, result = null, error = null, task_id = null, finished_at = null
 where workflow_id = any(%(runs)s::uuid[])
 and status in ('FAILED', 'SKIPPED');
 
 -- name: recount_nodes
--- All that has ended in these runs by now has succeeded. It is counted from the nodes that have, each of which knows those that wait for it.
+-- All nodes of these runs that have ended now have succeeded. They are counted from the succeeded nodes, each of which knows its
+-- dependents.
 with tally as materialized (
-    select counted.id, sum(counted.one) as count, sum(counted.awaited) as awaited
+    select edge.id, sum(edge.one) as count, sum(edge.awaited) as awaited
     from (
         select dependent.id, 1 as one, 0 as awaited
-        from {schema}.nodes as done
-        cross join unnest(done.dependents) as dependent (id)
-        where done.workflow_id = any(%(runs)s::uuid[])
-        and done.status = 'COMPLETED'
-        and done.told
+        from {schema}.nodes as ended_node
+        cross join unnest(ended_node.dependents) as dependent (id)
+        where ended_node.workflow_id = any(%(runs)s::uuid[])
+        and ended_node.status = 'COMPLETED'
+        and ended_node.propagated
         union all
-        select waiting.id, 0, 0
-        from {schema}.nodes as waiting
-        where waiting.workflow_id = any(%(runs)s::uuid[])
-        and waiting.status = 'PENDING'
+        select pending_node.id, 0, 0
+        from {schema}.nodes as pending_node
+        where pending_node.workflow_id = any(%(runs)s::uuid[])
+        and pending_node.status = 'PENDING'
         union all
         select dependent.id, 0, 1
         from {schema}.nodes as awaited
         cross join unnest(awaited.awaited_by) as dependent (id)
         where awaited.workflow_id = any(%(runs)s::uuid[])
-        and not (awaited.status = 'COMPLETED' and awaited.told)
-    ) as counted
-    group by counted.id
+        and not (awaited.status = 'COMPLETED' and awaited.propagated)
+    ) as edge
+    group by edge.id
 )
 update {schema}.nodes
 set
@@ -127,11 +128,11 @@ and case when tally.count >= 0 then nodes.status = 'PENDING' end;
 -- name: recount_runs
 update {schema}.workflows
 set
-    unresolved = (select count(*) from {schema}.nodes where nodes.workflow_id = workflows.id and not nodes.told),
+    unresolved = (select count(*) from {schema}.nodes where nodes.workflow_id = workflows.id and not nodes.propagated),
     in_flight = (select count(*) from {schema}.nodes where nodes.workflow_id = workflows.id and nodes.status = 'ENQUEUED')
 where id = any(%(runs)s::uuid[]);
 
--- name: get_overdue
+-- name: get_overdue_runs
 select id::text
 from {schema}.workflows
 where deadline <= statement_timestamp()
@@ -141,9 +142,9 @@ and id <> all(%(excluded)s::uuid[])
 order by deadline
 limit %(limit)s::integer;
 
--- name: get_lost
--- Nodes whose task is nowhere, or ended without their knowing (somebody deleted its row by hand). And nodes that still await others although all of these
--- have ended: a worker of a release before migration 0013 does not count them.
+-- name: get_lost_nodes
+-- Nodes whose task does not exist, or ended without them (its row was deleted by hand). And nodes that still await others although all of
+-- these have ended, in rows changed by hand.
 select nodes.id::text
 from {schema}.workflows
 join {schema}.nodes on nodes.workflow_id = workflows.id
@@ -163,20 +164,20 @@ and not exists (
     select from {schema}.nodes as awaited
     where awaited.workflow_id = nodes.workflow_id
     and awaited.index = any(nodes.awaits)
-    and not awaited.told
+    and not awaited.propagated
 )
 limit %(limit)s::integer;
 
--- name: resolve_lost
--- The ending of its task is that of the node, or its loss.
-with lost as materialized (
+-- name: resolve_lost_nodes
+-- The node ends as its task did, or as lost.
+with lost_nodes as materialized (
     select nodes.id, nodes.task_id
     from {schema}.nodes
     where nodes.id = any(%(ids)s::uuid[])
     and nodes.status = 'ENQUEUED'
     and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
 ),
-released as (
+released_nodes as (
     update {schema}.nodes
     set
         awaits_left = 0,
@@ -191,7 +192,7 @@ released as (
         select from {schema}.nodes as awaited
         where awaited.workflow_id = nodes.workflow_id
         and awaited.index = any(nodes.awaits)
-        and not awaited.told
+        and not awaited.propagated
     )
 )
 update {schema}.nodes
@@ -200,12 +201,12 @@ set
     result = task.result,
     error = case when task.status = 'COMPLETED' then null else coalesce(task.error, %(error)s::json) end,
     finished_at = statement_timestamp()
-from lost
+from lost_nodes
 left join lateral (
     select status, result, error
     from {schema}.finished
-    where finished.id = lost.task_id
+    where finished.id = lost_nodes.task_id
     limit 1
 ) as task on true
-where nodes.id = any(array[lost.id])
-and case when nodes.task_id = lost.task_id then nodes.status = 'ENQUEUED' end;
+where nodes.id = any(array[lost_nodes.id])
+and case when nodes.task_id = lost_nodes.task_id then nodes.status = 'ENQUEUED' end;

@@ -126,5 +126,5 @@ def _drawn(run: list[Row], below: Mapping[str, tuple[Graph, States]]) -> tuple[G
 
 def get_stuck() -> Op[list[Stuck]]:
     """None, ever, for longer than a step or the keeper's next look."""
-    found = yield from rows(SQL["get_stuck"]())
+    found = yield from rows(SQL["get_stuck_trees"]())
     return [Stuck(*row) for row in found]

@@ -1,63 +1,63 @@
--- name: get_stuck
--- What must not be for longer than it takes somebody to notice: trees that nothing but a further step, or a miracle, would move.
-with live as materialized (
+-- name: get_stuck_trees
+-- States that must not last longer than it takes a process to notice: trees that only another step would advance.
+with live_runs as materialized (
     select
         workflows.*,
         workflows.status = 'PAUSED' or exists (
             select from (
-                select above.status
-                from {schema}.workflows as above
-                where above.id = any(workflows.ancestors)
+                select ancestor.status
+                from {schema}.workflows as ancestor
+                where ancestor.id = any(workflows.ancestors)
                 offset 0
-            ) as above
-            where above.status = 'PAUSED'
+            ) as ancestor
+            where ancestor.status = 'PAUSED'
         ) as is_held
     from {schema}.workflows
     where status in ('RUNNING', 'PAUSED')
 )
-select root_id::text, 'a node has ended, and those that wait for it were not told'
+select root_id::text, 'a node has ended, and its end was not propagated'
 from {schema}.nodes
-where not told
+where not propagated
 and status in ('COMPLETED', 'FAILED', 'SKIPPED')
 union
 select root_id::text, 'nothing is left to do in a run, and it has not ended'
-from live
+from live_runs
 where status = 'RUNNING'
 and unresolved <= 0
 union
 select root_id::text, 'the count of what is left to do in a run is wrong'
-from live
-where unresolved <> (select count(*) from {schema}.nodes where nodes.workflow_id = live.id and not nodes.told)
+from live_runs
+where unresolved <> (select count(*) from {schema}.nodes where nodes.workflow_id = live_runs.id and not nodes.propagated)
 union
-select live.root_id::text, 'a node is ready, nothing holds it back, and it does not begin'
-from live
-join {schema}.nodes on nodes.workflow_id = live.id
-where not live.is_held
+select live_runs.root_id::text, 'a node is ready, nothing holds it back, and it does not begin'
+from live_runs
+join {schema}.nodes on nodes.workflow_id = live_runs.id
+where not live_runs.is_held
 and nodes.status = 'READY'
-and (live.max_parallel is null or live.in_flight < live.max_parallel)
+and (live_runs.max_parallel is null or live_runs.in_flight < live_runs.max_parallel)
 union
-select live.root_id::text, 'a node waits, though all that it waits for has ended'
-from live
-join {schema}.nodes on nodes.workflow_id = live.id
+select live_runs.root_id::text, 'a node waits, though all that it waits for has ended'
+from live_runs
+join {schema}.nodes on nodes.workflow_id = live_runs.id
 where nodes.status = 'PENDING'
 and not exists (
     select from {schema}.nodes as other
     where other.workflow_id = nodes.workflow_id
     and other.index = any(nodes.waits_for || nodes.awaits)
-    and not other.told
+    and not other.propagated
 )
 union
-select live.root_id::text, 'a node waits for a task that is nowhere'
-from live
-join {schema}.nodes on nodes.workflow_id = live.id
+select live_runs.root_id::text, 'a node waits for a task that is nowhere'
+from live_runs
+join {schema}.nodes on nodes.workflow_id = live_runs.id
 where nodes.status = 'ENQUEUED'
 and not exists (select from {schema}.tasks where tasks.id = nodes.task_id)
 union
-select live.root_id::text, 'a node waits for a run that has ended, or has not begun'
-from live
-join {schema}.nodes on nodes.workflow_id = live.id
+select live_runs.root_id::text, 'a node waits for a run that has ended, or has not begun'
+from live_runs
+join {schema}.nodes on nodes.workflow_id = live_runs.id
 where nodes.status = 'RUNNING'
-and not exists (select from live as below where below.id = nodes.child_id)
+and not exists (select from live_runs as child_run where child_run.id = nodes.child_id)
 order by 1, 2;
 
 -- name: get_status
@@ -66,7 +66,7 @@ from {schema}.workflows
 where id = %(id)s::uuid;
 
 -- name: get_nodes
--- The beginning of a task is not recorded on its node: its own row tells.
+-- The start of a task is not recorded in its node; read it from the task.
 select
     node_id,
     index,
@@ -90,7 +90,7 @@ and (%(node_id)s::text is null or node_id = %(node_id)s::text)
 order by index;
 
 -- name: get_last_nodes
--- Those that no other node of the run waits for.
+-- Nodes that no other node of the run waits for.
 select
     node_id, index, kind, status, task_name, task_id::text, child_id::text, finished_at, made_by, makes_list, result::text, error::text
 from {schema}.nodes
@@ -100,7 +100,7 @@ and awaited_by is null
 order by index;
 
 -- name: get_tree
--- The nodes of a run and of all below it, but those of maps, with what a picture shows of them.
+-- The nodes of a run and its descendants except maps, with what a diagram shows of them.
 select
     workflows.id::text,
     workflows.name,

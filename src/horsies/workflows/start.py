@@ -105,7 +105,7 @@ def start(beginning: Beginning) -> Op[str]:
         root = yield from start_within(beginning)
     else:
         told = SQL["notify_started"](ids=beginning.task_ids)
-        answer = yield from ask_and_tell(_insert(beginning, "afterwards"), afterwards=told)
+        answer = yield from ask_and_tell(_insert(beginning, "after_commit"), afterwards=told)
         root = yield from _started(beginning, answer)
     if beginning.needs_step:
         yield from settle([root])
@@ -118,15 +118,15 @@ def start_within(beginning: Beginning) -> Op[str]:
     return (yield from _started(beginning, answer))
 
 
-def _insert(beginning: Beginning, told: Literal["", "afterwards"] = "") -> Query:
+def _insert(beginning: Beginning, notify: Literal["", "after_commit"] = "") -> Query:
     """The trigger notifies workers at the commit, unless they are told afterwards (see `tasks/enqueue.py`)."""
-    return SQL["insert_tree"](runs=beginning.runs, nodes=beginning.nodes, trace=beginning.trace, told=told)
+    return SQL["insert_tree"](runs=beginning.runs, nodes=beginning.nodes, trace=beginning.trace, notify=notify)
 
 
 def _started(beginning: Beginning, answer: Rows) -> Op[str]:
     ((is_new, _),) = answer
     if not is_new:
-        ((name,),) = yield from rows(SQL["get_name"](root=beginning.root))
+        ((name,),) = yield from rows(SQL["get_run_name"](root=beginning.root))
         if name != beginning.name:
             raise WorkflowConflictError(
                 f"workflow {beginning.root} is a run of {name!r}, so {beginning.name!r} was not started; choose another workflow_id"
@@ -213,7 +213,7 @@ def _seldom_given(run: Run, node: Node, awaited_by: Sequence[int]) -> dict[str, 
 
 def _inputs(run: Run, node: Node) -> dict[str, Any]:
     """The nodes whose results the task is handed, each once, and where these stand: by their place in that list. After them stand the lists of
-    the results of maps (see `node_inputs` in migration 0013).
+    the results of maps (see the SQL function `node_inputs`).
     """
     places: dict[str, int] = {}
 

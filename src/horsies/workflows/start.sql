@@ -1,15 +1,15 @@
 -- name: insert_tree
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
--- The run at the top decides: where it is there already nothing is written. What begins with it is written as begun, and the tasks of its
--- first nodes with it, so that no step has to look for them. One statement is a transaction of its own.
-with declared as materialized (
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- The root run decides: if it exists already, nothing is written. Runs and nodes that start at once are written as started, with the tasks
+-- of the first nodes, so that no step is needed. A single statement is its own transaction.
+with runs as materialized (
     select
         id, root_id, ancestors, parent_node, name, definition_key, status, on_error, output, success_cases, optional, unresolved,
         time_limit_ms,
         case when status operator(pg_catalog.=) 'RUNNING' then pg_catalog.statement_timestamp() end as started_at,
         case
             when status operator(pg_catalog.=) 'RUNNING'
-            -- Named with its schema, an operator has no precedence over others.
+            -- A qualified operator has no precedence over others.
             then pg_catalog.statement_timestamp() operator(pg_catalog.+) (time_limit_ms operator(pg_catalog.*) interval '1 ms')
         end as deadline
     from pg_catalog.json_to_recordset(%(runs)s::pg_catalog.json) as run (
@@ -23,22 +23,22 @@ root as (
         id, root_id, ancestors, parent_node, name, definition_key, status, on_error, output, success_cases, optional, unresolved,
         time_limit_ms, started_at, deadline
     )
-    select declared.*
-    from declared
-    where declared.id operator(pg_catalog.=) declared.root_id
+    select runs.*
+    from runs
+    where runs.id operator(pg_catalog.=) runs.root_id
     on conflict (id) do nothing
     returning id
 ),
-parts as (
+descendants as (
     insert into {schema}.workflows (
         id, root_id, ancestors, parent_node, name, definition_key, status, on_error, output, success_cases, optional, unresolved,
         time_limit_ms, started_at, deadline
     )
-    select declared.*
-    from declared
-    join root on root.id operator(pg_catalog.<>) declared.id
+    select runs.*
+    from runs
+    join root on root.id operator(pg_catalog.<>) runs.id
 ),
-written as (
+new_nodes as (
     insert into {schema}.nodes (
         id, root_id, workflow_id, index, node_id, kind, status, task_id, waits_for, dependents, needed, allow_failed_deps,
         task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
@@ -56,7 +56,7 @@ written as (
         status pg_catalog.text, task_id pg_catalog.uuid, waits_for integer[], dependents pg_catalog.uuid[], needed integer,
         allow_failed_deps boolean, task_name pg_catalog.text, queue_name pg_catalog.text, priority integer, timeout_ms integer,
         retry_delays_ms integer[], retry_jitter real, retry_for pg_catalog.text[], good_until pg_catalog.timestamptz,
-        -- As text: what was written for the task is what it gets, to the last space.
+        -- As text, so that the task receives exactly what was written for it, including spaces.
         args pg_catalog.text, refs pg_catalog.json, inputs pg_catalog.uuid[], results_of pg_catalog.uuid[], takes_inputs boolean,
         wants_meta boolean, source pg_catalog.uuid, item pg_catalog.text, max_parallel integer, max_failures integer,
         min_item_success integer, child_id pg_catalog.uuid, made_by pg_catalog.text, makes_list boolean, awaits integer[],
@@ -64,7 +64,7 @@ written as (
     )
     returning *
 ),
-opened as (
+new_tasks as (
     insert into {schema}.tasks (
         id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id,
         takes_inputs, trace
@@ -72,29 +72,29 @@ opened as (
     select
         task_id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, id,
         takes_inputs, trace
-    from written
+    from new_nodes
     where task_id is not null
 )
 select
     exists (select from root),
     -- For this transaction only; see `notify_started`.
-    pg_catalog.set_config('horsies.told', %(told)s::pg_catalog.text, true);
+    pg_catalog.set_config('horsies.notify', %(notify)s::pg_catalog.text, true);
 
 -- name: notify_started
--- After the commit, as after a send. What is gone has been taken by somebody, and needs no waking.
-select pg_notify('{new_channel}', {schema}.news_of(true, task.priority, min(task.enqueued_at), task.queue_name))
-from unnest(%(ids)s::uuid[]) as opened (id)
+-- After the commit, as after a send. If a task is gone, a worker has taken it already, and needs no notification.
+select pg_notify('{new_channel}', {schema}.wakeup_payload(true, task.priority, min(task.enqueued_at), task.queue_name))
+from unnest(%(ids)s::uuid[]) as new_tasks (id)
 cross join lateral (
     select priority, enqueued_at, queue_name
     from {schema}.tasks
-    where id = opened.id
+    where id = new_tasks.id
     and status = 'PENDING'
     offset 0
 ) as task
 group by task.queue_name, task.priority;
 
--- name: get_name
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type has its schema (see `db/session.py`).
+-- name: get_run_name
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
 select name
 from {schema}.workflows
 where id operator(pg_catalog.=) %(root)s::pg_catalog.uuid;

@@ -60,7 +60,7 @@ async def wait_until_run_ends_async(broker: "PostgresBroker", workflow_id: str, 
 
 
 def read_run_ends(workflow_ids: list[str]) -> Op[Mapping[str, Found[RunAnswer]]]:
-    found = yield from rows(SQL["get_run_ends"](ids=workflow_ids))
+    found = yield from rows(SQL["get_run_results"](ids=workflow_ids))
     known = {row[0]: _judged(*row[1:]) for row in found}
     unknown: Found[RunAnswer] = Found(NoEnd.UNKNOWN)
     return {workflow_id: known.get(workflow_id, unknown) for workflow_id in workflow_ids}

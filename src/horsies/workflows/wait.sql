@@ -1,5 +1,5 @@
--- name: get_run_ends
--- What is over its time has failed, whether or not anybody has written that down yet.
+-- name: get_run_results
+-- A run past its deadline has failed, even if its row does not say so yet.
 select
     workflows.id::text,
     case when workflows.status in ('RUNNING', 'PAUSED') and deadline <= statement_timestamp() then 'FAILED' else workflows.status end,
