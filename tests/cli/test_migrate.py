@@ -107,7 +107,7 @@ def test_the_script_brings_an_older_schema_to_the_same(
 ) -> None:
     """From the current version to one with a later migration, as a release after this one would."""
     version = library_version()
-    later = Migration(version + 1, "later", version, "create table {schema}.notes (note text)")
+    later = Migration(version + 1, "later", version, "create table {schema}.notes (note text);")
     both = (*migrations(), later)
     monkeypatch.setattr(migrating, "migrations", lambda: both)
     monkeypatch.setattr(script, "migrations", lambda: both)

@@ -204,14 +204,14 @@ def test_the_committed_dump_is_what_the_migrations_make(server: DatabaseServer, 
 def test_a_later_migration_is_applied_to_a_schema_in_use(
     broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = send_new(broker)
+    (sent,) = send_new(broker)
     later = Migration(library_version() + 1, "later", 1, "alter table {schema}.tasks add column note text")
     all_of_them = (*migrations(), later)
     monkeypatch.setattr(migrating, "migrations", lambda: all_of_them)
     assert broker.migrate() == ["later"]
     assert broker.migrate() == []
     assert column(sql, "select name from horsies.schema_versions order by version") == [*ALL, "later"]
-    assert sql.execute("select id::text, note from horsies.tasks").fetchall() == [(sent, None)]
+    assert sql.execute("select id::text, note from horsies.tasks").fetchall() == [(sent.id, None)]
 
 
 @pytest.mark.promise("D6")

@@ -155,8 +155,8 @@ def test_a_pause_and_a_resumption_change_nothing_of_it(three: Any) -> None:
     assert run.joined is QUEUED
 
 
-def test_the_keeper_counts_what_an_older_release_did_not(three: Any) -> None:
-    """A worker of a release before migration 0013 tells of an end without counting it for those that await it."""
+def test_an_end_that_was_not_counted_is_found_by_the_keeper(three: Any) -> None:
+    """In rows changed by hand: the node that ended does not know that another awaits it."""
     run = three(waits_for=["a"], workflow_ctx_from=["b"], join="any")
     run.end("a")
     run.sql.execute("update horsies.nodes set awaited_by = null where node_id = 'b'")

@@ -32,7 +32,7 @@ select set_config('lock_timeout', %(lock_timeout)s::text, true);
 -- first.
 -- Of other users' sessions only superusers and members of pg_read_all_stats see more than the pid and the user.
 with migration_lock as (
-    select hashtextextended('horsies migration_lock ' || %(schema)s::text, 0) as key
+    select hashtextextended('horsies migrations ' || %(schema)s::text, 0) as key
 ),
 lock_holders as (
     select distinct pid
