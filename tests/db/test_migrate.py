@@ -223,11 +223,15 @@ def test_a_later_migration_is_applied_to_a_schema_in_use(
         "insert into tasks (task_name, queue_name) values ('a', repeat('q', 10000))",
         "insert into tasks (task_name, enqueued_at) values ('a', '-infinity')",
         "insert into tasks (task_name, enqueued_at) values ('a', '20000-01-01')",
-        "insert into keys (task_name, key, task_id, send_id, args_hash, key_window) "
-        "values ('a', 'k', gen_random_uuid(), gen_random_uuid(), '', '100000000 years')",
+        (
+            "insert into keys (task_name, key, task_id, send_id, args_hash, key_window) "
+            "values ('a', 'k', gen_random_uuid(), gen_random_uuid(), '', '100000000 years')"
+        ),
         "insert into maintenance_lease (holder, expires_at) values (gen_random_uuid(), 'infinity')",
-        "insert into workers (id, hostname, pid, processes, concurrency, queues, library_version, heartbeat_at) "
-        "values (gen_random_uuid(), '', 1, 1, 1, '{}', '', 'infinity')",
+        (
+            "insert into workers (id, hostname, pid, processes, concurrency, queues, library_version, heartbeat_at) "
+            "values (gen_random_uuid(), '', 1, 1, 1, '{}', '', 'infinity')"
+        ),
     ],
 )
 def test_rows_that_would_make_a_statement_over_many_rows_fail_are_refused(

@@ -166,7 +166,9 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_results_unpruned": wait.SQL["get_results_unpruned"](ids=ids),
         "list_newest": list_query(TaskFilter(), 50, None),
         "get_finished_tasks": retry.SQL["get_finished_tasks"](ids=ids),
-        "get_queue_depths": depths.SQL["get_queue_depths"](queues=["default", "other"], counted=100, priorities_at_most=10),
+        "get_queue_depths": depths.SQL["get_queue_depths"](
+            queues=["default", "other"], counted=100, priorities_at_most=10
+        ),
         "delete_probe": enqueue.SQL["delete_probe"](id=ids[0]),
         "take_key": keys.SQL["take_key"](**KEYED),
         "replace_pending_task": keys.SQL["replace_pending_task"](

@@ -63,7 +63,9 @@ def add_worker(sql: psycopg.Connection, *queues: str, worker: str | None = None,
 def attended(sql: psycopg.Connection) -> psycopg.Connection:
     """A worker lives, by its row, and is the keeper."""
     add_worker(sql, worker=ME)
-    sql.execute("insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 hour')", [ME])
+    sql.execute(
+        "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 hour')", [ME]
+    )
     return sql
 
 

@@ -340,13 +340,17 @@ def test_a_row_that_cannot_be_promoted_stops_no_worker(
 
 @pytest.mark.promise("D6", "T2")
 def test_a_lease_that_nobody_can_have_taken_does_not_count(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    sql.execute("insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 year')", [OTHER])
+    sql.execute(
+        "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 year')", [OTHER]
+    )
     assert broker.run(partial(reap.take_lease, ME, 3000))[0]
     assert column(sql, "select holder::text from horsies.maintenance_lease") == [ME]
 
 
 def test_a_lease_that_somebody_may_have_taken_counts(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    sql.execute("insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '3 minutes')", [OTHER])
+    sql.execute(
+        "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '3 minutes')", [OTHER]
+    )
     is_ours, left_s = broker.run(partial(reap.take_lease, ME, 3000))
     assert not is_ours
     assert 170 < left_s <= 180

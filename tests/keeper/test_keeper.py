@@ -243,7 +243,9 @@ def have_announced(sql: psycopg.Connection, count: int) -> None:
 def let_keepers_look(sql: psycopg.Connection, seconds: float) -> None:
     """Until the lease of the keeper was taken so much later than now."""
     until = row(sql, "select clock_timestamp() + %s * interval '1 s'", seconds)[0]
-    looked = "select coalesce(max(expires_at) > %s::timestamptz + interval '600 ms', false) from horsies.maintenance_lease"
+    looked = (
+        "select coalesce(max(expires_at) > %s::timestamptz + interval '600 ms', false) from horsies.maintenance_lease"
+    )
     eventually(lambda: row(sql, looked, until) == (True,), 30, what="the keeper has looked")
 
 

@@ -243,7 +243,15 @@ def test_two_keepers_do_it_once(broker: PostgresBroker, database: str, sql: psyc
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "statement",
-    ["get_missing_partitions", "move_rows", "get_old_partitions", "truncate_partition", "drop_partition", "record_key_endings", "delete_finished"],
+    [
+        "get_missing_partitions",
+        "move_rows",
+        "get_old_partitions",
+        "truncate_partition",
+        "drop_partition",
+        "record_key_endings",
+        "delete_finished",
+    ],
 )
 def test_whoever_dies_at_it_loses_no_task_and_leaves_the_rest_to_the_next(
     statement: str, when: When, broker: PostgresBroker, sql: psycopg.Connection, faults: Plant

@@ -73,7 +73,9 @@ def test_what_expires_in_the_buffer_of_a_worker_does_not_run(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     """Nobody is the keeper at first, so that the guard at the start is what holds."""
-    sql.execute("insert into horsies.maintenance_lease (holder, expires_at) values (gen_random_uuid(), now() + interval '1 day')")
+    sql.execute(
+        "insert into horsies.maintenance_lease (holder, expires_at) values (gen_random_uuid(), now() + interval '1 day')"
+    )
     worker(CLUSTER, env=settings(prefetch_buffer=4, claim_lease_ms=60_000))
     door, log = tmp_path / "open", tmp_path / "log"
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))

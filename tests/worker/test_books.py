@@ -739,7 +739,10 @@ def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
     assert wanted_by(turn) == {"RUNNING": 1}
     said = statements(turn)
     assert (
-        said.index("lock_roots") < said.index("finish_tasks") < said.index("advance_nodes") < said.index("enqueue_ready_nodes")
+        said.index("lock_roots")
+        < said.index("finish_tasks")
+        < said.index("advance_nodes")
+        < said.index("enqueue_ready_nodes")
     )
     assert said.index("finish_runs") < said.index("claim_from_queues")
 

@@ -280,7 +280,8 @@ def test_a_map_ends_although_the_worker_of_its_last_item_dies_before_the_step(
         ['{"error_code":"X"}', first.id],
     )
     sql.execute(
-        "update horsies.nodes set propagated = false, status = 'COMPLETED', result = '1' where task_id = %s", [second.id]
+        "update horsies.nodes set propagated = false, status = 'COMPLETED', result = '1' where task_id = %s",
+        [second.id],
     )
     sql.execute("delete from horsies.tasks")
     broker.run(settle_workflows)

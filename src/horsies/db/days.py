@@ -103,13 +103,22 @@ def drop_day(schema: str, day: Day) -> Op[Change]:
     emptied = yield from _briefly("empty", day, _of(day, "truncate_partition"))
     if emptied is not Change.DONE:
         return emptied
-    locks = SQL["lock_partition_changes"](schema=schema), SQL["lock_finished"](), SQL["lock_default_partition"](), _of(day, "lock_partition")
+    locks = (
+        SQL["lock_partition_changes"](schema=schema),
+        SQL["lock_finished"](),
+        SQL["lock_default_partition"](),
+        _of(day, "lock_partition"),
+    )
     return (yield from _briefly("drop", day, *locks, _of(day, "drop_partition")))
 
 
 def _make_day(schema: str, day: Day, *, moves: bool, at_most: str) -> Op[Change]:
     moving = (SQL["lock_finished"](), SQL["lock_default_partition"](), _of(day, "move_rows")) if moves else ()
-    made = SQL["lock_partition_changes"](schema=schema), _of(day, "create_partition"), SQL["set_short_timeouts"](statement_timeout=at_most)
+    made = (
+        SQL["lock_partition_changes"](schema=schema),
+        _of(day, "create_partition"),
+        SQL["set_short_timeouts"](statement_timeout=at_most),
+    )
     return (yield from _briefly("prepare", day, *made, *moving, _of(day, "attach_partition")))
 
 

@@ -166,7 +166,9 @@ def release_overdue(aside: SetAside | None = None) -> Op[None]:
 
 def promote_late(aside: SetAside | None = None) -> Op[None]:
     """What is due for long and was promoted by no worker: a row that cannot be changed is found here, and said."""
-    yield from _put_back("promote task", "get_unpromoted_tasks", "promote_overdue_tasks", aside or SetAside(), after_s=LATE_S)
+    yield from _put_back(
+        "promote task", "get_unpromoted_tasks", "promote_overdue_tasks", aside or SetAside(), after_s=LATE_S
+    )
 
 
 def _put_back(duty: str, get: str, put_back: str, aside: SetAside, **params: object) -> Op[None]:
@@ -190,7 +192,9 @@ def expire(aside: SetAside | None = None) -> Op[int]:
 
 
 def cancel_returned(aside: SetAside | None = None) -> Op[None]:
-    yield from _end_unbegun("cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, UNBEGUN, aside or SetAside())
+    yield from _end_unbegun(
+        "cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, UNBEGUN, aside or SetAside()
+    )
 
 
 def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, aside: SetAside) -> Op[int]:

@@ -65,4 +65,6 @@ def cancel_all(task_ids: Sequence[TaskId]) -> list[Query]:
 
 def end_unbegun(ids: list[TaskId], status: TaskStatus, error: TaskError) -> Query:
     """Those of them that have not begun. They are locked already."""
-    return SQL["end_unstarted_tasks"](ids=ids, status=status.value, error_code=error.error_code, error=encode_error(error))
+    return SQL["end_unstarted_tasks"](
+        ids=ids, status=status.value, error_code=error.error_code, error=encode_error(error)
+    )

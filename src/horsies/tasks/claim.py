@@ -175,7 +175,9 @@ def try_claim(worker: str, task_id: TaskId) -> list[Query]:
 
 def fail_unclaimable(task_id: TaskId, error: TaskError) -> Query:
     """End a task that waits and that no worker can claim."""
-    return SQL["fail_unclaimable_task"](id=task_id, error_code=error.error_code, error=encode_error(error, task_id=task_id))
+    return SQL["fail_unclaimable_task"](
+        id=task_id, error_code=error.error_code, error=encode_error(error, task_id=task_id)
+    )
 
 
 def start(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:

@@ -44,7 +44,9 @@ def take(task: NewTask, key: Key) -> Op[TaskId | None]:
             return holder
         if key.on_conflict == "replace" and holder != begun:
             if (
-                yield from one(SQL["replace_pending_task"](holder=holder, args=task.args, **params_of(task.terms) | params))
+                yield from one(
+                    SQL["replace_pending_task"](holder=holder, args=task.args, **params_of(task.terms) | params)
+                )
             ):
                 return holder
             begun = holder  # or ended: look again

@@ -190,7 +190,9 @@ def set_aside_more(sweep: Sweep) -> Op[int]:
         sweep.after, sweep.found = FIRST_ID, 0
         return 0
     names = [name for (name,) in found]
-    ((last, count),) = yield from rows(SQL["set_aside_named_tasks"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names))
+    ((last, count),) = yield from rows(
+        SQL["set_aside_named_tasks"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names)
+    )
     sweep.found += count
     if last is None:
         sweep.rests = 0 if sweep.found else RESTS
