@@ -12,12 +12,12 @@ def start_python(faults: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_faults_are_planted_from_the_environment_of_a_process() -> None:
-    done = start_python("beat:before:drop,finish_tasks:after:kill")
+    done = start_python("record_heartbeat:before:drop,finish_tasks:after:kill")
     assert "statement='record_heartbeat', when='before', action='drop'" in done.stdout
     assert "statement='finish_tasks', when='after', action='kill'" in done.stdout
 
 
-@pytest.mark.parametrize("wrong", ["beat:never:drop", "beat:before:explode"])
+@pytest.mark.parametrize("wrong", ["record_heartbeat:never:drop", "record_heartbeat:before:explode"])
 def test_a_fault_that_cannot_be_is_refused_by_name(wrong: str) -> None:
     done = start_python(wrong)
     assert done.returncode == 1

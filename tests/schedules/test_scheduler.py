@@ -112,7 +112,7 @@ def test_schedulers_that_are_killed_leave_no_slot_out_and_none_twice(
     steady = scheduler(env=env)
     doomed = [
         scheduler(env=env, faults=f"{fault}:kill", until_ready=False)
-        for fault in ("lock_due:after", "settle_slots:before", "settle_slots:after")
+        for fault in ("lock_due_schedules:after", "record_decisions:before", "record_decisions:after")
     ]
     assert [each.wait() for each in doomed] == [-signal.SIGKILL] * 3
     before = runs(sql)

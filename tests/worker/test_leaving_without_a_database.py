@@ -89,7 +89,7 @@ def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leave
     basic: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     """It never began, so it must not end as crashed because of a clean stop."""
-    running = worker("tests.apps.tuned:app", processes=1, faults="claim_from_marks:after:drop")
+    running = worker("tests.apps.tuned:app", processes=1, faults="claim_from_watermarks:after:drop")
     assert basic.add.send(1, 1).get(10_000).ok_value == 2  # the first claims come from the start of the queue
     task = basic.add.send(1, 2)
     running.wait_for_log("planted fault")

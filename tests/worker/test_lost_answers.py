@@ -35,8 +35,8 @@ def tuned(prefetch: str = "0") -> dict[str, str]:
         "finish_tasks:before:error",
         "claim_from_queues:before:drop",
         "claim_from_queues:after:drop",
-        "claim_from_marks:after:drop",
-        "begin_turn:after:drop,begin_turn:after:drop",
+        "claim_from_watermarks:after:drop",
+        "begin_batch:after:drop,begin_batch:after:drop",
     ],
 )
 def test_every_task_ends_exactly_once_whatever_answer_is_lost(

@@ -109,7 +109,7 @@ def test_a_cancellation_reaches_what_runs_in_a_sub_workflow(graphs: Any, worker:
     eventually(lambda: not column(sql, "select id from horsies.tasks"), 20.0, what="the task was stopped")
 
 
-@pytest.mark.parametrize("fault", ["advance_nodes:after:kill", "end_runs:before:kill", "open_runs:after:kill"])
+@pytest.mark.parametrize("fault", ["advance_nodes:after:kill", "finish_runs:before:kill", "start_runs:after:kill"])
 def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
     graphs: Any, worker: StartWorker, fault: str
 ) -> None:
