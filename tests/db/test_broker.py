@@ -386,7 +386,7 @@ def test_closing_in_the_middle_of_a_wait_lets_the_waiter_go_on(database: str, sq
     (sent,) = send_new(broker)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(wait_for, broker, sent.id, 1.0)
-        eventually(lambda: "select ended.id" in str(row(sql, QUERIES)[0]), what="the first read")
+        eventually(lambda: "select task.id" in str(row(sql, QUERIES)[0]), what="the first read")
         broker.close()
         assert waiting.result() is NotEnded.LIVE
     broker.close()
@@ -397,7 +397,7 @@ async def test_a_cancelled_statement_and_a_cancelled_wait_give_everything_back(
 ) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database, pool_max_size=1))
     slow = broker.run_async(lambda: rows(Statement("s", "select pg_sleep(30)")()))
-    for work, seen in ((slow, "pg_sleep"), (wait_for_async(broker, new_task().id), "select ended.id")):
+    for work, seen in ((slow, "pg_sleep"), (wait_for_async(broker, new_task().id), "select task.id")):
         running = asyncio.ensure_future(work)
         while seen not in str(row(sql, QUERIES)[0]):  # noqa: ASYNC110 - the database gives no signal of its own
             await asyncio.sleep(0.01)

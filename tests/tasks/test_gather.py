@@ -25,7 +25,7 @@ from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 
 MANY = 5_000
-WAITING = "select count(*) from pg_stat_activity where application_name = 'horsies producer' and query like 'select ended.id%%' and datname = current_database()"
+WAITING = "select count(*) from pg_stat_activity where application_name = 'horsies producer' and query like 'select task.id::text, status%%' and datname = current_database()"
 LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
 )

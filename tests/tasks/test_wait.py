@@ -45,7 +45,7 @@ from tests.fixtures.proxies import Proxy
 QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)
 READS = (
     "select count(*) from pg_stat_activity where datname = current_database() "
-    "and application_name = 'horsies producer' and query like 'select ended.id%%'"
+    "and application_name = 'horsies producer' and query like 'select task.id::text, status%%'"
 )
 LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
