@@ -4,9 +4,9 @@ import re
 from functools import cache
 
 from horsies.db import broker
-from horsies.keeper import reap
-from horsies.tasks import claim, enqueue, finish, keys, promote, release, wait
-from horsies.worker import heartbeat, turn
+from horsies.maintenance import rescue
+from horsies.tasks import claim, enqueue, finish, release, wait
+from horsies.worker import batch, heartbeat
 
 _PLACEHOLDER = re.compile(r"%\(\w+\)s|\$\d+")
 
@@ -20,7 +20,7 @@ def name_of(sql: str) -> str:
 def _names() -> dict[str, str]:
     statements = [
         statement
-        for room in (broker, claim, enqueue, finish, keys, promote, reap, release, wait, heartbeat, turn)
+        for room in (broker, claim, enqueue, finish, enqueue, claim, rescue, release, wait, heartbeat, batch)
         for statement in room.SQL.values()
     ]
     return {_shape(statement.for_schema("horsies").decode()): statement.name for statement in statements}

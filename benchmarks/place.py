@@ -15,16 +15,16 @@ import psycopg
 
 from benchmarks.sizes import BULK_CHUNK
 from horsies.db.broker import PostgresBroker
-from horsies.dev.scratch import scratch_server
 from horsies.model.config import PostgresConfig
-from horsies.model.task import NewTask, Terms
+from horsies.model.task import NewTask, TaskOptions
 from horsies.tasks.enqueue import enqueue
 from horsies.tasks.ids import new_task_id
+from tests.fixtures.scratch_server import scratch_server
 
 SETTINGS = {"fsync": "on", "synchronous_commit": "on", "shared_buffers": "1GB"}
 SHOWN = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "shared_buffers")
 
-TERMS = Terms("note_start", "default")
+TERMS = TaskOptions("note_start", "default")
 
 Schema = Literal["horsies", "raw"]
 

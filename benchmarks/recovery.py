@@ -37,11 +37,11 @@ from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
 from benchmarks.worker import NO_RECYCLING, Worker, running_worker
 from horsies import Horsies
 from horsies.db.broker import PostgresBroker
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import HorsiesError
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.scratch_server import scratch_server
 
 OUTAGE_S = 30.0
 PATIENCE_S = 90.0
@@ -129,7 +129,7 @@ def _print(numbers: Sequence[Number], problems: Sequence[str], *, as_json: bool)
 
 
 @contextmanager
-def _open() -> Generator[tuple[Server, Place]]:
+def _open() -> Generator[tuple[EmbeddedServer, Place]]:
     with scratch_server(settings=SETTINGS) as server, tempfile.TemporaryDirectory(prefix="horsies-bench-") as folder:
         PostgresBroker(PostgresConfig(database_url=server.url())).migrate()
         with psycopg.connect(server.url(), autocommit=True) as admin:

@@ -26,19 +26,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.place import Place, open_place
-from horsies.db import days
-from horsies.db.days import Change
-from horsies.db.dialogue import converse
-from horsies.db.link import Link
-from horsies.db.op import Op, Statement
-from horsies.dev.binaries import find_binaries
-from horsies.keeper import retain
-from horsies.keeper.isolate import SetAside
+from horsies.db import partitions
+from horsies.db.dedicated import DedicatedConnection
+from horsies.db.partitions import PartitionChange
+from horsies.db.pipeline import execute
+from horsies.db.statement import Op, Statement
+from horsies.embedded.binaries import find_binaries
+from horsies.maintenance import retention
+from horsies.maintenance.isolate import SkippedRow
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks import wait
-from horsies.tasks.claim import Wanted, as_claims, claim_from_queues, from_start
+from horsies.tasks.claim import ClaimRequest, claim_from_queues, claims_from_rows, from_start
 from horsies.tasks.finish import finish
 
 CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
@@ -114,22 +114,22 @@ class Traffic:
 
     def _converse(self) -> None:
         worker, endings = str(uuid4()), list[Ending]()
-        wanted = Wanted(worker, TaskStatus.RUNNING, BATCH, 60_000)
+        wanted = ClaimRequest(worker, TaskStatus.RUNNING, BATCH, 60_000)
         with self._connected(self.waits) as connection:
             while not self._over.is_set():
                 claim = claim_from_queues(wanted, from_start(["default"]))
                 began = time.perf_counter()
-                *_, claimed, _ = converse(
+                *_, claimed, _ = execute(
                     connection, [BEGIN(), finish(worker, endings), SEND(), claim, COMMIT()], "horsies"
                 )
                 self.turns.append(Span(began, time.perf_counter()))
-                endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in as_claims(claimed)]
+                endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in claims_from_rows(claimed)]
                 endings.sort(key=lambda ending: ending.id)
 
     def _look(self) -> None:
         with self._connected(self.look_waits) as connection:
             while not self._over.is_set():
-                converse(connection, [wait.SQL["get_results_unpruned"](ids=[str(uuid4())])], "horsies")
+                execute(connection, [wait.SQL["get_results_unpruned"](ids=[str(uuid4())])], "horsies")
                 time.sleep(0.001)
 
     def _connected(self, waits: list[Span]) -> psycopg.Connection:
@@ -169,13 +169,13 @@ def fill(place: Place, table: str, count: int, moment: str) -> None:
     )
 
 
-def drop(place: Place) -> retain.Forgotten:
+def drop(place: Place) -> retention.Trimmed:
     """As the keeper does it."""
-    return _run(place, retain.forget_finished("horsies", KEEP, SetAside()))
+    return _run(place, retention.drop_old_partitions("horsies", KEEP, SkippedRow()))
 
 
 def _run(place: Place, op: Op[T]) -> T:
-    link = Link(PostgresConfig(database_url=place.url), "benchmark")
+    link = DedicatedConnection(PostgresConfig(database_url=place.url), "benchmark")
     try:
         return link.run(op)
     finally:
@@ -208,11 +208,11 @@ def make_today(place: Place) -> None:
     with place.admin.transaction():
         place.admin.execute("lock table horsies.finished in access exclusive mode")
         place.admin.execute(f"drop table horsies.finished_{today}".encode())
-        fill(place, "horsies.finished_default", days.MOVE_AT_MOST - 1_000, f"{datetime.now(UTC)}")
+        fill(place, "horsies.finished_default", partitions.MOVE_AT_MOST - 1_000, f"{datetime.now(UTC)}")
 
 
 def insist_on_day(place: Place) -> None:
-    while Change.POSTPONED in _run(place, days.prepare_days("horsies")):
+    while PartitionChange.POSTPONED in _run(place, partitions.prepare_partitions("horsies")):
         time.sleep(0.05)
 
 

@@ -12,11 +12,9 @@ from functools import partial
 from benchmarks.place import Place, open_place
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
-from horsies.model.patterns import CronSchedule, IntervalSchedule
-from horsies.model.schedule import TaskSchedule
-from horsies.model.task import Terms
-from horsies.schedules.declare import Declared
-from horsies.schedules.sync import sync
+from horsies.model.schedule import CronSchedule, IntervalSchedule, TaskSchedule
+from horsies.model.task import TaskOptions
+from horsies.schedules.sync import DeclaredSchedule, sync_schedules
 from horsies.schedules.tick import tick
 
 COUNT, ROUNDS, MAX_S = 10_000, 5, 2.0
@@ -26,14 +24,14 @@ NOON, DAY = datetime(2026, 11, 15, 12, tzinfo=UTC), timedelta(days=1)
 
 def main() -> int:
     with open_place() as place, PostgresBroker(PostgresConfig(database_url=place.url)) as broker:
-        broker.run(partial(sync, [_declared(number) for number in range(COUNT)], app="bench", now=NOON))
+        broker.run(partial(sync_schedules, [_declared(number) for number in range(COUNT)], app="bench", now=NOON))
         seconds = [_serve_all(place, broker, NOON + n * DAY) for n in range(1, ROUNDS + 1)]
     print(f"{COUNT} schedules due at once: {min(seconds):.2f} to {max(seconds):.2f} s in {ROUNDS} rounds")
     print(f"bar: {max(seconds):.2f} s <= {MAX_S} s: {'PASS' if max(seconds) <= MAX_S else 'FAIL'}")
     return 0 if max(seconds) <= MAX_S else 1
 
 
-def _declared(number: int) -> Declared:
+def _declared(number: int) -> DeclaredSchedule:
     schedule = TaskSchedule(
         name=f"schedule {number}",
         task_name=f"task {number % 700}",
@@ -42,7 +40,7 @@ def _declared(number: int) -> Declared:
         jitter=number % 4,
         overlap="skip" if number % 7 else "allow",
     )
-    return Declared(schedule, Terms(schedule.task_name, "default", number % 5), "{}")
+    return DeclaredSchedule(schedule, TaskOptions(schedule.task_name, "default", number % 5), "{}")
 
 
 def _serve_all(place: Place, broker: PostgresBroker, slot: datetime) -> float:

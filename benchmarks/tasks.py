@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from horsies import (
-    AppConfig,
-    CustomQueueConfig,
-    Horsies,
-    PostgresConfig,
-    QueueMode,
-    Task,
-    TaskError,
-    TaskResult,
-)
+from horsies import AppConfig, CustomQueueConfig, Horsies, PostgresConfig, QueueMode, Task, TaskError, TaskResult
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,8 +30,8 @@ from horsies import (
     TaskHandle,
     TaskResult,
 )
-from horsies.model.codes import RESERVED_CODES
-from horsies.tasks.suppress import suppress_sends
+from horsies.model.error_codes import RESERVED_CODES
+from horsies.tasks.import_guard import suppress_sends
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import PATIENCE_MS, begun
 

@@ -12,15 +12,15 @@ import pytest
 
 import horsies
 from horsies.cli.worker import worker as command
-from horsies.doctor.catalogue import CATALOGUE
-from horsies.model import codes
+from horsies.doctor.findings import CATALOGUE
+from horsies.model import error_codes
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<cause>[^|]+) \| (?P<cure>[^|]+) \|$", re.MULTILINE)
 
 CODES = [
     code.value
-    for family in vars(codes).values()
+    for family in vars(error_codes).values()
     if isinstance(family, type) and issubclass(family, StrEnum)
     for code in family
 ]
@@ -48,7 +48,7 @@ def test_no_error_is_explained_that_does_not_exist() -> None:
 
 def test_every_family_of_codes_has_its_table() -> None:
     text = (DOCS / "errors.md").read_text()
-    families = [name for name, value in vars(codes).items() if isinstance(value, type) and value is not StrEnum]
+    families = [name for name, value in vars(error_codes).items() if isinstance(value, type) and value is not StrEnum]
     assert all(f"### `{family}`" in text for family in families)
 
 

@@ -80,7 +80,16 @@ def test_the_whole_api_of_a_task_can_be_imported_from_the_front() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["psycopg", "psycopg_pool", "click", "pydantic", "asyncio", "horsies.app", "horsies.dev.server", "horsies.worker"],
+    [
+        "psycopg",
+        "psycopg_pool",
+        "click",
+        "pydantic",
+        "asyncio",
+        "horsies.app",
+        "horsies.embedded.server",
+        "horsies.worker",
+    ],
 )
 def test_importing_horsies_does_not_bring(module: str) -> None:
     """A process that only defines or runs tasks need not load a database driver, a command line or a server."""
@@ -111,7 +120,7 @@ from click.testing import CliRunner
 from horsies.cli.main import main
 assert CliRunner().invoke(main, ["worker", "--help"]).exit_code == 0
 assert "horsies.worker.run" in sys.modules
-assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.build", "horsies.doctor"} & sys.modules.keys()
+assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.compile", "horsies.doctor"} & sys.modules.keys()
 """
     done = run(code)
     assert done.returncode == 0, done.stderr
@@ -125,16 +134,15 @@ assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.build", "hors
         "horsies.tasks.task",
         "horsies.tasks.handle",
         "horsies.workflows.spec",
-        "horsies.workflows.subworkflow",
+        "horsies.workflows.definition",
         "horsies.db.broker",
-        "horsies.child.main",
-        "horsies.child.template",
-        "horsies.keeper.keep",
-        "horsies.worker.embed",
+        "horsies.executor.main",
+        "horsies.executor.fork_server",
+        "horsies.maintenance.leader",
         "horsies.worker.run",
         "horsies.cli.main",
-        "horsies.dev.embedded",
-        "horsies.testing.drains",
+        "horsies.embedded.project",
+        "horsies.testing.drain",
         "horsies.testing.plugin",
     ],
 )

@@ -11,7 +11,7 @@ from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.history import Blow
 from benchmarks.chaos.hosts import Hosts
 from benchmarks.chaos.pair import Pair
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.proxies import Proxy
 
 
@@ -24,7 +24,7 @@ class Field:
     dead_after_s: float
     admin_url: Callable[[], str]
     rest: Callable[[float], None]
-    server: Server | None = None
+    server: EmbeddedServer | None = None
     lines: Sequence[Proxy] = ()
     pair: Pair | None = None
     hosts: Hosts | None = None

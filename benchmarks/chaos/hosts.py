@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.chaos.scratch import scratch_folder
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 
 NETWORK = "198.18"
 """Set aside for benchmarks (RFC 2544): nobody is reached by it."""
@@ -58,14 +58,14 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    server: Server
+    server: EmbeddedServer
     all: list[Host]
 
     def url(self, host: Host) -> str:
         return self.server.url().replace("127.0.0.1", host.server_address)
 
 
-class ListeningServer(Server):
+class ListeningServer(EmbeddedServer):
     """A server that is reached from the hosts as well."""
 
     def __init__(self, folder: Path, settings: dict[str, str], port: int, hosts: list[Host]) -> None:

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 import psycopg
 
 from benchmarks.chaos.scratch import scratch_folder
-from horsies.dev.account import choose_account, give, make_folder
-from horsies.dev.binaries import binaries_for
-from horsies.dev.server import Server
+from horsies.embedded.binaries import binaries_for, choose_os_account, give, make_folder
+from horsies.embedded.server import EmbeddedServer
 
 PATIENCE_S = 60.0
 
@@ -58,13 +57,13 @@ class Pair:
         for server in self._both:
             server.stop("immediate")
 
-    def _server(self, folder: Path) -> Server:
-        return Server(folder, settings=self._settings | {"wal_level": "replica"}, tcp_port=_free_port())
+    def _server(self, folder: Path) -> EmbeddedServer:
+        return EmbeddedServer(folder, settings=self._settings | {"wal_level": "replica"}, tcp_port=_free_port())
 
     def _copy(self) -> None:
         folder = self.standby.folder
         shutil.rmtree(folder, ignore_errors=True)
-        account = choose_account(self.primary.folder / "data")
+        account = choose_os_account(self.primary.folder / "data")
         make_folder(folder, account)
         data = folder / "data"
         data.mkdir(mode=0o700)

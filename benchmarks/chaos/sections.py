@@ -31,9 +31,9 @@ from benchmarks.chaos.plan import Account, Plan, Watch
 from benchmarks.chaos.shop import make_shop
 from benchmarks.chaos.trial import Trial
 from horsies.db.broker import PostgresBroker
-from horsies.dev.scratch import scratch_server
 from horsies.model.config import PostgresConfig
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.scratch_server import scratch_server
 
 IN_ORDER = 400
 SHARES = {"server": 0.65, "failover": 0.2, "hosts": 0.15}

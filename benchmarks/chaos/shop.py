@@ -130,7 +130,7 @@ def _config(url: str, dead_after_ms: int, prefetch: int | Literal["auto"]) -> Ap
         prefetch_buffer=prefetch,
         claim_lease_ms=2_000 if prefetch else None,
         recovery=RecoveryConfig(
-            heartbeat_ms=min(500, dead_after_ms // 4), dead_after_ms=dead_after_ms, keeper_ms=250, grace_ms=500
+            heartbeat_ms=min(500, dead_after_ms // 4), dead_after_ms=dead_after_ms, maintenance_ms=250, grace_ms=500
         ),
         resilience=WorkerResilienceConfig(
             db_retry_initial_ms=100, db_retry_max_ms=1_000, notify_poll_interval_ms=1_000

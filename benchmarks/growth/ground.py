@@ -15,9 +15,9 @@ import psycopg
 
 from benchmarks.place import SETTINGS, Place
 from horsies.db.broker import PostgresBroker
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from horsies.model.config import PostgresConfig
+from tests.fixtures.scratch_server import scratch_server
 
 EMPTY = "empty"
 CONNECTIONS = {"max_connections": "600"}  # an idle worker, too, holds a few
@@ -25,7 +25,7 @@ CONNECTIONS = {"max_connections": "600"}  # an idle worker, too, holds a few
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    server: Server
+    server: EmbeddedServer
     admin: psycopg.Connection
     folder: Path
     _numbers: "count[int]" = field(default_factory=count)

@@ -7,7 +7,7 @@ import psycopg
 
 from benchmarks.place import Place
 from benchmarks.retention import fill_day
-from horsies.db.load import load
+from horsies.db.statement import load
 
 SQL = {name: statement.for_schema("horsies") for name, statement in load(__file__).items()}
 DAYS = 7

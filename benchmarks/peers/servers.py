@@ -15,15 +15,15 @@ import psycopg
 
 from benchmarks.peers.processes import stop
 from benchmarks.place import SETTINGS, SHOWN
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
+from tests.fixtures.scratch_server import scratch_server
 
 START_S = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    postgres: Server
+    postgres: EmbeddedServer
     admin: psycopg.Connection
     redis_port: int | None
     folder: Path

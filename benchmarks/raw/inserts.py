@@ -9,7 +9,7 @@ import psycopg
 from benchmarks.measures import Measure, percentile
 from benchmarks.place import TERMS, Place, new_tasks
 from benchmarks.sizes import BULK_CHUNK
-from horsies.db.load import load
+from horsies.db.statement import load
 from horsies.model.task import NewTask
 
 SQL = {name: statement.for_schema("raw") for name, statement in load(__file__).items()}

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 
 from benchmarks.place import Place
-from horsies.db.load import load
+from horsies.db.statement import load
 
 SQL = load(__file__)
 WORKER = str(uuid4())

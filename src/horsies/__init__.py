@@ -9,9 +9,17 @@ import typing
 if typing.TYPE_CHECKING:
     from horsies.app import Horsies
     from horsies.db.broker import PostgresBroker
-    from horsies.model.check import AppCheck, CheckFinding
-    from horsies.model.codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
-    from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
+    from horsies.model.app_check import AppCheck, CheckFinding
+    from horsies.model.config import (
+        AppConfig,
+        CustomQueueConfig,
+        PostgresConfig,
+        QueueMode,
+        RecoveryConfig,
+        RetentionConfig,
+        WorkerResilienceConfig,
+    )
+    from horsies.model.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
     from horsies.model.errors import (
         BlockingCallError,
         BrokerError,
@@ -34,38 +42,36 @@ if typing.TYPE_CHECKING:
         WorkflowDefinitionError,
     )
     from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
-    from horsies.model.patterns import (
+    from horsies.model.result import TaskError, TaskResult, UnwrapError
+    from horsies.model.retry_policy import RetryPolicy
+    from horsies.model.schedule import (
         CronSchedule,
         DailySchedule,
         HourlySchedule,
         IntervalSchedule,
         MonthlySchedule,
+        Overlap,
+        ScheduleConfig,
+        TaskSchedule,
         Weekday,
         WeeklySchedule,
     )
-    from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
-    from horsies.model.result import TaskError, TaskResult, UnwrapError
-    from horsies.model.retention import RetentionConfig
-    from horsies.model.retry import RetryPolicy
-    from horsies.model.schedule import Overlap, ScheduleConfig, TaskSchedule
     from horsies.model.status import TaskStatus
-    from horsies.model.worker import WorkerConfig
+    from horsies.model.worker_config import WorkerConfig
     from horsies.tasks.call import Call
-    from horsies.tasks.cancel import CancelOutcome
-    from horsies.tasks.current import CurrentTask, current_task
+    from horsies.tasks.control import CancelOutcome, RetryOutcome
+    from horsies.tasks.current_task import CurrentTask, current_task
     from horsies.tasks.handle import TaskHandle
     from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
-    from horsies.tasks.node import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from, results_from
-    from horsies.tasks.retry import RetryOutcome
-    from horsies.tasks.send import Sender
+    from horsies.tasks.nodes import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from, results_from
+    from horsies.tasks.sender import Sender
     from horsies.tasks.task import AsyncTask, Task
     from horsies.worker_thread import Worker
-    from horsies.workflows.context import WorkflowContext, WorkflowMeta
-    from horsies.workflows.define import WorkflowDefinition
-    from horsies.workflows.draft import SuccessCase, SuccessPolicy
+    from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition
     from horsies.workflows.handle import NodeInfo, WorkflowHandle
+    from horsies.workflows.inputs import WorkflowContext, WorkflowMeta
+    from horsies.workflows.nodes import SuccessCase, SuccessPolicy
     from horsies.workflows.spec import WorkflowSpec
-    from horsies.workflows.subworkflow import SubWorkflowNode
 
 __all__ = [
     "AppCheck",
@@ -153,50 +159,45 @@ __all__ = [
     "results_from",
 ]
 
-_ROOMS = {
+_MODULES = {
     "app": "Horsies",
     "db.broker": "PostgresBroker",
-    "model.check": "AppCheck CheckFinding",
-    "model.codes": "ContractCode OperationalErrorCode OutcomeCode RetrievalCode",
-    "model.config": "AppConfig CustomQueueConfig PostgresConfig QueueMode",
+    "model.app_check": "AppCheck CheckFinding",
+    "model.config": "AppConfig CustomQueueConfig PostgresConfig QueueMode RecoveryConfig RetentionConfig WorkerResilienceConfig",
+    "model.error_codes": "ContractCode OperationalErrorCode OutcomeCode RetrievalCode",
     "model.errors": "BlockingCallError BrokerError ConfigError HorsiesError KeyConflictError LocateError NodeNotFoundError OutsideTaskError PayloadError QueueError SchemaError SendSuppressed TaskCancelledError TaskDefinitionError TaskTimeoutError UnsupportedConnectionError WaitTimeoutError WorkflowConflictError WorkflowDefinitionError",
     "model.graph": "Join NodeStatus OnError WorkflowStatus",
-    "model.patterns": "CronSchedule DailySchedule HourlySchedule IntervalSchedule MonthlySchedule Weekday WeeklySchedule",
-    "model.recovery": "RecoveryConfig WorkerResilienceConfig",
-    "model.retention": "RetentionConfig",
     "model.result": "TaskError TaskResult UnwrapError",
-    "model.retry": "RetryPolicy",
-    "model.schedule": "Overlap ScheduleConfig TaskSchedule",
+    "model.retry_policy": "RetryPolicy",
+    "model.schedule": "CronSchedule DailySchedule HourlySchedule IntervalSchedule MonthlySchedule Overlap ScheduleConfig TaskSchedule Weekday WeeklySchedule",
     "model.status": "TaskStatus",
-    "model.worker": "WorkerConfig",
-    "tasks.cancel": "CancelOutcome",
-    "tasks.current": "CurrentTask current_task",
+    "model.worker_config": "WorkerConfig",
+    "tasks.call": "Call",
+    "tasks.control": "CancelOutcome RetryOutcome",
+    "tasks.current_task": "CurrentTask current_task",
     "tasks.handle": "TaskHandle",
     "tasks.inspect": "FailedAttempt TaskInfo WorkerState",
-    "tasks.node": "NodeKey TaskNode WorkflowNode each from_node result_from results_from",
-    "tasks.call": "Call",
-    "tasks.retry": "RetryOutcome",
-    "tasks.send": "Sender",
+    "tasks.nodes": "NodeKey TaskNode WorkflowNode each from_node result_from results_from",
+    "tasks.sender": "Sender",
     "tasks.task": "AsyncTask Task",
-    "workflows.context": "WorkflowContext WorkflowMeta",
-    "workflows.define": "WorkflowDefinition",
-    "workflows.draft": "SuccessCase SuccessPolicy",
-    "workflows.handle": "NodeInfo WorkflowHandle",
-    "workflows.spec": "WorkflowSpec",
-    "workflows.subworkflow": "SubWorkflowNode",
     "worker_thread": "Worker",
+    "workflows.definition": "SubWorkflowNode WorkflowDefinition",
+    "workflows.handle": "NodeInfo WorkflowHandle",
+    "workflows.inputs": "WorkflowContext WorkflowMeta",
+    "workflows.nodes": "SuccessCase SuccessPolicy",
+    "workflows.spec": "WorkflowSpec",
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 if not typing.TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included
 
     def __getattr__(name: str) -> object:
         """A public name, from the room it lives in."""
-        if name not in _ROOM_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module  # noqa: PLC0415 - no name of ours
 
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         return found
 
     def __dir__() -> list[str]:

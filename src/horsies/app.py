@@ -11,21 +11,21 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from horsies.definitions import Definitions
 from horsies.model.codec import ResultCodec
 from horsies.model.config import AppConfig, PostgresConfig
-from horsies.model.problems import instance_problems, refuse
-from horsies.model.value import replace
-from horsies.tasks.task import Sendable
+from horsies.model.record import replace
+from horsies.model.validation import instance_problems, raise_problems
+from horsies.registry import Registry
+from horsies.tasks.task import BaseTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterable, Iterator
     from uuid import UUID
 
     from horsies.db.broker import PostgresBroker
-    from horsies.model.check import AppCheck
+    from horsies.model.app_check import AppCheck
     from horsies.model.result import TaskError, TaskResult
-    from horsies.model.worker import WorkerConfig
+    from horsies.model.worker_config import WorkerConfig
     from horsies.tasks.gather import Gathering
     from horsies.tasks.handle import TaskHandle
     from horsies.tasks.inspect import WorkerState
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Horsies(Definitions):
+class Horsies(Registry):
     """An application. Without a database in its configuration it uses $HORSIES_DATABASE_URL, $DATABASE_URL, or the
     embedded PostgreSQL of this project, in this order, when the database is first needed.
     """
 
     def __init__(self, config: AppConfig | None = None) -> None:
         if config is not None:
-            refuse("Horsies", instance_problems("config", config, AppConfig, "AppConfig.for_database_url(...)"))
+            raise_problems("Horsies", instance_problems("config", config, AppConfig, "AppConfig.for_database_url(...)"))
         super().__init__(config or AppConfig())
         self._broker: PostgresBroker | None = None
 
@@ -91,13 +91,13 @@ class Horsies(Definitions):
     @overload
     def handle(self, task_id: str | UUID) -> TaskHandle[Any]: ...
     @overload
-    def handle(self, task_id: str | UUID, task: Sendable[..., T]) -> TaskHandle[T]: ...
-    def handle(self, task_id: str | UUID, task: Sendable[..., Any] | None = None) -> TaskHandle[Any]:
+    def handle(self, task_id: str | UUID, task: BaseTask[..., T]) -> TaskHandle[T]: ...
+    def handle(self, task_id: str | UUID, task: BaseTask[..., Any] | None = None) -> TaskHandle[Any]:
         """A handle from a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
         from horsies.tasks.handle import TaskHandle
         from horsies.tasks.ids import as_task_id
 
-        if not isinstance(task, Sendable | None):  # pyright: ignore[reportUnnecessaryIsInstance] - its name is no task
+        if not isinstance(task, BaseTask | None):  # pyright: ignore[reportUnnecessaryIsInstance] - its name is no task
             raise TypeError(
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
             )
@@ -151,12 +151,12 @@ class Horsies(Definitions):
 
     def run_worker(self, config: WorkerConfig | None = None) -> int:
         """Run a worker in this process until SIGTERM or SIGINT; its exit code. Must be called on the main thread."""
-        from horsies.model.worker import WorkerConfig
+        from horsies.model.worker_config import WorkerConfig
 
         if config is not None:
-            refuse("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
+            raise_problems("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         # By name: a worker stands above the app, and an app that only sends never loads it.
-        return import_module("horsies.worker.embed").run_in_process(self, config or WorkerConfig())
+        return import_module("horsies.worker.run").run_in_process(self, config or WorkerConfig())
 
     def run_worker_with(self, config: WorkerConfig) -> int:
         """The same as `run_worker(config)`."""
@@ -168,11 +168,11 @@ class Horsies(Definitions):
         `async with app.worker(WorkerConfig(processes=2)) as worker:` starts it, and stops it at the end of the block. No signal handlers are installed, the
         app's connections stay open, and logging is left alone.
         """
-        from horsies.model.worker import WorkerConfig
+        from horsies.model.worker_config import WorkerConfig
 
         if config is not None:
-            refuse("worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
-        return import_module("horsies.worker.embed").embedded(self, config or WorkerConfig())
+            raise_problems("worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
+        return import_module("horsies.worker.run").embedded(self, config or WorkerConfig())
 
     def check(self, *, live: bool = False) -> AppCheck:
         """What `horsies check` says: what the app consists of, and all that is wrong with it. Its task modules are imported.
@@ -244,6 +244,6 @@ class Horsies(Definitions):
 
 
 def _embedded_database() -> PostgresConfig:
-    from horsies.dev.embedded import embedded_database_url  # an extra; only when nothing is configured
+    from horsies.embedded.project import embedded_database_url  # an extra; only when nothing is configured
 
     return PostgresConfig(database_url=embedded_database_url())

@@ -21,34 +21,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from horsies.watchers import complain, emit, subscribe, subscribers, unsubscribe
+from horsies.subscribers import emit, report_broken_subscriber, subscribe, subscribers, unsubscribe
 
 __all__ = [
+    "BatchCommitted",
     "ChildDied",
     "ChildRecycled",
     "ChildStarted",
-    "DatabaseTrouble",
+    "DatabaseError",
     "Event",
     "HeartbeatMissed",
-    "ListenerDeaf",
-    "ListenerHealed",
-    "Run",
-    "Send",
-    "SlotSettled",
+    "NotificationsLost",
+    "NotificationsRestored",
+    "ScheduleSlotDecided",
+    "SendSpan",
     "Span",
-    "Start",
     "TaskEnded",
     "TaskRaised",
     "TaskRetried",
+    "TaskSpan",
     "TaskStarted",
     "TasksClaimed",
     "TasksExpired",
-    "TasksReaped",
+    "TasksRescued",
     "TasksSent",
+    "TracedWork",
     "Tracer",
-    "TurnDone",
-    "Work",
-    "WorkerBuried",
+    "WorkerDeclaredDead",
+    "WorkflowStartSpan",
     "WorkflowStarted",
     "begin_span",
     "emit",
@@ -148,7 +148,7 @@ class TaskRetried:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnDone:
+class BatchCommitted:
     """One conversation with the database: so many endings were written, so many tasks claimed."""
 
     ended: int
@@ -157,7 +157,7 @@ class TurnDone:
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseTrouble:
+class DatabaseError:
     """A turn failed and will be repeated. `kind` is expected (contention), lost, refused or unexpected."""
 
     kind: str
@@ -189,12 +189,12 @@ class ChildRecycled:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerDeaf:
+class NotificationsLost:
     """Notifications do not arrive in this process: whoever waits polls."""
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerHealed:
+class NotificationsRestored:
     """They arrive again."""
 
 
@@ -202,14 +202,14 @@ class ListenerHealed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerBuried:
+class WorkerDeclaredDead:
     """The keeper has found a worker dead."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class TasksReaped:
+class TasksRescued:
     """The keeper has ended, retried or given back so many tasks of dead workers."""
 
     count: int
@@ -226,7 +226,7 @@ class TasksExpired:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotSettled:
+class ScheduleSlotDecided:
     """What became of a slot is committed: `outcome` is ENQUEUED, SKIPPED, or, for one or more in a row, MISSED."""
 
     schedule_name: str
@@ -241,18 +241,18 @@ Event: TypeAlias = (
     | TaskStarted
     | TaskEnded
     | TaskRetried
-    | TurnDone
-    | DatabaseTrouble
+    | BatchCommitted
+    | DatabaseError
     | HeartbeatMissed
     | ChildStarted
     | ChildDied
     | ChildRecycled
-    | ListenerDeaf
-    | ListenerHealed
-    | WorkerBuried
-    | TasksReaped
+    | NotificationsLost
+    | NotificationsRestored
+    | WorkerDeclaredDead
+    | TasksRescued
     | TasksExpired
-    | SlotSettled
+    | ScheduleSlotDecided
 )
 
 
@@ -260,20 +260,20 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendSpan:
     task_name: str
     queue_name: str
     task_ids: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class WorkflowStartSpan:
     workflow_name: str
     workflow_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TaskSpan:
     """An attempt. `trace` is what the span of its send, or of its workflow's start, has told of itself."""
 
     task_id: str
@@ -283,7 +283,7 @@ class Run:
     trace: str | None
 
 
-Work: TypeAlias = Send | Start | Run
+TracedWork: TypeAlias = SendSpan | WorkflowStartSpan | TaskSpan
 
 
 class Span(Protocol):
@@ -300,17 +300,17 @@ class Span(Protocol):
 
 
 class Tracer(Protocol):
-    def begin(self, work: Work) -> Span:
+    def begin(self, work: TracedWork) -> Span:
         """In the context in which the work is done then; of a run, that context is the task's alone."""
         ...
 
 
-def begin_span(tracer: Tracer, work: Work) -> Span | None:
+def begin_span(tracer: Tracer, work: TracedWork) -> Span | None:
     """None: the tracer is broken, and the work goes on without it."""
     try:
         return tracer.begin(work)
     except Exception as error:  # noqa: BLE001 - the same as a subscriber
-        complain(tracer, error)
+        report_broken_subscriber(tracer, error)
         return None
 
 
@@ -318,4 +318,4 @@ def end_span(span: Span, error_code: str | None = None, raised: BaseException | 
     try:
         span.end(error_code, raised)
     except Exception as error:  # noqa: BLE001 - the same
-        complain(type(span), error)
+        report_broken_subscriber(type(span), error)

@@ -10,7 +10,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from horsies.tasks.current import current_task_if_any
+from horsies.tasks.current_task import current_task_if_any
 
 
 class SupportsWrite(Protocol):

@@ -5,7 +5,7 @@ import os
 import time
 
 from horsies import Horsies, QueueMode, TaskError, TaskResult
-from horsies.model.retry import RetryPolicy
+from horsies.model.retry_policy import RetryPolicy
 from tests.apps import basic
 from tests.apps.settings import configured
 

@@ -29,7 +29,7 @@ from horsies import (
 app = Horsies(
     AppConfig(
         broker=PostgresConfig(database_url=os.environ["HORSIES_DATABASE_URL"]),
-        recovery=RecoveryConfig(keeper_ms=200, heartbeat_ms=200, dead_after_ms=1_000),
+        recovery=RecoveryConfig(maintenance_ms=200, heartbeat_ms=200, dead_after_ms=1_000),
     )
 )
 AGAIN = RetryPolicy.fixed([0.01] * 20, auto_retry_for=["WORKER_CRASHED", "FLAKY"])

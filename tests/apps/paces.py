@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from horsies import Horsies, TaskError, TaskResult
-from horsies.model.retry import RetryPolicy
-from horsies.tasks.current import current_task
+from horsies.model.retry_policy import RetryPolicy
+from horsies.tasks.current_task import current_task
 
 POLL_S = 0.005
 

@@ -6,11 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 from horsies import AppConfig, CustomQueueConfig, QueueMode, RetentionConfig, WorkerResilienceConfig
-from horsies.model.config import PostgresConfig
-from horsies.model.recovery import RecoveryConfig
+from horsies.model.config import PostgresConfig, RecoveryConfig
 
 VARIABLE = "HORSIES_TEST_SETTINGS"
-QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "keeper_ms": 200, "grace_ms": 500, "snapshot_ms": 1_000}
+QUICK = {"heartbeat_ms": 500, "dead_after_ms": 1_500, "maintenance_ms": 200, "grace_ms": 500, "snapshot_ms": 1_000}
 
 QUICK_RETRIES = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500}
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from horsies import Horsies, TaskError, TaskResult
-from horsies.model.retry import RetryPolicy
-from horsies.tasks.current import current_task
+from horsies.model.retry_policy import RetryPolicy
+from horsies.tasks.current_task import current_task
 from tests.apps import paces
 from tests.apps.settings import configured
 

@@ -15,7 +15,9 @@ from horsies import AppConfig, Horsies, RecoveryConfig, TaskError, TaskResult
 from tests.apps import basic
 
 # What it cannot run fails soon: it does not wait for another release, of which there is none.
-app = Horsies(AppConfig(recovery=RecoveryConfig(keeper_ms=100, unknown_task_patience_ms=0, changed_task_patience_ms=0)))
+app = Horsies(
+    AppConfig(recovery=RecoveryConfig(maintenance_ms=100, unknown_task_patience_ms=0, changed_task_patience_ms=0))
+)
 
 for task in basic.app.tasks.values():
     app.task(task.name)(task.function)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 
 from horsies import Horsies, RetryPolicy, TaskError, TaskResult
 from horsies.contrib import otel
-from horsies.model.codes import OperationalErrorCode
+from horsies.model.error_codes import OperationalErrorCode
 from tests.apps.settings import configured
 
 CRASHES = RetryPolicy.fixed([0.01], auto_retry_for=[OperationalErrorCode.WORKER_CRASHED])

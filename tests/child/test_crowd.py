@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.child.wire import ANY
+from horsies.executor.protocol import ANY
 from tests.fixtures.pools import open_pool
 
 

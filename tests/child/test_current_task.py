@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from horsies.model.errors import HorsiesError
-from horsies.tasks.current import MAX_MESSAGE, current_task
+from horsies.tasks.current_task import MAX_MESSAGE, current_task
 from tests.fixtures.pools import open_pool
 
 WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
@@ -86,7 +86,7 @@ async def test_a_report_is_checked(fraction: Any, message: Any, said: str) -> No
 
 
 def test_not_a_number_is_no_progress() -> None:
-    from horsies.tasks.current import CurrentTask  # noqa: PLC0415 - only here
+    from horsies.tasks.current_task import CurrentTask  # noqa: PLC0415 - only here
 
     told: list[tuple[float | None, str | None]] = []
     task = CurrentTask(

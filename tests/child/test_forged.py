@@ -5,7 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from horsies.child.wire import Began, Done, Forked, LoopAlive, Message, Pong, Progress, Ready, Reaped, Returned, pack
+from horsies.executor.protocol import (
+    Began,
+    Done,
+    Forked,
+    ForkExited,
+    LoopAlive,
+    Message,
+    Pong,
+    Progress,
+    Ready,
+    Returned,
+    pack,
+)
 from tests.fixtures.pools import Pump, open_pool
 from tests.worker.test_member_recall import send_together
 
@@ -32,7 +44,7 @@ FORGED: dict[str, bytes] = {
     "a return twice": pack(Returned([3]), Returned([3])),
     "a second readiness": pack(Ready(1, 1.0)),
     "a template's words": pack(Forked(1)),
-    "other words of a template": pack(Reaped(1, 0)),
+    "other words of a template": pack(ForkExited(1, 0)),
     "a message for a child": framed(6, b"(\x00\x00\x00\x00"),
     "a tuple of two thousand million": framed(17, b"(\xff\xff\xff\x7f"),
     "progress beyond all bounds": framed(pack(Progress(1, None, None))[4], b"[1, 1e999, null]"),

@@ -7,7 +7,7 @@ import pytest
 
 from horsies import Horsies
 from horsies.model.errors import TaskDefinitionError
-from horsies.worker.pool import ChildRefused
+from horsies.worker.supervisor import ChildRefused
 from tests.fixtures.pools import open_pool
 
 WHERE = pytest.mark.parametrize(

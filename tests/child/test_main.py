@@ -13,7 +13,7 @@ from typing import cast
 import psutil
 import pytest
 
-from horsies.child.wire import (
+from horsies.executor.protocol import (
     ANY,
     Began,
     Boot,
@@ -21,14 +21,14 @@ from horsies.child.wire import (
     Done,
     Fields,
     Interrupt,
+    KeepRunning,
     Message,
     Ready,
     Recall,
     Refused,
     ReportUnpacker,
     Returned,
-    Run,
-    Stay,
+    RunTasks,
     Stop,
     pack,
 )
@@ -48,7 +48,7 @@ class Child:
         self.socket.settimeout(TIMEOUT_S)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "horsies.child", "child", str(theirs.fileno())],
+                [sys.executable, "-m", "horsies.executor", "child", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -110,7 +110,7 @@ def gate(ticket: int, folder: Path) -> Fields:
 
 @pytest.mark.promise("W6")
 def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) -> None:
-    ready.say(Run([add(1, 1, 1), add(2, 2, 2)]), Run([add(3, 3, 3)]))
+    ready.say(RunTasks([add(1, 1, 1), add(2, 2, 2)]), RunTasks([add(3, 3, 3)]))
     heard = [ready.hear() for _ in range(6)]
     assert [message.ticket for message in heard if isinstance(message, Began)] == [1, 2, 3]
     done = [message for message in heard if isinstance(message, Done)]
@@ -124,11 +124,11 @@ def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) ->
 
 
 def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(ready: Child, tmp_path: Path) -> None:
-    ready.say(Run([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
+    ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
     assert ready.hear() == Began(1)
     ready.say(Recall(ANY))
     assert ready.hear() == Returned([2, 3])
-    ready.say(Run([add(4, 5, 5)]))
+    ready.say(RunTasks([add(4, 5, 5)]))
     (tmp_path / "open").touch()
     ended, began, then = ready.hear(), ready.hear(), ready.hear()
     assert isinstance(ended, Done)
@@ -139,7 +139,7 @@ def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(
 
 
 def test_what_waits_behind_a_task_that_has_ended_meanwhile_is_not_given_back(ready: Child, tmp_path: Path) -> None:
-    ready.say(Run([add(1, 1, 1), gate(2, tmp_path), add(3, 1, 1)]))
+    ready.say(RunTasks([add(1, 1, 1), gate(2, tmp_path), add(3, 1, 1)]))
     assert [type(ready.hear()) for _ in range(3)] == [Began, Done, Began]
     ready.say(Recall(behind=1))
     assert ready.hear() == Returned([])
@@ -150,7 +150,7 @@ def test_what_waits_behind_a_task_that_has_ended_meanwhile_is_not_given_back(rea
 
 def test_a_task_that_is_asked_to_stop_on_its_way_from_the_tray_stops(ready: Child, tmp_path: Path) -> None:
     """Then it is found neither there nor among what runs."""
-    ready.say(Interrupt(1, "cancel"), Run([gate(1, tmp_path)]))
+    ready.say(Interrupt(1, "cancel"), RunTasks([gate(1, tmp_path)]))
     assert ready.hear() == Began(1)
     done = ready.hear()
     assert isinstance(done, Done)
@@ -164,13 +164,13 @@ def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
 
 @pytest.mark.promise("W10")
 def test_a_child_that_is_told_to_stop_ends_what_it_has_first(ready: Child) -> None:
-    ready.say(Run([add(1, 1, 1), add(2, 2, 2)]), Stop())
+    ready.say(RunTasks([add(1, 1, 1), add(2, 2, 2)]), Stop())
     assert [type(ready.hear()) for _ in range(4)] == [Began, Done, Began, Done]
     assert ready.exit_code() == 0
 
 
 def test_a_stop_that_comes_with_the_boot_is_minded(child: Child) -> None:
-    child.say(boot(), Run([add(1, 1, 1)]), Stop())
+    child.say(boot(), RunTasks([add(1, 1, 1)]), Stop())
     assert [type(child.hear()) for _ in range(4)] == [Booting, Ready, Began, Done]
     assert child.exit_code() == 0
 
@@ -188,13 +188,13 @@ def test_a_child_that_cannot_load_the_app_says_why(child: Child) -> None:
 def test_a_child_that_is_too_big_says_so_with_its_result_and_gives_the_rest_back(child: Child) -> None:
     child.say(boot(max_memory_mb=1.0))
     child.hear_it_boot()
-    child.say(Run([add(1, 1, 1), add(2, 2, 2), add(3, 3, 3)]))
+    child.say(RunTasks([add(1, 1, 1), add(2, 2, 2), add(3, 3, 3)]))
     assert child.hear() == Began(1)
     done = child.hear()
     assert isinstance(done, Done)
     assert (done.ticket, done.result, done.leaving) == (1, "2", True)
     assert child.hear() == Returned([2, 3])
-    child.say(Run([add(4, 4, 4)]))  # which was on its way
+    child.say(RunTasks([add(4, 4, 4)]))  # which was on its way
     assert child.hear() == Returned([4])
     child.say(Stop())
     assert child.exit_code() == 0
@@ -203,9 +203,9 @@ def test_a_child_that_is_too_big_says_so_with_its_result_and_gives_the_rest_back
 def test_a_child_that_is_too_big_goes_on_when_it_is_told_to_stay(child: Child) -> None:
     child.say(boot(max_memory_mb=1.0))
     child.hear_it_boot()
-    child.say(Run([add(1, 1, 1)]))
+    child.say(RunTasks([add(1, 1, 1)]))
     assert [type(child.hear()) for _ in range(2)] == [Began, Done]
-    child.say(Stay(), Run([add(2, 2, 2)]))
+    child.say(KeepRunning(), RunTasks([add(2, 2, 2)]))
     assert child.hear() == Began(2)
     done = child.hear()
     assert isinstance(done, Done)
@@ -213,7 +213,7 @@ def test_a_child_that_is_too_big_goes_on_when_it_is_told_to_stay(child: Child) -
 
 
 def test_a_task_that_is_cancelled_before_it_began_never_begins(ready: Child, tmp_path: Path) -> None:
-    ready.say(Run([gate(1, tmp_path), add(2, 1, 1)]))
+    ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1)]))
     assert ready.hear() == Began(1)
     ready.say(Interrupt(2, "cancel"))
     never = ready.hear()
@@ -232,10 +232,10 @@ def test_a_child_whose_worker_is_gone_goes_too_and_without_a_word(child: Child, 
     if when in {"when idle", "while it works", "with words unread"}:
         child.hear_it_boot()
     if when == "while it works":
-        child.say(Run([gate(1, tmp_path)]))
+        child.say(RunTasks([gate(1, tmp_path)]))
         assert child.hear() == Began(1)
     if when == "with words unread":
-        child.say(Run([add(1, 1, 1)]))
+        child.say(RunTasks([add(1, 1, 1)]))
         select.select([child.socket], [], [], TIMEOUT_S)  # its end is reset then, and not only closed
     child.socket.close()
     assert child.exit_code() == 0
@@ -273,8 +273,8 @@ UNNEEDED = [
     "horsies.db",
     "horsies.workflows",
     "horsies.model.schedule",
-    "horsies.model.signatures",
-    "horsies.model.worker",
+    "horsies.model.inspect_signature",
+    "horsies.model.worker_config",
 ]
 
 
@@ -282,7 +282,9 @@ UNNEEDED = [
 def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None:
     """It is started anew for every hundred of them: what it loads is paid for again and again."""
     child.say(boot("tests.apps.plain:app"))
-    child.say(Run([plain(1, "add", left=1, right=0.5, note="ä"), plain(2, "fail"), plain(3, "loaded", names=UNNEEDED)]))
+    child.say(
+        RunTasks([plain(1, "add", left=1, right=0.5, note="ä"), plain(2, "fail"), plain(3, "loaded", names=UNNEEDED)])
+    )
     done = [message for message in (child.hear() for _ in range(8)) if isinstance(message, Done)]
     assert [(message.result, message.error_code) for message in done] == [
         ('{"sum":1.5,"note":"ä"}', None),
@@ -293,7 +295,7 @@ def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None
 
 def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None:
     child.say(boot("tests.apps.plain:app"))
-    child.say(Run([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
+    child.say(RunTasks([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
     done = [message for message in (child.hear() for _ in range(8)) if isinstance(message, Done)]
     assert [(message.result, message.error_code) for message in done] == [
         ('{"sum":7,"note":""}', None),

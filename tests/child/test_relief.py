@@ -7,8 +7,8 @@ from operator import attrgetter
 
 import pytest
 
-from horsies.child import relief
-from horsies.child.relief import Relief
+from horsies.executor import sequential
+from horsies.executor.sequential import StandbyReader
 from tests.fixtures.eventually import eventually
 
 
@@ -20,7 +20,7 @@ class Child:
         self.heard: list[tuple[str, str]] = []
         self.tray: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.changed = threading.Event()
-        self.relief = Relief(self._hear, self.changed)
+        self.relief = StandbyReader(self._hear, self.changed)
 
     def _hear(self) -> None:
         text = os.read(self._out, 1).decode()
@@ -98,7 +98,7 @@ def test_relieved_once_the_main_thread_reads_again_after_the_next_message(
     child.say("a")
     eventually(lambda: child.heard == [("a", RELIEF)])
     assert child.take() == "a"
-    monkeypatch.setattr(relief, "TICK_S", 10.0)  # from when it has read for the last time: no machine is so busy
+    monkeypatch.setattr(sequential, "TICK_S", 10.0)  # from when it has read for the last time: no machine is so busy
     aside(lambda: eventually(child.is_waited_for), lambda: child.say("b"))
     assert child.take() == "b"  # idle, and still relieved
     child.say("c")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from horsies.child.wire import ANY, Reason
+from horsies.executor.protocol import ANY, Reason
 from horsies.model.task import Claim
-from horsies.worker.member import Member
+from horsies.worker.child import Child
 from tests.fixtures.pools import Pump, open_pool
 
 WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
@@ -137,7 +137,7 @@ async def test_a_task_that_is_cancelled_before_it_began_never_begins(tmp_path: P
 async def test_a_soft_stop_that_comes_late_never_strikes_another_task(concurrency: int, name: str) -> None:
     """Every other task is asked to stop the moment it begins, when it is mostly over already."""
 
-    def ask_every_other(member: Member, ticket: int, claim: Claim) -> None:
+    def ask_every_other(member: Child, ticket: int, claim: Claim) -> None:
         if int(claim.id.removeprefix("task-")) % 2:
             member.interrupt(ticket, "cancel")
 
@@ -155,9 +155,9 @@ async def test_a_soft_stop_that_comes_late_never_strikes_another_task(concurrenc
 
 TRACED = """
 import sys
-from horsies.child.running import begin
-from horsies.child.softstop import OtherThread
-from horsies.child.wire import Assignment
+from horsies.executor.execute import begin
+from horsies.executor.interrupt import OtherThread
+from horsies.executor.protocol import Assignment
 
 running = begin(Assignment(1, "id", "name", "default", 1, None, "{}"))
 thread = OtherThread(running)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from horsies.child.wire import (
+from horsies.executor.protocol import (
     MAX_FRAME,
     MAX_REPORTED_TEXT,
     Assignment,
@@ -19,23 +19,23 @@ from horsies.child.wire import (
     Done,
     Fork,
     Forked,
+    ForkExited,
     Interrupt,
+    KeepRunning,
     LoopAlive,
     Message,
     Ping,
     Pong,
     Progress,
+    ProtocolError,
     Ready,
-    Reaped,
     Recall,
     Refused,
     ReportUnpacker,
     Returned,
-    Run,
-    Stay,
+    RunTasks,
     Stop,
     Unpacker,
-    WireError,
     pack,
 )
 from horsies.model.status import Misfit
@@ -54,12 +54,12 @@ pauses = st.none() | st.integers(0, 1_000_000)
 
 orders: st.SearchStrategy[Message] = st.one_of(
     st.builds(Boot, texts, texts, numbers, st.none() | reals, st.lists(texts, max_size=3)),
-    st.builds(Run, st.lists(assignments, max_size=5)),
+    st.builds(RunTasks, st.lists(assignments, max_size=5)),
     st.builds(Recall, numbers),
     st.just(Ping()),
     st.just(Stop()),
     st.builds(Interrupt, numbers, st.sampled_from(["timeout", "cancel"])),
-    st.just(Stay()),
+    st.just(KeepRunning()),
     st.just(Fork()),
 )
 reports: st.SearchStrategy[Message] = st.one_of(
@@ -67,7 +67,7 @@ reports: st.SearchStrategy[Message] = st.one_of(
     st.builds(Ready, numbers, sizes),
     st.builds(Progress, numbers, st.none() | st.floats(0, 1), maybe_texts),
     st.builds(Forked, numbers),
-    st.builds(Reaped, numbers, st.integers(-64, 255)),
+    st.builds(ForkExited, numbers, st.integers(-64, 255)),
     st.builds(Refused, texts),
     st.builds(Began, numbers),
     st.builds(
@@ -131,15 +131,15 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
-    unpacker, message = Unpacker(), Run([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None, None)])
+    unpacker, message = Unpacker(), RunTasks([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None, None)])
     stream = pack(message)
     heard = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
     assert heard == [message]
 
 
 def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
-    (run,) = Unpacker().feed(pack(Run([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
-    assert isinstance(run, Run)
+    (run,) = Unpacker().feed(pack(RunTasks([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
+    assert isinstance(run, RunTasks)
     assert Assignment(*run.assignments[0]) == Assignment(
         ticket=7,
         task_id="id",
@@ -171,7 +171,7 @@ def test_why_a_child_cannot_start_is_cut_and_not_refused() -> None:
 @pytest.mark.parametrize("length", [0, MAX_FRAME + 1, 2**32 - 1])
 @pytest.mark.parametrize("unpackers", [Unpacker, ReportUnpacker])
 def test_a_frame_of_a_length_that_none_has_is_refused_before_it_is_read(unpackers: type[Unpacker], length: int) -> None:
-    with pytest.raises(WireError, match=str(length)):
+    with pytest.raises(ProtocolError, match=str(length)):
         list(unpackers().feed(struct.pack("!IB", length, 0)))
 
 
@@ -179,7 +179,7 @@ def test_a_worker_waits_for_no_more_than_a_result_may_have() -> None:
     waits = ReportUnpacker(1 << 25)
     assert list(waits.feed(struct.pack("!IB", 1 << 25, 17))) == []
     for kind, length in ((17, 1 << 27), (16, 1 << 25), (24, 1 << 25)):  # an ending, a beginning, tickets
-        with pytest.raises(WireError, match=str(length)):
+        with pytest.raises(ProtocolError, match=str(length)):
             list(ReportUnpacker(1 << 25).feed(struct.pack("!IB", length, kind)))
 
 
@@ -195,7 +195,7 @@ def test_a_worker_waits_for_no_more_than_a_result_may_have() -> None:
 )
 def test_what_comes_from_a_child_is_never_unmarshalled(body: bytes) -> None:
     for kind in range(256):
-        with pytest.raises(WireError):
+        with pytest.raises(ProtocolError):
             read(framed(kind, body))
 
 
@@ -226,7 +226,7 @@ OF_ANOTHER_KIND: list[tuple[Message, Any]] = [
 @pytest.mark.parametrize(("report", "fields"), OF_ANOTHER_KIND, ids=repr)
 def test_fields_of_another_kind_are_refused(report: Message, fields: object) -> None:
     kind = pack(report)[4]
-    with pytest.raises(WireError):
+    with pytest.raises(ProtocolError):
         read(framed(kind, json.dumps(fields).encode()))
 
 
@@ -235,7 +235,7 @@ def test_fields_of_another_kind_are_refused(report: Message, fields: object) -> 
 )
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     for kind in range(256):
-        with pytest.raises(WireError):
+        with pytest.raises(ProtocolError):
             read(framed(kind, body))
 
 
@@ -266,9 +266,9 @@ NONE = 2**32 - 1
 def test_an_ending_that_the_database_would_refuse_is_refused(head: tuple[int, ...], texts: bytes) -> None:
     kind = pack(Done(1, "COMPLETED", 5, None, "1", None))[4]
     assert read(framed(kind, ENDING.pack(1, 0, 0, 5, -1, NONE, 1, NONE) + b"1"))
-    with pytest.raises(WireError):
+    with pytest.raises(ProtocolError):
         read(framed(kind, ENDING.pack(*head) + texts))
-    with pytest.raises(WireError):
+    with pytest.raises(ProtocolError):
         read(framed(kind, ENDING.pack(*head)[:-1]))
 
 
@@ -281,7 +281,7 @@ plain_values = st.recursive(
 
 @given(st.integers(0, 30), plain_values)
 def test_any_value_in_a_frame_is_a_message_or_a_wire_error(kind: int, value: Any) -> None:
-    with suppress(WireError):
+    with suppress(ProtocolError):
         read(framed(kind, json.dumps(value).encode()))
 
 
@@ -289,18 +289,18 @@ def test_any_value_in_a_frame_is_a_message_or_a_wire_error(kind: int, value: Any
 @example(b"\x00\x00\x00\x01\x10")
 @example(b"\x00\x00\x00\x01\x11")
 def test_any_bytes_are_messages_or_a_wire_error(data: bytes) -> None:
-    with suppress(WireError):
+    with suppress(ProtocolError):
         read(data)
 
 
 @given(st.integers(0, 30), st.binary(max_size=100))
 def test_any_bytes_in_a_frame_are_a_message_or_a_wire_error(kind: int, body: bytes) -> None:
-    with suppress(WireError):
+    with suppress(ProtocolError):
         read(framed(kind, body))
 
 
 def test_what_came_before_the_nonsense_is_still_heard() -> None:
     heard: list[Message] = []
-    with pytest.raises(WireError):
+    with pytest.raises(ProtocolError):
         heard.extend(ReportUnpacker().feed(pack(Began(1)) + b"nonsense, a lot of it"))
     assert heard == [Began(1)]

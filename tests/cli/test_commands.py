@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.roles import PlainUser
+from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.server import DatabaseServer
 
 TIMEOUT_S = 30
@@ -206,7 +206,7 @@ def test_a_worker_retries_an_unreachable_database_and_gives_up_when_told_to(hors
 
 
 @pytest.fixture(scope="module")
-def guarded_server() -> Generator[Server]:
+def guarded_server() -> Generator[EmbeddedServer]:
     """A server that asks for passwords, as servers that are reached over TCP do."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
@@ -230,7 +230,7 @@ def changed(url: str, **parts: str) -> str:
     ],
 )
 def test_a_wrong_password_or_database_is_told_at_once(
-    horsies: Horsies, guarded_server: Server, command: tuple[str, ...], parts: dict[str, str], expected: str
+    horsies: Horsies, guarded_server: EmbeddedServer, command: tuple[str, ...], parts: dict[str, str], expected: str
 ) -> None:
     """Waiting does not mend it, so a worker does not wait either."""
     url = changed(guarded_server.url(), **parts)
@@ -405,7 +405,7 @@ class Interrupter:
 
 sys.meta_path.insert(0, Interrupter())
 sys.argv = ["horsies", "--version"]
-from horsies.cli.door import main
+from horsies.cli.__main__ import main
 main()
 """
 
@@ -428,7 +428,7 @@ def test_ctrl_c_while_the_command_line_is_loaded_leaves_without_a_traceback(hand
 def test_ctrl_c_is_heard_as_usual_once_the_command_line_is_loaded() -> None:
     words = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # it may be ignored in the background
-        "from horsies.cli.door import main; import horsies.cli.main as rest; "
+        "from horsies.cli.__main__ import main; import horsies.cli.main as rest; "
         "rest.main = lambda: sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler); main()"
     )
     assert subprocess.run([sys.executable, "-c", words], timeout=TIMEOUT_S, check=False).returncode == 0

@@ -8,9 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
-from horsies.doctor.catalogue import CATALOGUE
-from horsies.doctor.codes import Code
-from horsies.doctor.examine import ALL
+from horsies.doctor.findings import CATALOGUE, FindingCode
+from horsies.doctor.run import ALL
 from tests.cli.test_commands import GONE, Horsies, folder, horsies
 
 __all__ = ["folder", "horsies"]  # fixtures
@@ -35,7 +34,7 @@ def test_a_finding_is_told_with_its_cure_and_what_is_well_in_one_line(doctor: Ru
     found = doctor()
     assert found.exit_code == 1
     assert (
-        f"error   NOTIFY_TRIGGER_OFF: trigger tasks_notify_new on tasks is gone\n        cure: {CATALOGUE[Code.NOTIFY_TRIGGER_OFF].cure}\n"
+        f"error   NOTIFY_TRIGGER_OFF: trigger tasks_notify_new on tasks is gone\n        cure: {CATALOGUE[FindingCode.NOTIFY_TRIGGER_OFF].cure}\n"
         in found.stdout
     )
     assert "\nok      database, " in found.stdout

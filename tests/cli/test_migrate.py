@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
+from horsies.db import migrate
 from horsies.db import migrate as migrating
-from horsies.db import script
 from horsies.db.migrate import Migration, library_version, migrations
-from horsies.dev.binaries import find_binaries
+from horsies.embedded.binaries import find_binaries
 from tests.fixtures.journey import column, row
 from tests.fixtures.schema_dump import SCHEMA_SQL, dump
 
@@ -110,7 +110,7 @@ def test_the_script_brings_an_older_schema_to_the_same(
     later = Migration(version + 1, "later", version, "create table {schema}.notes (note text);")
     both = (*migrations(), later)
     monkeypatch.setattr(migrating, "migrations", lambda: both)
-    monkeypatch.setattr(script, "migrations", lambda: both)
+    monkeypatch.setattr(migrate, "migrations", lambda: both)
     pending = json.loads(migrate("--check", "--json", "--database-url", database).stdout)
     assert (pending["version"], pending["pending"]) == (version, ["later"])
     printed = migrate("--sql", "--database-url", database).stdout

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.keeper.reap import expire
+from horsies.maintenance.rescue import expire
 from horsies.tasks.finish import finish
-from horsies.tasks.overview import count_finished
+from horsies.tasks.queues import count_finished
 from tests.cli.conftest import Cli
 from tests.cli.test_tasks import register
 from tests.fixtures.eventually import eventually
@@ -174,7 +174,7 @@ def test_the_status_has_queues_workers_and_what_has_ended(
 def test_what_takes_too_long_to_count_is_left_out(
     cli: Cli, broker: PostgresBroker, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.tasks.overview.PATIENCE_MS", 50)
+    monkeypatch.setattr("horsies.tasks.queues.PATIENCE_MS", 50)
     with psycopg.connect(database) as holder:
         holder.execute("lock table horsies.finished")
         assert broker.run(partial(count_finished, 60)) is None

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
 from horsies.db.broker import PostgresBroker
-from horsies.model.patterns import CronSchedule, DailySchedule, IntervalSchedule
-from horsies.model.task import Terms
+from horsies.model.schedule import CronSchedule, DailySchedule, IntervalSchedule
+from horsies.model.task import TaskOptions
 from tests.fixtures.journey import column, row
 from tests.schedules.steps import declare, store, tick_at
 
@@ -37,7 +37,7 @@ def stored(broker: PostgresBroker) -> PostgresBroker:
     store(
         broker,
         declare("report", DailySchedule(time(9, 30)), timezone="Europe/Berlin", args='{"n":1}', jitter=2),
-        declare("mail", IntervalSchedule(minutes=5), terms=Terms("send", "letters")),
+        declare("mail", IntervalSchedule(minutes=5), terms=TaskOptions("send", "letters")),
         declare("off", CronSchedule("*/5 9-17 * * mon-fri"), enabled=False),
         now=NOON,
     )

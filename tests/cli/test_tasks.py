@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies
-from horsies.cli import sweep as sweeping
-from horsies.cli.sweep import sweep
+from horsies.cli import bulk as sweeping
+from horsies.cli.bulk import run_in_batches
 from horsies.db.broker import PostgresBroker
 from horsies.tasks.finish import finish
-from horsies.tasks.list import TaskFilter, TaskLine
+from horsies.tasks.inspect import TaskFilter, TaskSummary
 from tests.cli.conftest import Cli
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, new_task, send, send_new
 from tests.fixtures.shops import Shop
@@ -274,12 +274,12 @@ def test_ctrl_c_ends_it_between_two_batches_and_tells_how_far_it_came(
     send_new(broker, 6)
     app, seen = Horsies(app_config), list[str]()
 
-    def act(lines: Sequence[TaskLine]) -> Counter[str]:
+    def act(lines: Sequence[TaskSummary]) -> Counter[str]:
         signal.raise_signal(signal.SIGINT)
         seen.extend(line.id for line in lines)
         return Counter(DONE=len(lines))
 
-    go = partial(sweep, app, TaskFilter(), act, verb="touch", words={"DONE": "done"}, dry_run=False, yes=True)
+    go = partial(run_in_batches, app, TaskFilter(), act, verb="touch", words={"DONE": "done"}, dry_run=False, yes=True)
     with pytest.raises(click.ClickException, match=r"stopped by Ctrl-C after 2 of 6; run it again for the rest"):
         go(as_json=False)
     app.close()

@@ -11,7 +11,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.errors import QueueError
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import Caps, Wanted, claim_from_marks, claim_from_queues, from_start, lock_caps
+from horsies.tasks.claim import Caps, ClaimRequest, claim_from_queues, claim_from_watermarks, from_start, lock_caps
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, column, do, row
@@ -179,16 +179,16 @@ def test_without_caps_there_is_no_lock_and_no_count(
     assert Caps(queues={"second": 1}).keys(["first"]) == []
     # The plan of a claim has a step that counts what is in flight; without a cap it is never executed.
     insert_spans(sql, tmp_path / "log", 3, 0.0)
-    uncapped = explained(broker, Wanted(ME, TaskStatus.RUNNING, 1, 60_000))
-    capped = explained(broker, Wanted(ME, TaskStatus.RUNNING, 1, 60_000, caps=Caps(queues={"default": 9})))
+    uncapped = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000))
+    capped = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000, caps=Caps(queues={"default": 9})))
     assert "never executed" in counting(uncapped)
     assert "never executed" not in counting(capped)
-    from_marks = explained(broker, Wanted(ME, TaskStatus.RUNNING, 1, 60_000), marks=True)
+    from_marks = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), marks=True)
     assert "Aggregate" not in from_marks or "never executed" in counting(from_marks)
 
 
-def explained(broker: PostgresBroker, wanted: Wanted, *, marks: bool = False) -> str:
-    query = (claim_from_marks if marks else claim_from_queues)(wanted, from_start(["default"]))
+def explained(broker: PostgresBroker, wanted: ClaimRequest, *, marks: bool = False) -> str:
+    query = (claim_from_watermarks if marks else claim_from_queues)(wanted, from_start(["default"]))
     statement = query.statement
     prefixed = type(statement)(statement.name, f"explain (analyze, costs off, timing off) {statement.text}")
     (rows,) = do(broker, type(query)(prefixed, query.params))

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from horsies import Horsies, RetryPolicy, TaskError, TaskResult, each
 from horsies.contrib import otel
-from horsies.events import Work
+from horsies.events import TracedWork
 from horsies.testing import drain, drain_async, open_sandbox
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
@@ -211,7 +211,7 @@ def test_a_tracer_that_fails_does_not_keep_tasks_from_being_sent_and_run(
     basic: Any, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
-        def begin(self, work: Work) -> Any:
+        def begin(self, work: TracedWork) -> Any:
             raise ZeroDivisionError(work)
 
     basic.app.tracer = Broken()

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from horsies import PostgresConfig, events
 from horsies.contrib import prometheus
 from horsies.db.broker import PostgresBroker
-from horsies.events import SlotSettled, TasksClaimed
-from horsies.tasks import depths
+from horsies.events import ScheduleSlotDecided, TasksClaimed
+from horsies.tasks import queues
 from tests.fixtures.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -54,12 +54,12 @@ def test_a_producer_counts_its_sends_and_tells_how_its_queues_are(
 def test_the_oldest_is_found_in_any_priority_and_the_count_has_an_end(
     basic: Any, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depths, "COUNTED_AT_MOST", 5)
+    monkeypatch.setattr(queues, "DEPTH_COUNTED_AT_MOST", 5)
     sql.execute(
         "insert into horsies.tasks (task_name, priority, enqueued_at) "
         "select 'add', n, now() - n * interval '1 hour' from generate_series(1, 9) as n"
     )
-    (depth,) = basic.app.broker.run(lambda: depths.get_depths(["default"]))
+    (depth,) = basic.app.broker.run(lambda: queues.get_depths(["default"]))
     assert depth.waiting == 5
     assert 9 * 3600 <= depth.oldest_s < 9 * 3600 + 60
 
@@ -67,7 +67,7 @@ def test_the_oldest_is_found_in_any_priority_and_the_count_has_an_end(
 def test_an_empty_queue_beside_a_long_one_is_not_looked_for_in_all_of_it(sql: psycopg.Connection) -> None:
     sql.execute("insert into horsies.tasks (task_name, queue_name) select 'add', 'long' from generate_series(1, 5000)")
     sql.execute("analyze horsies.tasks")
-    query = depths.SQL["get_queue_depths"](queues=["long", "empty"], counted=100, priorities_at_most=100)
+    query = queues.SQL["get_queue_depths"](queues=["long", "empty"], counted=100, priorities_at_most=100)
     plan = sql.execute(b"explain " + query.statement.for_schema("horsies"), query.params).fetchall()
     assert not [line for (line,) in plan if "Seq Scan on tasks" in line]
 
@@ -98,7 +98,7 @@ def test_connections_in_use_and_callers_that_wait_for_one_are_told(
 def test_slots_of_schedules_are_counted_by_what_became_of_them(basic: Any, registry: CollectorRegistry) -> None:
     prometheus.instrument(basic.app, registry=registry)
     for outcome in ("ENQUEUED", "MISSED", "ENQUEUED"):
-        events.emit(SlotSettled("report", outcome))
+        events.emit(ScheduleSlotDecided("report", outcome))
     assert registry.get_sample_value("horsies_schedule_slots_total", {"outcome": "ENQUEUED"}) == 2
 
 
@@ -108,9 +108,9 @@ def test_slots_of_schedules_are_counted_by_what_became_of_them(basic: Any, regis
 def exported() -> dict[str, tuple[str, set[str]]]:
     """Every metric with its kind, and with the names of its series."""
     registry = CollectorRegistry()
-    prometheus.Counts(registry)
+    prometheus.EventCounters(registry)
     found: dict[str, tuple[str, set[str]]] = {}
-    for family in [*registry.collect(), *prometheus.Gauges().describe()]:
+    for family in [*registry.collect(), *prometheus.StateCollector().describe()]:
         match family.type:
             case "counter":
                 found[f"{family.name}_total"] = family.type, {f"{family.name}_total"}

@@ -5,8 +5,8 @@ from threading import enumerate as enumerate_threads
 
 import psycopg
 
-from horsies.db.aside import Aside
-from horsies.db.op import Statement, rows
+from horsies.db.dedicated import ThreadedConnection
+from horsies.db.statement import Statement, rows
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
@@ -17,7 +17,7 @@ PROBE = Statement("probe", "select 1::int")
 async def test_one_whose_closing_is_cancelled_leaves_neither_thread_nor_connection(
     database: str, sql: psycopg.Connection
 ) -> None:
-    aside = Aside(PostgresConfig(database_url=database), "duty")
+    aside = ThreadedConnection(PostgresConfig(database_url=database), "duty")
     assert await aside.run(rows(PROBE())) == [(1,)]
     busy = Event()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))

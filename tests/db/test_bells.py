@@ -1,11 +1,10 @@
 import pytest
 
-from horsies.db.bells import Bells
-from horsies.db.channels import Channel
+from horsies.db.channels import Channel, Subscriptions
 
 
 def test_a_bell_rings_for_its_key_among_others() -> None:
-    bells, heard = Bells(), list[str | None]()
+    bells, heard = Subscriptions(), list[str | None]()
     bells.add(Channel.DONE, "b", heard.append)
     bells.ring(Channel.DONE, "a b c")
     bells.ring(Channel.DONE, "a c")
@@ -14,14 +13,14 @@ def test_a_bell_rings_for_its_key_among_others() -> None:
 
 
 def test_a_bell_without_a_key_rings_for_every_payload() -> None:
-    bells, heard = Bells(), list[str | None]()
+    bells, heard = Subscriptions(), list[str | None]()
     bells.add(Channel.NEW, None, heard.append)
     bells.ring(Channel.NEW, "100 1 default")
     assert heard == ["100 1 default"]
 
 
 def test_too_many_to_name_rings_everyone_of_the_channel() -> None:
-    bells, heard = Bells(), list[str | None]()
+    bells, heard = Subscriptions(), list[str | None]()
     bells.add(Channel.DONE, "a", heard.append)
     bells.add(Channel.DONE, "b", heard.append)
     bells.add(Channel.NEW, None, heard.append)
@@ -30,7 +29,7 @@ def test_too_many_to_name_rings_everyone_of_the_channel() -> None:
 
 
 def test_a_doubt_rings_everyone() -> None:
-    bells, heard = Bells(), list[str | None]()
+    bells, heard = Subscriptions(), list[str | None]()
     bells.add(Channel.DONE, "a", heard.append)
     bells.add(Channel.NEW, None, heard.append)
     bells.ring_all()
@@ -38,7 +37,7 @@ def test_a_doubt_rings_everyone() -> None:
 
 
 def test_two_waiters_for_one_key_leave_one_by_one() -> None:
-    bells, first, second = Bells(), list[str | None](), list[str | None]()
+    bells, first, second = Subscriptions(), list[str | None](), list[str | None]()
     bells.add(Channel.DONE, "a", first.append)
     bells.add(Channel.DONE, "a", second.append)
     bells.remove(Channel.DONE, "a", first.append)
@@ -50,7 +49,7 @@ def test_two_waiters_for_one_key_leave_one_by_one() -> None:
 
 @pytest.mark.promise("D6")
 def test_a_subscriber_that_fails_keeps_no_other_from_being_rung(caplog: pytest.LogCaptureFixture) -> None:
-    bells, heard = Bells(), list[str | None]()
+    bells, heard = Subscriptions(), list[str | None]()
 
     def fail(_payload: str | None) -> None:
         raise ZeroDivisionError

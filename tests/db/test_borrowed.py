@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Op, Query, Statement, ask, one, script
+from horsies.db.statement import Op, Query, Statement, execute, one, script
 from horsies.model.errors import SchemaError
 from horsies.model.task import TaskId
 from horsies.tasks.enqueue import enqueue_within
@@ -66,7 +66,9 @@ def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Cal
                 moment=moment,
             )
         )
-        both = yield from ask(query("select 1 where false"), query("select * from unnest(%(n)s::real[])", n=[1, 2.5]))
+        both = yield from execute(
+            query("select 1 where false"), query("select * from unnest(%(n)s::real[])", n=[1, 2.5])
+        )
         return first, both
 
     with caller.transaction():
@@ -86,7 +88,7 @@ def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBro
 
 def sending_in_vain() -> Op[None]:
     yield from sending()
-    yield from ask(query("select 1 / %(zero)s::integer", zero=0))
+    yield from execute(query("select 1 / %(zero)s::integer", zero=0))
 
 
 class SqlAlchemyAutocommit(SqlAlchemy):

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import SQL, PostgresBroker
-from horsies.db.op import Op, Statement, one, rows
+from horsies.db.statement import Op, Statement, one, rows
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError
 from horsies.tasks.enqueue import enqueue, enqueue_again
@@ -303,7 +303,7 @@ FORKING = """
 import os, sys
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.op import Statement, one
+from horsies.db.statement import Statement, one
 from horsies.model.config import PostgresConfig
 
 broker = PostgresBroker(PostgresConfig(database_url=os.environ["HORSIES_DATABASE_URL"]))

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from horsies.db.courier import Courier
-from horsies.db.op import Op, Query, Row, Statement, ask, one
+from horsies.db.loop_connection import LoopConnection
+from horsies.db.statement import Op, Query, Row, Statement, execute, one
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
@@ -28,8 +28,8 @@ def first(text: str, /, **params: object) -> Op[Row | None]:
 
 
 @asynccontextmanager
-async def courier_to(url: str) -> AsyncGenerator[Courier]:
-    courier = Courier(PostgresConfig(database_url=url), "test")
+async def courier_to(url: str) -> AsyncGenerator[LoopConnection]:
+    courier = LoopConnection(PostgresConfig(database_url=url), "test")
     try:
         yield courier
     finally:
@@ -66,7 +66,7 @@ async def test_text_that_cannot_be_stored_is_refused_whole_and_nothing_of_its_ba
     async with courier_to(database) as courier:
         with pytest.raises(psycopg.DataError):
             await courier.run(
-                ask(
+                execute(
                     query("insert into public.kept values ('first')"),
                     query("insert into public.kept values (%(text)s::text)", text=text),
                 )
@@ -93,7 +93,7 @@ async def test_statements_are_prepared_once(database: str) -> None:
 
 async def test_a_refused_statement_leaves_the_session_in_order(database: str, sql: psycopg.Connection) -> None:
     def divide() -> Op[object]:
-        return (yield from ask(query("begin"), query("select 1 / %(n)s::integer", n=0), query("commit")))
+        return (yield from execute(query("begin"), query("select 1 / %(n)s::integer", n=0), query("commit")))
 
     async with courier_to(database) as courier:
         before = await courier.run(first(BACKEND))
@@ -107,7 +107,7 @@ async def test_a_refused_statement_leaves_the_session_in_order(database: str, sq
 
 async def test_couriers_that_break_together_all_find_their_way_back(database: str, proxy: Proxy) -> None:
     """Their sockets' numbers are given to each other's new connections: none may be deaf then."""
-    couriers = [Courier(PostgresConfig(database_url=proxy.url), "test") for _ in range(8)]
+    couriers = [LoopConnection(PostgresConfig(database_url=proxy.url), "test") for _ in range(8)]
     try:
         for _ in range(3):
             assert await asyncio.gather(*(courier.run(first("select 1")) for courier in couriers)) == [(1,)] * 8
@@ -190,7 +190,7 @@ async def test_more_than_the_sockets_hold_goes_both_ways(database: str) -> None:
     text = "x" * (8 << 20)
     statement = query("select %(text)s::text", text=text)
     async with courier_to(database) as courier:
-        assert await courier.run(ask(statement, statement, statement)) == [[(text,)]] * 3
+        assert await courier.run(execute(statement, statement, statement)) == [[(text,)]] * 3
 
 
 async def test_a_session_that_lost_its_prepared_statements_is_left(database: str) -> None:
@@ -229,7 +229,7 @@ async def test_who_is_cancelled_while_a_silent_server_is_connected_to_leaves_no_
 async def test_who_is_cancelled_while_he_rolls_back_takes_his_connection_with_him(database: str, proxy: Proxy) -> None:
     def fail_and_fall_silent() -> Op[object]:
         try:
-            yield from ask(query("begin"), query("select 1 / 0"))
+            yield from execute(query("begin"), query("select 1 / 0"))
         except psycopg.Error:
             proxy.freeze()
             raise

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.days import DAYS_AHEAD
+from horsies.db.partitions import DAYS_AHEAD
 from horsies.model.config import PostgresConfig
 from horsies.tasks.finish import finish
 from tests.fixtures.eventually import eventually

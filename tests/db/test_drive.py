@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from horsies.db.courier import Courier
-from horsies.db.drive import answer_on, answer_on_async, drive, drive_async
-from horsies.db.op import Ask, Frame, Op, Query, Statement, ask, one, rows, script
+from horsies.db.driver import drive, drive_async, execute_on, execute_on_async
+from horsies.db.loop_connection import LoopConnection
+from horsies.db.statement import Op, Query, Request, Statement, TransactionFrame, execute, one, rows, script
 from horsies.model.config import PostgresConfig
 from tests.fixtures.planting import Plant
 
@@ -27,7 +27,7 @@ def driven(request: pytest.FixtureRequest, database: str) -> Drive:
 def _blocking(database: str) -> Drive:
     def run(verb: Callable[[], Op[Any]]) -> Any:
         with psycopg.connect(database, autocommit=True) as connection:
-            return drive(verb(), lambda request: answer_on(connection, request, SCHEMA))
+            return drive(verb(), lambda request: execute_on(connection, request, SCHEMA))
 
     return run
 
@@ -35,14 +35,14 @@ def _blocking(database: str) -> Drive:
 def _asyncio(database: str) -> Drive:
     async def run(verb: Callable[[], Op[Any]]) -> Any:
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
-            return await drive_async(verb(), lambda request: answer_on_async(connection, request, SCHEMA))
+            return await drive_async(verb(), lambda request: execute_on_async(connection, request, SCHEMA))
 
     return lambda verb: asyncio.run(run(verb))
 
 
 def _by_courier(database: str) -> Drive:
     async def run(verb: Callable[[], Op[Any]]) -> Any:
-        courier = Courier(PostgresConfig(database_url=database), "test")
+        courier = LoopConnection(PostgresConfig(database_url=database), "test")
         try:
             return await courier.run(verb())
         finally:
@@ -68,7 +68,7 @@ def test_a_verb_gets_the_rows_of_what_it_asked(driven: Drive) -> None:
 def test_statements_that_travel_together_are_answered_one_by_one(driven: Drive) -> None:
     def verb() -> Op[Any]:
         return (
-            yield from ask(
+            yield from execute(
                 query("begin"),
                 query("create temporary table seen (n integer)"),
                 query("insert into seen values (1), (2) returning n"),
@@ -84,7 +84,7 @@ def test_an_error_in_a_batch_rolls_back_all_of_it_and_leaves_the_connection_usab
     def verb() -> Op[Any]:
         yield from rows(query("create temporary table kept (n integer)"))
         with pytest.raises(errors.DivisionByZero):
-            yield from ask(
+            yield from execute(
                 query("begin"),
                 query("insert into kept values (1)"),
                 query("select 1 / 0"),
@@ -92,12 +92,12 @@ def test_an_error_in_a_batch_rolls_back_all_of_it_and_leaves_the_connection_usab
                 query("commit"),
             )
         yield from rows(query("rollback"))
-        return (yield from ask(query("select count(*) from kept"), query("select 5")))
+        return (yield from execute(query("select count(*) from kept"), query("select 5")))
 
     assert driven(verb) == [[(0,)], [(5,)]]
 
 
-FRAME = Frame((query("begin isolation level serializable"), query("select 'limits'")), query("commit"))
+FRAME = TransactionFrame((query("begin isolation level serializable"), query("select 'limits'")), query("commit"))
 
 
 def test_what_is_framed_is_one_transaction_and_answered_without_its_frame(driven: Drive) -> None:
@@ -105,9 +105,11 @@ def test_what_is_framed_is_one_transaction_and_answered_without_its_frame(driven
         yield from rows(query("create temporary table kept (n integer)"))
         for number in range(2):
             with pytest.raises(errors.DivisionByZero):
-                yield Ask([query("insert into kept values (1)"), query("select 1 / %(n)s::integer", n=0)], frame=FRAME)
+                yield Request(
+                    [query("insert into kept values (1)"), query("select 1 / %(n)s::integer", n=0)], frame=FRAME
+                )
             yield from rows(query("rollback"))
-            answers = yield Ask(
+            answers = yield Request(
                 [query("insert into kept values (2)"), query("select count(*) from kept")], (query("select 7"),), FRAME
             )
             assert answers == [[], [(number + 1,)]]
@@ -123,7 +125,7 @@ def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection,
 
     def verb() -> Op[Any]:
         with pytest.raises(errors.ForeignKeyViolation):
-            yield Ask([query("insert into public.kids values (1) returning parent"), query("select 2")], afterwards)
+            yield Request([query("insert into public.kids values (1) returning parent"), query("select 2")], afterwards)
         return (yield from one(query("select count(*) from public.kids")))
 
     assert driven(verb) == (0,)
@@ -135,7 +137,7 @@ def test_what_is_said_afterwards_undoes_nothing(driven: Drive, nth: int, caplog:
         yield from rows(query("create temporary table kept (n integer)"))
         told = [query("select 7"), query("select 8")]
         told[nth] = query("select 1 / 0")
-        yield Ask([query("insert into kept values (1)")], told)
+        yield Request([query("insert into kept values (1)")], told)
         return (yield from one(query("select count(*) from kept")))
 
     assert driven(verb) == (1,)
@@ -179,7 +181,9 @@ def test_a_connection_dropped_after_a_statement_lost_only_its_answer(
     sql.execute("create table marks (n integer)")
     faults("of_a_test", "after", "drop")
     with pytest.raises(psycopg.OperationalError, match="planted fault: drop after of_a_test"):
-        driven(lambda: ask(query("insert into public.marks values (1)"), query("insert into public.marks values (2)")))
+        driven(
+            lambda: execute(query("insert into public.marks values (1)"), query("insert into public.marks values (2)"))
+        )
     assert sql.execute("select count(*) from marks").fetchone() == (2,)
 
 

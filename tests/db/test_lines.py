@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from horsies.db.lines import LINES_AT_ONCE, field, in_pieces
+from horsies.db.pipeline import COPY_LINES_AT_ONCE, copy_chunks, copy_field
 from horsies.tasks.enqueue import SLICE_ROWS
 from tests.fixtures.journey import column
 from tests.fixtures.shops import Shop
@@ -35,16 +35,16 @@ def test_every_field_arrives_as_it_was(sql: psycopg.Connection) -> None:
     sql.execute("set time zone 'UTC'")
     sql.execute("create table odd (place integer, value text)")
     with sql.cursor() as cursor, cursor.copy("copy odd from stdin") as copy:
-        for piece in in_pieces(f"{place}\t{field(value)}\n" for place, value in enumerate(values)):
+        for piece in copy_chunks(f"{place}\t{copy_field(value)}\n" for place, value in enumerate(values)):
             copy.write(piece)
     expected = [*values[:-5], None, "7", "0.25", "t", "2031-02-03T00:00:00+00:00"]
     assert column(sql, "select value from odd order by place") == expected
 
 
-@pytest.mark.parametrize("count", [0, 1, LINES_AT_ONCE, 2 * LINES_AT_ONCE + 1])
+@pytest.mark.parametrize("count", [0, 1, COPY_LINES_AT_ONCE, 2 * COPY_LINES_AT_ONCE + 1])
 def test_no_line_is_lost_between_two_pieces(count: int) -> None:
     lines = [f"{number}\n" for number in range(count)]
-    assert "".join(in_pieces(lines)) == "".join(lines)
+    assert "".join(copy_chunks(lines)) == "".join(lines)
 
 
 def test_what_goes_by_copy_has_the_arguments_and_the_terms_that_it_was_sent_with(

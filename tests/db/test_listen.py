@@ -7,12 +7,11 @@ from functools import partial
 import psycopg
 import pytest
 
-from horsies.db import selftest
+from horsies.db import listener
 from horsies.db.broker import SQL, PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.op import rows
-from horsies.model.config import PostgresConfig
-from horsies.model.recovery import WorkerResilienceConfig
+from horsies.db.statement import rows
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
@@ -135,7 +134,7 @@ def test_an_outage_is_reported_once_and_ends_by_itself(
 
 @pytest.fixture
 def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "ANSWER_S", 0.2)
+    monkeypatch.setattr(listener, "ANSWER_S", 0.2)
 
 
 def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
@@ -146,7 +145,7 @@ def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     ear: MakeEar,
 ) -> None:
-    monkeypatch.setattr(selftest, "EVERY_S", 0.05)
+    monkeypatch.setattr(listener, "EVERY_S", 0.05)
     # NOTIFY does not cross databases: to this listener nothing ever comes, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.05) as broker:
@@ -169,7 +168,7 @@ def test_a_connection_that_went_silent_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
     ear: MakeEar,
 ) -> None:
-    monkeypatch.setattr(selftest, "EVERY_S", 0.1)
+    monkeypatch.setattr(listener, "EVERY_S", 0.1)
     # Only the listener goes through the proxy; the self-test's notification takes another way.
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
     with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
@@ -193,7 +192,7 @@ def test_a_connection_that_went_silent_is_replaced(
 def test_a_self_test_that_is_sent_on_a_broken_connection_does_not_cost_the_listener_its_own(
     database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, ear: MakeEar
 ) -> None:
-    monkeypatch.setattr(selftest, "EVERY_S", 0.2)
+    monkeypatch.setattr(listener, "EVERY_S", 0.2)
     senders = (
         "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies producer'"
     )
@@ -247,7 +246,7 @@ def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(
 def test_what_nobody_waits_for_any_longer_is_given_up_and_taken_up_again(
     database: str, sql: psycopg.Connection, ear: MakeEar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selftest, "EVERY_S", 0.1)
+    monkeypatch.setattr(listener, "EVERY_S", 0.1)
     somebody_waits = (
         "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted "
         "and database = (select oid from pg_database where datname = current_database())"

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.db.load import load
+from horsies.db.statement import load
 
 
 @pytest.fixture

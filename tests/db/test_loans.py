@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, cre
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Op
+from horsies.db.statement import Op
 from horsies.model.errors import UnsupportedConnectionError
 from horsies.model.task import TaskId
 from horsies.tasks.enqueue import enqueue_within
@@ -171,7 +171,7 @@ import os, sys
 import psycopg
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
-from horsies.db.op import Statement, one
+from horsies.db.statement import Statement, one
 
 url = os.environ["HORSIES_DATABASE_URL"]
 broker = PostgresBroker(PostgresConfig(database_url=url))

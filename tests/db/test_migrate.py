@@ -7,7 +7,7 @@ import pytest
 
 from horsies.db import migrate as migrating
 from horsies.db.broker import PostgresBroker
-from horsies.db.link import Link
+from horsies.db.dedicated import DedicatedConnection
 from horsies.db.migrate import Migration, library_version, migrations
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import SchemaError
@@ -108,7 +108,7 @@ def test_a_migration_that_waits_says_for_whom_and_goes_on_when_they_leave(
 
 def apply(url: str) -> list[str]:
     """Without the days, which are another matter."""
-    link = Link(PostgresConfig(database_url=url), "migrations")
+    link = DedicatedConnection(PostgresConfig(database_url=url), "migrations")
     try:
         return link.run(migrating.apply_pending("horsies"))
     finally:

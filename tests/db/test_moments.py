@@ -6,10 +6,9 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Statement, rows
-from horsies.db.session import EARLIEST, LATEST
-from horsies.tasks.inspect import get_info
-from horsies.tasks.list import TaskFilter, list_tasks
+from horsies.db.pooler import EARLIEST, LATEST
+from horsies.db.statement import Statement, rows
+from horsies.tasks.inspect import TaskFilter, get_info, list_tasks
 from tests.fixtures.journey import column
 from tests.keeper.past import ago, finish
 

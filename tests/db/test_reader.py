@@ -12,11 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.db import selftest
+from horsies.db import listener as listening
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.listen import Listener
-from horsies.db.reader import LoopReader, notifications
+from horsies.db.listener import Listener, LoopNotificationReader, notifications
 from horsies.model.config import PostgresConfig
 from tests.db.test_listen import LISTENERS, QUICK, notify
 from tests.fixtures.eventually import eventually
@@ -26,8 +25,8 @@ from tests.fixtures.server import DatabaseServer
 
 @pytest.fixture
 def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "EVERY_S", 0.1)
-    monkeypatch.setattr(selftest, "ANSWER_S", 0.3)
+    monkeypatch.setattr(listening, "EVERY_S", 0.1)
+    monkeypatch.setattr(listening, "ANSWER_S", 0.3)
 
 
 class Ear:
@@ -146,8 +145,8 @@ async def test_a_connection_that_went_silent_is_found_out(
                 await until(lambda: broker.listener().heard_at != heard_at)
                 proxy.freeze()
                 await ear.thread_of(None)  # it is lost
-                monkeypatch.setattr(selftest, "EVERY_S", 60.0)  # the thread looks, too, whenever it tests itself
-                monkeypatch.setattr(selftest, "ANSWER_S", 60.0)
+                monkeypatch.setattr(listening, "EVERY_S", 60.0)  # the thread looks, too, whenever it tests itself
+                monkeypatch.setattr(listening, "ANSWER_S", 60.0)
                 proxy.thaw()
                 await ear.thread_of(None)  # and back
                 await until(lambda: operator.attrgetter("_test.has_passed")(broker.listener()))
@@ -157,7 +156,7 @@ async def test_a_connection_that_went_silent_is_found_out(
 
 
 async def test_a_reader_that_was_closed_in_between_watches_nothing() -> None:
-    reader, (ours, theirs) = LoopReader(), os.pipe()
+    reader, (ours, theirs) = LoopNotificationReader(), os.pipe()
     before = open_files()
     assert reader.watch(ours, lambda: None)
     reader.close()
@@ -173,7 +172,7 @@ def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(
     database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it went without a word, the thread finds out when the next self-test is due, and reads from then on."""
-    monkeypatch.setattr(selftest, "ANSWER_S", 60.0)
+    monkeypatch.setattr(listening, "ANSWER_S", 60.0)
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     left_open: list[AbstractContextManager[None]] = []
 
@@ -196,7 +195,7 @@ def _drained(heard: "queue.SimpleQueue[str | None]") -> list[str | None]:
 
 
 async def test_when_no_descriptor_is_left_the_thread_goes_on_reading() -> None:
-    assert not LoopReader().watch(-1, lambda: None)
+    assert not LoopNotificationReader().watch(-1, lambda: None)
 
 
 async def test_of_two_loops_the_later_one_reads(broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -217,7 +216,7 @@ async def test_of_two_loops_the_later_one_reads(broker: PostgresBroker, sql: psy
 async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the_test(
     database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selftest, "ANSWER_S", 0.1)
+    monkeypatch.setattr(listening, "ANSWER_S", 0.1)
     asked: list[str] = []
     loop, heard = asyncio.get_running_loop(), threading.Event()
 
@@ -240,7 +239,7 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
     database: str, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libpq would come to harm. One reads what others chatter, while the other listens to a channel and gives it up, again and again."""
-    monkeypatch.setattr(selftest, "EVERY_S", 0.005)
+    monkeypatch.setattr(listening, "EVERY_S", 0.005)
     is_over = threading.Event()
 
     def chatter() -> None:

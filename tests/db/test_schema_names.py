@@ -6,18 +6,17 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.migrate import migrations
-from horsies.db.script import migration_script
+from horsies.db.migrate import migration_script, migrations
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import ConfigError
-from horsies.model.options import Key
-from horsies.model.task import Ended, NewTask, Terms
+from horsies.model.send_options import Key
+from horsies.model.task import Ended, NewTask, TaskOptions
 from horsies.tasks.enqueue import SLICE_ROWS, enqueue_within
 from horsies.tasks.finish import finish, notify_done
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.journey import ME, claim, completed, do, new_task, row, send, send_new, wait_for
 
-COPIED = Terms("add", "default")
+COPIED = TaskOptions("add", "default")
 
 ODD = [
     "Two Words", "100% %s %(x)s", "it's", "{schema} {new_channel}", "{schema_text}", "käfer; drop schema horsies", "a$$b", "$horsies$ $horsies_0$",

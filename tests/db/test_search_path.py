@@ -10,14 +10,13 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.courier import Courier
-from horsies.db.link import Link
+from horsies.db.dedicated import DedicatedConnection
+from horsies.db.loop_connection import LoopConnection
 from horsies.db.migrate import migrations
-from horsies.db.op import Statement, one
-from horsies.db.session import PINNED, set_locally
-from horsies.doctor.case import Case
-from horsies.doctor.codes import Code
-from horsies.doctor.examine import examine
+from horsies.db.pooler import PINNED, set_locally
+from horsies.db.statement import Statement, one
+from horsies.doctor.findings import CheckContext, FindingCode
+from horsies.doctor.run import run_doctor
 from horsies.model.config import PostgresConfig
 from tests.cli.conftest import run
 from tests.cli.test_every_operation import COMMANDS
@@ -85,7 +84,7 @@ def test_every_kind_of_session_is_pinned(intruded: str) -> None:
     config = PostgresConfig(database_url=intruded)
     with PostgresBroker(config) as broker:
         assert broker.run(lambda: one(SHOWN())) == EXPECTED
-    link = Link(config, "worker")
+    link = DedicatedConnection(config, "worker")
     assert link.run(one(SHOWN())) == EXPECTED
     link.close()
 
@@ -95,7 +94,7 @@ async def test_so_are_those_on_event_loops(intruded: str) -> None:
     broker = PostgresBroker(config)
     assert await broker.run_async(lambda: one(SHOWN())) == EXPECTED
     await broker.close_async()
-    courier = Courier(config, "worker")
+    courier = LoopConnection(config, "worker")
     for _ in range(3):
         assert await courier.run(one(SHOWN())) == EXPECTED
     courier.close()
@@ -106,8 +105,8 @@ def test_an_installation_is_made_beside_planted_objects_and_bound_to_none(empty_
     with PostgresBroker(PostgresConfig(database_url=empty_database)) as broker:
         assert broker.migrate() == [migration.name for migration in migrations()]
         send_new(broker)
-    report = examine(PostgresConfig(database_url=empty_database), Case(schema="horsies"))
-    assert not report.has(Code.SEARCH_PATH_UNPINNED, Code.CHECK_FAILED), report.findings
+    report = run_doctor(PostgresConfig(database_url=empty_database), CheckContext(schema="horsies"))
+    assert not report.has(FindingCode.SEARCH_PATH_UNPINNED, FindingCode.CHECK_FAILED), report.findings
 
 
 def test_the_script_of_the_migrations_is_bound_to_none_either(empty_database: str) -> None:
@@ -116,8 +115,10 @@ def test_the_script_of_the_migrations_is_bound_to_none_either(empty_database: st
     assert ran.code == 0, ran.err
     with psycopg.connect(empty_database, autocommit=True) as sql:
         sql.execute(ran.out.encode())
-    report = examine(PostgresConfig(database_url=empty_database), Case(schema="horsies"))
-    assert not report.has(Code.SEARCH_PATH_UNPINNED, Code.SCHEMA_MISSING, Code.CHECK_FAILED), report.findings
+    report = run_doctor(PostgresConfig(database_url=empty_database), CheckContext(schema="horsies"))
+    assert not report.has(FindingCode.SEARCH_PATH_UNPINNED, FindingCode.SCHEMA_MISSING, FindingCode.CHECK_FAILED), (
+        report.findings
+    )
 
 
 @pytest.mark.parametrize("words", [*COMMANDS, ("doctor",), ("migrate",)], ids=" ".join)

@@ -10,10 +10,10 @@ from psycopg import errors
 from psycopg_pool import ConnectionPool
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.link import Link
-from horsies.db.op import Statement, one
+from horsies.db.dedicated import DedicatedConnection
+from horsies.db.statement import Statement, one
 from horsies.model.config import PostgresConfig
-from horsies.tasks.list import TaskFilter, list_tasks
+from horsies.tasks.inspect import TaskFilter, list_tasks
 from tests.fixtures.journey import row, send_new
 
 PREPARED = "select count(*) from pg_prepared_statements"
@@ -91,7 +91,7 @@ def test_a_statement_that_a_stranger_has_prepared_is_no_trouble(broker: Postgres
 
 def test_a_link_tells_its_caller_and_does_not_prepare_again(database: str) -> None:
     """A worker's turn may have been committed before the error: its caller finds out."""
-    link = Link(PostgresConfig(database_url=database), "worker")
+    link = DedicatedConnection(PostgresConfig(database_url=database), "worker")
     for _ in range(4):
         link.run(one(COUNT()))
     link.run(one(FORGET()))

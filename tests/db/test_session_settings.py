@@ -7,9 +7,9 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.courier import Courier
-from horsies.db.link import Link
-from horsies.db.op import Op, Statement, one
+from horsies.db.dedicated import DedicatedConnection
+from horsies.db.loop_connection import LoopConnection
+from horsies.db.statement import Op, Statement, one
 from horsies.model.config import PostgresConfig
 from horsies.model.task import Ended
 from horsies.tasks.finish import finish, notify_done
@@ -99,7 +99,11 @@ async def test_all_of_them_together_change_no_kind_of_session(
 ) -> None:
     set_for_sessions(sql, server, **SETTINGS)
     config = PostgresConfig(database_url=database)
-    broker, courier, link = PostgresBroker(config), Courier(config, "worker"), Link(config, "keeper")
+    broker, courier, link = (
+        PostgresBroker(config),
+        LoopConnection(config, "worker"),
+        DedicatedConnection(config, "keeper"),
+    )
     for _ in range(3):  # prepared, too
         expect_read(broker.run(read))
         expect_read(await broker.run_async(read))
@@ -119,11 +123,11 @@ async def test_limits_of_the_role_do_not_end_what_a_worker_does(
     slow = Statement("slow", "select pg_sleep(0.6), pg_backend_pid()")
     process = Statement("process", "select pg_backend_pid()")
     if kind == "courier":
-        courier = Courier(config, "worker")
+        courier = LoopConnection(config, "worker")
         worked, then = await courier.run(one(slow())), await courier.run(one(process()))
         courier.close()
     else:
-        link = Link(config, "keeper")
+        link = DedicatedConnection(config, "keeper")
         worked, then = link.run(one(slow())), link.run(one(process()))
         link.close()
     assert worked is not None

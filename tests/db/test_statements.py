@@ -9,17 +9,24 @@ import psycopg
 import pytest
 
 import horsies
-from horsies.db.load import load
-from horsies.db.op import Query, Statement
-from horsies.db.session import PLANNED_ONCE, set_locally
+from horsies.db.pooler import CUSTOM_PLANS, set_locally
+from horsies.db.statement import Query, Statement, load
 from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, Terms
-from horsies.tasks import depths, enqueue, keys, release, retry, wait
-from horsies.tasks.claim import Lane, Wanted, as_claims, claim_from_marks, claim_from_queues, from_start, start
+from horsies.model.task import Claim, Ending, TaskOptions
+from horsies.tasks import control, enqueue, queues, release, wait
+from horsies.tasks.claim import (
+    ClaimRequest,
+    Lane,
+    claim_from_queues,
+    claim_from_watermarks,
+    claims_from_rows,
+    from_start,
+    start,
+)
+from horsies.tasks.enqueue import option_params
 from horsies.tasks.finish import finish
-from horsies.tasks.list import TaskFilter, list_query
+from horsies.tasks.inspect import TaskFilter, list_query
 from horsies.tasks.release import get_held
-from horsies.tasks.terms import params_of
 from horsies.workflows import advance
 from tests.fixtures.journey import ME, column, row
 from tests.fixtures.server import DatabaseServer
@@ -43,7 +50,7 @@ def test_the_sql_files_are_found() -> None:
     some = {
         "tasks/claim.claim_from_watermarks",
         "tasks/finish.finish_tasks",
-        "worker/turn.set_batch_limits",
+        "worker/batch.set_batch_limits",
         "tasks/wait.get_results",
     }
     assert some <= STATEMENTS.keys()
@@ -131,7 +138,7 @@ def held(filled: psycopg.Connection) -> list[Claim]:
     rows = filled.execute(
         "select id::text, 1, task_name, queue_name, priority, enqueued_at, 1, '' from horsies.tasks limit 100"
     ).fetchall()
-    return as_claims(rows)
+    return claims_from_rows(rows)
 
 
 def plan(filled: psycopg.Connection, query: Query) -> str:
@@ -142,15 +149,15 @@ def plan(filled: psycopg.Connection, query: Query) -> str:
 
 def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     claims = held(filled)
-    running = Wanted(ME, TaskStatus.RUNNING, 8, 60_000)
+    running = ClaimRequest(ME, TaskStatus.RUNNING, 8, 60_000)
     ids = [claim.id for claim in claims]
     roots = [str(root) for root in column(filled, "select id::text from horsies.workflows limit 3")]
     endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
     return {
         "claim_from_queues": claim_from_queues(running, from_start(["default", "other"])),
-        "claim_from_watermarks": claim_from_marks(running, [Lane("default", 100, claims[0].enqueued_at)]),
-        "claim_one": claim_from_queues(Wanted(ME, TaskStatus.RUNNING, 1, 60_000), from_start(["default"])),
-        "claim_hundreds": claim_from_queues(Wanted(ME, TaskStatus.CLAIMED, 500, 60_000), from_start(["default"])),
+        "claim_from_watermarks": claim_from_watermarks(running, [Lane("default", 100, claims[0].enqueued_at)]),
+        "claim_one": claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), from_start(["default"])),
+        "claim_hundreds": claim_from_queues(ClaimRequest(ME, TaskStatus.CLAIMED, 500, 60_000), from_start(["default"])),
         "start_one": start(ME, claims[:1]),
         "start_hundred": start(ME, claims),
         "finish_one": finish(ME, endings[:1]),
@@ -165,14 +172,14 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_hundred_ended": get_ended(claims),
         "get_results_unpruned": wait.SQL["get_results_unpruned"](ids=ids),
         "list_newest": list_query(TaskFilter(), 50, None),
-        "get_finished_tasks": retry.SQL["get_finished_tasks"](ids=ids),
-        "get_queue_depths": depths.SQL["get_queue_depths"](
+        "get_finished_tasks": control.SQL["get_finished_tasks"](ids=ids),
+        "get_queue_depths": queues.SQL["get_queue_depths"](
             queues=["default", "other"], counted=100, priorities_at_most=10
         ),
         "delete_probe": enqueue.SQL["delete_probe"](id=ids[0]),
-        "take_key": keys.SQL["take_key"](**KEYED),
-        "replace_pending_task": keys.SQL["replace_pending_task"](
-            holder=ids[0], args="{}", **params_of(Terms("add", "default")) | KEYED
+        "take_key": enqueue.SQL["take_key"](**KEYED),
+        "replace_pending_task": enqueue.SQL["replace_pending_task"](
+            holder=ids[0], args="{}", **option_params(TaskOptions("add", "default")) | KEYED
         ),
     }
 
@@ -214,17 +221,17 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
 @pytest.mark.parametrize(
     "name",
     [
-        "tasks/enqueue.notify_enqueued", "tasks/wait.get_results", "tasks/wait.get_results_unpruned", "tasks/keys.take_key",
-        "tasks/keys.replace_pending_task", "tasks/cancel.end_unstarted_tasks", "tasks/retry.requeue_tasks", "tasks/depths.get_queue_depths",
-        "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/wait.get_run_results",
-        "workflows/inspect.get_nodes", "workflows/browse.get_nodes_of_runs",
+        "tasks/enqueue.notify_enqueued", "tasks/wait.get_results", "tasks/wait.get_results_unpruned", "tasks/enqueue.take_key",
+        "tasks/enqueue.replace_pending_task", "tasks/control.end_unstarted_tasks", "tasks/control.requeue_tasks", "tasks/queues.get_queue_depths",
+        "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/handle.get_run_results",
+        "workflows/inspect.get_nodes", "workflows/inspect.get_nodes_of_runs",
     ],
 )  # fmt: skip
 def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_planned_once(
     name: str, filled: psycopg.Connection
 ) -> None:
     with filled.transaction():
-        filled.execute(set_locally(PLANNED_ONCE).encode())
+        filled.execute(set_locally(CUSTOM_PLANS).encode())
         found = planned(name, filled)
     assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
 
@@ -232,8 +239,12 @@ def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_plann
 def test_conditions_that_may_be_left_out_are_known() -> None:
     """Planned once, such a condition is no way into an index: a statement with one is asked by `planned_for_values`, or reads little anyway."""
     found = {name for name, statement in STATEMENTS.items() if re.search(r"%\(\w+\)s::\S+ is null", statement.text)}
-    asked_for_values = {"tasks/list.list_tasks", "workflows/browse.list_runs", "tasks/inspect.get_worker_states"}
-    of_few_rows = {"schedules/inspect.get_schedules", "workflows/inspect.get_nodes", "db/days.get_missing_partitions"}
+    asked_for_values = {"tasks/inspect.list_tasks", "workflows/inspect.list_runs", "tasks/inspect.get_worker_states"}
+    of_few_rows = {
+        "schedules/control.get_schedules",
+        "workflows/inspect.get_nodes",
+        "db/partitions.get_missing_partitions",
+    }
     of_caps = {"tasks/claim.claim_from_watermarks", "tasks/claim.claim_from_queues", "tasks/claim.start_tasks"}
     assert found == asked_for_values | of_few_rows | of_caps
 

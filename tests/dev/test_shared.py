@@ -15,13 +15,13 @@ import psutil
 import psycopg
 import pytest
 
-from horsies.dev import locks
-from horsies.dev.server import Server
+from horsies.embedded import locks
+from horsies.embedded.server import EmbeddedServer
 
 # A user obeys lines of Python on its standard input, and leaves when that ends.
 USER = """
 import os, sys, psycopg
-from horsies.dev.embedded import embedded_database_url
+from horsies.embedded.project import embedded_database_url
 
 def use():
     url = embedded_database_url()
@@ -98,7 +98,7 @@ def folder() -> Generator[Path]:
     home = Path(tempfile.mkdtemp(prefix="horsies-t-", dir="/tmp"))
     home.chmod(0o711)
     yield home / "shared"
-    Server(home / "shared").stop("immediate")
+    EmbeddedServer(home / "shared").stop("immediate")
     shutil.rmtree(home)
 
 
@@ -125,11 +125,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_two_that_come_at_once_meet_in_one_server_and_the_last_stops_it(folder: Path, come: Callable[[], User]) -> None:
     one, two = come(), come()
     assert one.uses() == two.uses()
-    pid = Server(folder).pid
+    pid = EmbeddedServer(folder).pid
     assert one.end() == 0
-    assert Server(folder).pid == pid
+    assert EmbeddedServer(folder).pid == pid
     assert two.end() == 0
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
     assert not (folder / "socket").exists()
 
 
@@ -156,7 +156,7 @@ def test_a_user_who_comes_while_the_last_one_stops_the_server_gets_a_new_one(
 ) -> None:
     leaver = come()
     url = leaver.uses()
-    first = Server(folder).pid
+    first = EmbeddedServer(folder).pid
     connection = psycopg.connect(url)
     back_end = connection.info.backend_pid
     os.kill(back_end, signal.SIGSTOP)  # the stop cannot end before this one goes on
@@ -169,7 +169,7 @@ def test_a_user_who_comes_while_the_last_one_stops_the_server_gets_a_new_one(
     finally:
         os.kill(back_end, signal.SIGCONT)
     assert comer.uses() == url
-    assert Server(folder).pid != first
+    assert EmbeddedServer(folder).pid != first
     connection.close()
 
 
@@ -187,32 +187,32 @@ def test_many_that_come_and_leave_all_get_an_answer(folder: Path, come: Callable
         for user in users:
             user.begin_to_leave()  # each leaves the moment it has used the server
         assert [user.process.wait() for user in users] == [0, 0, 0]
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
 
 
 def test_a_server_whose_last_user_was_killed_serves_the_next(folder: Path, come: Callable[[], User]) -> None:
     killed = come()
     url = killed.uses()
-    pid = Server(folder).pid
+    pid = EmbeddedServer(folder).pid
     killed.kill()
-    assert Server(folder).pid == pid
+    assert EmbeddedServer(folder).pid == pid
     following = come()
     assert following.uses() == url
-    assert Server(folder).pid == pid
+    assert EmbeddedServer(folder).pid == pid
     assert following.end() == 0
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
 
 
 def test_a_killed_user_does_not_take_the_server_from_a_sibling(folder: Path, come: Callable[[], User]) -> None:
     killed, sibling = come(), come()
     killed.uses()
     url = sibling.uses()
-    pid = Server(folder).pid
+    pid = EmbeddedServer(folder).pid
     killed.kill()
     come().uses()
     sibling.obey("print(use(), flush=True)")
     assert sibling.hear() == url
-    assert Server(folder).pid == pid
+    assert EmbeddedServer(folder).pid == pid
 
 
 @pytest.mark.parametrize("with_its_initdb", [False, True])
@@ -238,7 +238,7 @@ def test_a_starter_killed_while_the_server_starts_blocks_nobody(folder: Path, co
     following = come()
     following.uses()
     assert following.end() == 0
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
 
 
 def test_a_leaver_killed_while_it_stops_the_server_blocks_nobody(folder: Path, come: Callable[[], User]) -> None:
@@ -265,8 +265,8 @@ def test_a_killed_server_is_recovered_by_the_next_user_at_the_same_address(
     url = user.uses()
     with psycopg.connect(url) as connection:
         connection.execute("create table kept as select 7 as n")
-    os.kill(Server(folder).pid, signal.SIGKILL)
-    wait_for(lambda: not Server(folder).is_running)
+    os.kill(EmbeddedServer(folder).pid, signal.SIGKILL)
+    wait_for(lambda: not EmbeddedServer(folder).is_running)
     assert come().uses() == url
     with psycopg.connect(url) as connection:
         assert connection.execute("select n from kept").fetchone() == (7,)
@@ -277,12 +277,12 @@ def test_a_killed_server_is_recovered_by_the_next_user_at_the_same_address(
 def test_a_user_recovers_a_killed_server_by_asking_again(folder: Path, come: Callable[[], User]) -> None:
     user = come()
     url = user.uses()
-    os.kill(Server(folder).pid, signal.SIGKILL)
-    wait_for(lambda: not Server(folder).is_running)
+    os.kill(EmbeddedServer(folder).pid, signal.SIGKILL)
+    wait_for(lambda: not EmbeddedServer(folder).is_running)
     user.obey("print(use(), flush=True)")
     assert user.hear() == url
     assert user.end() == 0
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
 
 
 def test_a_forked_child_that_exits_takes_nothing_from_its_parent(folder: Path, come: Callable[[], User]) -> None:
@@ -292,7 +292,7 @@ def test_a_forked_child_that_exits_takes_nothing_from_its_parent(folder: Path, c
     user.obey("os.waitpid(child, 0); print(use(), flush=True)")
     assert user.hear() == url
     assert user.end() == 0
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
 
 
 def test_a_forked_child_keeps_the_server_after_its_parent_left_and_stops_it_at_its_own_end(
@@ -308,9 +308,9 @@ def test_a_forked_child_keeps_the_server_after_its_parent_left_and_stops_it_at_i
     passer_by = come()
     assert passer_by.uses() == url
     assert passer_by.end() == 0
-    assert Server(folder).is_running
+    assert EmbeddedServer(folder).is_running
     gate.open("w").close()  # lets the child go on
-    wait_for(lambda: not Server(folder).is_running)
+    wait_for(lambda: not EmbeddedServer(folder).is_running)
 
 
 def test_a_daemon_that_closed_every_descriptor_joins_again(folder: Path, come: Callable[[], User]) -> None:
@@ -322,9 +322,9 @@ def test_a_daemon_that_closed_every_descriptor_joins_again(folder: Path, come: C
     passer_by = come()
     passer_by.uses()
     assert passer_by.end() == 0
-    assert Server(folder).is_running
+    assert EmbeddedServer(folder).is_running
     assert user.end() == 0
-    assert not Server(folder).is_running
+    assert not EmbeddedServer(folder).is_running
 
 
 def test_a_child_forked_during_a_start_does_not_keep_others_from_starting(

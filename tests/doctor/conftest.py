@@ -8,13 +8,12 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
-from horsies.doctor.case import Case
-from horsies.doctor.codes import Code
-from horsies.doctor.examine import Report, examine
+from horsies.doctor.findings import CheckContext, FindingCode
+from horsies.doctor.run import Report, run_doctor
+from horsies.embedded.server import EmbeddedServer
 from horsies.model.config import PostgresConfig
 from tests.fixtures.journey import ME
+from tests.fixtures.scratch_server import scratch_server
 
 LIVING = (
     "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version, started_at, heartbeat_at) "
@@ -29,10 +28,10 @@ class Seen:
     report: Report
 
     @property
-    def codes(self) -> set[Code]:
-        return {finding.code for finding in self.report.findings} - {Code.FSYNC_OFF}
+    def codes(self) -> set[FindingCode]:
+        return {finding.code for finding in self.report.findings} - {FindingCode.FSYNC_OFF}
 
-    def data(self, code: Code) -> dict[str, Any]:
+    def data(self, code: FindingCode) -> dict[str, Any]:
         (found,) = [finding for finding in self.report.findings if finding.code is code]
         assert found.seen
         assert found.cure
@@ -50,7 +49,7 @@ def doctor(request: pytest.FixtureRequest) -> Doctor:
     def examined(url: str | PostgresConfig | None = None, **limits: Any) -> Seen:
         url = url or str(request.getfixturevalue("database"))
         config = PostgresConfig(database_url=url) if isinstance(url, str) else url
-        return Seen(examine(config, replace(Case(schema=config.schema, look_again_s=0.0), **limits)))
+        return Seen(run_doctor(config, replace(CheckContext(schema=config.schema, look_again_s=0.0), **limits)))
 
     return examined
 
@@ -70,7 +69,7 @@ def attended(sql: psycopg.Connection) -> psycopg.Connection:
 
 
 @pytest.fixture(scope="session")
-def sturdy_server() -> Generator[Server]:
+def sturdy_server() -> Generator[EmbeddedServer]:
     """A server as one has it in production, but small; its faults may be planted, too."""
     settings = {
         "max_connections": "30",
@@ -84,6 +83,6 @@ def sturdy_server() -> Generator[Server]:
 
 
 @pytest.fixture
-def sturdy(sturdy_server: Server) -> Generator[psycopg.Connection]:
+def sturdy(sturdy_server: EmbeddedServer) -> Generator[psycopg.Connection]:
     with psycopg.connect(sturdy_server.url(), autocommit=True, application_name="tests") as connection:
         yield connection

@@ -8,14 +8,13 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from horsies.db import session
+from horsies.db import pooler as pooling
 from horsies.db.broker import PostgresBroker
 from horsies.db.migrate import library_version
-from horsies.doctor.catalogue import CATALOGUE
-from horsies.doctor.codes import Code, Severity
+from horsies.doctor.findings import CATALOGUE, FindingCode, Severity
 from horsies.model.config import CustomQueueConfig, PostgresConfig
 from horsies.model.graph import Graph
-from horsies.model.patterns import IntervalSchedule
+from horsies.model.schedule import IntervalSchedule
 from tests.cli.test_commands import GONE
 from tests.doctor.conftest import Doctor, add_worker
 from tests.fixtures.journey import ME, OTHER, column, row
@@ -34,11 +33,11 @@ ENDED: LiteralString = (
 
 def test_every_code_has_a_test_that_plants_it() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    assert [code.name for code in Code if not re.search(rf"Code\.{code.name}\b", tests)] == []
+    assert [code.name for code in FindingCode if not re.search(rf"Code\.{code.name}\b", tests)] == []
 
 
 def test_every_code_is_in_the_catalogue() -> None:
-    assert list(CATALOGUE) == list(Code)
+    assert list(CATALOGUE) == list(FindingCode)
     assert all(entry.meaning.endswith(".") and entry.cure.endswith(".") for entry in CATALOGUE.values())
 
 
@@ -48,94 +47,94 @@ def test_with_an_attentive_worker_nothing_is_found(attended: psycopg.Connection,
 
 # -- faults that a few words of SQL bring about
 
-BY_SQL: dict[str, tuple[Code, LiteralString]] = {
-    "a dropped trigger": (Code.NOTIFY_TRIGGER_OFF, "drop trigger tasks_notify_new on horsies.tasks"),
-    "a disabled trigger": (Code.NOTIFY_TRIGGER_OFF, "alter table horsies.tasks disable trigger tasks_notify_new"),
+BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
+    "a dropped trigger": (FindingCode.NOTIFY_TRIGGER_OFF, "drop trigger tasks_notify_new on horsies.tasks"),
+    "a disabled trigger": (FindingCode.NOTIFY_TRIGGER_OFF, "alter table horsies.tasks disable trigger tasks_notify_new"),
     "a newer schema that is compatible": (
-        Code.SCHEMA_AHEAD,
+        FindingCode.SCHEMA_AHEAD,
         "insert into horsies.schema_versions (version, name, compatible_since) values (901, 'later', 1)",
     ),
     "a newer schema": (
-        Code.SCHEMA_NEWER,
+        FindingCode.SCHEMA_NEWER,
         "insert into horsies.schema_versions (version, name, compatible_since) values (901, 'later', 900)",
     ),
     "a function that depends on its caller's path": (
-        Code.SEARCH_PATH_UNPINNED,
+        FindingCode.SEARCH_PATH_UNPINNED,
         "alter function horsies.notify_new_tasks() reset search_path",
     ),
     "a function with a path that others write to": (
-        Code.SEARCH_PATH_UNPINNED,
+        FindingCode.SEARCH_PATH_UNPINNED,
         "alter function horsies.notify_new_tasks() set search_path = pg_catalog, public",
     ),
     "a view that uses a function of another schema": (
-        Code.SEARCH_PATH_UNPINNED,
+        FindingCode.SEARCH_PATH_UNPINNED,
         (
             "do $$ begin create function public.mine() returns integer language sql return 1; "
             "create view horsies.mine as select public.mine(); grant select on horsies.mine to public; end $$"
         ),
     ),
-    "a schema in which everybody may create": (Code.SCHEMA_OPEN, "grant create on schema horsies to public"),
-    "a public schema in which everybody may create": (Code.OPEN_TO_PUBLIC, "grant create on schema public to public"),
+    "a schema in which everybody may create": (FindingCode.SCHEMA_OPEN, "grant create on schema horsies to public"),
+    "a public schema in which everybody may create": (FindingCode.OPEN_TO_PUBLIC, "grant create on schema public to public"),
     "a session that replicates": (
-        Code.NOTIFY_TRIGGER_OFF,
+        FindingCode.NOTIFY_TRIGGER_OFF,
         "do $$ begin execute format('alter database %I set session_replication_role = replica', current_database()); end $$",
     ),
-    "a row without a day": (Code.DEFAULT_DAY_USED, ENDED + "'2000-01-01')"),
-    "a table without autovacuum": (Code.AUTOVACUUM_OFF, "alter table horsies.nodes set (autovacuum_enabled = off)"),
+    "a row without a day": (FindingCode.DEFAULT_DAY_USED, ENDED + "'2000-01-01')"),
+    "a table without autovacuum": (FindingCode.AUTOVACUUM_OFF, "alter table horsies.nodes set (autovacuum_enabled = off)"),
     "a heartbeat of tomorrow": (
-        Code.HEARTBEAT_AHEAD,
+        FindingCode.HEARTBEAT_AHEAD,
         "update horsies.workers set heartbeat_at = now() + interval '1 day'",
     ),
     "an id of a clock that is ahead": (
-        Code.PRODUCER_CLOCK_SKEW,
+        FindingCode.PRODUCER_CLOCK_SKEW,
         TASK + "sent_at) values ('add', now() - interval '1 hour')",
     ),
     "a running task of a worker that is gone": (
-        Code.TASKS_ORPHANED,
+        FindingCode.TASKS_ORPHANED,
         TASK + "status, claimed_by, claimed_at, started_at) "
         "values ('add', 'RUNNING', gen_random_uuid(), now() - interval '1 hour', now() - interval '1 hour')",
     ),
     "a lease that ran out long ago": (
-        Code.LEASES_PAST,
+        FindingCode.LEASES_PAST,
         TASK + "status, claimed_by, claimed_at, lease_until) "
         "select 'add', 'CLAIMED', id, now() - interval '1 hour', now() - interval '1 hour' from horsies.workers",
     ),
     "a task that is over its time": (
-        Code.TASKS_OVERTIME,
+        FindingCode.TASKS_OVERTIME,
         TASK + "status, claimed_by, claimed_at, started_at, timeout_ms) "
         "select 'add', 'RUNNING', id, now() - interval '1 hour', now() - interval '1 hour', 1000 from horsies.workers",
     ),
     "a task that no worker knows": (
-        Code.TASKS_UNKNOWN,
+        FindingCode.TASKS_UNKNOWN,
         TASK + "ready, unknown_since) values ('unknown', false, now())",
     ),
     "arguments that no worker can read": (
-        Code.TASKS_CHANGED,
+        FindingCode.TASKS_CHANGED,
         TASK + "ready, unknown_since, refused_by) values ('unknown', false, now(), '{1}')",
     ),
     "a task that is due, and not offered": (
-        Code.PROMOTION_LATE,
+        FindingCode.PROMOTION_LATE,
         TASK + "ready, enqueued_at) values ('add', false, now() - interval '1 hour')",
     ),
     "a task that has expired, and not ended": (
-        Code.EXPIRY_LATE,
+        FindingCode.EXPIRY_LATE,
         TASK + "good_until) values ('add', now() - interval '1 hour')",
     ),
     "a running task of a worker that is gone, which does not know since when": (
-        Code.TASKS_ORPHANED,
+        FindingCode.TASKS_ORPHANED,
         TASK + "id, status, claimed_by, sent_at) values ('add', gen_random_uuid(), 'RUNNING', gen_random_uuid(), now() - interval '1 hour')",
     ),
     "a cancellation that nobody hears": (
-        Code.CANCEL_UNHEARD,
+        FindingCode.CANCEL_UNHEARD,
         TASK + "status, claimed_by, claimed_at, started_at, cancel_requested_at) "
         "select 'add', 'RUNNING', id, now(), now(), now() - interval '1 hour' from horsies.workers",
     ),
     "a task that waits for long": (
-        Code.WAITING_LONG,
+        FindingCode.WAITING_LONG,
         TASK + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
     "a schedule that nobody serves": (
-        Code.SCHEDULES_UNSERVED,
+        FindingCode.SCHEDULES_UNSERVED,
         (
             "insert into horsies.schedules (name, task_name, queue_name, priority, args, pattern, timezone, catch_up_missed, "
             "max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, app) values ('nightly', 'add', 'default', 100, '{}', "
@@ -143,7 +142,7 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         ),
     ),
     "a schedule without an app": (
-        Code.SCHEDULES_WITHOUT_APP,
+        FindingCode.SCHEDULES_WITHOUT_APP,
         (
             "insert into horsies.schedules (name, task_name, queue_name, priority, args, pattern, timezone, catch_up_missed, "
             "max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at) values ('nightly', 'add', 'default', 100, '{}', "
@@ -151,18 +150,18 @@ BY_SQL: dict[str, tuple[Code, LiteralString]] = {
         ),
     ),
     "a queue that nobody serves": (
-        Code.QUEUE_UNSERVED,
+        FindingCode.QUEUE_UNSERVED,
         TASK + "queue_name, enqueued_at) values ('add', 'mial', now() - interval '1 hour')",
     ),
     "a paused queue with tasks": (
-        Code.QUEUE_PAUSED,
+        FindingCode.QUEUE_PAUSED,
         "with paused as (insert into horsies.queues (name, paused_at) values ('default', now())) "
         + TASK
         + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
-    "a lease that nobody renewed": (Code.KEEPER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
-    "no keeper": (Code.KEEPER_MISSING, "delete from horsies.maintenance_lease"),
-    "a table that is not what it was": (Code.CHECK_FAILED, "alter table horsies.maintenance_lease rename expires_at to til"),
+    "a lease that nobody renewed": (FindingCode.KEEPER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
+    "no keeper": (FindingCode.KEEPER_MISSING, "delete from horsies.maintenance_lease"),
+    "a table that is not what it was": (FindingCode.CHECK_FAILED, "alter table horsies.maintenance_lease rename expires_at to til"),
 }  # fmt: skip
 
 
@@ -188,19 +187,19 @@ def test_one_task_that_was_sent_a_moment_ago_is_no_fault_anywhere(attended: psyc
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_a_database_that_cannot_hold_every_text(server: DatabaseServer, doctor: Doctor, encoding: str) -> None:
     with database_with(server, encoding) as url:
-        assert doctor(url).codes == {Code.ENCODING_UNSUITABLE}
+        assert doctor(url).codes == {FindingCode.ENCODING_UNSUITABLE}
 
 
 def test_a_database_that_is_not_there(doctor: Doctor) -> None:
     found = doctor(GONE)
-    assert found.codes == {Code.DATABASE_UNREACHABLE}
+    assert found.codes == {FindingCode.DATABASE_UNREACHABLE}
     assert [check.name for check in found.report.checks] == ["database"]
     assert "my-secret" not in found.report.findings[0].seen
 
 
 def test_a_database_without_the_schema_is_examined_as_far_as_that_goes(empty_database: str, doctor: Doctor) -> None:
     found = doctor(empty_database)
-    assert found.codes == {Code.SCHEMA_MISSING}
+    assert found.codes == {FindingCode.SCHEMA_MISSING}
     assert {check.name: check.findings for check in found.report.checks}["stuck tasks"] is None
 
 
@@ -208,8 +207,8 @@ def test_an_older_schema_is_examined_as_far_as_that_goes(attended: psycopg.Conne
     attended.execute("update horsies.schema_versions set version = -version")
     attended.execute("drop table horsies.maintenance_lease")  # as if it came with a later version
     found = doctor()
-    assert found.codes == {Code.SCHEMA_OLDER}
-    assert found.data(Code.SCHEMA_OLDER)["library_version"] == library_version()
+    assert found.codes == {FindingCode.SCHEMA_OLDER}
+    assert found.data(FindingCode.SCHEMA_OLDER)["library_version"] == library_version()
     by_name = {check.name: check.findings for check in found.report.checks}
     assert (by_name["workers"], by_name["stuck tasks"]) == (None, [])
 
@@ -220,46 +219,48 @@ def test_a_check_that_waits_for_a_lock_ends_in_its_time_and_the_others_are_made(
     with psycopg.connect(database) as holder:
         holder.execute("lock table horsies.tasks in access exclusive mode")
         found = doctor(check_timeout_s=0.1)
-    assert found.codes == {Code.CHECK_TIMED_OUT}
+    assert found.codes == {FindingCode.CHECK_TIMED_OUT}
     names = {check.name for check in found.report.checks if check.severity is Severity.OK}
     assert {"workers", "partitions", "caps"} <= names
     assert "stuck tasks" not in names
 
 
 def test_a_server_that_is_too_old(attended: psycopg.Connection, doctor: Doctor) -> None:
-    assert doctor(oldest_postgres=99).codes == {Code.POSTGRES_TOO_OLD}
+    assert doctor(oldest_postgres=99).codes == {FindingCode.POSTGRES_TOO_OLD}
 
 
 @pytest.mark.parametrize(
     ("setting", "code"),
     [
-        ("default_transaction_read_only = on", Code.SERVER_READ_ONLY),
-        ("synchronous_commit = off", Code.SYNCHRONOUS_COMMIT_OFF),
+        ("default_transaction_read_only = on", FindingCode.SERVER_READ_ONLY),
+        ("synchronous_commit = off", FindingCode.SYNCHRONOUS_COMMIT_OFF),
     ],
 )
-def test_a_setting_of_the_database(attended: psycopg.Connection, doctor: Doctor, setting: str, code: Code) -> None:
+def test_a_setting_of_the_database(
+    attended: psycopg.Connection, doctor: Doctor, setting: str, code: FindingCode
+) -> None:
     attended.execute(f'alter database "{attended.info.dbname}" set {setting}'.encode())
     assert doctor().codes == {code}
 
 
 def test_a_server_that_forgets_what_was_committed(attended: psycopg.Connection, doctor: Doctor) -> None:
     is_off = row(attended, "select current_setting('fsync') = 'off'")[0]
-    assert is_off is any(finding.code is Code.FSYNC_OFF for finding in doctor().report.findings)
+    assert is_off is any(finding.code is FindingCode.FSYNC_OFF for finding in doctor().report.findings)
 
 
 def test_few_connections_that_are_left(attended: psycopg.Connection, doctor: Doctor) -> None:
     attended.execute(f'alter database "{attended.info.dbname}" connection limit 5'.encode())
     found = doctor()
-    assert found.codes == {Code.CONNECTIONS_SHORT}
-    assert found.data(Code.CONNECTIONS_SHORT)["of"] == "the database"
+    assert found.codes == {FindingCode.CONNECTIONS_SHORT}
+    assert found.data(FindingCode.CONNECTIONS_SHORT)["of"] == "the database"
 
 
 def test_days_that_were_not_prepared(attended: psycopg.Connection, doctor: Doctor) -> None:
     (tomorrow,) = row(attended, "select to_char((now() at time zone 'UTC')::date + 1, 'YYYYMMDD')")
     attended.execute(f"drop table horsies.finished_{tomorrow}".encode())
     found = doctor()
-    assert found.codes == {Code.DAYS_MISSING}
-    assert found.data(Code.DAYS_MISSING) == {"days": 1}
+    assert found.codes == {FindingCode.DAYS_MISSING}
+    assert found.data(FindingCode.DAYS_MISSING) == {"days": 1}
 
 
 # -- privileges
@@ -274,9 +275,9 @@ def test_a_user_who_is_granted_what_is_needed_lacks_only_what_is_the_owner_s(
     attended: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
     grant(attended, plain_user, "select", "insert", "update", "delete")
-    assert doctor(plain_user.url(database)).codes == {Code.DAYS_PRIVILEGE_MISSING, Code.SESSIONS_HIDDEN}
+    assert doctor(plain_user.url(database)).codes == {FindingCode.DAYS_PRIVILEGE_MISSING, FindingCode.SESSIONS_HIDDEN}
     attended.execute(f"grant pg_monitor to {plain_user.name}".encode())
-    assert doctor(plain_user.url(database)).codes == {Code.DAYS_PRIVILEGE_MISSING}
+    assert doctor(plain_user.url(database)).codes == {FindingCode.DAYS_PRIVILEGE_MISSING}
 
 
 def test_each_privilege_that_is_missing_is_named(
@@ -286,8 +287,12 @@ def test_each_privilege_that_is_missing_is_named(
     attended.execute(f"revoke insert, delete on horsies.tasks from {plain_user.name}".encode())
     attended.execute("revoke execute on all functions in schema horsies from public")
     found = doctor(plain_user.url(database))
-    assert found.codes == {Code.PRIVILEGES_MISSING, Code.DAYS_PRIVILEGE_MISSING, Code.SESSIONS_HIDDEN}
-    missing = found.data(Code.PRIVILEGES_MISSING)["missing"]
+    assert found.codes == {
+        FindingCode.PRIVILEGES_MISSING,
+        FindingCode.DAYS_PRIVILEGE_MISSING,
+        FindingCode.SESSIONS_HIDDEN,
+    }
+    missing = found.data(FindingCode.PRIVILEGES_MISSING)["missing"]
     assert missing["tasks"] == ["DELETE", "INSERT"]
     assert missing["new_id"] == ["EXECUTE"]
     assert "finished" not in missing
@@ -297,8 +302,12 @@ def test_a_user_who_may_do_nothing_gets_one_explanation(
     attended: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
     found = doctor(plain_user.url(database))
-    assert found.codes == {Code.PRIVILEGES_MISSING, Code.DAYS_PRIVILEGE_MISSING, Code.SESSIONS_HIDDEN}
-    assert found.data(Code.PRIVILEGES_MISSING)["missing"]["the schema"] == ["USAGE"]
+    assert found.codes == {
+        FindingCode.PRIVILEGES_MISSING,
+        FindingCode.DAYS_PRIVILEGE_MISSING,
+        FindingCode.SESSIONS_HIDDEN,
+    }
+    assert found.data(FindingCode.PRIVILEGES_MISSING)["missing"]["the schema"] == ["USAGE"]
 
 
 def test_a_check_that_the_user_may_not_make_is_a_finding(
@@ -307,7 +316,9 @@ def test_a_check_that_the_user_may_not_make_is_a_finding(
     grant(attended, plain_user, "select", "insert", "update", "delete")
     attended.execute("revoke execute on function pg_notification_queue_usage() from public")
     found = doctor(plain_user.url(database))
-    assert found.codes - {Code.DAYS_PRIVILEGE_MISSING, Code.SESSIONS_HIDDEN} == {Code.CHECK_NOT_PERMITTED}
+    assert found.codes - {FindingCode.DAYS_PRIVILEGE_MISSING, FindingCode.SESSIONS_HIDDEN} == {
+        FindingCode.CHECK_NOT_PERMITTED
+    }
 
 
 # -- notifications and poolers
@@ -320,7 +331,7 @@ def test_a_transaction_pooler_before_the_listener(
     url = pgbouncer().url
     config = PostgresConfig(database_url=url, listen_url=None if listen == "not set" else url)
     found = doctor(config)
-    assert found.codes == {Code.LISTEN_POOLED}
+    assert found.codes == {FindingCode.LISTEN_POOLED}
     assert listen in found.report.findings[-1].seen
 
 
@@ -328,18 +339,18 @@ def test_a_pooler_with_a_way_past_it_is_only_mentioned(
     attended: psycopg.Connection, pgbouncer: StartPgBouncer, database: str, doctor: Doctor
 ) -> None:
     found = doctor(PostgresConfig(database_url=pgbouncer().url, listen_url=database))
-    assert found.codes == {Code.POOLER_FOUND}
+    assert found.codes == {FindingCode.POOLER_FOUND}
     assert found.report.severity <= Severity.WARNING
 
 
 def test_notifications_that_do_not_arrive_and_nothing_is_left_in_the_session(
     attended: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LOOKS", 0)  # no proof is found that the session is shared
+    monkeypatch.setattr(pooling, "POOLER_CHECKS", 0)  # no proof is found that the session is shared
     pooler = pgbouncer(default_pool_size=1)
     # The one session is lent to whoever comes: who has listened is told nothing.
     found = doctor(PostgresConfig(database_url=pooler.url), check_timeout_s=0.3)
-    assert found.codes == {Code.LISTEN_SILENT}
+    assert found.codes == {FindingCode.LISTEN_SILENT}
     with psycopg.connect(pooler.url, autocommit=True) as through:
         assert column(through, "select pg_listening_channels()") == []
 
@@ -347,12 +358,14 @@ def test_notifications_that_do_not_arrive_and_nothing_is_left_in_the_session(
 def test_a_listen_url_to_another_database(
     attended: psycopg.Connection, database: str, empty_database: str, doctor: Doctor
 ) -> None:
-    assert doctor(PostgresConfig(database_url=database, listen_url=empty_database)).codes == {Code.LISTEN_ELSEWHERE}
+    assert doctor(PostgresConfig(database_url=database, listen_url=empty_database)).codes == {
+        FindingCode.LISTEN_ELSEWHERE
+    }
 
 
 def test_a_listen_url_that_leads_nowhere(attended: psycopg.Connection, database: str, doctor: Doctor) -> None:
     found = doctor(PostgresConfig(database_url=database, listen_url=GONE))
-    assert found.codes == {Code.LISTEN_UNREACHABLE}
+    assert found.codes == {FindingCode.LISTEN_UNREACHABLE}
     assert "my-secret" not in found.report.findings[-1].seen
 
 
@@ -364,8 +377,8 @@ def test_a_clock_of_this_machine_that_is_wrong(
     attended: psycopg.Connection, doctor: Doctor, by_s: int, words: str
 ) -> None:
     found = doctor(clock=lambda: time.time() + by_s)
-    assert found.codes == {Code.CLOCK_SKEW}
-    assert abs(found.data(Code.CLOCK_SKEW)["skew_s"] - by_s) < 2
+    assert found.codes == {FindingCode.CLOCK_SKEW}
+    assert abs(found.data(FindingCode.CLOCK_SKEW)["skew_s"] - by_s) < 2
     assert f" s {words} the database" in found.report.findings[-1].seen
 
 
@@ -377,8 +390,8 @@ def test_a_transaction_that_stays_open(attended: psycopg.Connection, database: s
         forgotten.execute("set transaction isolation level repeatable read")
         forgotten.execute("select 1")
         found = doctor(max_transaction_s=0.0)
-        assert found.codes == {Code.LONG_TRANSACTION}
-        known = found.data(Code.LONG_TRANSACTION)
+        assert found.codes == {FindingCode.LONG_TRANSACTION}
+        known = found.data(FindingCode.LONG_TRANSACTION)
         assert (known["pid"], known["application"]) == (forgotten.info.backend_pid, "forgotten")
         assert doctor().codes == set()  # it is not old enough for that
 
@@ -389,8 +402,8 @@ def test_dead_rows_that_nobody_removes(attended: psycopg.Connection, doctor: Doc
         attended.execute("delete from horsies.tasks")
     attended.execute("select pg_stat_force_next_flush()")
     found = doctor(max_dead_rows=400)
-    assert found.codes == {Code.DEAD_ROWS}
-    known = found.data(Code.DEAD_ROWS)
+    assert found.codes == {FindingCode.DEAD_ROWS}
+    known = found.data(FindingCode.DEAD_ROWS)
     assert (known["table"], known["live"], known["dead"]) == ("tasks", 0, 500)
 
 
@@ -399,8 +412,8 @@ def test_a_table_that_takes_more_room_than_its_rows_need(attended: psycopg.Conne
     attended.execute("delete from horsies.tasks where id <> (select id from horsies.tasks order by ctid desc limit 1)")
     attended.execute("vacuum analyze horsies.tasks")
     found = doctor(min_bloat_bytes=500_000)
-    assert found.codes == {Code.TABLE_BLOATED}
-    assert found.data(Code.TABLE_BLOATED)["table"] == "tasks"
+    assert found.codes == {FindingCode.TABLE_BLOATED}
+    assert found.data(FindingCode.TABLE_BLOATED)["table"] == "tasks"
 
 
 # -- workers
@@ -410,15 +423,15 @@ def test_without_workers_there_is_something_to_be_told_but_nothing_wrong(
     sql: psycopg.Connection, doctor: Doctor
 ) -> None:
     found = doctor()
-    assert found.codes == {Code.NO_WORKERS}
+    assert found.codes == {FindingCode.NO_WORKERS}
 
 
 def test_workers_that_died_and_were_not_struck_off(sql: psycopg.Connection, doctor: Doctor) -> None:
     add_worker(sql, worker=ME)
     sql.execute("update horsies.workers set heartbeat_at = now() - interval '1 hour'")
     found = doctor()
-    assert found.codes == {Code.STALE_WORKERS, Code.NO_WORKERS}
-    assert found.data(Code.STALE_WORKERS) == {"worker_ids": [ME]}
+    assert found.codes == {FindingCode.STALE_WORKERS, FindingCode.NO_WORKERS}
+    assert found.data(FindingCode.STALE_WORKERS) == {"worker_ids": [ME]}
 
 
 def test_a_worker_that_was_silent_for_a_moment_is_not_stale(attended: psycopg.Connection, doctor: Doctor) -> None:
@@ -429,15 +442,15 @@ def test_a_worker_that_was_silent_for_a_moment_is_not_stale(attended: psycopg.Co
 def test_workers_of_different_versions(attended: psycopg.Connection, doctor: Doctor) -> None:
     add_worker(attended, worker=OTHER, version="0.2.0")
     found = doctor()
-    assert found.codes == {Code.WORKER_VERSIONS_DIFFER}
-    assert found.data(Code.WORKER_VERSIONS_DIFFER) == {"workers": {"0.1.0": 1, "0.2.0": 1}}
+    assert found.codes == {FindingCode.WORKER_VERSIONS_DIFFER}
+    assert found.data(FindingCode.WORKER_VERSIONS_DIFFER) == {"workers": {"0.1.0": 1, "0.2.0": 1}}
 
 
 def test_workers_that_do_not_serve_the_queues_of_the_app(attended: psycopg.Connection, doctor: Doctor) -> None:
     found = doctor(queues=[CustomQueueConfig(name="email")])
-    assert found.codes == {Code.QUEUE_WITHOUT_WORKER, Code.QUEUE_UNKNOWN}
-    assert found.data(Code.QUEUE_WITHOUT_WORKER) == {"queues": ["email"]}
-    assert found.data(Code.QUEUE_UNKNOWN) == {"queues": ["default"]}
+    assert found.codes == {FindingCode.QUEUE_WITHOUT_WORKER, FindingCode.QUEUE_UNKNOWN}
+    assert found.data(FindingCode.QUEUE_WITHOUT_WORKER) == {"queues": ["email"]}
+    assert found.data(FindingCode.QUEUE_UNKNOWN) == {"queues": ["default"]}
     assert doctor(queues=[CustomQueueConfig(name="default")]).codes == set()
 
 
@@ -449,8 +462,8 @@ def test_a_schedule_that_belongs_to_another_app(attended: psycopg.Connection, do
         )
         store(broker, declare("mail", IntervalSchedule(hours=1)), app="shop")
     found = doctor(app="bank", schedules=["report", "mail"])
-    assert found.codes == {Code.SCHEDULE_CLASH}
-    assert found.data(Code.SCHEDULE_CLASH) == {
+    assert found.codes == {FindingCode.SCHEDULE_CLASH}
+    assert found.data(FindingCode.SCHEDULE_CLASH) == {
         "schedules": {"mail": "shop"}
     }  # the other one is removed, and free to be taken
     assert doctor(app="bank", schedules=["count"]).codes == set()
@@ -467,8 +480,8 @@ def test_a_task_name_that_two_apps_have(attended: psycopg.Connection, doctor: Do
     assert doctor().codes == set()  # neither is given tasks of the other
     attended.execute(theirs, [["others", "default"], OTHER])
     found = doctor()
-    assert found.codes == {Code.TASK_NAME_CLASH}
-    assert found.data(Code.TASK_NAME_CLASH) == {"tasks": {"add": ["bank", "shop"]}}
+    assert found.codes == {FindingCode.TASK_NAME_CLASH}
+    assert found.data(FindingCode.TASK_NAME_CLASH) == {"tasks": {"add": ["bank", "shop"]}}
     attended.execute("update horsies.workers set app = 'shop' where id = %s", [OTHER])
     assert doctor().codes == set()  # two releases of one app
 
@@ -478,7 +491,7 @@ def test_workers_of_another_app_may_serve_queues_of_their_own(attended: psycopg.
     attended.execute("update horsies.workers set app = 'bank' where id = %s", [OTHER])
     ours = [CustomQueueConfig(name="default")]
     assert doctor(app="shop", queues=ours).codes == set()
-    assert doctor(app="bank", queues=ours).codes == {Code.QUEUE_UNKNOWN}
+    assert doctor(app="bank", queues=ours).codes == {FindingCode.QUEUE_UNKNOWN}
 
 
 def test_workers_with_another_cap_than_the_app_s(attended: psycopg.Connection, doctor: Doctor) -> None:
@@ -488,8 +501,8 @@ def test_workers_with_another_cap_than_the_app_s(attended: psycopg.Connection, d
     )
     assert doctor(queues=[CustomQueueConfig(name="default", max_concurrency=3)]).codes == set()
     found = doctor(queues=[CustomQueueConfig(name="default", max_concurrency=2)])
-    assert found.codes == {Code.CAP_EXCEEDED}
-    assert found.data(Code.CAP_EXCEEDED) == {"queue": "default", "in_flight": 3, "max_concurrency": 2}
+    assert found.codes == {FindingCode.CAP_EXCEEDED}
+    assert found.data(FindingCode.CAP_EXCEEDED) == {"queue": "default", "in_flight": 3, "max_concurrency": 2}
 
 
 # -- workflows
@@ -500,5 +513,5 @@ def test_a_workflow_that_stands_still(attended: psycopg.Connection, broker: Post
     assert doctor().codes == set()
     attended.execute("delete from horsies.tasks")
     found = doctor()
-    assert found.codes == {Code.WORKFLOWS_STUCK}
-    assert found.data(Code.WORKFLOWS_STUCK) == {"count": 1, "workflow_ids": [run]}
+    assert found.codes == {FindingCode.WORKFLOWS_STUCK}
+    assert found.data(FindingCode.WORKFLOWS_STUCK) == {"count": 1, "workflow_ids": [run]}

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from horsies.cli.main import main
-from horsies.dev.server import Server
-from horsies.doctor.codes import Code
+from horsies.doctor.findings import FindingCode
+from horsies.embedded.server import EmbeddedServer
 from tests.doctor.conftest import Doctor
 from tests.fixtures.journey import row
 from tests.fixtures.workers import StartWorker
@@ -20,7 +20,7 @@ TASK = '@app.task("add")\ndef add(left: int, right: int) -> TaskResult[int, Task
 
 
 def test_a_healthy_system_with_a_live_worker_has_no_findings_at_all(
-    sturdy_server: Server, worker: StartWorker, tmp_path: Path
+    sturdy_server: EmbeddedServer, worker: StartWorker, tmp_path: Path
 ) -> None:
     app = tmp_path / f"healthy_{secrets.token_hex(4)}.py"  # its own: the apps of other tests are at other databases
     app.write_text(f"from horsies import *\napp = Horsies(AppConfig.for_database_url({sturdy_server.url()!r}))\n{TASK}")
@@ -30,34 +30,34 @@ def test_a_healthy_system_with_a_live_worker_has_no_findings_at_all(
 
 
 @pytest.fixture
-def codes(sturdy_server: Server, doctor: Doctor) -> Generator[None]:
+def codes(sturdy_server: EmbeddedServer, doctor: Doctor) -> Generator[None]:
     """What is planted is gone afterwards."""
     yield
-    assert doctor(sturdy_server.url()).codes == {Code.NO_WORKERS}
+    assert doctor(sturdy_server.url()).codes == {FindingCode.NO_WORKERS}
 
 
 def test_a_prepared_transaction_that_nobody_ends(
-    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+    sturdy_server: EmbeddedServer, sturdy: psycopg.Connection, doctor: Doctor, codes: None
 ) -> None:
     sturdy.execute("begin; select txid_current(); prepare transaction 'forgotten'")
     try:
         found = doctor(sturdy_server.url(), max_transaction_s=0.0)
-        assert found.codes - {Code.NO_WORKERS} == {Code.PREPARED_TRANSACTION}
-        assert found.data(Code.PREPARED_TRANSACTION)["gid"] == "forgotten"
+        assert found.codes - {FindingCode.NO_WORKERS} == {FindingCode.PREPARED_TRANSACTION}
+        assert found.data(FindingCode.PREPARED_TRANSACTION)["gid"] == "forgotten"
     finally:
         sturdy.execute("rollback prepared 'forgotten'")
 
 
 def test_a_replication_slot_that_nobody_reads(
-    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+    sturdy_server: EmbeddedServer, sturdy: psycopg.Connection, doctor: Doctor, codes: None
 ) -> None:
     sturdy.execute("select pg_create_logical_replication_slot('forgotten', 'pgoutput')")
     try:
         sturdy.execute("create table public.written as select generate_series(1, 1000)")
         sturdy.execute("drop table public.written")
         found = doctor(sturdy_server.url(), max_slot_lag_bytes=1000)
-        assert found.codes - {Code.NO_WORKERS} == {Code.REPLICATION_SLOT_BEHIND}
-        known = found.data(Code.REPLICATION_SLOT_BEHIND)
+        assert found.codes - {FindingCode.NO_WORKERS} == {FindingCode.REPLICATION_SLOT_BEHIND}
+        known = found.data(FindingCode.REPLICATION_SLOT_BEHIND)
         assert (known["slot"], known["active"]) == ("forgotten", False)
         assert known["bytes_behind"] > 1000
     finally:
@@ -65,7 +65,7 @@ def test_a_replication_slot_that_nobody_reads(
 
 
 def test_notifications_that_a_listener_in_a_transaction_keeps(
-    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+    sturdy_server: EmbeddedServer, sturdy: psycopg.Connection, doctor: Doctor, codes: None
 ) -> None:
     if sturdy.info.server_version < 170_000:
         pytest.skip("before PostgreSQL 17 the queue cannot be made small enough to be filled")
@@ -76,8 +76,8 @@ def test_notifications_that_a_listener_in_a_transaction_keeps(
         for number in range(20):
             sturdy.execute("select pg_notify('other', %s)", [f"{number:07900}"])
         found = doctor(sturdy_server.url())
-        assert found.codes - {Code.NO_WORKERS} == {Code.NOTIFY_QUEUE_FILLING}
-        known = found.data(Code.NOTIFY_QUEUE_FILLING)
+        assert found.codes - {FindingCode.NO_WORKERS} == {FindingCode.NOTIFY_QUEUE_FILLING}
+        known = found.data(FindingCode.NOTIFY_QUEUE_FILLING)
         assert known["usage"] > 0.1
         assert known["pids"] == [listener.info.backend_pid]
     with psycopg.connect(sturdy_server.url(), autocommit=True) as other:  # who comes next moves the tail on
@@ -87,7 +87,7 @@ def test_notifications_that_a_listener_in_a_transaction_keeps(
 
 
 def test_connections_that_others_have_taken(
-    sturdy_server: Server, sturdy: psycopg.Connection, doctor: Doctor, codes: None
+    sturdy_server: EmbeddedServer, sturdy: psycopg.Connection, doctor: Doctor, codes: None
 ) -> None:
     taken = [psycopg.connect(sturdy_server.url()) for _ in range(22)]
     try:
@@ -95,7 +95,7 @@ def test_connections_that_others_have_taken(
     finally:
         for connection in taken:
             connection.close()
-    assert found.codes - {Code.NO_WORKERS} == {Code.CONNECTIONS_SHORT}
-    known = found.data(Code.CONNECTIONS_SHORT)
+    assert found.codes - {FindingCode.NO_WORKERS} == {FindingCode.CONNECTIONS_SHORT}
+    known = found.data(FindingCode.CONNECTIONS_SHORT)
     assert (known["of"], known["limit"]) == ("the server", 27)
     assert known["used"] > 22

@@ -6,8 +6,8 @@ from functools import partial
 import psycopg
 
 from horsies.db.broker import PostgresBroker
-from horsies.keeper.retain import Forgotten, retain
-from horsies.model.retention import RetentionConfig
+from horsies.maintenance.retention import Trimmed, retain
+from horsies.model.config import RetentionConfig
 from tests.fixtures.journey import column
 
 WEEK = RetentionConfig(finished=timedelta(days=7))
@@ -64,9 +64,9 @@ def places(sql: psycopg.Connection) -> dict[object, str]:
     return placed
 
 
-def retained(broker: PostgresBroker, config: RetentionConfig = WEEK) -> dict[str, Forgotten]:
+def retained(broker: PostgresBroker, config: RetentionConfig = WEEK) -> dict[str, Trimmed]:
     return broker.run(partial(retain, broker.config.schema, config))
 
 
-def is_postponed(done: dict[str, Forgotten]) -> bool:
+def is_postponed(done: dict[str, Trimmed]) -> bool:
     return any(forgotten.postponed for forgotten in done.values())

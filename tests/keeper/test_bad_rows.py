@@ -9,12 +9,12 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Op
-from horsies.doctor.case import Case
-from horsies.doctor.examine import examine
-from horsies.keeper import reap, retain
-from horsies.keeper.isolate import FIRST_S, SetAside
-from horsies.tasks.promote import promote
+from horsies.db.statement import Op
+from horsies.doctor.findings import CheckContext
+from horsies.doctor.run import run_doctor
+from horsies.maintenance import rescue, retention
+from horsies.maintenance.isolate import FIRST_S, SkippedRow
+from horsies.tasks.claim import promote
 from horsies.workflows.advance import settle
 from tests.doctor.conftest import add_worker
 from tests.fixtures.eventually import eventually
@@ -53,7 +53,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def look(broker: PostgresBroker, *duties: Callable[[SetAside], Op[Any]], aside: SetAside, times: int = 1) -> None:
+def look(broker: PostgresBroker, *duties: Callable[[SkippedRow], Op[Any]], aside: SkippedRow, times: int = 1) -> None:
     for _ in range(times):
         for duty in duties:
             broker.run(partial(duty, aside))
@@ -73,7 +73,7 @@ def test_an_orphan_that_cannot_be_retried_keeps_no_other_and_ends(
         hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
     hold(sql, "retried", THIRD, delays="{1000}")
     hold(sql, "claimed", THIRD, "CLAIMED")
-    reaped = broker.run(reap.reap_orphans)
+    reaped = broker.run(rescue.rescue_orphans)
     assert reaped.count == 23
     assert endings(sql) == {f"crashed {number}": "FAILED" for number in range(20)} | {
         "bad": "FAILED",
@@ -94,7 +94,7 @@ def test_where_a_row_by_hand_has_no_delay_its_retry_is_not_delayed(
     broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, delays: str
 ) -> None:
     hold(sql, "odd", ME, delays=delays)
-    assert broker.run(reap.reap_orphans).count == 1
+    assert broker.run(rescue.rescue_orphans).count == 1
     assert row(sql, "select status, attempts, enqueued_at <= now() from horsies.tasks") == ("PENDING", 1, True)
     assert warnings(caplog) == []
 
@@ -107,13 +107,13 @@ def test_an_orphan_that_cannot_be_ended_keeps_no_other_and_is_logged_once(
     bad = hold(sql, "bad", ME)
     for number in range(5):
         hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
-    aside = SetAside()
-    look(broker, reap.reap_orphans, aside=aside, times=3)
+    aside = SkippedRow()
+    look(broker, rescue.rescue_orphans, aside=aside, times=3)
     assert endings(sql) == {f"crashed {number}": "FAILED" for number in range(5)} | {"bad": "RUNNING"}
     (warning,) = warnings(caplog)
     assert bad in warning
     assert "not this one" in warning
-    report = examine(broker.config, Case(schema=broker.config.schema, stuck_after_s=0.0))
+    report = run_doctor(broker.config, CheckContext(schema=broker.config.schema, stuck_after_s=0.0))
     assert bad in str(report.findings)
 
 
@@ -123,14 +123,14 @@ def test_what_was_set_aside_is_tried_again_and_served_when_it_can_be(
 ) -> None:
     refuse(sql, "tasks", "delete", "old.task_name = 'bad'")
     hold(sql, "bad", ME)
-    aside, moment = SetAside(), [1000.0]
-    monkeypatch.setattr("horsies.keeper.isolate.time.monotonic", lambda: moment[0])
-    look(broker, reap.reap_orphans, aside=aside)
+    aside, moment = SkippedRow(), [1000.0]
+    monkeypatch.setattr("horsies.maintenance.isolate.time.monotonic", lambda: moment[0])
+    look(broker, rescue.rescue_orphans, aside=aside)
     sql.execute("drop trigger refuse_delete on horsies.tasks")
-    look(broker, reap.reap_orphans, aside=aside)
+    look(broker, rescue.rescue_orphans, aside=aside)
     assert endings(sql) == {"bad": "RUNNING"}
     moment[0] += FIRST_S
-    look(broker, reap.reap_orphans, aside=aside)
+    look(broker, rescue.rescue_orphans, aside=aside)
     assert endings(sql) == {"bad": "FAILED"}
 
 
@@ -142,9 +142,9 @@ def test_an_orphan_that_somebody_holds_locked_is_not_waited_for(
     hold(sql, "crashed", ME)
     with psycopg.connect(database) as holder:
         holder.execute("select from horsies.tasks where id = %s for update", [locked])
-        assert broker.run(reap.reap_orphans).count == 1
+        assert broker.run(rescue.rescue_orphans).count == 1
         assert endings(sql) == {"locked": "RUNNING", "crashed": "FAILED"}
-    assert broker.run(reap.reap_orphans).count == 1
+    assert broker.run(rescue.rescue_orphans).count == 1
 
 
 # -- the other duties
@@ -152,12 +152,12 @@ def test_an_orphan_that_somebody_holds_locked_is_not_waited_for(
 TASK = (
     "insert into horsies.tasks (task_name, {columns}) select name, {values} from unnest(array['a', 'bad', 'c']) as name"
 )
-CASES: dict[str, tuple[Callable[[SetAside], Op[Any]], str, str, str, Sequence[str]]] = {
-    "expiry": (reap.expire, "good_until", "now() - interval '1 s'", "delete", ["bad"]),
-    "a cancellation": (reap.cancel_returned, "cancel_requested_at", "now()", "delete", ["bad"]),
-    "promotion": (reap.promote_late, "ready, enqueued_at", "false, now() - interval '1 hour'", "update", ["bad"]),
+CASES: dict[str, tuple[Callable[[SkippedRow], Op[Any]], str, str, str, Sequence[str]]] = {
+    "expiry": (rescue.expire, "good_until", "now() - interval '1 s'", "delete", ["bad"]),
+    "a cancellation": (rescue.cancel_returned, "cancel_requested_at", "now()", "delete", ["bad"]),
+    "promotion": (rescue.promote_late, "ready, enqueued_at", "false, now() - interval '1 hour'", "update", ["bad"]),
     "a past lease": (
-        reap.release_overdue,
+        rescue.release_overdue,
         "status, claimed_by, claim_no, lease_until",
         f"'CLAIMED', '{ME}', 1, now() - interval '1 s'",
         "update",
@@ -175,7 +175,7 @@ def test_a_duty_serves_all_rows_but_the_bad_one_which_is_logged_once(
     add_worker(sql, worker=ME)
     sql.execute(TASK.format(columns=columns, values=values).encode())
     refuse(sql, "tasks", event, "old.task_name = 'bad'")
-    look(broker, duty, aside=SetAside(), times=3)
+    look(broker, duty, aside=SkippedRow(), times=3)
     undone = (
         "select task_name from horsies.tasks where good_until is not null or cancel_requested_at is not null "
         "or not ready or status = 'CLAIMED' order by task_name"
@@ -197,7 +197,7 @@ def test_a_workflow_that_cannot_be_settled_keeps_no_other(
     broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     sql.execute(WORKFLOWS.format(unresolved=0, deadline="null").encode())
-    look(broker, reap.settle_workflows, aside=SetAside(), times=3)
+    look(broker, rescue.settle_workflows, aside=SkippedRow(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "COMPLETED",
         "bad": "RUNNING",
@@ -221,13 +221,15 @@ def test_a_node_that_can_never_begin_makes_no_endless_steps_and_is_shown(
         "select gen_random_uuid(), id, id, 0, 'n', 'workflow', 'READY', '{}', '{}', 0, false from horsies.workflows where name = 'bad'"
     )
     assert broker.run(partial(settle, ["00000000-0000-4000-8000-000000000002"], at_most=20)) == []
-    look(broker, reap.settle_workflows, aside=SetAside(), times=3)
+    look(broker, rescue.settle_workflows, aside=SkippedRow(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "COMPLETED",
         "bad": "RUNNING",
         "c": "COMPLETED",
     }
-    assert "it does not begin" in str(examine(broker.config, Case(schema="horsies", look_again_s=0.0)).findings)
+    assert "it does not begin" in str(
+        run_doctor(broker.config, CheckContext(schema="horsies", look_again_s=0.0)).findings
+    )
 
 
 @pytest.mark.promise("D6")
@@ -236,7 +238,7 @@ def test_an_overdue_workflow_that_cannot_be_ended_keeps_no_other(
 ) -> None:
     sql.execute(WORKFLOWS.format(unresolved=1, deadline="now() - interval '1 minute'").encode())
     refuse(sql, "workflows", "update", "old.name = 'bad'")
-    look(broker, reap.end_overdue_workflows, aside=SetAside(), times=3)
+    look(broker, rescue.end_overdue_workflows, aside=SkippedRow(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "FAILED",
         "bad": "RUNNING",
@@ -256,7 +258,7 @@ def test_a_lost_node_that_cannot_be_ended_keeps_no_other(
         "gen_random_uuid() from horsies.workflows"
     )
     refuse(sql, "nodes", "update", "old.node_id = 'bad'")
-    look(broker, reap.find_lost_nodes, aside=SetAside(), times=3)
+    look(broker, rescue.find_lost_nodes, aside=SkippedRow(), times=3)
     assert column(sql, "select node_id from horsies.nodes where status = 'ENQUEUED'") == ["bad"]
     assert len(warnings(caplog)) == 1
 
@@ -268,7 +270,7 @@ def test_a_lost_node_that_cannot_be_ended_keeps_no_other(
 def test_retention_goes_on_past_what_cannot_be_deleted(
     broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retain, "BATCH", 2)
+    monkeypatch.setattr(retention, "BATCH", 2)
     ids = finish(sql, ago(400), 5)
     refuse(sql, "finished_default", "delete", f"old.id = '{ids[0]}'")
     sql.execute(
@@ -301,7 +303,7 @@ def test_a_finished_task_of_no_day_stops_neither_migrations_nor_retention(
 ) -> None:
     finish(sql, moment)  # pyright: ignore[reportArgumentType] - the server reads it
     broker.migrate()
-    assert broker.run(partial(retain.keep_days_ahead, "horsies", None)).postponed is False
+    assert broker.run(partial(retention.prepare_next_partitions, "horsies", None)).postponed is False
     retained(broker)
     assert column(sql, "select count(*) from horsies.finished") == [1 if moment == "infinity" else 0]
 
@@ -343,7 +345,7 @@ def test_a_lease_that_nobody_can_have_taken_does_not_count(broker: PostgresBroke
     sql.execute(
         "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 year')", [OTHER]
     )
-    assert broker.run(partial(reap.take_lease, ME, 3000))[0]
+    assert broker.run(partial(rescue.take_lease, ME, 3000))[0]
     assert column(sql, "select holder::text from horsies.maintenance_lease") == [ME]
 
 
@@ -351,6 +353,6 @@ def test_a_lease_that_somebody_may_have_taken_counts(broker: PostgresBroker, sql
     sql.execute(
         "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '3 minutes')", [OTHER]
     )
-    is_ours, left_s = broker.run(partial(reap.take_lease, ME, 3000))
+    is_ours, left_s = broker.run(partial(rescue.take_lease, ME, 3000))
     assert not is_ours
     assert 170 < left_s <= 180

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 import psycopg
 import pytest
 
-from horsies.db.drive import answer_on, drive
-from horsies.db.link import Link
-from horsies.db.op import Op
-from horsies.keeper import reap
+from horsies.db.dedicated import DedicatedConnection
+from horsies.db.driver import drive, execute_on
+from horsies.db.statement import Op
+from horsies.maintenance import rescue
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, column, row
@@ -18,13 +18,13 @@ SESSION = "keeper"
 LOOKS = 12  # the server makes a plan for all parameters after five
 WAITING = 6_000
 DUTIES: tuple[Callable[[], Op[object]], ...] = (
-    reap.reap_orphans,
-    reap.release_overdue,
-    reap.cancel_returned,
-    reap.expire,
-    reap.end_overdue_workflows,
-    reap.find_lost_nodes,
-    reap.settle_workflows,
+    rescue.rescue_orphans,
+    rescue.release_overdue,
+    rescue.cancel_returned,
+    rescue.expire,
+    rescue.end_overdue_workflows,
+    rescue.find_lost_nodes,
+    rescue.settle_workflows,
 )
 
 Run: TypeAlias = Callable[[Op[Any]], object]
@@ -70,7 +70,7 @@ def test_a_keeper_reads_nothing_of_what_only_waits(first: bytes, database: str, 
     fill(sql)
     sql.execute(first)
     before = rows_read(sql)
-    link = Link(PostgresConfig(database_url=database), SESSION)
+    link = DedicatedConnection(PostgresConfig(database_url=database), SESSION)
     look(link.run)
     link.close()
     assert rows_read(sql) - before == LOOKS
@@ -80,5 +80,5 @@ def test_a_keeper_behind_a_pooler_reads_nothing_of_what_only_waits(database: str
     fill(sql)
     before = rows_read(sql)
     with psycopg.connect(database, autocommit=True, application_name=SESSION, prepare_threshold=None) as lent:
-        look(lambda op: drive(op, lambda request: answer_on(lent, request, "horsies")))
+        look(lambda op: drive(op, lambda request: execute_on(lent, request, "horsies")))
     assert rows_read(sql) - before == LOOKS

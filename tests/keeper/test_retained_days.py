@@ -13,8 +13,8 @@ import pytest
 
 from horsies import BrokerError, RetentionConfig, RetrievalCode, TaskStatus
 from horsies.db.broker import PostgresBroker
-from horsies.db.days import MOVE_AT_MOST, prepare_days
 from horsies.db.faults import When
+from horsies.db.partitions import MOVE_AT_MOST, prepare_partitions
 from horsies.model.config import PostgresConfig
 from horsies.tasks.finish import finish as finish_tasks
 from horsies.tasks.inspect import get_status
@@ -127,7 +127,7 @@ def test_no_task_is_missed_that_finishes_while_its_day_is_made(
         finishing = thread.submit(finish_and_look)
         try:
             eventually(lambda: len(seen) > 20 or finishing.done())
-            eventually(lambda: broker.run(partial(prepare_days, "horsies")) == [], what="all days are made")
+            eventually(lambda: broker.run(partial(prepare_partitions, "horsies")) == [], what="all days are made")
             assert today in days_of(sql)
         finally:
             over.set()

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from horsies import KeyConflictError
-from horsies.keeper import retain
-from horsies.keeper.retain import BATCH, forget_keys
+from horsies.maintenance import retention
+from horsies.maintenance.retention import BATCH, trim_keys
 from horsies.tasks.finish import finish
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
@@ -32,7 +32,7 @@ def run_all(shop: Shop) -> None:
 
 
 def forget(shop: Shop) -> int:
-    return shop.app.broker.run(forget_keys).count
+    return shop.app.broker.run(trim_keys).count
 
 
 def test_a_key_goes_an_hour_after_it_became_free(shop: Shop, sql: psycopg.Connection) -> None:
@@ -112,7 +112,7 @@ def test_a_send_under_a_key_that_is_just_being_forgotten_gets_it(
     first = keyed.send(1)
     run_all(shop)
     sql.execute("update horsies.finished set finished_at = now() - interval '1 day'")
-    forgetting = retain.SQL["delete_unused_keys"](after_name="", after_key="", limit=10)
+    forgetting = retention.SQL["delete_unused_keys"](after_name="", after_key="", limit=10)
     with psycopg.connect(database) as keeper:
         keeper.execute(forgetting.statement.for_schema("horsies"), forgetting.params)
         sending = thread.submit(partial(keyed.send, 1))

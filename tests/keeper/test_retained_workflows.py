@@ -11,8 +11,8 @@ from horsies import BrokerError, RetentionConfig, RetrievalCode
 from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.db.faults import When
-from horsies.keeper import retain
-from horsies.keeper.isolate import SetAside
+from horsies.maintenance import retention
+from horsies.maintenance.isolate import SkippedRow
 from horsies.model.config import AppConfig
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
@@ -68,8 +68,8 @@ def test_a_tree_goes_when_its_end_is_old_enough(
 def test_all_old_trees_go_however_many_and_however_large(
     broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retain, "TREES", 3)
-    monkeypatch.setattr(retain, "NODES", 4)
+    monkeypatch.setattr(retention, "TREES", 3)
+    monkeypatch.setattr(retention, "NODES", 4)
     for _ in range(4):
         grow_old(sql, finish_tree(broker, sql))
     for _ in range(4):
@@ -126,7 +126,7 @@ def test_whoever_dies_at_it_leaves_whole_trees(
     grow_old(sql, run)
     faults(statement, when, "drop")
     with pytest.raises(BrokerError, match="planted fault"):
-        broker.run(partial(retain.forget_workflows, timedelta(days=30), SetAside()))
+        broker.run(partial(retention.trim_workflows, timedelta(days=30), SkippedRow()))
     assert sql.execute(size.encode()).fetchall() in ([whole], [(0, 0)])
     retained(broker)
     assert sql.execute(size.encode()).fetchall() == [(0, 0)]

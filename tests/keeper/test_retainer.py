@@ -11,8 +11,7 @@ import pytest
 
 from horsies import RetentionConfig
 from horsies.db.broker import PostgresBroker
-from horsies.keeper.retain import BATCH
-from horsies.keeper.retainer import Retainer
+from horsies.maintenance.retention import BATCH, RetentionRunner
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
@@ -27,10 +26,10 @@ OFTEN = RetentionConfig(every=timedelta(seconds=1))
 
 
 @asynccontextmanager
-async def on_duty(database: str) -> AsyncGenerator[Retainer]:
+async def on_duty(database: str) -> AsyncGenerator[RetentionRunner]:
     async with (
         asyncio.TaskGroup() as group,
-        Retainer(group, database=PostgresConfig(database_url=database), retention=OFTEN) as retainer,
+        RetentionRunner(group, database=PostgresConfig(database_url=database), retention=OFTEN) as retainer,
     ):
         retainer.be_on_duty(whether=True)
         yield retainer

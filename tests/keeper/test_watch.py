@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.keeper.watch import GONE_AFTER_S, Watch
+from horsies.maintenance.leader import GONE_AFTER_S, FailureDetector
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 DEAD_AFTER_S, GAP_S = 10.0, 4.0
@@ -16,8 +16,8 @@ def beat(number: int) -> datetime:
     return T0 + timedelta(seconds=number)
 
 
-def watch() -> Watch:
-    return Watch(DEAD_AFTER_S, GAP_S)
+def watch() -> FailureDetector:
+    return FailureDetector(DEAD_AFTER_S, GAP_S)
 
 
 @pytest.mark.promise("T2")
@@ -50,7 +50,7 @@ def test_a_gap_in_the_observation_kills_nobody(before: float, outage: float, aft
     assert watching.observe({"a": beat(0)}, now, now) == []
 
 
-def _look_for(watching: Watch, begin: float, seconds: float) -> float:
+def _look_for(watching: FailureDetector, begin: float, seconds: float) -> float:
     """Looks every second; the moment of the last."""
     now = begin
     while True:
@@ -147,7 +147,7 @@ def test_nobody_dies_by_sessions_alone_that_were_not_gone_for_long_enough(
     looks: list[tuple[float, bool, bool]],
 ) -> None:
     """Against a plain account: since when the sessions have been gone in every look, without a beat."""
-    watching, now, number = Watch(1e9, GAP_S), 0.0, 0
+    watching, now, number = FailureDetector(1e9, GAP_S), 0.0, 0
     since: float | None = None
     for pause, beats, is_gone in looks:
         now += pause

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horsies.logs import JsonFormatter, TaskFields, TextFormatter
-from horsies.tasks.current import CurrentTask, set_current_task
+from horsies.tasks.current_task import CurrentTask, set_current_task
 
 
 class Unprintable:

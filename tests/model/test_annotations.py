@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from horsies import TaskError, TaskResult
-from horsies.model.annotations import is_coroutine_function, parameters_of, takes_nothing
-from horsies.model.functions import is_simple
-from horsies.model.signatures import parameters_of_any
+from horsies.model.inspect_signature import parameters_of_any
+from horsies.model.parameters import is_simple
+from horsies.model.signature import is_coroutine_function, parameters_of, takes_nothing
 
 Result = TaskResult[int, TaskError]
 

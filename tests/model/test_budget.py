@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.budget import Budget, QueueRoom
+from tests.model.budget import Budget, QueueRoom
 
 COUNT = st.integers(0, 50)
 LIMIT = st.integers(0, 60)

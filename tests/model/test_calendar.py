@@ -16,9 +16,8 @@ from horsies import (
     Weekday,
     WeeklySchedule,
 )
-from horsies.model import calendar
-from horsies.model.calendar import newest_slots, next_slot, zone_named
-from horsies.model.patterns import Pattern, as_stored, from_stored
+from horsies.model import schedule
+from horsies.model.schedule import Pattern, as_stored, from_stored, newest_slots, next_slot, zone_named
 from tests.schedules.oracle import Wanted, cron, is_last_day, slots_between
 
 # A few days around a change of the clocks, or around a month's end where there is none.
@@ -235,7 +234,7 @@ def test_a_machine_without_time_zones_is_told_what_to_install(monkeypatch: pytes
     def none() -> set[str]:
         return set()
 
-    monkeypatch.setattr(calendar, "available_timezones", none)
+    monkeypatch.setattr(schedule, "available_timezones", none)
     assert zone_named("UTC") is UTC
     with pytest.raises(ValueError, match="install the package tzdata"):
         zone_named("Europe/Atlantis")

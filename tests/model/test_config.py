@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.config import AppConfig, CustomQueueConfig, PostgresConfig, QueueMode
+from horsies.model.config import (
+    AppConfig,
+    CustomQueueConfig,
+    PostgresConfig,
+    QueueMode,
+    RecoveryConfig,
+    RetentionConfig,
+    WorkerResilienceConfig,
+)
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
-from horsies.model.retention import RetentionConfig
-from horsies.model.sizes import PayloadLimits
+from horsies.model.payload_errors import PayloadLimits
 
 URL = "postgresql://ann:S3cr3t@db.example/app"
 HIGH, LOW = CustomQueueConfig(name="high", priority=1), CustomQueueConfig(name="low", priority=200)
@@ -307,7 +313,7 @@ def test_the_size_of_a_payload_has_a_range(name: str, low: int):
 RECOVERY_RANGES = {
     "heartbeat_ms": (100, 300_000),
     "dead_after_ms": (500, 3_600_000),
-    "keeper_ms": (100, 60_000),
+    "maintenance_ms": (100, 60_000),
     "grace_ms": (0, 3_600_000),
     "snapshot_ms": (1_000, 3_600_000),
     "frozen_after_ms": (1_000, 86_400_000),
@@ -316,9 +322,9 @@ RECOVERY_RANGES = {
 
 @pytest.mark.promise("T2")
 def test_by_default_a_dead_worker_is_noticed_within_a_quarter_of_a_minute():
-    """It may have beaten just before, and the keeper looks once per `keeper_ms`, a fifth later at most."""
+    """It may have beaten just before, and the keeper looks once per `maintenance_ms`, a fifth later at most."""
     recovery = AppConfig().recovery
-    assert recovery.dead_after_ms + 2 * recovery.keeper_ms * 1.2 <= 15_000
+    assert recovery.dead_after_ms + 2 * recovery.maintenance_ms * 1.2 <= 15_000
     assert recovery.dead_after_ms >= 2 * recovery.heartbeat_ms
     assert recovery.frozen_after_ms == "auto"
 

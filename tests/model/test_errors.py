@@ -2,21 +2,14 @@ from enum import StrEnum
 
 import pytest
 
-from horsies.model import codes, errors
-from horsies.model.errors import (
-    BrokerError,
-    ConfigError,
-    HorsiesError,
-    PayloadError,
-    ResultTypeError,
-    SchemaError,
-)
+from horsies.model import error_codes, errors
+from horsies.model.errors import BrokerError, ConfigError, HorsiesError, PayloadError, ResultTypeError, SchemaError
 from horsies.model.result import is_error_code
 
 ERRORS = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)]
 FAMILIES = [
     family
-    for family in vars(codes).values()
+    for family in vars(error_codes).values()
     if isinstance(family, type) and issubclass(family, StrEnum) and family is not StrEnum
 ]
 

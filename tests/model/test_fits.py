@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, PositiveInt
 from typing_extensions import TypeAliasType
 
 from horsies import TaskError, TaskResult
-from horsies.model.fits import fits, inside, item_of, takes_result
+from horsies.model.type_compat import inside, is_assignable, item_of, takes_result
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)
@@ -109,12 +109,12 @@ OTHERS: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("produced", "wanted"), [*SAME_OR_WIDER, *CANNOT_BE_TOLD])
 def test_the_same_the_wider_and_the_unknown_fit(produced: Any, wanted: Any) -> None:
-    assert fits(produced, wanted)
+    assert is_assignable(produced, wanted)
 
 
 @pytest.mark.parametrize(("produced", "wanted"), OTHERS)
 def test_another_type_does_not_fit(produced: Any, wanted: Any) -> None:
-    assert not fits(produced, wanted)
+    assert not is_assignable(produced, wanted)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from horsies.model.config import AppConfig
+from horsies.model.error_codes import ErrorCodes, ExceptionMap, every_member
 from horsies.model.errors import ConfigError
-from horsies.model.mapper import ErrorCodes, ExceptionMap, every_member
 
 
 class Code(StrEnum):

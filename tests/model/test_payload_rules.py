@@ -32,11 +32,11 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType, TypedDict
 
-from horsies.model.adapters import value_adapter
 from horsies.model.codec import ArgumentsCodec, ResultCodec, decode_error, encode_error
 from horsies.model.errors import PayloadError, ResultTypeError, TaskDefinitionError
+from horsies.model.payload_errors import PayloadLimits, PayloadSizeCheck
+from horsies.model.pydantic_codec import value_adapter
 from horsies.model.result import TaskError, TaskResult
-from horsies.model.sizes import PayloadLimits, SizeWatch
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)
@@ -177,7 +177,7 @@ def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Travell
     def task(value: Any) -> None: ...
 
     task.__annotations__["value"] = annotation
-    codec = ArgumentsCodec.for_function(task, SizeWatch("the arguments of task 'task'", limits))
+    codec = ArgumentsCodec.for_function(task, PayloadSizeCheck("the arguments of task 'task'", limits))
 
     def write(value: Any) -> str:
         return codec.encode((value,), {})
@@ -189,7 +189,7 @@ def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Travell
 
 
 def as_result(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
-    codec = ResultCodec.for_type(annotation, SizeWatch("the result of task 'task'", limits))
+    codec = ResultCodec.for_type(annotation, PayloadSizeCheck("the result of task 'task'", limits))
     return Traveller(codec.encode, codec.decode)
 
 

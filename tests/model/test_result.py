@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from horsies.model.codes import OutcomeCode
+from horsies.model.error_codes import OutcomeCode
 from horsies.model.errors import HorsiesError
 from horsies.model.result import TaskError, TaskResult, UnwrapError
 

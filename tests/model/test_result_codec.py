@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from horsies.model.annotations import ok_type
 from horsies.model.codec import ResultCodec, decode_error, encode_error
 from horsies.model.errors import PayloadError, ResultTypeError, TaskDefinitionError
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.signature import ok_type
 
 T = TypeVar("T")
 

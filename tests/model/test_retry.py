@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.codes import OperationalErrorCode, OutcomeCode
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.errors import ConfigError
-from horsies.model.retry import MAX_DELAY_S, MAX_RETRIES, RetryPolicy
+from horsies.model.retry_policy import MAX_DELAY_S, MAX_RETRIES, RetryPolicy
 
 CRASHES = [OperationalErrorCode.WORKER_CRASHED]
 

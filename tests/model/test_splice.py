@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.splice import result_text, spliced
+from horsies.workflows.inputs import result_text, splice_results
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -17,17 +17,20 @@ JSON = st.recursive(
 
 def test_a_piece_stands_where_its_null_stood_and_the_rest_is_as_before() -> None:
     args = '{"pages":[null,{"deep":null},7],"width":800,"none":null}'
-    done = spliced(args, [(("pages", 0), '{"big":"text"}'), (("pages", 1, "deep"), "[1,2]")])
+    done = splice_results(args, [(("pages", 0), '{"big":"text"}'), (("pages", 1, "deep"), "[1,2]")])
     assert done == '{"pages":[{"big":"text"},{"deep":[1,2]},7],"width":800,"none":null}'
 
 
 def test_without_pieces_the_arguments_are_not_even_parsed() -> None:
-    assert spliced("{not json", []) == "{not json"
-    assert spliced(b'{"a":1}', []) == '{"a":1}'
+    assert splice_results("{not json", []) == "{not json"
+    assert splice_results(b'{"a":1}', []) == '{"a":1}'
 
 
 def test_a_piece_keeps_every_character() -> None:
-    assert spliced('{"x":null}', [(("x",), '{ "n": 1.0e5, "z": "\\u0000" }')]) == '{"x":{ "n": 1.0e5, "z": "\\u0000" }}'
+    assert (
+        splice_results('{"x":null}', [(("x",), '{ "n": 1.0e5, "z": "\\u0000" }')])
+        == '{"x":{ "n": 1.0e5, "z": "\\u0000" }}'
+    )
 
 
 def test_a_result_is_written_by_its_half() -> None:
@@ -44,4 +47,4 @@ def test_any_arguments_take_any_pieces(args: dict[str, Any], data: st.DataObject
         expected[name] = data.draw(JSON)
         pieces.append(((name,), json.dumps(expected[name])))
     blank = {name: None if (name,) in [path for path, _ in pieces] else value for name, value in args.items()}
-    assert json.loads(spliced(json.dumps(blank), pieces)) == expected
+    assert json.loads(splice_results(json.dumps(blank), pieces)) == expected

@@ -12,8 +12,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from horsies import Call, CustomQueueConfig, PostgresConfig, RetentionConfig, TaskError
-from horsies.model.value import replace
-from horsies.tasks.current import CurrentTask
+from horsies.model.record import replace
+from horsies.tasks.current_task import CurrentTask
 
 LOST = TaskError(error_code="LOST", message="gone")
 

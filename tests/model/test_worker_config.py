@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from horsies.model.errors import ConfigError
-from horsies.model.worker import LOGLEVELS, WorkerConfig
+from horsies.model.worker_config import LOGLEVELS, WorkerConfig
 
 RANGES: dict[str, tuple[Any, Any]] = {
     "processes": (1, 1_000),

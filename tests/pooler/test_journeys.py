@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.db import desk
+from horsies.db import waiter
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.pgbouncer import PgBouncer, StartPgBouncer
@@ -31,7 +31,7 @@ DEAF = "LISTEN does not work through a transaction pooler"
 @pytest.fixture
 def never_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter of this process that is not woken sleeps for ever."""
-    monkeypatch.setattr(desk, "POLL_S", 600.0)
+    monkeypatch.setattr(waiter, "POLL_S", 600.0)
 
 
 def every_ending(pooled: Pooled) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from horsies.db import listen, selftest, session
+from horsies.db import listener
+from horsies.db import pooler as pooling
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.model.config import PostgresConfig
@@ -90,8 +91,8 @@ def test_sessions_that_change_show_it_too(pgbouncer: StartPgBouncer, said: Said,
 def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
     pgbouncer: StartPgBouncer, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LOOKS", 0)  # no proof is found that the session is shared
-    monkeypatch.setattr(selftest, "ANSWER_S", 0.5)
+    monkeypatch.setattr(pooling, "POOLER_CHECKS", 0)  # no proof is found that the session is shared
+    monkeypatch.setattr(listener, "ANSWER_S", 0.5)
     pooler = pgbouncer(default_pool_size=1)
     ear = Ear(PostgresConfig(database_url=pooler.url))
     with ear.broker:
@@ -105,7 +106,7 @@ def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
 def test_closed_in_the_middle_of_its_self_test_it_leaves_nothing_behind(
     pgbouncer: StartPgBouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LOOKS", 0)
+    monkeypatch.setattr(pooling, "POOLER_CHECKS", 0)
     pooler = pgbouncer(default_pool_size=1)
     ear = Ear(PostgresConfig(database_url=pooler.url))
     eventually(lambda: left_behind(pooler))
@@ -153,7 +154,7 @@ def test_a_pooler_that_is_gone_for_a_while_is_asked_again(
     pgbouncer: StartPgBouncer, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     """A pooler that was made a session pooler meanwhile carries notifications after all."""
-    monkeypatch.setattr(listen, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(listener, "RECONNECT_POLL_S", 0.05)
     pooler = pgbouncer()
     ear = Ear(PostgresConfig(database_url=pooler.url))
     with ear.broker:

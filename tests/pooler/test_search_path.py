@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Statement, ask, one
+from horsies.db.statement import Statement, execute, one
 from horsies.model.config import PostgresConfig
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.intruders import run_journeys
@@ -59,7 +59,7 @@ def test_what_is_set_holds_for_each_request_alone_or_in_a_transaction_and_for_wh
     with PostgresBroker(PostgresConfig(database_url=pooled_url)) as broker:
         assert broker.run(lambda: one(SHOWN())) == ("pg_catalog, pg_temp",)
         begin, commit = Statement("begin", "begin isolation level serializable"), Statement("commit", "commit")
-        found = broker.run(lambda: ask(begin(), SHOWN(), commit()))
+        found = broker.run(lambda: execute(begin(), SHOWN(), commit()))
         assert found == [[], [("pg_catalog, pg_temp",)], []]
 
 

@@ -8,7 +8,7 @@ import psutil
 import psycopg
 import pytest
 
-from horsies.tasks.cancel import CancelOutcome
+from horsies.tasks.control import CancelOutcome
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.apps import load_fresh

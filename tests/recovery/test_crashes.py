@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
+from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.workers import READY, Worker
 from tests.recovery.steps import CLUSTER, FORKED, insert_rows, notes, settings
 
@@ -21,7 +21,7 @@ TASKS = 2_000
 
 
 @pytest.fixture
-def own_server() -> Generator[Server]:
+def own_server() -> Generator[EmbeddedServer]:
     """The server of the whole run cannot be stopped: others are using it."""
     with scratch_server(settings={"fsync": "off"}) as server:
         yield server
@@ -73,7 +73,7 @@ def insert(url: str, log: Path) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.promise("T2", "W9", "W11", "W14")
 def test_every_task_ends_once_while_workers_die_and_the_database_restarts(
-    own_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, log = own_server.url(), tmp_path / "log"
     cluster = Cluster(url)

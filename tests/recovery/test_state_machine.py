@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from horsies.db.broker import PostgresBroker
-from horsies.keeper import reap
-from horsies.model.retry import RetryPolicy
+from horsies.maintenance import rescue
+from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, NewTask, Terms
-from horsies.tasks.cancel import CancelOutcome, cancel
-from horsies.tasks.claim import Caps, Wanted, from_start
+from horsies.model.task import Claim, Ending, NewTask, TaskOptions
+from horsies.tasks.claim import Caps, ClaimRequest, from_start
+from horsies.tasks.control import CancelOutcome, cancel
 from horsies.tasks.enqueue import enqueue
 from horsies.tasks.ids import new_task_id
-from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
+from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from tests.fixtures.journey import column
 
 WORKERS = [f"00000000-0000-4000-8000-00000000000{digit}" for digit in "abc"]
@@ -71,7 +71,7 @@ class Journeys(RuleBasedStateMachine):
     )
     def send(self, queue: str, priority: int, retries: int, code: str, good_s: int | None) -> None:
         policy = RetryPolicy.fixed([0.0] * retries, auto_retry_for=[code]) if retries else None
-        new = NewTask(new_task_id(), "{}", Terms("work", queue, priority, retry=policy))
+        new = NewTask(new_task_id(), "{}", TaskOptions("work", queue, priority, retry=policy))
         self.given.broker.run(partial(enqueue, [new]))
         if good_s is not None:
             self._sql("update horsies.tasks set good_until = now() + %s * interval '1 s' where id = %s", good_s, new.id)
@@ -109,7 +109,7 @@ class Journeys(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 6), status=st.sampled_from(["RUNNING", "CLAIMED"]))
     def claim(self, worker: str, limit: int, status: str) -> None:
-        wanted = Wanted(worker, TaskStatus(status), limit, 60_000, caps=CAPS)
+        wanted = ClaimRequest(worker, TaskStatus(status), limit, 60_000, caps=CAPS)
         outcome = self._turn(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=from_start(QUEUES))
         (claimed,) = outcome.claimed
         assert len(claimed) <= limit
@@ -172,10 +172,10 @@ class Journeys(RuleBasedStateMachine):
     def die(self, worker: str, returns: bool) -> None:  # noqa: FBT001 - drawn
         """Its claims stay in `self.claims`: a zombie may still come with them."""
         run = self.given.broker.run
-        heartbeat = run(reap.get_heartbeats).get(worker)
+        heartbeat = run(rescue.get_heartbeats).get(worker)
         if heartbeat is not None:
-            assert run(partial(reap.bury, worker, heartbeat))
-        run(reap.reap_orphans)
+            assert run(partial(rescue.remove_dead_worker, worker, heartbeat))
+        run(rescue.rescue_orphans)
         assert column(self.given.sql, "select id from horsies.tasks where claimed_by = %s", worker) == []
         self.registered.discard(worker)
         self._forget_orphans()
@@ -185,10 +185,10 @@ class Journeys(RuleBasedStateMachine):
     @rule()
     def reap_orphans(self) -> None:
         """Those of a zombie too, that claimed after its burial; nobody else's."""
-        self.given.broker.run(reap.reap_orphans)
+        self.given.broker.run(rescue.rescue_orphans)
         self._forget_orphans()
 
-    @rule(duty=st.sampled_from([reap.expire, reap.release_overdue, reap.cancel_returned]))
+    @rule(duty=st.sampled_from([rescue.expire, rescue.release_overdue, rescue.cancel_returned]))
     def keep(self, duty: Any) -> None:
         """What has not begun may be taken from its owner; what runs may not."""
         unbegun = column(self.given.sql, "select id::text from horsies.tasks where status = 'CLAIMED'")
@@ -243,9 +243,9 @@ class Journeys(RuleBasedStateMachine):
             if known.owner not in self.registered:
                 known.owner = None
 
-    def _turn(self, worker: str, **what: Any) -> Outcome:
-        turn = replace(Turn(worker, self.given.broker.config, CAPS, endings=()), **what)
-        return self.given.broker.run(partial(take_turn, turn))
+    def _turn(self, worker: str, **what: Any) -> BatchResult:
+        turn = replace(Batch(worker, self.given.broker.config, CAPS, endings=()), **what)
+        return self.given.broker.run(partial(run_batch, turn))
 
     def _is_current(self, worker: str, held: Claim) -> bool:
         known = self.tasks[held.id]

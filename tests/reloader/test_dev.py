@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from horsies import Horsies, TaskError, TaskResult
 from horsies.cli.main import main
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.workers import READY, Program
 
 PATIENCE_S = 20.0
@@ -63,7 +63,7 @@ def home() -> Generator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="horsies-t-", dir="/tmp"))
     folder.chmod(0o711)
     yield folder / "embedded"
-    Server(folder / "embedded").stop("immediate")
+    EmbeddedServer(folder / "embedded").stop("immediate")
     shutil.rmtree(folder)
 
 
@@ -109,7 +109,7 @@ def test_code_is_edited_and_runs_until_ctrl_c_and_nothing_is_left(start: Start, 
     running.signal(signal.SIGINT)
     assert running.wait() == 0
     assert not any("Traceback" in line for line in running.logs)
-    assert not Server(home).is_running
+    assert not EmbeddedServer(home).is_running
 
 
 def test_nothing_outlives_dev_when_it_is_killed(database: str, start: Start) -> None:

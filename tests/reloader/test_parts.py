@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.reloader.part import Part
-from horsies.reloader.reload import Reloader
-from horsies.reloader.survey import Survey, survey
+from horsies.reloader.reload import AppSurvey, DevProcess, Reloader, survey_app
 
 APP = "from horsies import Horsies\napp = Horsies()\n"
 SECRET = "my-secret"
@@ -37,8 +35,8 @@ class Heard:
                 await self._more.wait()
 
 
-def part(command: str, show: Callable[[str], None] | None, pause_s: float = 0.01) -> Part:
-    return Part("worker", ["/bin/sh", "-c", command], env={"WORD": "hello"}, show=show, pause_s=pause_s)
+def part(command: str, show: Callable[[str], None] | None, pause_s: float = 0.01) -> DevProcess:
+    return DevProcess("worker", ["/bin/sh", "-c", command], env={"WORD": "hello"}, show=show, pause_s=pause_s)
 
 
 async def test_a_part_that_ends_by_itself_is_started_again_after_growing_pauses(
@@ -108,8 +106,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_an_app_is_looked_at_without_being_run(project: Path) -> None:
     (project / "app" / "shop.py").write_text(f"print('no answer')\n{(project / 'app' / 'shop.py').read_text()}")
-    found = await survey("app/shop.py:app")
-    assert isinstance(found, Survey)
+    found = await survey_app("app/shop.py:app")
+    assert isinstance(found, AppSurvey)
     assert found.folders == [str(project / "app"), str(project / "tasks")]
     assert found.database_url == "postgresql://me:***@example.invalid/shop"
     assert not found.has_schedules

@@ -8,39 +8,39 @@ from typing import Any, Generic, TypeVar
 import psycopg
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.drive import answer_on
-from horsies.db.op import Ask, Op, Request
-from horsies.model.patterns import Pattern
-from horsies.model.schedule import TaskSchedule
-from horsies.model.task import Terms
-from horsies.schedules.declare import Declared
-from horsies.schedules.inspect import ScheduleRun, get_runs
-from horsies.schedules.sync import Synced, sync
-from horsies.schedules.tick import Ticked, tick
+from horsies.db.driver import execute_on
+from horsies.db.statement import AnyRequest, Op, Request
+from horsies.model.schedule import Pattern, TaskSchedule
+from horsies.model.task import TaskOptions
+from horsies.schedules.control import ScheduleRun, get_runs
+from horsies.schedules.sync import DeclaredSchedule, SyncResult, sync_schedules
+from horsies.schedules.tick import TickResult, tick
 
 T = TypeVar("T")
 
 
-def declare(name: str, pattern: Pattern, *, args: str = "{}", terms: Terms | None = None, **options: Any) -> Declared:
+def declare(
+    name: str, pattern: Pattern, *, args: str = "{}", terms: TaskOptions | None = None, **options: Any
+) -> DeclaredSchedule:
     schedule = TaskSchedule(name=name, task_name="add", pattern=pattern, **options)
-    return Declared(schedule, terms or Terms("add", "default"), args)
+    return DeclaredSchedule(schedule, terms or TaskOptions("add", "default"), args)
 
 
 def store(
     broker: PostgresBroker,
-    *declared: Declared,
+    *declared: DeclaredSchedule,
     now: datetime | None = None,
     app: str = "shop",
     locator: str | None = None,
-) -> Synced:
-    return broker.run(partial(sync, declared, app=app, locator=locator, now=now))
+) -> SyncResult:
+    return broker.run(partial(sync_schedules, declared, app=app, locator=locator, now=now))
 
 
-def tick_at(broker: PostgresBroker, now: datetime, **options: Any) -> Ticked:
+def tick_at(broker: PostgresBroker, now: datetime, **options: Any) -> TickResult:
     return broker.run(partial(tick, now, **options))
 
 
-def outcomes(ticked: Ticked) -> list[tuple[str, datetime]]:
+def outcomes(ticked: TickResult) -> list[tuple[str, datetime]]:
     return [(verdict.outcome.value, verdict.slot_at) for verdict in ticked.verdicts]
 
 
@@ -70,17 +70,17 @@ class ByHand(Generic[T]):
         self._connection = connection
         self._op = op
         self.result: T | None = None
-        self.request: Request | None = next(op)
+        self.request: AnyRequest | None = next(op)
 
     @property
     def names(self) -> list[str]:
         """The statements that come next."""
-        return [query.statement.name for query in self.request.queries] if isinstance(self.request, Ask) else []
+        return [query.statement.name for query in self.request.queries] if isinstance(self.request, Request) else []
 
     def step(self) -> bool:
         """Whether there is more to do."""
-        assert isinstance(self.request, Ask)
-        answer = answer_on(self._connection, self.request, "horsies")
+        assert isinstance(self.request, Request)
+        answer = execute_on(self._connection, self.request, "horsies")
         try:
             self.request = self._op.send(answer)
         except StopIteration as end:

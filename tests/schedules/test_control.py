@@ -7,9 +7,8 @@ import pytest
 
 from horsies import ConfigError, DailySchedule, IntervalSchedule
 from horsies.db.broker import PostgresBroker
-from horsies.model.task import Terms
-from horsies.schedules.control import pause, resume, run_now
-from horsies.schedules.inspect import get_schedules
+from horsies.model.task import TaskOptions
+from horsies.schedules.control import get_schedules, pause, resume, run_now
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.journey import row
 from tests.fixtures.planting import Plant
@@ -22,7 +21,7 @@ MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 @pytest.fixture(autouse=True)
 def report(broker: PostgresBroker) -> None:
     """An hourly schedule, stored at noon."""
-    store(broker, declare("report", IntervalSchedule(hours=1), terms=Terms("pack", "parcels", 3)), now=NOON)
+    store(broker, declare("report", IntervalSchedule(hours=1), terms=TaskOptions("pack", "parcels", 3)), now=NOON)
 
 
 def test_a_paused_schedule_goes_on_with_its_first_slot_after_the_pause(broker: PostgresBroker) -> None:
@@ -107,7 +106,7 @@ def test_a_name_that_is_not_there_is_said_to_be_none(broker: PostgresBroker, sql
 
 def test_schedules_are_found_by_task_and_queue(broker: PostgresBroker) -> None:
     daily = declare("mail", DailySchedule(time(9)), timezone="Europe/Berlin")
-    store(broker, daily, declare("report", IntervalSchedule(hours=1), terms=Terms("pack", "parcels")), now=NOON)
+    store(broker, daily, declare("report", IntervalSchedule(hours=1), terms=TaskOptions("pack", "parcels")), now=NOON)
 
     def names(**filters: str) -> list[str]:
         return [info.name for info in broker.run(partial(get_schedules, **filters))]

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.model.patterns import CronSchedule, DailySchedule, HourlySchedule, MonthlySchedule, Pattern, WeeklySchedule
+from horsies.model.schedule import CronSchedule, DailySchedule, HourlySchedule, MonthlySchedule, Pattern, WeeklySchedule
 from horsies.schedules.tick import tick
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row

@@ -13,7 +13,7 @@ import pytest
 
 from horsies import AppConfig, Horsies, events
 from horsies.db.broker import PostgresBroker
-from horsies.model.patterns import IntervalSchedule
+from horsies.model.schedule import IntervalSchedule
 from horsies.schedules.control import pause, resume
 from horsies.worker.scheduler import Scheduler
 from tests.fixtures.eventually import eventually
@@ -292,11 +292,11 @@ def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
 
 async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: PostgresBroker) -> None:
     await asyncio.to_thread(store, broker, declare("report", IntervalSchedule(hours=1)), now=LONG_AGO)
-    heard: list[events.SlotSettled] = []
+    heard: list[events.ScheduleSlotDecided] = []
     is_told = asyncio.Event()
 
     def hear(event: events.Event) -> None:
-        if isinstance(event, events.SlotSettled):
+        if isinstance(event, events.ScheduleSlotDecided):
             heard.append(event)
             if event.outcome == "ENQUEUED":
                 is_told.set()
@@ -313,4 +313,4 @@ async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: Postgr
     finally:
         events.unsubscribe(hear)
         await app.close_async()
-    assert heard == [events.SlotSettled("report", "MISSED"), events.SlotSettled("report", "ENQUEUED")]
+    assert heard == [events.ScheduleSlotDecided("report", "MISSED"), events.ScheduleSlotDecided("report", "ENQUEUED")]

@@ -20,11 +20,9 @@ from horsies import (
     TaskSchedule,
 )
 from horsies.db.broker import PostgresBroker
-from horsies.model.task import Terms
-from horsies.schedules.control import pause
-from horsies.schedules.declare import declared
-from horsies.schedules.inspect import get_schedules
-from horsies.schedules.sync import Synced, sync
+from horsies.model.task import TaskOptions
+from horsies.schedules.control import get_schedules, pause
+from horsies.schedules.sync import SyncResult, declared_schedules, sync_schedules
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import row
 from tests.schedules.steps import ByHand, declare, history, store, stored_row, tick_at
@@ -57,7 +55,7 @@ def test_a_declared_schedule_has_the_terms_of_its_task_and_its_encoded_arguments
         TaskSchedule(name="b", task_name="pack", pattern=HOURLY, kwargs={"number": 1, "at": time(9)}),
         TaskSchedule(name="a", task_name="pack", pattern=HOURLY, kwargs={"number": 2}, queue_name="letters"),
     )
-    found = declared(app.config, app.tasks)
+    found = declared_schedules(app.config, app.tasks)
     assert found is not None
     assert [each.schedule.name for each in found] == ["a", "b"]
     assert [each.terms.queue_name for each in found] == ["letters", "parcels"]
@@ -67,7 +65,7 @@ def test_a_declared_schedule_has_the_terms_of_its_task_and_its_encoded_arguments
 
 def test_an_app_may_say_nothing_about_schedules() -> None:
     app = Horsies()
-    assert declared(app.config, app.tasks) is None
+    assert declared_schedules(app.config, app.tasks) is None
 
 
 def test_everything_that_is_wrong_with_schedules_is_told_at_once() -> None:
@@ -77,7 +75,7 @@ def test_everything_that_is_wrong_with_schedules_is_told_at_once() -> None:
         TaskSchedule(name="short", task_name="pack", pattern=HOURLY, queue_name="pigeons"),
     )
     with pytest.raises(ConfigError) as raised:
-        declared(app.config, app.tasks)
+        declared_schedules(app.config, app.tasks)
     told = str(raised.value)
     for expected in (
         "schedule 'lost': there is no task 'unpack'; this app has 'pack'",
@@ -136,9 +134,9 @@ def test_a_schedule_cannot_be_changed_afterwards() -> None:
 
 def test_what_did_not_change_is_not_touched(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     made = [declare("report", HOURLY, args='{"a":1}'), declare("mail", CronSchedule("0 9 * * mon-fri"))]
-    assert store(broker, *made, now=NOON) == Synced(["mail", "report"], [], [])
+    assert store(broker, *made, now=NOON) == SyncResult(["mail", "report"], [], [])
     before = sql.execute("select xmin, name, next_slot_at from horsies.schedules order by name").fetchall()
-    assert store(broker, *made, now=NOON + 5 * HOUR) == Synced([], [], [])
+    assert store(broker, *made, now=NOON + 5 * HOUR) == SyncResult([], [], [])
     after = sql.execute("select xmin, name, next_slot_at from horsies.schedules order by name").fetchall()
     assert after == before
 
@@ -160,7 +158,7 @@ def test_a_changed_pattern_begins_anew_and_says_what_it_left_behind(
 
 def test_any_other_change_leaves_the_next_slot_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
-    terms = Terms("pack", "parcels", 3, timeout_ms=5)
+    terms = TaskOptions("pack", "parcels", 3, timeout_ms=5)
     changed = declare("report", HOURLY, args='{"n":2}', terms=terms, jitter=1.5, catch_up_missed=True)
     assert store(broker, changed, now=NOON + 5 * HOUR).changed == ["report"]
     stored = stored_row(sql, "report")
@@ -174,7 +172,7 @@ def test_what_is_no_longer_declared_is_kept_but_never_due(broker: PostgresBroker
     assert store(broker, declare("mail", HOURLY), now=NOON).retired == ["report"]
     assert [verdict.name for verdict in tick_at(broker, NOON + 5 * HOUR).verdicts if verdict.name == "report"] == []
     assert [info.state for info in broker.run(get_schedules)] == ["active", "removed"]
-    assert store(broker, declare("mail", HOURLY), now=NOON) == Synced([], [], [])
+    assert store(broker, declare("mail", HOURLY), now=NOON) == SyncResult([], [], [])
     again = store(broker, declare("mail", HOURLY), declare("report", HOURLY), now=NOON + 9 * HOUR)
     assert again.changed == ["report"]
     assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T22:00:00+00:00"
@@ -208,20 +206,20 @@ def test_two_that_store_a_new_schedule_at_once_follow_each_other(
 ) -> None:
     """Else the second, which has not seen the row of the first, would move its next slot."""
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
-        first = ByHand(connection, sync([declare("report", HOURLY, args='{"n":1}')], app="shop", now=NOON))
+        first = ByHand(connection, sync_schedules([declare("report", HOURLY, args='{"n":1}')], app="shop", now=NOON))
         first.until("store_schedules")
         second = threads.submit(store, broker, declare("report", HOURLY, args='{"n":2}'), now=NOON + 5 * HOUR)
         wait_until_blocked(sql, on=connection)
         while first.step():
             pass
-        assert second.result() == Synced([], ["report"], [])
+        assert second.result() == SyncResult([], ["report"], [])
     assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T13:00:00+00:00"
 
 
 def test_a_sync_under_way_keeps_no_tick_waiting(database: str, broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection:
-        syncing = ByHand(connection, sync([declare("report", HOURLY)], app="shop", now=NOON))
+        syncing = ByHand(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
         syncing.until("store_schedules")
         assert tick_at(broker, NOON + HOUR).verdicts == []
         while syncing.step():
@@ -237,8 +235,8 @@ def test_an_app_s_start_changes_nothing_of_another_app(broker: PostgresBroker, s
     """Not even when slots of the other app are overdue: they are still to be enqueued."""
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON, app="shop")
     before = sql.execute("select xmin, * from horsies.schedules order by name").fetchall()
-    assert store(broker, declare("count", HOURLY), now=NOON + 5 * HOUR, app="bank") == Synced(["count"], [], [])
-    assert store(broker, now=NOON + 5 * HOUR, app="bank") == Synced([], [], ["count"])
+    assert store(broker, declare("count", HOURLY), now=NOON + 5 * HOUR, app="bank") == SyncResult(["count"], [], [])
+    assert store(broker, now=NOON + 5 * HOUR, app="bank") == SyncResult([], [], ["count"])
     after = sql.execute("select xmin, * from horsies.schedules where name <> 'count' order by name").fetchall()
     assert after == before
     assert history(broker, "report") == []
@@ -253,7 +251,7 @@ def test_a_schedule_that_two_apps_declare_stays_with_the_first_and_the_second_is
     before = stored_row(sql, "report")
     other = declare("report", IntervalSchedule(minutes=5), args='{"n":2}')
     synced = store(broker, other, declare("count", HOURLY), now=NOON, app="bank")
-    assert synced == Synced(["count"], [], [], clashes={"report": "shop"})
+    assert synced == SyncResult(["count"], [], [], clashes={"report": "shop"})
     assert stored_row(sql, "report") == before
     assert before["app"] == "shop"
 
@@ -263,7 +261,7 @@ def test_a_removed_schedule_belongs_to_the_next_app_that_declares_it(
 ) -> None:
     store(broker, declare("report", HOURLY), now=NOON, app="shop")
     store(broker, now=NOON, app="shop")
-    assert store(broker, declare("report", HOURLY), now=NOON, app="bank") == Synced([], ["report"], [])
+    assert store(broker, declare("report", HOURLY), now=NOON, app="bank") == SyncResult([], ["report"], [])
     assert stored_row(sql, "report")["app"] == "bank"
 
 
@@ -274,7 +272,7 @@ def test_what_an_older_release_stored_belongs_to_the_first_app_that_declares_it(
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
     sql.execute("update horsies.schedules set app = null")
     synced = store(broker, declare("report", HOURLY), now=NOON + 5 * HOUR, app="shop")
-    assert synced == Synced([], ["report"], [], unowned=["mail"])
+    assert synced == SyncResult([], ["report"], [], unowned=["mail"])
     stored = stored_row(sql, "report")
     assert (stored["app"], stored["next_slot_at"]) == ("shop", "2026-06-01T13:00:00+00:00")
     assert (stored_row(sql, "mail")["app"], stored_row(sql, "mail")["enabled"]) == (None, True)
@@ -287,7 +285,7 @@ def test_an_app_that_is_given_a_name_keeps_what_it_has_stored_under_its_locator(
     """But it removes nothing of that name: another app may be started by the same locator."""
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON, app="tasks:app")
     synced = store(broker, declare("report", HOURLY), now=NOON, app="shop", locator="tasks:app")
-    assert synced == Synced([], ["report"], [])
+    assert synced == SyncResult([], ["report"], [])
     assert stored_row(sql, "report")["app"] == "shop"
     assert stored_row(sql, "mail")["app"] == "tasks:app"
     assert stored_row(sql, "mail")["declared"] is True
@@ -297,7 +295,7 @@ def test_two_apps_that_store_the_same_new_schedule_at_once_do_not_overwrite_each
     database: str, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
-        first = ByHand(connection, sync([declare("report", HOURLY)], app="shop", now=NOON))
+        first = ByHand(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
         first.until("store_schedules")
         second = threads.submit(store, broker, declare("report", HOURLY), now=NOON, app="bank")
         wait_until_blocked(sql, on=connection)

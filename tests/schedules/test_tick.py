@@ -8,14 +8,14 @@ import pytest
 
 from horsies import BrokerError
 from horsies.db.broker import PostgresBroker
+from horsies.db.dedicated import DedicatedConnection
+from horsies.db.errors import DriverError
 from horsies.db.faults import When
-from horsies.db.link import Link
-from horsies.db.op import rows
-from horsies.db.trouble import DatabaseError
+from horsies.db.statement import rows
 from horsies.model.config import PostgresConfig
-from horsies.model.patterns import CronSchedule, DailySchedule, IntervalSchedule
-from horsies.model.retry import RetryPolicy
-from horsies.model.task import Terms
+from horsies.model.retry_policy import RetryPolicy
+from horsies.model.schedule import CronSchedule, DailySchedule, IntervalSchedule
+from horsies.model.task import TaskOptions
 from horsies.schedules.control import pause
 from horsies.schedules.tick import SQL as TICK
 from horsies.schedules.tick import tick
@@ -58,7 +58,7 @@ def test_a_tick_says_in_how_long_there_is_something_to_do(broker: PostgresBroker
 
 def test_a_task_is_enqueued_on_the_terms_that_were_stored(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     retry = RetryPolicy.fixed([1, 5], auto_retry_for=["TASK_TIMEOUT"], jitter=0.5)
-    terms = Terms("pack", "parcels", 7, timeout_ms=9_000, retry=retry)
+    terms = TaskOptions("pack", "parcels", 7, timeout_ms=9_000, retry=retry)
     store(broker, declare("pack", HOURLY, args='{"n": "\\u0000 \\"x\\""}', terms=terms), now=NOON)
     tick_at(broker, NOON + HOUR)
     stored = row(
@@ -235,10 +235,10 @@ def test_a_connection_that_is_cut_in_the_network_leaves_each_slot_dealt_with_onc
     slot, piece, was_cut = NOON, 0, True
     while was_cut:
         slot, piece = slot + MINUTE, piece + 1
-        link = Link(config, "tests")
+        link = DedicatedConnection(config, "tests")
         link.run(rows(TICK["get_tick_time"](now=None)))  # the connection is there
         proxy.cut_at(piece)
-        with suppress(DatabaseError):
+        with suppress(DriverError):
             link.run(tick(slot))
         was_cut = not proxy.disarm()
         link.close()
@@ -263,7 +263,7 @@ def test_ten_thousand_that_are_due_at_once_take_a_bounded_number_of_statements(
         declare(
             f"schedule {n}",
             CronSchedule(f"{n % 60} 12 * * *") if n % 2 else IntervalSchedule(days=1, seconds=n),
-            terms=Terms(f"task {n % 700}", "default", n % 5),
+            terms=TaskOptions(f"task {n % 700}", "default", n % 5),
             timezone=zones[n % 3],
             jitter=n % 4,
             overlap="skip" if n % 7 else "allow",

@@ -9,7 +9,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import Wanted, claim_from_queues, from_start, survey_queues
+from horsies.tasks.claim import ClaimRequest, claim_from_queues, find_queue_heads, from_start
 from horsies.tasks.release import release
 from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
 
@@ -154,7 +154,7 @@ def test_a_row_that_another_holds_locked_is_passed_over_without_waiting(
 ) -> None:
     first, second = send_new(broker, 2)
     with psycopg.connect(database) as winner:
-        query = claim_from_queues(Wanted(OTHER, TaskStatus.RUNNING, 1, 0), from_start(["default"]))
+        query = claim_from_queues(ClaimRequest(OTHER, TaskStatus.RUNNING, 1, 0), from_start(["default"]))
         winner.execute(query.statement.for_schema("horsies"), query.params)  # no COMMIT yet: the row is locked
         assert [held.id for held in claim(broker)] == [second.id]
         winner.rollback()
@@ -189,5 +189,5 @@ def test_a_survey_tells_of_the_first_row_in_each_queue_that_has_any(
         "('a', 100, 7, true), ('a', 1, 9, true), ('a', 1, 8, true), ('b', 100, 5, true), ('c', 1, 1, false), ('d', 1, 1, true)"
         ") as new (queue, priority, moment, ready)"
     )
-    (surveyed,) = do(broker, survey_queues(from_start(["a", "b", "c", "empty"])))
+    (surveyed,) = do(broker, find_queue_heads(from_start(["a", "b", "c", "empty"])))
     assert sorted(told for (told,) in surveyed) == ["1 8000000 a", "100 5000000 b"]

@@ -7,7 +7,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.op import Op
+from horsies.db.statement import Op
 from horsies.model.errors import BrokerError
 from horsies.model.task import NewTask
 from horsies.tasks.enqueue import enqueue, enqueue_again

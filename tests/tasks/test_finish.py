@@ -8,12 +8,12 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.op import Query
+from horsies.db.statement import Query
 from horsies.model.codec import encode_error
 from horsies.model.result import TaskError
-from horsies.model.retry import RetryPolicy
+from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
-from horsies.model.task import NewTask, Terms
+from horsies.model.task import NewTask, TaskOptions
 from horsies.tasks.finish import end_or_retry, finish, notify_done
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import FailedAttempt, get_info
@@ -67,7 +67,7 @@ LONG = '{"error_code":"BUSY","message":"so it began\\u0000","data":"' + 50_000 *
 
 def retried(broker: PostgresBroker, error: str) -> FailedAttempt:
     """What is remembered of an attempt that failed so."""
-    terms = Terms("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["BUSY"]))
+    terms = TaskOptions("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["BUSY"]))
     task = NewTask(new_task_id(), "{}", terms)
     send(broker, task)
     do(broker, end_or_retry(ME, [failed(held, "BUSY", error) for held in claim(broker)]))

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from horsies import TaskResult
-from horsies.db import desk
+from horsies.db import waiter
 from horsies.db.broker import PostgresBroker
 from horsies.tasks import handle as handle_module
 from horsies.tasks.finish import finish, notify_done
@@ -22,7 +22,7 @@ LISTENING = (
 
 @pytest.fixture(autouse=True)
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
+    monkeypatch.setattr(waiter, "POLL_S", 60.0)
 
 
 @pytest.fixture

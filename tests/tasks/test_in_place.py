@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from horsies import ContractCode, Horsies, OperationalErrorCode, TaskCancelledError, TaskError, TaskResult
-from horsies.model.codes import RESERVED_CODES
+from horsies.model.error_codes import RESERVED_CODES
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.workers import StartWorker

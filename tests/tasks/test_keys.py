@@ -10,10 +10,10 @@ import psycopg
 import pytest
 
 from horsies import KeyConflictError, Sender, TaskStatus
-from horsies.model.options import OnConflict
+from horsies.model.send_options import OnConflict
 from horsies.model.task import Claim
-from horsies.tasks.cancel import cancel
-from horsies.tasks.claim import Wanted, claim_from_queues, from_start
+from horsies.tasks.claim import ClaimRequest, claim_from_queues, from_start
+from horsies.tasks.control import cancel
 from horsies.tasks.finish import end_or_retry, finish
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row
@@ -203,7 +203,7 @@ def test_a_replacement_that_waits_for_a_claim_leaves_the_started_task_alone(
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
     keyed.send(1)
     with psycopg.connect(database) as worker:
-        query = claim_from_queues(Wanted(ME, TaskStatus.RUNNING, 1, 60_000), from_start(QUEUES))
+        query = claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), from_start(QUEUES))
         worker.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
         replacing = thread.submit(keyed.send, 2)
         wait_until_blocked(sql, on=worker)

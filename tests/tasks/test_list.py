@@ -8,10 +8,9 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.status import TaskStatus
+from horsies.tasks.control import Requeue, purge
 from horsies.tasks.finish import finish
-from horsies.tasks.list import TaskFilter, count_tasks, list_tasks, read_clock
-from horsies.tasks.purge import purge
-from horsies.tasks.retry import Retry
+from horsies.tasks.inspect import TaskFilter, count_tasks, list_tasks, read_clock
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, send
 
 
@@ -86,7 +85,7 @@ def test_purging_deletes_the_endings_that_were_seen_and_nothing_else(
     broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str]
 ) -> None:
     seen = broker.run(partial(list_tasks, TaskFilter(), limit=10))
-    broker.run(Retry([ids["failed"]]))
+    broker.run(Requeue([ids["failed"]]))
     assert broker.run(partial(purge, seen)) == 1
     assert broker.run(partial(purge, seen)) == 0
     assert column(sql, "select id from horsies.finished") == []

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
+from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.result import TaskError
-from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
 from horsies.tasks.claim import (
@@ -15,13 +15,13 @@ from horsies.tasks.claim import (
     INLINE_BYTES_MAX,
     INLINE_BYTES_MIN,
     LOAD_BYTES,
+    ClaimRequest,
     Payload,
-    Wanted,
-    as_payloads,
     fail_unclaimable,
     from_start,
     list_claimable,
     load_payloads,
+    payloads_from_rows,
     try_claim,
 )
 from horsies.tasks.release import release
@@ -38,13 +38,13 @@ def insert(sql: psycopg.Connection, size: int, count: int = 1) -> None:
 
 def load(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> dict[str, Payload]:
     (found,) = do(broker, load_payloads(worker, claims))
-    return as_payloads(found)
+    return payloads_from_rows(found)
 
 
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("limit", [1, 2, 100, 1_000, 100_000])
 def test_a_claim_brings_a_bounded_number_of_bytes(limit: int) -> None:
-    inline_bytes = Wanted(ME, TaskStatus.RUNNING, limit, 1_000).inline_bytes
+    inline_bytes = ClaimRequest(ME, TaskStatus.RUNNING, limit, 1_000).inline_bytes
     assert INLINE_BYTES_MIN <= inline_bytes <= INLINE_BYTES_MAX
     assert inline_bytes * limit <= max(CLAIM_BYTES, INLINE_BYTES_MIN * limit)
 
@@ -119,7 +119,7 @@ def test_a_trial_changes_nothing_and_lists_the_order_of_service(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     send_new(broker, 3)
-    wanted = Wanted(ME, TaskStatus.RUNNING, 2, 1_000)
+    wanted = ClaimRequest(ME, TaskStatus.RUNNING, 2, 1_000)
     (found,) = do(broker, list_claimable(wanted, from_start(["default"])))
     assert len(found) == 2
     before = sql.execute("select * from horsies.tasks order by id").fetchall()

@@ -13,10 +13,9 @@ from horsies import RetryOutcome, TaskStatus
 from horsies.db.broker import PostgresBroker
 from horsies.db.faults import When
 from horsies.model.task import Claim
-from horsies.tasks.cancel import CancelOutcome, cancel_many, cancel_unstarted
+from horsies.tasks.control import CancelOutcome, Requeue, cancel_many, cancel_unstarted
 from horsies.tasks.finish import finish
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.retry import Retry
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row, send_new
 from tests.fixtures.planting import Plant
@@ -38,7 +37,7 @@ def fail_one(broker: PostgresBroker) -> Claim:
 
 
 def retry(broker: PostgresBroker, task_id: str, *, force: bool = False) -> RetryOutcome:
-    verb = Retry([task_id], force=force)
+    verb = Requeue([task_id], force=force)
     return broker.run(verb, again=verb)[task_id]
 
 
@@ -148,7 +147,7 @@ def test_a_repeated_retry_leaves_an_ending_alone_that_came_after_it(
 ) -> None:
     ended = fail_one(broker)
     before = row(sql, "select finished_at from horsies.finished")[0]
-    verb = Retry([ended.id], force=True)
+    verb = Requeue([ended.id], force=True)
     broker.run(verb)
     if ended_by == "a worker":
         run_one(broker)

@@ -11,9 +11,9 @@ import pytest
 
 from horsies import TaskHandle
 from horsies.db.faults import When
-from horsies.db.op import Op
-from horsies.model.options import Key
-from horsies.model.task import NewTask, Terms
+from horsies.db.statement import Op
+from horsies.model.send_options import Key
+from horsies.model.task import NewTask, TaskOptions
 from horsies.tasks.enqueue import SLICE_ROWS, enqueue, enqueue_again, enqueue_within
 from horsies.tasks.finish import finish
 from horsies.tasks.ids import new_task_id
@@ -110,7 +110,7 @@ def send_lost(
 
 
 def parcels(count: int = 1, number: int = 1) -> list[NewTask]:
-    terms = Terms("pack", "parcels")
+    terms = TaskOptions("pack", "parcels")
     return [NewTask(new_task_id(), f'{{"number":{number}}}', terms) for _ in range(count)]
 
 

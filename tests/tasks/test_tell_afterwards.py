@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import Statement, rows
+from horsies.db.statement import Statement, rows
 from horsies.model.config import PostgresConfig
 from horsies.tasks.enqueue import enqueue
 from tests.fixtures.eventually import eventually, wait_until_blocked

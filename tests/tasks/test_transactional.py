@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from horsies.model.codes import RetrievalCode
+from horsies.model.error_codes import RetrievalCode
 from horsies.model.errors import KeyConflictError, PayloadError
 from tests.fixtures.callers import KINDS, Caller
 from tests.fixtures.eventually import eventually

@@ -11,19 +11,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import psycopg
 import pytest
 
-from horsies.db import desk, selftest
+from horsies.db import listener, waiter
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel, waiters_lock
-from horsies.db.op import Op
-from horsies.db.ticket import Found, Subject, Ticket
-from horsies.model.config import PostgresConfig
+from horsies.db.statement import Op
+from horsies.db.waiter import ReadResult, Waiter, WaitSource
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
-from horsies.model.recovery import WorkerResilienceConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
 from horsies.tasks.finish import finish, notify_done
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.wait import Answer, NotEnded, read_endings
+from horsies.tasks.wait import NotEnded, WaitAnswer, read_endings
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import (
     ME,
@@ -55,7 +54,7 @@ LISTENERS = (
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a notification can wake who waits."""
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
+    monkeypatch.setattr(waiter, "POLL_S", 60.0)
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_an_ending_around_the_first_look_is_not_missed(
     (sent,) = send_new(other)
     looks: list[str] = []
 
-    def read(ids: list[str]) -> Op[Mapping[str, Found[Answer]]]:
+    def read(ids: list[str]) -> Op[Mapping[str, ReadResult[WaitAnswer]]]:
         looks.append("before")
         if looks == [moment]:
             do(other, notify_done(run_all(other)))
@@ -146,10 +145,10 @@ def test_an_ending_around_the_first_look_is_not_missed(
             do(other, notify_done(run_all(other)))
         return found
 
-    ticket = Ticket[Answer]([sent.id])
-    desk = broker.desk(Subject(Channel.DONE, read))
-    with desk.entered(ticket):
-        broker.wait(desk, ticket, time.monotonic() + 10.0)
+    ticket = Waiter[WaitAnswer]([sent.id])
+    waiter = broker.desk(WaitSource(Channel.DONE, read))
+    with waiter.entered(ticket):
+        broker.wait(waiter, ticket, time.monotonic() + 10.0)
     assert ticket.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
     assert not ticket.is_over, "it was told, and did not find it at the end of its time"
 
@@ -209,7 +208,7 @@ def test_a_lost_notification_costs_one_poll(
     sql: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 0.3)
+    monkeypatch.setattr(waiter, "POLL_S", 0.3)
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
     run_all(other)  # and nobody is told
@@ -277,8 +276,8 @@ def test_200_waiting_threads_use_one_listen_connection(
         outcomes.append(wait_for(broker, task.id))
 
     waiters = [threading.Thread(target=wait_and_note, args=[task]) for task in sent]
-    for waiter in waiters:
-        waiter.start()
+    for thread in waiters:
+        thread.start()
     try:
         eventually(lambda: row(sql, READS)[0])
         assert len(column(sql, LISTENERS)) == 1
@@ -361,8 +360,8 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
-    monkeypatch.setattr(selftest, "ANSWER_S", 0.2)
+    monkeypatch.setattr(waiter, "POLL_S", 60.0)
+    monkeypatch.setattr(listener, "ANSWER_S", 0.2)
     # NOTIFY does not cross databases, so this listener hears nothing, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:
@@ -400,8 +399,10 @@ def test_a_listen_connection_that_is_killed_costs_nobody_an_answer(
     sql: psycopg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(desk, "POLL_S", 60.0)
-    monkeypatch.setattr(desk, "DEAF_POLL_S", 60.0)  # only a look at everything after the reconnect can find it
+    monkeypatch.setattr(waiter, "POLL_S", 60.0)
+    monkeypatch.setattr(
+        waiter, "POLL_WITHOUT_LISTEN_S", 60.0
+    )  # only a look at everything after the reconnect can find it
     with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)

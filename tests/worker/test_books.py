@@ -9,27 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from horsies.db.op import Ask
-from horsies.model.budget import Budget, QueueRoom
-from horsies.model.config import PostgresConfig
-from horsies.model.recovery import WorkerResilienceConfig
-from horsies.model.sizes import MOST_BYTES
+from horsies.db.statement import Request
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
-from horsies.tasks.claim import EPOCH, LOAD_BYTES, NO_CAPS, Caps, Payload, Wanted
+from horsies.tasks.claim import EPOCH, LOAD_BYTES, NO_CAPS, Caps, ClaimRequest, Payload
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.books import BYTES_PER_TURN, ENDINGS_PER_TURN, Books, Buffered
-from horsies.worker.frames import FRAME_MAX, Frames
-from horsies.worker.marks import Marks
-from horsies.worker.quarantine import Quarantine, Refusal
-from horsies.worker.room import Limits
-from horsies.worker.tickets import Tickets
-from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
+from horsies.worker.assignments import Assignments
+from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
+from horsies.worker.capacity import ClaimLimits
+from horsies.worker.pending import BYTES_PER_BATCH, ENDINGS_PER_BATCH, BufferedClaim, PendingWork
+from horsies.worker.prefetch import PREFETCH_MAX, PrefetchPolicy
+from horsies.worker.quarantine import Quarantine, RefusedBatch
+from horsies.worker.watermarks import Watermarks
+from tests.model.budget import Budget, QueueRoom
 
 WORKER = "00000000-0000-4000-8000-00000000000a"
 DATABASE = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
-NOTHING = Outcome()
+NOTHING = BatchResult()
 ONE_CAP = Caps(queues={"default": 5})
 
 
@@ -40,7 +39,7 @@ class Child:
     load: int = 0
     is_open: bool = True
     budget_left: int | None = None
-    tickets: Tickets = field(default_factory=Tickets)
+    tickets: Assignments = field(default_factory=Assignments)
     unsent_bytes: int = 0
 
 
@@ -53,15 +52,15 @@ def books(
     caps: Caps = NO_CAPS,
     max_claim_batch: int = 0,
     max_claim_per_worker: int = 0,
-) -> Books:
+) -> PendingWork:
     roster: Any = list(children)
-    return Books(
+    return PendingWork(
         worker=WORKER,
         database=DATABASE,
-        limits=Limits(5_000, caps, max_claim_batch, max_claim_per_worker),
+        limits=ClaimLimits(5_000, caps, max_claim_batch, max_claim_per_worker),
         roster=roster,
-        frames=Frames(prefetch, processes, concurrency),
-        marks=Marks(queues),
+        frames=PrefetchPolicy(prefetch, processes, concurrency),
+        marks=Watermarks(queues),
         quarantine=Quarantine(WorkerResilienceConfig()),
         known=KnownTasks({"add": 1}),
         promotes=False,
@@ -77,28 +76,28 @@ def ending(of: Claim | None = None) -> Ending:
     return Ending(of.id, of.claim_no, TaskStatus.COMPLETED, "1")
 
 
-def taken(made: Books, now: float = 0.0) -> Turn:
+def taken(made: PendingWork, now: float = 0.0) -> Batch:
     turn = made.next_turn(now)
     assert turn is not None
     return turn
 
 
-def wanted_by(turn: Turn | None) -> dict[str, int]:
+def wanted_by(turn: Batch | None) -> dict[str, int]:
     """How many rows it asks for, by the status that they shall have."""
     return {wanted.status.value: wanted.limit for wanted in (turn.wanted if turn else ())}
 
 
-def starting(made: Books, *claims: Claim) -> Turn:
+def starting(made: PendingWork, *claims: Claim) -> Batch:
     """A turn in flight that starts these."""
-    turn = Turn(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
+    turn = Batch(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
     made.in_flight.append(turn)
     return turn
 
 
-def statements(turn: Turn) -> list[str]:
+def statements(turn: Batch) -> list[str]:
     """What a turn says to the database, in one round trip."""
-    ask = next(take_turn(turn))
-    assert isinstance(ask, Ask)
+    ask = next(run_batch(turn))
+    assert isinstance(ask, Request)
     return [query.statement.name for query in (*ask.spelled_out, *ask.afterwards)]
 
 
@@ -122,7 +121,7 @@ def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
     made = books(Child(), Child(), prefetch=4)
     made.endings.append(ending())
     made.releases.append(claim())
-    made.buffer.append(Buffered(claim(), 100.0))
+    made.buffer.append(BufferedClaim(claim(), 100.0))
     turn = taken(made)
     names = statements(turn)
     assert names[:5] == ["begin_batch", "set_batch_limits", "finish_tasks", "release_tasks", "start_tasks"]
@@ -132,14 +131,14 @@ def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
 
 def test_very_many_endings_travel_in_several_turns() -> None:
     made = books()
-    made.endings.extend(ending() for _ in range(ENDINGS_PER_TURN + 1))
-    assert [len(taken(made).endings), len(taken(made).endings)] == [ENDINGS_PER_TURN, 1]
+    made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 1))
+    assert [len(taken(made).endings), len(taken(made).endings)] == [ENDINGS_PER_BATCH, 1]
 
 
-def refuse(made: Books, turn: Turn, *, is_about_values: bool = True, now: float = 0.0) -> None:
+def refuse(made: PendingWork, turn: Batch, *, is_about_values: bool = True, now: float = 0.0) -> None:
     """As the pump does when the server refuses a turn."""
     if turn.is_alone:
-        made.refused_alone(turn, Refusal("refused", is_about_values, is_about_server=False), now)
+        made.refused_alone(turn, RefusedBatch("refused", is_about_values, is_about_server=False), now)
     else:
         made.take_apart(turn)
 
@@ -171,12 +170,12 @@ def test_claims_travel_alone_until_one_succeeds() -> None:
     made = books(Child())
     made.endings.append(ending())
     made.take_apart(taken(made))
-    made.settle(taken(made), Outcome(), until=0.0)
+    made.settle(taken(made), BatchResult(), until=0.0)
     made.endings.append(ending())
     assert wanted_by(taken(made)) == {}
     claiming = taken(made)
     assert wanted_by(claiming) == {"RUNNING": 1}
-    made.settle(claiming, Outcome(claimed=[[]]), until=0.0)
+    made.settle(claiming, BatchResult(claimed=[[]]), until=0.0)
     made.endings.append(ending())
     made.more = True
     assert wanted_by(taken(made)) == {"RUNNING": 1}
@@ -224,14 +223,14 @@ def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None
     made = books(Child(), Child())
     small, large, larger = claim(), replace(claim(), args=None), replace(claim(), takes_inputs=True)
     claiming = taken(made)
-    runnable = made.settle(claiming, Outcome(claimed=[[small, large, larger]]), until=0.0)
+    runnable = made.settle(claiming, BatchResult(claimed=[[small, large, larger]]), until=0.0)
     assert runnable == [small]
     loading = taken(made)
     assert list(loading.loads) == [large, larger]
     assert "load_payloads" in statements(loading)
     assert wanted_by(made.next_turn(0.0)) == {}, "their places are taken"
     read = {large.id: Payload(5, "args", None), larger.id: Payload(9, None, None)}
-    assert made.settle(loading, Outcome(payloads=read), until=0.0) == [replace(large, args="args")]
+    assert made.settle(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
     assert list(taken(made).loads) == [larger], "there was no room for it"
 
 
@@ -250,7 +249,7 @@ def test_what_is_too_large_for_any_task_ends_and_what_is_lost_is_given_back() ->
     made.more = False
     made.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
     loading = taken(made)
-    assert made.settle(loading, Outcome(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
+    assert made.settle(loading, BatchResult(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
     turn = taken(made)
     assert [(of.id, of.error_code) for of in turn.endings] == [(huge.id, "WORKER_SERIALIZATION_ERROR")]
     assert list(turn.releases) == [lost]
@@ -264,7 +263,7 @@ def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
     one, other = taken(made), taken(made)
     assert [list(one.loads), list(other.loads)] == [[good], [bad]]
     refuse(made, other)
-    assert made.settle(one, Outcome(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
+    assert made.settle(one, BatchResult(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
         replace(good, args="{}")
     ]
     assert [of.id for of in taken(made).endings] == [bad.id]
@@ -281,7 +280,7 @@ def test_the_buffer_is_never_filled_beyond_its_number() -> None:
     made = books(prefetch=4)
     turn = taken(made)
     claims = [claim() for _ in range(6)]
-    assert made.settle(turn, Outcome(claimed=[claims]), until=5.0) == []
+    assert made.settle(turn, BatchResult(claimed=[claims]), until=5.0) == []
     assert len(made.buffer) == 6
     assert made.next_turn(0.0) is None
 
@@ -290,7 +289,7 @@ def test_the_buffer_is_never_filled_beyond_its_number() -> None:
 def test_a_buffered_claim_is_given_back_when_its_lease_runs_out_here() -> None:
     made = books(prefetch=4)
     old, young = claim(), claim()
-    made.buffer.extend([Buffered(old, 5.0), Buffered(young, 6.0)])
+    made.buffer.extend([BufferedClaim(old, 5.0), BufferedClaim(young, 6.0)])
     made.more = False
     assert made.next_turn(4.9) is None
     assert list(taken(made, 5.0).releases) == [old]
@@ -301,7 +300,7 @@ def test_a_buffered_claim_is_given_back_when_its_lease_runs_out_here() -> None:
 def test_when_stopping_nothing_is_claimed_and_the_buffer_is_given_back() -> None:
     made = books(prefetch=4)
     held = [claim(), claim()]
-    made.buffer.extend(Buffered(one, 100.0) for one in held)
+    made.buffer.extend(BufferedClaim(one, 100.0) for one in held)
     made.stopping = True
     turn = taken(made)
     assert list(turn.releases) == held
@@ -334,7 +333,7 @@ def test_what_was_not_started_is_not_run() -> None:
     made = books(prefetch=4)
     kept, lost = claim(), claim()
     turn = starting(made, kept, lost)
-    assert made.settle(turn, Outcome(started=frozenset({kept.id})), until=0.0) == [kept]
+    assert made.settle(turn, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
     assert made.releases == [lost]  # its queue may be full: what is still ours goes back
 
 
@@ -386,7 +385,7 @@ def test_while_something_is_capped_one_turn_at_a_time_claims_and_the_others_stil
     second.load = 0
     made.endings.append(ending())
     assert wanted_by(taken(made)) == {}
-    made.settle(claiming, Outcome(claimed=[[]]), until=0.0)
+    made.settle(claiming, BatchResult(claimed=[[]]), until=0.0)
     assert wanted_by(taken(made)) == {"RUNNING": 2}
 
 
@@ -414,7 +413,7 @@ def test_without_a_buffer_the_ceiling_counts_endings_until_they_are_committed() 
 @pytest.mark.promise("C17")
 def test_with_a_buffer_the_ceiling_counts_only_what_waits() -> None:
     made = books(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
-    made.buffer.append(Buffered(claim(), 100.0))
+    made.buffer.append(BufferedClaim(claim(), 100.0))
     assert wanted_by(taken(made)) == {"CLAIMED": 3}
 
 
@@ -481,7 +480,7 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
         max_claim_per_worker=ceiling,
         max_claim_batch=batch,
     )
-    made.buffer.extend(Buffered(claim(), 100.0) for _ in range(buffered if prefetch else 0))
+    made.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
     turn = made.next_turn(0.0)
     started = len(turn.starts) if turn else 0
     budget = Budget(
@@ -492,7 +491,7 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
         max_claim_per_worker=ceiling,
         max_claim_batch=batch,
     )
-    asked: list[Wanted] = list(turn.wanted) if turn else []
+    asked: list[ClaimRequest] = list(turn.wanted) if turn else []
     from_one_queue = sum(min(wanted.limit, wanted.queue_limit or wanted.limit) for wanted in asked)
     assert from_one_queue == budget.queue_limit(QueueRoom(name="default"), budget.pass_limit())
     if not batch:
@@ -512,7 +511,7 @@ def test_endings_of_tiny_tasks_wait_a_moment_for_each_other() -> None:
     assert made.should_gather()
 
 
-def with_tiny_tasks(made: Books) -> Books:
+def with_tiny_tasks(made: PendingWork) -> PendingWork:
     made.endings.append(ending())
     for _ in range(100):
         made.frames.observe(10)
@@ -546,9 +545,9 @@ def test_endings_of_frames_do_not_wait_while_a_child_has_room() -> None:
 
 
 def test_endings_of_frames_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
-    made = with_tiny_tasks(books(Child(load=FRAME_MAX), prefetch="auto"))
+    made = with_tiny_tasks(books(Child(load=PREFETCH_MAX), prefetch="auto"))
     assert made.should_gather()
-    made.endings.extend(ending() for _ in range(ENDINGS_PER_TURN))
+    made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH))
     assert not made.should_gather(), "more than one turn takes"
 
 
@@ -621,7 +620,7 @@ def test_failed_attempts_that_may_be_retried_are_judged_by_their_policy() -> Non
 def test_large_results_travel_in_several_turns() -> None:
     """PostgreSQL refuses a message of a gigabyte, and one turn must not hold up everybody."""
     made = books()
-    large = "x" * (BYTES_PER_TURN // 2)
+    large = "x" * (BYTES_PER_BATCH // 2)
     for _ in range(4):
         of = claim()
         made.endings.append(Ending(of.id, 1, TaskStatus.COMPLETED, large))
@@ -630,7 +629,7 @@ def test_large_results_travel_in_several_turns() -> None:
 
 def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
     made = books()
-    made.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_TURN + 1)), ending()])
+    made.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_BATCH + 1)), ending()])
     assert [len(taken(made).endings), len(taken(made).endings)] == [1, 1]
 
 
@@ -643,7 +642,7 @@ def test_others_are_told_of_capacity_that_is_free_again(kind: str, caps: Caps, *
     assert ("notify_capacity_freed" in statements(taken(made))) is is_told
 
 
-def _read(turn: Turn) -> dict[str, Payload]:
+def _read(turn: Batch) -> dict[str, Payload]:
     return {claim.id: Payload(2, "{}", None) for claim in turn.loads}
 
 
@@ -654,7 +653,7 @@ class NothingIsForgotten(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.known: set[tuple[str, int]] = set()
-        self.in_flight: list[Turn] = []
+        self.in_flight: list[Batch] = []
 
     @initialize(prefetch=st.integers(0, 5), caps=st.sampled_from([NO_CAPS, ONE_CAP]))
     def begin(self, prefetch: int, caps: Caps) -> None:
@@ -688,7 +687,7 @@ class NothingIsForgotten(RuleBasedStateMachine):
 
     @rule()
     def a_task_waits_in_the_buffer(self) -> None:
-        self.books.buffer.append(Buffered(self.new(), self.now + 5.0))
+        self.books.buffer.append(BufferedClaim(self.new(), self.now + 5.0))
 
     @rule()
     def time_passes(self) -> None:
@@ -708,10 +707,10 @@ class NothingIsForgotten(RuleBasedStateMachine):
     @rule()
     def a_turn_is_committed(self) -> None:
         turn = self.in_flight.pop(0)
-        self.books.settle(turn, Outcome(claimed=[[] for _ in turn.wanted], payloads=_read(turn)), until=self.now)
+        self.books.settle(turn, BatchResult(claimed=[[] for _ in turn.wanted], payloads=_read(turn)), until=self.now)
         self.known -= {(item.id, item.claim_no) for item in self._told_by(turn)}
 
-    def _told_by(self, turn: Turn) -> list[Claim | Ending]:
+    def _told_by(self, turn: Batch) -> list[Claim | Ending]:
         """What the books need not remember any more. (What was not started goes back, in another turn.)"""
         return [*turn.endings, *turn.interrupted, *turn.releases, *turn.loads]
 
@@ -755,14 +754,14 @@ def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> 
     made.endings.extend([second, other])
     assert taken(made).endings == [other]
     assert made.next_turn(0.0) is None
-    made.settle(turn, Outcome(claimed=[[] for _ in turn.wanted]), until=0.0)
+    made.settle(turn, BatchResult(claimed=[[] for _ in turn.wanted]), until=0.0)
     assert taken(made).endings == [second]
 
 
 def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_failed() -> None:
     made = books()
     made.endings.append(node_ending("a"))
-    made.settle(turn := taken(made), Outcome(claimed=[[] for _ in turn.wanted], unsettled=["a"]), until=0.0)
+    made.settle(turn := taken(made), BatchResult(claimed=[[] for _ in turn.wanted], unsettled=["a"]), until=0.0)
     assert not made.is_empty
     made.put_back(again := taken(made))
     assert again.unsettled == ["a"]

@@ -6,17 +6,16 @@ import pytest
 
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
-from horsies.worker.books import Books
-from horsies.worker.clerk import Clerk
-from horsies.worker.herald import Herald
-from horsies.worker.stops import Stops
+from horsies.worker.pending import PendingWork
+from horsies.worker.reports import ChildReports, TaskEvents
+from horsies.worker.timeouts import TaskStopper
 from tests.worker.test_books import books, claim
 
 CRASH = TaskError(error_code="WORKER_CRASHED", message="the child died")
 
 
-def clerk_of(made: Books) -> Clerk:
-    return Clerk(made, Stops(made, 1.0), Herald(), entered=lambda: None, armed=lambda: None)
+def clerk_of(made: PendingWork) -> ChildReports:
+    return ChildReports(made, TaskStopper(made, 1.0), TaskEvents(), entered=lambda: None, armed=lambda: None)
 
 
 def deaths(claims: list[Claim]) -> list[int]:

@@ -4,29 +4,28 @@ from typing import Literal
 
 import pytest
 
-from horsies.model.config import PostgresConfig
-from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.books import Books
-from horsies.worker.dispatch import dispatch
-from horsies.worker.frames import FRAME_MAX, Frames
-from horsies.worker.marks import Marks
+from horsies.worker.capacity import ClaimLimits
+from horsies.worker.dispatcher import assign_tasks
+from horsies.worker.pending import PendingWork
+from horsies.worker.prefetch import PREFETCH_MAX, PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
-from horsies.worker.room import Limits
+from horsies.worker.watermarks import Watermarks
 from tests.fixtures.journey import ME
 from tests.fixtures.pools import Pump, open_pool
 
 
-def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> Books:
+def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> PendingWork:
     database = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
-    return Books(
+    return PendingWork(
         ME,
         database,
-        Limits(5_000, NO_CAPS),
+        ClaimLimits(5_000, NO_CAPS),
         pump.roster,
-        Frames(prefetch, 1),
-        Marks(["media"]),
+        PrefetchPolicy(prefetch, 1),
+        Watermarks(["media"]),
         Quarantine(WorkerResilienceConfig()),
         known=KnownTasks({"quick": 1}),
     )
@@ -34,24 +33,24 @@ def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> Books:
 
 async def test_what_was_claimed_for_a_larger_frame_is_run_and_not_given_back() -> None:
     """A task that the machine held up makes all of them look slow for a while."""
-    async with open_pool(frame=FRAME_MAX) as pump:
+    async with open_pool(frame=PREFETCH_MAX) as pump:
         await pump.until(pump.open_members)
         books = books_of(pump, "auto")
         assert books.frames.size == 1
         claims = [pump.claim("quick") for _ in range(50)]
-        dispatch(books, claims)
+        assign_tasks(books, claims)
         assert books.releases == []
         for claim in claims:
             await pump.ending(claim.id)
 
 
-@pytest.mark.parametrize(("prefetch", "most"), [(0, 1), ("auto", FRAME_MAX)])
+@pytest.mark.parametrize(("prefetch", "most"), [(0, 1), ("auto", PREFETCH_MAX)])
 async def test_what_fits_nowhere_is_given_back(prefetch: int | Literal["auto"], most: int) -> None:
-    async with open_pool(frame=FRAME_MAX) as pump:
+    async with open_pool(frame=PREFETCH_MAX) as pump:
         await pump.until(pump.open_members)
         books = books_of(pump, prefetch)
         claims = [pump.claim("quick") for _ in range(most + 2)]
-        dispatch(books, claims)
+        assign_tasks(books, claims)
         assert {claim.id for claim in books.releases} == {claim.id for claim in claims[most:]}
         for claim in claims[:most]:
             await pump.ending(claim.id)

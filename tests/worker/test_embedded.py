@@ -67,7 +67,7 @@ def registered(sql: psycopg.Connection) -> list[object]:
 
 def assert_nothing_is_left() -> None:
     assert not [thread.name for thread in threading.enumerate() if thread.name == "horsies-worker"]
-    eventually(lambda: not [child for child in psutil.Process().children() if "horsies.child" in child.cmdline()])
+    eventually(lambda: not [child for child in psutil.Process().children() if "horsies.executor" in child.cmdline()])
 
 
 @pytest.mark.promise("W15")

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from horsies.cli.main import main
-from horsies.worker.checkup import Checkup
-from horsies.worker.endpoints import endpoints
+from horsies.worker.health import HealthCheck
+from horsies.worker.http import endpoints
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
@@ -127,7 +127,7 @@ def test_without_the_extra_metrics_say_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "horsies.contrib.prometheus", raising=False)
     port = free_port()
-    with endpoints(basic.app, Checkup(), host="127.0.0.1", port=port):
+    with endpoints(basic.app, HealthCheck(), host="127.0.0.1", port=port):
         answer = ask(port, "/metrics")
         assert ask(port, "/healthz").status == 200
     assert answer.status == 501

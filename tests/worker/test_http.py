@@ -9,12 +9,12 @@ import psutil
 import pytest
 
 from horsies.worker import http
-from horsies.worker.http import Answer, serving
+from horsies.worker.http import HttpAnswer, serving
 from tests.fixtures.eventually import eventually
 from tests.fixtures.web import ask
 
 
-def broken() -> Answer:
+def broken() -> HttpAnswer:
     raise ZeroDivisionError
 
 
@@ -23,14 +23,14 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
     monkeypatch.setattr(http, "REQUEST_S", 0.3)
     monkeypatch.setattr(http, "CLIENTS_AT_MOST", 2)
     listener = socket.create_server(("127.0.0.1", 0))
-    with serving(listener, {"/": lambda: Answer("200 OK", b"x" * 1_000_000), "/broken": broken}):
+    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"x" * 1_000_000), "/broken": broken}):
         yield int(listener.getsockname()[1])
 
 
 @contextmanager
-def served(slow: Callable[[], Answer] = broken) -> Generator[int]:
+def served(slow: Callable[[], HttpAnswer] = broken) -> Generator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    with serving(listener, {"/": lambda: Answer("200 OK", b"quick"), "/slow": slow}):
+    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"quick"), "/slow": slow}):
         yield int(listener.getsockname()[1])
 
 
@@ -101,10 +101,10 @@ def test_clients_whose_answers_take_long_keep_nobody_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(http, "CLIENTS_AT_MOST", 4)
     made, go_on = list[int](), threading.Event()
 
-    def slow() -> Answer:
+    def slow() -> HttpAnswer:
         made.append(1)
         go_on.wait(20)
-        return Answer("200 OK", b"slow")
+        return HttpAnswer("200 OK", b"slow")
 
     with ExitStack() as stack:
         port = stack.enter_context(served(slow))
@@ -119,9 +119,9 @@ def test_clients_whose_answers_take_long_keep_nobody_out(monkeypatch: pytest.Mon
 def test_an_answer_is_made_again_for_a_later_request() -> None:
     made = list[int]()
 
-    def counted() -> Answer:
+    def counted() -> HttpAnswer:
         made.append(1)
-        return Answer("200 OK", b"%d" % len(made))
+        return HttpAnswer("200 OK", b"%d" % len(made))
 
     with served(counted) as port:
         assert [ask(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]

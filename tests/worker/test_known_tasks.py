@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.op import rows
+from horsies.db.statement import rows
 from horsies.model.task import Claim
 from horsies.tasks.unknown import set_aside, unknown_here
 from tests.fixtures.eventually import eventually
@@ -186,7 +186,7 @@ def test_a_task_that_no_worker_knows_expires_when_its_time_is_over(
 def test_a_task_that_no_worker_knows_fails_when_patience_is_over(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    worker(release(tmp_path, "old", ECHO, recovery="unknown_task_patience_ms=0, keeper_ms=100"))
+    worker(release(tmp_path, "old", ECHO, recovery="unknown_task_patience_ms=0, maintenance_ms=100"))
     insert_rows(sql, "added", [{"value": 1}])
     assert wait_until_ended(sql, 1) == {"FAILED": 1}
     assert results(sql, "added") == ["WORKER_RESOLUTION_ERROR"]
@@ -359,7 +359,7 @@ def test_values_that_every_living_worker_reads_alike_fail_at_once(
 def test_arguments_of_a_release_that_never_comes_fail_when_patience_is_over(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    worker(release(tmp_path, "old", OLD_RESIZE, recovery="changed_task_patience_ms=0, keeper_ms=100"))
+    worker(release(tmp_path, "old", OLD_RESIZE, recovery="changed_task_patience_ms=0, maintenance_ms=100"))
     insert_rows(sql, "resize", [{"image": 1, "width": 9}])
     assert wait_until_ended(sql, 1) == {"FAILED": 1}
     assert results(sql, "resize") == ["WORKER_SERIALIZATION_ERROR"]

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.recovery import RecoveryConfig
-from horsies.worker.liveness import (
+from horsies.model.config import RecoveryConfig
+from horsies.worker.supervisor import (
     BUSY_SHARE,
     REGULAR,
-    Doing,
     Liveness,
-    Policy,
+    LivenessPolicy,
+    ProcessActivity,
     Silence,
-    Thread,
-    doing_of,
+    ThreadTimes,
+    activity_of,
     threads_of,
-    watched,
+    watched_children,
     why_kill,
 )
 from tests.fixtures.eventually import eventually
@@ -37,59 +37,67 @@ from tests.worker.steps import PATIENCE_MS, begun
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
-AUTO = Policy("auto", stopped_after_s=10.0, interval_s=3.0)
+AUTO = LivenessPolicy("auto", stopped_after_s=10.0, interval_s=3.0)
 OFF = AUTO._replace(frozen_after=None)
 
 
 # -- the decision
 
 
-def silence_after(looks: list[tuple[float, Doing]], policy: Policy, *, is_stuck: bool = False) -> Silence:
+def silence_after(
+    looks: list[tuple[float, ProcessActivity]], policy: LivenessPolicy, *, is_stuck: bool = False
+) -> Silence:
     """Of a child that was looked at after these gaps."""
     now, silence = 1_000.0, None
     for gap, doing in looks:
         now += gap
-        silence = watched(silence, now, doing, policy, is_stuck=is_stuck)
+        silence = watched_children(silence, now, doing, policy, is_stuck=is_stuck)
     assert silence is not None
     return silence
 
 
 gaps = st.floats(0.1, AUTO.interval_s * REGULAR)
-looks = st.lists(st.tuples(gaps, st.sampled_from(Doing)), min_size=1, max_size=60)
+looks = st.lists(st.tuples(gaps, st.sampled_from(ProcessActivity)), min_size=1, max_size=60)
 
 
 @given(looks)
-def test_one_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, Doing]]) -> None:
-    silence = silence_after([*seen, (1.0, Doing.WORKS)], AUTO)
+def test_one_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
+    silence = silence_after([*seen, (1.0, ProcessActivity.WORKS)], AUTO)
     assert why_kill(silence, AUTO) is None
     for _ in range(19):
-        silence = watched(silence, silence.seen_at + 3.0, Doing.IDLE, AUTO)
+        silence = watched_children(silence, silence.seen_at + 3.0, ProcessActivity.IDLE, AUTO)
         assert why_kill(silence, AUTO) is None
 
 
-@given(looks, st.integers(1, 1_000), st.sampled_from(Doing))
-def test_a_gap_in_the_own_view_starts_the_watch_anew(seen: list[tuple[float, Doing]], gap: int, doing: Doing) -> None:
+@given(looks, st.integers(1, 1_000), st.sampled_from(ProcessActivity))
+def test_a_gap_in_the_own_view_starts_the_watch_anew(
+    seen: list[tuple[float, ProcessActivity]], gap: int, doing: ProcessActivity
+) -> None:
     """The machine was paused: how long it was says nothing of the child."""
     for policy in (AUTO, AUTO._replace(frozen_after=9.5)):
         silence = silence_after([*seen, (REGULAR * policy.interval_s + gap, doing)], policy, is_stuck=True)
         assert why_kill(silence, policy) is None
-        assert why_kill(watched(silence, silence.seen_at + 9.0, doing, policy), policy) is None
+        assert why_kill(watched_children(silence, silence.seen_at + 9.0, doing, policy), policy) is None
 
 
 @given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR), min_size=25, max_size=40))
-def test_one_that_does_nothing_for_a_minute_is_killed(seen: list[tuple[float, Doing]], later: list[float]) -> None:
-    silence = silence_after([*seen, *((gap, Doing.IDLE) for gap in later)], AUTO)
+def test_one_that_does_nothing_for_a_minute_is_killed(
+    seen: list[tuple[float, ProcessActivity]], later: list[float]
+) -> None:
+    silence = silence_after([*seen, *((gap, ProcessActivity.IDLE) for gap in later)], AUTO)
     assert why_kill(silence, AUTO) == "its process did nothing at all"
 
 
 @given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR), min_size=6, max_size=40))
-def test_one_that_is_stopped_for_long_is_killed_soon(seen: list[tuple[float, Doing]], later: list[float]) -> None:
-    silence = silence_after([*seen, *((gap, Doing.STOPPED) for gap in later)], AUTO)
+def test_one_that_is_stopped_for_long_is_killed_soon(
+    seen: list[tuple[float, ProcessActivity]], later: list[float]
+) -> None:
+    silence = silence_after([*seen, *((gap, ProcessActivity.STOPPED) for gap in later)], AUTO)
     assert why_kill(silence, AUTO) == "its process was stopped"
 
 
 @given(looks)
-def test_with_a_number_silence_alone_counts(seen: list[tuple[float, Doing]]) -> None:
+def test_with_a_number_silence_alone_counts(seen: list[tuple[float, ProcessActivity]]) -> None:
     policy = AUTO._replace(frozen_after=30.0)
     silence = silence_after(seen, policy)
     silent_s = sum(gap for gap, _ in seen[1:])
@@ -98,26 +106,28 @@ def test_with_a_number_silence_alone_counts(seen: list[tuple[float, Doing]]) -> 
 
 
 @given(looks)
-def test_switched_off_nobody_is_killed(seen: list[tuple[float, Doing]]) -> None:
+def test_switched_off_nobody_is_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
     assert why_kill(silence_after(seen, OFF), OFF) is None
 
 
 def test_one_that_sent_half_a_message_is_killed_however_it_is_set() -> None:
-    silence = silence_after([(3.0, Doing.WORKS)] * 6, OFF, is_stuck=True)
+    silence = silence_after([(3.0, ProcessActivity.WORKS)] * 6, OFF, is_stuck=True)
     assert why_kill(silence, OFF) == "it sent a part of a message and not the rest"
 
 
-threads = st.dictionaries(st.integers(1, 5), st.builds(Thread, st.sampled_from("RSDTt"), st.floats(0, 100)), max_size=4)
+threads = st.dictionaries(
+    st.integers(1, 5), st.builds(ThreadTimes, st.sampled_from("RSDTt"), st.floats(0, 100)), max_size=4
+)
 
 
 @given(threads, threads, st.floats(0.1, 10.0))
 def test_idle_is_a_process_in_which_no_thread_works(
-    before: dict[int, Thread], now: dict[int, Thread], elapsed_s: float
+    before: dict[int, ThreadTimes], now: dict[int, ThreadTimes], elapsed_s: float
 ) -> None:
-    doing = doing_of(before, now, elapsed_s)
-    if doing is Doing.STOPPED:
+    doing = activity_of(before, now, elapsed_s)
+    if doing is ProcessActivity.STOPPED:
         assert {thread.state for thread in now.values()} == {"T"}
-    if doing is Doing.IDLE:
+    if doing is ProcessActivity.IDLE:
         assert before.keys() == now.keys() != set()
         for number, thread in now.items():
             assert thread.state not in "Dt"
@@ -126,29 +136,29 @@ def test_idle_is_a_process_in_which_no_thread_works(
 
 
 def test_what_cannot_be_seen_counts_as_working() -> None:
-    asleep = {1: Thread("S", 1.0)}
-    assert doing_of(asleep, None, 3.0) is Doing.WORKS
-    assert doing_of(None, asleep, 3.0) is Doing.WORKS
-    assert doing_of(asleep, {}, 3.0) is Doing.WORKS
-    assert doing_of(asleep, asleep, 3.0) is Doing.IDLE
+    asleep = {1: ThreadTimes("S", 1.0)}
+    assert activity_of(asleep, None, 3.0) is ProcessActivity.WORKS
+    assert activity_of(None, asleep, 3.0) is ProcessActivity.WORKS
+    assert activity_of(asleep, {}, 3.0) is ProcessActivity.WORKS
+    assert activity_of(asleep, asleep, 3.0) is ProcessActivity.IDLE
     assert threads_of(2**22 + 1) is None  # there is no such process
 
 
 def test_what_the_settings_mean() -> None:
-    assert Policy.of(RecoveryConfig()) == AUTO
-    assert Policy.of(RecoveryConfig(frozen_after_ms=None)) == OFF
-    assert Policy.of(RecoveryConfig(frozen_after_ms=60_000)).frozen_after == 60.0
-    assert Policy.of(RecoveryConfig(heartbeat_ms=60_000, dead_after_ms=120_000)).interval_s == 3.0
+    assert LivenessPolicy.of(RecoveryConfig()) == AUTO
+    assert LivenessPolicy.of(RecoveryConfig(frozen_after_ms=None)) == OFF
+    assert LivenessPolicy.of(RecoveryConfig(frozen_after_ms=60_000)).frozen_after == 60.0
+    assert LivenessPolicy.of(RecoveryConfig(heartbeat_ms=60_000, dead_after_ms=120_000)).interval_s == 3.0
 
 
 # -- real children
 
-QUICK = Policy("auto", stopped_after_s=1.0, interval_s=0.3, idle_after_s=3.0)
+QUICK = LivenessPolicy("auto", stopped_after_s=1.0, interval_s=0.3, idle_after_s=3.0)
 UNWATCHED = RecoveryConfig(frozen_after_ms=None)
 FORGING = "tests.apps.forging:app"
 
 
-async def look_often(pump: Pump, policy: Policy, count: int) -> None:
+async def look_often(pump: Pump, policy: LivenessPolicy, count: int) -> None:
     liveness = Liveness(policy)
     for _ in range(count):
         liveness.look(pump.roster)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psycopg
 
-from horsies.worker.marks import LANES_AT_ONCE
+from horsies.worker.watermarks import LANES_AT_ONCE
 from tests.apps.settings import VARIABLE
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row

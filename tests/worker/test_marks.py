@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from horsies.model.task import Claim
 from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
-from horsies.worker.marks import (
+from horsies.worker.watermarks import (
     FEW_LANES,
     HINTED_REST_PER_COST,
     HINTED_REST_S,
@@ -15,7 +15,7 @@ from horsies.worker.marks import (
     LOWER_AT_MOST,
     REMEMBERED,
     REST_PER_COST,
-    Marks,
+    Watermarks,
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ def told(second: float, *, queue: str = "default", priority: int = 100) -> str:
     return f"{priority} {int(at(second).timestamp() * 1_000_000)} {queue}"
 
 
-def marks_of(marks: Marks, now: float = 0.0) -> list[tuple[str, int, datetime]] | None:
+def marks_of(marks: Watermarks, now: float = 0.0) -> list[tuple[str, int, datetime]] | None:
     """Where the next claim begins; None: at the start."""
     return None if marks.wants_start(now) else plain(marks.lanes(LANES_AT_ONCE))
 
@@ -43,33 +43,33 @@ def plain(lanes: list[Lane]) -> list[tuple[str, int, datetime]]:
     return [(lane.queue_name, lane.priority, lane.mark) for lane in lanes]
 
 
-def settled(marks: Marks) -> Marks:
+def settled(marks: Watermarks) -> Watermarks:
     """Everything from the start has been seen."""
     marks.rescanned([], asked=1, sent_at=marks.moment, now=0.0, cost_s=0.0)
     return marks
 
 
 def test_the_first_claim_is_made_from_the_start() -> None:
-    marks = Marks(["urgent", "default"])
+    marks = Watermarks(["urgent", "default"])
     assert marks.wants_start(0.0)
     assert plain(marks.starts()) == [("urgent", LOWEST_PRIORITY, EPOCH), ("default", LOWEST_PRIORITY, EPOCH)]
 
 
 def test_a_notification_names_the_lane_to_claim_from() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(5))
     assert marks_of(marks) == [("default", 100, at(5))]
 
 
 def test_a_mark_rises_to_the_oldest_row_of_the_last_batch() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     marks.claimed([claim(7), claim(6), claim(8)], asked=9, sent_at=marks.moment)
     assert marks_of(marks) == [("default", 100, at(6))]
 
 
 def test_a_late_commit_lowers_the_mark_again() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(9))
     marks.heard(told(4))
     marks.heard(told(6))
@@ -77,7 +77,7 @@ def test_a_late_commit_lowers_the_mark_again() -> None:
 
 
 def test_a_claim_sent_before_a_mark_was_lowered_does_not_raise_it() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(5))
     sent_at = marks.moment
     marks.heard(told(2))
@@ -87,7 +87,7 @@ def test_a_claim_sent_before_a_mark_was_lowered_does_not_raise_it() -> None:
 
 def test_a_claim_does_not_raise_a_mark_past_a_row_that_was_told_of_while_it_was_under_way() -> None:
     """That row was committed after the claim had looked, though it is older than what the claim has found."""
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     sent_at = marks.moment
     marks.heard(told(5))
@@ -100,7 +100,7 @@ def test_a_claim_does_not_raise_a_mark_past_a_row_that_was_told_of_while_it_was_
 
 def test_after_a_claim_that_was_under_way_for_very_many_notifications_there_is_one_from_the_start() -> None:
     """Not all of what it was told of meanwhile is remembered."""
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     sent_at = marks.moment
     for second in range(5, 5 + REMEMBERED + 1):
@@ -112,7 +112,7 @@ def test_after_a_claim_that_was_under_way_for_very_many_notifications_there_is_o
 
 
 def test_lanes_come_in_the_order_of_service() -> None:
-    marks = settled(Marks(["urgent", "default"]))
+    marks = settled(Watermarks(["urgent", "default"]))
     for payload in (told(1, priority=5), told(2, queue="urgent", priority=90), told(3, queue="urgent", priority=10)):
         marks.heard(payload)
     lanes = marks_of(marks)
@@ -125,7 +125,7 @@ def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority(
 
     A queue of which nothing was heard begins at its start: a claim that met a cap has not seen what waits there.
     """
-    marks = settled(Marks(["urgent", "quiet", "default"]))
+    marks = settled(Watermarks(["urgent", "quiet", "default"]))
     for payload in (
         told(9, queue="default", priority=100),
         told(1, queue="default", priority=200),
@@ -142,13 +142,13 @@ def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority(
 @pytest.mark.promise("D6")
 def test_where_queues_are_counted_a_notification_alone_hides_nothing_that_waits() -> None:
     """A claim that met a cap has seen nothing of this queue, and whoever names a moment in the future may be anyone."""
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(10**9))
     assert marks.first_lanes() == from_start(["default"])
 
 
 def test_queues_of_others_are_ignored() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     assert not marks.heard(told(1, queue="others"))
     assert marks.wants_start(0.0)
     assert marks.heard(told(1))
@@ -186,7 +186,7 @@ UNREADABLE = [
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("payload", [None, *UNREADABLE])
 def test_what_cannot_be_read_asks_for_a_claim_from_the_start(payload: str | None) -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     marks.heard(payload)
     assert marks.wants_start(HINTED_REST_S)
@@ -197,7 +197,7 @@ def test_what_cannot_be_read_asks_for_a_claim_from_the_start(payload: str | None
 @pytest.mark.promise("D6")
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
 def test_what_a_lane_is_made_of_fits_into_a_statement(text: str) -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     for payload in (text, f"{text} 1 default", f"1 {text} default"):
         marks.heard(payload)
     for lane in marks.lanes(LANES_AT_ONCE):
@@ -207,7 +207,7 @@ def test_what_a_lane_is_made_of_fits_into_a_statement(text: str) -> None:
 
 @pytest.mark.promise("D6")
 def test_notifications_cannot_ask_for_one_claim_from_the_start_after_the_other() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     marks.heard("*")
     assert marks.wants_start(100.0)  # the first one at once
@@ -224,7 +224,7 @@ def test_notifications_cannot_ask_for_one_claim_from_the_start_after_the_other()
 
 def test_what_is_known_to_be_missed_is_looked_for_at_once() -> None:
     """Our own code says so: a turn has failed, LISTEN was lost, or it is time to poll."""
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     sent_at = marks.moment
     marks.heard(None)
@@ -235,7 +235,7 @@ def test_what_is_known_to_be_missed_is_looked_for_at_once() -> None:
 @pytest.mark.promise("D6")
 def test_a_notification_lowers_a_mark_by_little_and_what_is_older_is_looked_for_from_the_start() -> None:
     """Where everything has been claimed long ago, only dead entries wait."""
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(100))
     marks.claimed([claim(100)], asked=9, sent_at=marks.moment)
     for step in range(1, 30):
@@ -249,20 +249,20 @@ def test_a_notification_lowers_a_mark_by_little_and_what_is_older_is_looked_for_
 
 @pytest.mark.promise("D6")
 def test_a_notification_of_the_future_does_not_hide_one_of_now() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(10**9))
     marks.heard(told(1))
     assert marks_of(marks) == [("default", 100, at(1))]
 
 
 def test_a_queue_name_may_have_spaces() -> None:
-    marks = settled(Marks(["a b c"]))
+    marks = settled(Watermarks(["a b c"]))
     marks.heard(told(1, queue="a b c"))
     assert marks_of(marks) == [("a b c", 100, at(1))]
 
 
 def test_a_filled_claim_leaves_a_claim_from_the_start_to_be_made() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     marks.heard(told(1))
     assert marks.rescan_in_s(0.0) is None
     marks.claimed([claim(1)], asked=1, sent_at=marks.moment)
@@ -271,14 +271,14 @@ def test_a_filled_claim_leaves_a_claim_from_the_start_to_be_made() -> None:
 
 
 def test_a_claim_from_the_start_that_came_back_short_has_seen_everything() -> None:
-    marks = Marks(["default"])
+    marks = Watermarks(["default"])
     marks.rescanned([claim(1)], asked=2, sent_at=0, now=0.0, cost_s=0.0)
     assert marks.rescan_in_s(0.0) is None
     assert marks_of(marks) == [("default", 100, at(1))]
 
 
 def test_claims_from_the_start_are_rationed_by_what_they_cost() -> None:
-    marks = Marks(["default"])
+    marks = Watermarks(["default"])
     marks.rescanned([claim(1)], asked=1, sent_at=0, now=100.0, cost_s=2.0)
     rest = 2.0 * REST_PER_COST
     assert marks.rescan_in_s(101.0) == pytest.approx(rest - 1)
@@ -291,15 +291,15 @@ def test_claims_from_the_start_are_rationed_by_what_they_cost() -> None:
 MANY = [f"q{number:03}" for number in range(3 * LANES_AT_ONCE)]
 
 
-def many_lanes() -> Marks:
+def many_lanes() -> Watermarks:
     """Something waits in each of very many queues."""
-    marks = settled(Marks(MANY))
+    marks = settled(Watermarks(MANY))
     for queue in MANY:
         marks.heard(told(1, queue=queue))
     return marks
 
 
-def asked_queues(marks: Marks) -> list[str]:
+def asked_queues(marks: Watermarks) -> list[str]:
     return [lane.queue_name for lane in marks.lanes(LANES_AT_ONCE)]
 
 
@@ -342,14 +342,14 @@ def test_a_claim_sent_before_a_lane_was_told_of_does_not_make_it_sleep() -> None
     assert asked_queues(marks)[0] == MANY[3]
 
 
-def hinted(marks: Marks, priorities: range) -> None:
+def hinted(marks: Watermarks, priorities: range) -> None:
     for priority in priorities:
         marks.heard(told(1, priority=priority))
 
 
 @pytest.mark.promise("D6")
 def test_however_many_priorities_are_announced_few_lanes_are_kept_and_nothing_is_lost() -> None:
-    marks = settled(Marks(["urgent", "default"]))
+    marks = settled(Watermarks(["urgent", "default"]))
     marks.heard(told(1, queue="urgent"))
     hinted(marks, range(2**15))
     assert marks.lane_count <= LANES_PER_QUEUE + 1
@@ -360,7 +360,7 @@ def test_however_many_priorities_are_announced_few_lanes_are_kept_and_nothing_is
 
 
 def test_of_too_many_lanes_those_that_sleep_are_forgotten_first() -> None:
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     hinted(marks, range(LANES_PER_QUEUE))
     while lanes := [lane for lane in marks.lanes(LANES_AT_ONCE) if lane.priority < LANES_PER_QUEUE]:
         marks.claimed([], lanes=lanes, asked=1, sent_at=marks.moment)
@@ -371,7 +371,7 @@ def test_of_too_many_lanes_those_that_sleep_are_forgotten_first() -> None:
 
 def test_few_lanes_never_sleep() -> None:
     """What a turn itself makes ready, it can claim."""
-    marks = settled(Marks(["urgent", "default"]))
+    marks = settled(Watermarks(["urgent", "default"]))
     marks.heard(told(1))
     marks.claimed([], lanes=marks.lanes(LANES_AT_ONCE), asked=1, sent_at=marks.moment)
     assert marks_of(marks) == [("default", 100, at(1))]
@@ -383,7 +383,7 @@ def test_no_row_that_was_told_of_lies_before_its_mark(steps: list[tuple[int, int
     """Each step sends a claim that takes so many of the oldest, and tells of a row that it has not seen before it comes back, after
     the claim of the next step. What is left can be found.
     """
-    marks = settled(Marks(["default"]))
+    marks = settled(Watermarks(["default"]))
     waiting: list[int] = []
     flights: list[tuple[list[int], int]] = []
     for second, count in steps:

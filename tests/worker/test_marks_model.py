@@ -14,19 +14,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from horsies.model.config import PostgresConfig
-from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim
-from horsies.tasks.claim import NO_CAPS, Caps, Lane, Wanted
+from horsies.tasks.claim import NO_CAPS, Caps, ClaimRequest, Lane
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker import marks
-from horsies.worker.books import Books
-from horsies.worker.frames import Frames
-from horsies.worker.marks import Marks
-from horsies.worker.news import Known, News
+from horsies.worker import watermarks
+from horsies.worker.batch import Batch, BatchResult, ClaimFrom
+from horsies.worker.capacity import ClaimLimits
+from horsies.worker.pending import PendingWork
+from horsies.worker.prefetch import PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
-from horsies.worker.room import Limits
-from horsies.worker.turn import ClaimFrom, Outcome, Turn
+from horsies.worker.wakeups import KnownWakeup, Wakeups
+from horsies.worker.watermarks import Watermarks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUES = ["urgent", "default"]
@@ -57,7 +56,7 @@ class Table:
 
     pending: dict[str, Place] = field(default_factory=dict[str, Place])
 
-    def claim(self, wanted: Wanted, lanes: list[Lane], claim_from: ClaimFrom) -> list[Claim]:
+    def claim(self, wanted: ClaimRequest, lanes: list[Lane], claim_from: ClaimFrom) -> list[Claim]:
         found: list[str] = []
         for lane in lanes:
             here = [(place, row) for row, place in self.pending.items() if self._is_in(place, lane, claim_from)]
@@ -87,28 +86,28 @@ class Table:
 
 @dataclass(slots=True)
 class Flight:
-    turn: Turn
-    known: Known
-    outcome: Outcome | None = None
+    turn: Batch
+    known: KnownWakeup
+    outcome: BatchResult | None = None
 
 
 class Worker:
     """Has room for a few rows, which it is rid of as soon as it has them."""
 
     def __init__(self, name: str, *, room: int, caps: Caps) -> None:
-        frames = Frames(room, processes=1)
+        frames = PrefetchPolicy(room, processes=1)
         database = PostgresConfig(database_url="postgresql://nowhere/nothing")
-        self.books = Books(
+        self.books = PendingWork(
             name,
             database,
-            Limits(60_000, caps),
+            ClaimLimits(60_000, caps),
             [],
             frames,
-            Marks(QUEUES),
+            Watermarks(QUEUES),
             Quarantine(WorkerResilienceConfig()),
             known=KnownTasks({"add": 1}),
         )
-        self.news = News(self.books, due_in=lambda _: None)
+        self.news = Wakeups(self.books, due_in=lambda _: None)
         self.flights: list[Flight] = []
 
     def depart(self, now: float) -> bool:
@@ -123,7 +122,7 @@ class Worker:
         turn = flight.turn
         claimed = [table.claim(wanted, list(turn.lanes), turn.claim_from) for wanted in turn.wanted]
         surveys = turn.claim_from is ClaimFrom.START and bool(turn.wanted) and not turn.caps.is_any
-        flight.outcome = Outcome(claimed=claimed, waiting=table.survey() if surveys else [])
+        flight.outcome = BatchResult(claimed=claimed, waiting=table.survey() if surveys else [])
 
     def land(self, flight: Flight) -> None:
         assert flight.outcome is not None
@@ -140,7 +139,7 @@ class NothingIsLost(RuleBasedStateMachine):
         super().__init__()
         self.small = pytest.MonkeyPatch()
         for name, value in SMALL.items():
-            self.small.setattr(marks, name, value)
+            self.small.setattr(watermarks, name, value)
         self.table = Table()
         self.ids = (f"{number:04}" for number in count())
         self.uncommitted: list[Place] = []

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from horsies.child.wire import ANY
+from horsies.executor.protocol import ANY
 from tests.fixtures.pools import Pump, open_pool
 
 

@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies
-from horsies.dev.scratch import scratch_server
-from horsies.dev.server import Server
+from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.workers import READY, StartWorker, Worker
 from tests.worker.steps import PATIENCE_MS, begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
@@ -113,14 +113,14 @@ def test_a_worker_that_is_told_to_stop_during_an_outage_writes_its_results_first
 
 
 @pytest.fixture
-def own_server() -> Generator[Server]:
+def own_server() -> Generator[EmbeddedServer]:
     """The server of the whole run cannot be stopped: others are using it."""
     with scratch_server(settings={"fsync": "off"}) as server:
         yield server
 
 
 @pytest.mark.promise("W11")
-def test_a_restart_of_the_server_is_ridden_out(own_server: Server, tmp_path: Path) -> None:
+def test_a_restart_of_the_server_is_ridden_out(own_server: EmbeddedServer, tmp_path: Path) -> None:
     url, log, door = own_server.url(), tmp_path / "log", tmp_path / "open"
     app = Horsies(AppConfig.for_database_url(url))
     for task in load_fresh("basic").app.tasks.values():

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from horsies.worker import pool as pool_module
-from horsies.worker.pool import ChildRefused
+from horsies.worker import supervisor as pool_module
+from horsies.worker.supervisor import ChildRefused
 from tests.fixtures.pools import Pump, open_pool
 
 

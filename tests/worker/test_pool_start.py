@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horsies.worker import booting
-from horsies.worker import pool as pool_module
-from horsies.worker.pool import ChildRefused
+from horsies.worker import spawn
+from horsies.worker import supervisor as pool_module
+from horsies.worker.supervisor import ChildRefused
 from tests.fixtures.eventually import eventually
 from tests.fixtures.pools import open_pool
 
@@ -45,9 +45,9 @@ class Hanging:
 async def test_what_a_child_hangs_in_is_told_long_before_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(booting, "WARN_AFTER_S", 0.01)
+    monkeypatch.setattr(spawn, "WARN_AFTER_S", 0.01)
     hanging = Hanging()
-    booted = asyncio.create_task(booting.see_it_boot(hanging, timeout_s=60))
+    booted = asyncio.create_task(spawn.watch_boot(hanging, timeout_s=60))
     with caplog.at_level(logging.WARNING, "horsies.worker"):
         await asyncio.to_thread(eventually, lambda: "importing shop.tasks" in caplog.text, what="it is told")
     assert not hanging.is_killed

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from horsies.model.config import PostgresConfig
-from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.books import Books
-from horsies.worker.frames import GATHER_FRAMED_S, Frames
-from horsies.worker.marks import Marks
-from horsies.worker.pump import Pump
+from horsies.worker.batch import Batch
+from horsies.worker.capacity import ClaimLimits
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.pending import PendingWork
+from horsies.worker.prefetch import GATHER_FRAMED_S, PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
-from horsies.worker.room import Limits
-from horsies.worker.turn import Turn
+from horsies.worker.watermarks import Watermarks
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, row
 from tests.fixtures.proxies import Proxy
@@ -33,8 +32,8 @@ LATE, EARLY = "now() - interval '1 s'", "now() - interval '1 min'"
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    pump: Pump
-    books: Books
+    pump: Dispatcher
+    books: PendingWork
 
     async def quiet(self) -> None:
         """Until every turn is back and there is no reason for another."""
@@ -54,22 +53,22 @@ class Desk:
 
 @asynccontextmanager
 async def open_pump(
-    database: str, frames: Frames | None = None, resilience: WorkerResilienceConfig | None = None
+    database: str, frames: PrefetchPolicy | None = None, resilience: WorkerResilienceConfig | None = None
 ) -> AsyncGenerator[Desk]:
     """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
     config = PostgresConfig(database_url=database)
-    books = Books(
+    books = PendingWork(
         ME,
         config,
-        Limits(60_000, NO_CAPS),
+        ClaimLimits(60_000, NO_CAPS),
         [],
-        frames or Frames(8, processes=1),
-        Marks(["default"]),
+        frames or PrefetchPolicy(8, processes=1),
+        Watermarks(["default"]),
         Quarantine(WorkerResilienceConfig()),
         known=KnownTasks({"add": 1}),
     )
     async with asyncio.TaskGroup() as group:
-        pump = Pump(
+        pump = Dispatcher(
             group,
             books,
             database=config,
@@ -160,18 +159,18 @@ async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is
 async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ending of a workflow that a turn is at, whose time to gather is over: it leaves when that turn is back."""
     looks: list[float] = []
-    next_turn = Books.next_turn
+    next_turn = PendingWork.next_turn
 
-    def counted(books: Books, now: float) -> Turn | None:
+    def counted(books: PendingWork, now: float) -> Batch | None:
         looks.append(now)
         return next_turn(books, now)
 
-    monkeypatch.setattr(Books, "next_turn", counted)
-    async with open_pump(database, Frames("auto", processes=1)) as desk:
+    monkeypatch.setattr(PendingWork, "next_turn", counted)
+    async with open_pump(database, PrefetchPolicy("auto", processes=1)) as desk:
         for _ in range(100):
             desk.books.frames.observe(10)
         ended = Ending(new_task_id(), 1, TaskStatus.COMPLETED, root_id=new_task_id())
-        under_way = Turn(ME, desk.books.database, NO_CAPS, [ended])
+        under_way = Batch(ME, desk.books.database, NO_CAPS, [ended])
         desk.books.in_flight.append(under_way)
         desk.books.endings.append(ended)
         desk.books.more = True
@@ -248,7 +247,7 @@ async def test_a_pump_that_stumbles_over_an_answer_brings_its_worker_down(
 
     async def hear_of_work() -> None:
         async with open_pump(database) as desk:
-            monkeypatch.setattr(Books, "settle", stumble)
+            monkeypatch.setattr(PendingWork, "settle", stumble)
             desk.pump.heard(insert(sql)[1])
             await asyncio.sleep(PATIENCE_S)
 

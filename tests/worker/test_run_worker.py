@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from horsies import BlockingCallError, ConfigError, Horsies, HorsiesError, LocateError
-from horsies.worker.embed import locate
+from horsies.worker.run import locate
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.worker.steps import begun, insert, statuses, wait_until_ended

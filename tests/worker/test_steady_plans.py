@@ -3,13 +3,13 @@
 import psycopg
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.courier import Courier
+from horsies.db.loop_connection import LoopConnection
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
-from horsies.tasks.claim import EPOCH, NO_CAPS, Lane, Wanted
+from horsies.tasks.claim import EPOCH, NO_CAPS, ClaimRequest, Lane
 from horsies.tasks.wait import read_endings
-from horsies.worker.turn import ClaimFrom, Outcome, Turn, take_turn
+from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row
 
@@ -37,13 +37,13 @@ def full_reads(sql: psycopg.Connection) -> int:
     return count
 
 
-def turn(config: PostgresConfig, claim_from: ClaimFrom, endings: list[Ending]) -> Turn:
-    wanted = Wanted(ME, TaskStatus.RUNNING, 2, 60_000)
+def turn(config: PostgresConfig, claim_from: ClaimFrom, endings: list[Ending]) -> Batch:
+    wanted = ClaimRequest(ME, TaskStatus.RUNNING, 2, 60_000)
     lanes = [Lane("default", 100, EPOCH)]
-    return Turn(ME, config, NO_CAPS, endings, wanted=[wanted], claim_from=claim_from, lanes=lanes)
+    return Batch(ME, config, NO_CAPS, endings, wanted=[wanted], claim_from=claim_from, lanes=lanes)
 
 
-def endings_of(outcome: Outcome) -> list[Ending]:
+def endings_of(outcome: BatchResult) -> list[Ending]:
     return [Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, "1") for claim in outcome.claimed[0]]
 
 
@@ -52,16 +52,16 @@ async def test_a_worker_that_was_idle_keeps_to_its_indexes_when_much_arrives(
 ) -> None:
     config = PostgresConfig(database_url=database)
     empty(sql)
-    courier = Courier(config, "test")
+    courier = LoopConnection(config, "test")
     try:
         for claim_from in (ClaimFrom.MARKS, ClaimFrom.QUEUES):
             for _ in range(USES):
-                await courier.run(take_turn(turn(config, claim_from, [])))
+                await courier.run(run_batch(turn(config, claim_from, [])))
         fill(sql)
         before, endings = full_reads(sql), list[Ending]()
         for _ in range(USES):
             for claim_from in (ClaimFrom.MARKS, ClaimFrom.QUEUES):
-                endings = endings_of(await courier.run(take_turn(turn(config, claim_from, endings))))
+                endings = endings_of(await courier.run(run_batch(turn(config, claim_from, endings))))
                 assert len(endings) == 2
     finally:
         courier.close()  # what it has counted is written then

@@ -9,9 +9,9 @@ import psycopg
 from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, Terms
-from horsies.tasks.claim import NO_CAPS, Wanted, from_start
-from horsies.worker.turn import Outcome, Turn, take_turn
+from horsies.model.task import Claim, Ending, TaskOptions
+from horsies.tasks.claim import NO_CAPS, ClaimRequest, from_start
+from horsies.worker.batch import Batch, BatchResult, run_batch
 from horsies.workflows.advance import settle
 from horsies.workflows.start import plan, start
 from tests.fixtures.journey import ME, row
@@ -24,7 +24,7 @@ def node(index: int, *waits_for: int, **given: Any) -> Node:
         index,
         given.pop("node_id", f"n{index}"),
         given.pop("kind", NodeKind.TASK),
-        terms=given.pop("terms", Terms("add", "default")),
+        terms=given.pop("terms", TaskOptions("add", "default")),
         waits_for=waits_for,
         **given,
     )
@@ -35,11 +35,11 @@ def begin(broker: PostgresBroker, graph: Graph, workflow_id: str | None = None) 
     return broker.run(partial(start, beginning), again=partial(start, beginning))
 
 
-def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> Outcome:
+def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
     """A worker's turn, and what its pump would do after it."""
-    wanted = [Wanted(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    turn = Turn(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
-    outcome = broker.run(lambda: take_turn(turn))
+    wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
+    turn = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
+    outcome = broker.run(lambda: run_batch(turn))
     broker.run(partial(settle, outcome.unsettled))
     return outcome
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, Join, Node, NodeKind, OnError, Ref, RefMode
 from horsies.model.status import TaskStatus
-from horsies.model.task import Claim, Ending, Terms
-from horsies.tasks.claim import NO_CAPS, Wanted, from_start
-from horsies.worker.turn import Outcome, Turn, take_turn
+from horsies.model.task import Claim, Ending, TaskOptions
+from horsies.tasks.claim import NO_CAPS, ClaimRequest, from_start
+from horsies.worker.batch import Batch, BatchResult, run_batch
 from horsies.workflows.advance import settle, settle_everything
 from horsies.workflows.control import resume, retry
 from horsies.workflows.inspect import get_stuck
@@ -61,7 +61,7 @@ def graphs(draw: st.DrawFn, depth: int = 2) -> Graph:
                 index,
                 f"n{index}",
                 kind,
-                terms=Terms("add", "default") if child is None else None,
+                terms=TaskOptions("add", "default") if child is None else None,
                 waits_for=waits_for,
                 join=join,
                 min_success=draw(st.integers(1, counted)) if join is Join.QUORUM else None,
@@ -125,7 +125,7 @@ def _go_on(broker: PostgresBroker, run: str) -> None:
         pass  # a sub-workflow that goes on and ends in failure may pause it again
 
 
-def _turn(broker: PostgresBroker, endings: list[Ending], limit: int) -> Outcome:
-    wanted = Wanted(ME, TaskStatus.RUNNING, limit, 60_000)
-    turn = Turn(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=from_start(["default"]))
-    return broker.run(partial(take_turn, turn))
+def _turn(broker: PostgresBroker, endings: list[Ending], limit: int) -> BatchResult:
+    wanted = ClaimRequest(ME, TaskStatus.RUNNING, limit, 60_000)
+    turn = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=from_start(["default"]))
+    return broker.run(partial(run_batch, turn))

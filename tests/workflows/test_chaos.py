@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from horsies import WorkflowHandle, WorkflowStatus
-from horsies.keeper import reap
+from horsies.maintenance import rescue
 from horsies.workflows.inspect import get_stuck
 from tests.fixtures.eventually import eventually
 from tests.fixtures.workers import StartWorker
@@ -38,4 +38,4 @@ def test_none_is_stuck_whatever_is_done_to_them_and_whoever_dies(graphs: Any, wo
     eventually(all_have_ended, 60.0, what="all have ended", seen=lambda: graphs.app.broker.run(get_stuck))
     # What was cancelled may still have a task that is being stopped; nothing else is left, and nothing waits to be told.
     eventually(lambda: not graphs.app.broker.run(get_stuck), 20.0, what="none is stuck")
-    graphs.app.broker.run(reap.settle_workflows)
+    graphs.app.broker.run(rescue.settle_workflows)

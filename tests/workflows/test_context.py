@@ -6,22 +6,22 @@ import pytest
 
 from horsies import NodeKey, NodeNotFoundError, TaskError, TaskResult, WorkflowContext, WorkflowMeta, each, from_node
 from horsies.model.codec import encode_error
-from horsies.model.functions import Wanted
-from horsies.model.graph import Made
-from horsies.workflows.context import Known, filled_in
+from horsies.model.graph import BuiltTask
+from horsies.model.parameters import WantedParameter
+from horsies.workflows.inputs import KnownResults, inject_context
 from tests.workflows.crawling import Page, app, fetch, links, told
 
 META = WorkflowMeta(workflow_id="w", workflow_name="crawl", node_id="it", root_id="w")
 ERROR = TaskError(error_code="BROKEN", message="no")
 
 
-def context(**known: Known) -> WorkflowContext:
+def context(**known: KnownResults) -> WorkflowContext:
     return WorkflowContext(META, known, app.tasks)
 
 
 def test_a_result_is_read_by_the_annotation_of_its_task() -> None:
     page = fetch.node(node_id="page")("a")
-    found = context(page=Known(Made("fetch"), '{"url":"a","at":null}', None))
+    found = context(page=KnownResults(BuiltTask("fetch"), '{"url":"a","at":null}', None))
     assert found.result_for(page) == found.result_for(NodeKey[Page]("page")) == TaskResult(ok=Page(url="a"))
     assert found.has_result(page)
     assert found.has_result("page")
@@ -30,21 +30,23 @@ def test_a_result_is_read_by_the_annotation_of_its_task() -> None:
 def test_a_list_of_a_map_is_read_item_by_item() -> None:
     page = fetch.node()("a")
     many = fetch.map_node(node_id="many")(each(links.node()(from_node(page))))
-    found = context(many=Known(Made("fetch", is_list=True), '[{"url":"a"},{"url":"b"}]', None))
+    found = context(many=KnownResults(BuiltTask("fetch", is_list=True), '[{"url":"a"},{"url":"b"}]', None))
     assert found.result_for(many) == TaskResult(ok=[Page(url="a"), Page(url="b")])
 
 
 def test_a_failure_is_a_result_too() -> None:
-    found = context(page=Known(Made("fetch"), None, encode_error(ERROR)))
+    found = context(page=KnownResults(BuiltTask("fetch"), None, encode_error(ERROR)))
     assert found.result_for(NodeKey[Page]("page")) == TaskResult(err=ERROR)
 
 
 @pytest.mark.parametrize(
     ("made", "stored", "value"),
-    [(Made(None), None, None), (Made("not known here"), '{"a":[1]}', {"a": [1]})],
+    [(BuiltTask(None), None, None), (BuiltTask("not known here"), '{"a":[1]}', {"a": [1]})],
 )
-def test_what_no_task_of_this_process_has_made_is_read_as_it_is(made: Made, stored: str | None, value: Any) -> None:
-    assert context(other=Known(made, stored, None)).result_for(NodeKey[Any]("other")) == TaskResult(ok=value)
+def test_what_no_task_of_this_process_has_made_is_read_as_it_is(
+    made: BuiltTask, stored: str | None, value: Any
+) -> None:
+    assert context(other=KnownResults(made, stored, None)).result_for(NodeKey[Any]("other")) == TaskResult(ok=value)
 
 
 def test_a_node_whose_result_is_not_given_is_named_with_the_cure() -> None:
@@ -61,11 +63,13 @@ def test_a_node_whose_result_is_not_given_is_named_with_the_cure() -> None:
 def test_a_node_is_known_by_the_id_that_its_workflow_gave_it() -> None:
     unnamed = fetch.node()("a")
     app.workflow("w", [unnamed])
-    assert context(fetch=Known(Made("fetch"), '{"url":"a"}', None)).result_for(unnamed).unwrap() == Page(url="a")
+    assert context(fetch=KnownResults(BuiltTask("fetch"), '{"url":"a"}', None)).result_for(unnamed).unwrap() == Page(
+        url="a"
+    )
 
 
 def test_only_what_a_task_takes_is_filled_in() -> None:
     found = context()
-    assert filled_in(told.arguments.wants, found) == {"workflow_ctx": found, "workflow_meta": META}
-    assert filled_in(frozenset({Wanted.META}), found) == {"workflow_meta": META}
-    assert filled_in(fetch.arguments.wants, found) == {}
+    assert inject_context(told.arguments.wants, found) == {"workflow_ctx": found, "workflow_meta": META}
+    assert inject_context(frozenset({WantedParameter.META}), found) == {"workflow_meta": META}
+    assert inject_context(fetch.arguments.wants, found) == {}

@@ -5,12 +5,12 @@ from functools import partial
 import psycopg
 
 from horsies.db.broker import PostgresBroker
-from horsies.keeper import reap
+from horsies.maintenance import rescue
 from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMode, WorkflowStatus
-from horsies.tasks.cancel import cancel as cancel_task
+from horsies.tasks.control import cancel as cancel_task
 from horsies.workflows import control
+from horsies.workflows.handle import RunEnd, wait_until_run_ends
 from horsies.workflows.inspect import get_stuck
-from horsies.workflows.wait import RunEnd, wait_until_run_ends
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import begin, ended, node, run_out, states, status, take
 
@@ -151,7 +151,7 @@ def test_a_workflow_that_is_over_its_time_has_failed_whether_or_not_anybody_wrot
     found = wait_until_run_ends(broker, run, None)
     assert isinstance(found, RunEnd)
     assert "WORKFLOW_TIMEOUT" in (found.error or "")
-    broker.run(reap.end_overdue_workflows)
+    broker.run(rescue.end_overdue_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
     assert status(sql, part_of(sql)) is WorkflowStatus.CANCELLED
     assert column(sql, "select id from horsies.tasks") == []
@@ -161,7 +161,7 @@ def test_a_node_whose_task_is_cancelled_has_failed(broker: PostgresBroker, sql: 
     run = begin(broker, Graph("one by one", (node(0), node(1, 0))))
     (task_id,) = column(sql, "select id::text from horsies.tasks")
     broker.run(partial(cancel_task, str(task_id)))
-    broker.run(reap.settle_workflows)
+    broker.run(rescue.settle_workflows)
     assert states(sql, run) == (BAD, SKIPPED)
     assert row(sql, "select error->>'error_code' from horsies.workflows") == ("TASK_CANCELLED",)
 
@@ -169,8 +169,8 @@ def test_a_node_whose_task_is_cancelled_has_failed(broker: PostgresBroker, sql: 
 def test_a_node_whose_task_expires_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     run = begin(broker, Graph("too late", (node(0), node(1, 0))))
     sql.execute("update horsies.tasks set good_until = now() - interval '1 s'")
-    broker.run(reap.expire)
-    broker.run(reap.settle_workflows)
+    broker.run(rescue.expire)
+    broker.run(rescue.settle_workflows)
     assert states(sql, run) == (BAD, SKIPPED)
     assert row(sql, "select error->>'error_code' from horsies.workflows") == ("TASK_EXPIRED",)
 
@@ -179,8 +179,8 @@ def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, 
     run = begin(broker, Graph("robbed", (node(0), node(1, 0))))
     sql.execute("delete from horsies.tasks")
     assert [stuck.why for stuck in broker.run(get_stuck)] == ["a node waits for a task that is nowhere"]
-    broker.run(reap.find_lost_nodes)
-    broker.run(reap.settle_workflows)
+    broker.run(rescue.find_lost_nodes)
+    broker.run(rescue.settle_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
     assert broker.run(get_stuck) == []
 
@@ -188,7 +188,7 @@ def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, 
 def test_the_tasks_of_a_dead_worker_advance_their_workflow(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     run = begin(broker, Graph("orphans", (node(0), node(1, 0), node(2, allow_failed_deps=True))))
     assert len(take(broker, 5).claimed[0]) == 2  # by a worker that was never registered
-    broker.run(reap.reap_orphans)
-    broker.run(reap.settle_workflows)
+    broker.run(rescue.rescue_orphans)
+    broker.run(rescue.settle_workflows)
     assert states(sql, run) == (BAD, SKIPPED, BAD)
     assert status(sql, run) is WorkflowStatus.FAILED

@@ -13,12 +13,12 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.courier import SETTLE_IN
-from horsies.db.op import Query, Statement
-from horsies.db.session import PLANNED_ONCE, settle_in
+from horsies.db.loop_connection import SESSION_SETTINGS
+from horsies.db.pooler import CUSTOM_PLANS, apply_session_settings
+from horsies.db.statement import Query, Statement
 from horsies.model.graph import Graph, Join, Node, NodeKind, Ref, RefMode, WorkflowStatus
-from horsies.tasks import cancel
-from horsies.workflows import advance, browse, control, inspect
+from horsies.tasks import control as task_control
+from horsies.workflows import advance, control, inspect
 from tests.fixtures.journey import column
 from tests.workflows.steps import begin, node, status
 
@@ -30,8 +30,8 @@ FREE = 10 * LARGE
 PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
 PROCESS = "pg_catalog.pg_backend_pid()"
 SESSIONS = {
-    "worker": SETTLE_IN.text.replace("%(statement_timeout_ms)s", "'60000'").replace("%(greeted)s", PROCESS),
-    "producer": settle_in(PLANNED_ONCE, PROCESS),
+    "worker": SESSION_SETTINGS.text.replace("%(statement_timeout_ms)s", "'60000'").replace("%(greeted)s", PROCESS),
+    "producer": apply_session_settings(CUSTOM_PLANS, PROCESS),
     "pooler": "",
 }
 
@@ -104,7 +104,7 @@ def session(request: pytest.FixtureRequest, broker: PostgresBroker) -> Generator
 
 
 def plan_everything(session: Session) -> None:
-    for module in (advance, control, browse, inspect, cancel):
+    for module in (advance, control, inspect, task_control):
         for name, statement in module.SQL.items():
             if not name.startswith(("begin_", "commit_")):
                 session.plan(statement)
@@ -293,7 +293,7 @@ def a_workflow_is_paused_resumed_and_cancelled(broker: PostgresBroker, session: 
         session,
         run,
         control.SQL["get_tasks_of_runs"](runs=runs),
-        cancel.SQL["end_unstarted_tasks"](ids=tasks, status="CANCELLED", error_code="X", error=error),
+        control.SQL["end_unstarted_tasks"](ids=tasks, status="CANCELLED", error_code="X", error=error),
         control.SQL["stop_nodes"](runs=runs, id=run, error=error),
     )
     return [begun, paused, resumed, stopped, cancelled, step(session, run)]
@@ -356,10 +356,10 @@ def a_run_is_looked_at(broker: PostgresBroker, session: Session, size: int) -> S
             inspect.SQL["get_stuck_trees"](),
             inspect.SQL["get_nodes"](id=run, node_id=None, with_results=True),
             inspect.SQL["get_tree"](id=run),
-            browse.SQL["get_run"](id=run),
-            browse.SQL["get_descendant_runs"](id=run),
-            browse.SQL["get_nodes_of_runs"](runs=[run]),
-            browse.SQL["count_items"](runs=[run]),
+            inspect.SQL["get_run"](id=run),
+            inspect.SQL["get_descendant_runs"](id=run),
+            inspect.SQL["get_nodes_of_runs"](runs=[run]),
+            inspect.SQL["count_items"](runs=[run]),
         )
     ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from horsies import TaskNode, WorkflowStatus
 from horsies.db.broker import PostgresBroker
-from horsies.keeper.reap import find_lost_nodes, settle_workflows
+from horsies.maintenance.rescue import find_lost_nodes, settle_workflows
 from horsies.model.graph import NodeStatus
 from horsies.model.task import Claim
 from horsies.workflows import control

@@ -10,7 +10,7 @@ import pytest
 
 from horsies import NodeKey, NodeStatus, SubWorkflowNode, WorkflowStatus, each, from_node, results_from
 from horsies.db.broker import PostgresBroker
-from horsies.keeper.reap import settle_workflows
+from horsies.maintenance.rescue import settle_workflows
 from horsies.model.graph import Graph, Node, NodeKind, Ref, RefMode
 from horsies.workflows import control
 from horsies.workflows.inputs import read

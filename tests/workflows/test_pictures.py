@@ -1,7 +1,7 @@
 """Pictures of graphs."""
 
 from horsies import NodeStatus, SubWorkflowNode, each, from_node, result_from
-from horsies.workflows.picture import mermaid, text_tree
+from horsies.workflows.render import mermaid, text_tree
 from tests.workflows.crawling import app, count, fetch, links, summarise
 
 page = fetch.node(node_id="page")("a")

@@ -8,10 +8,10 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.op import rows
+from horsies.db.statement import rows
 from horsies.model.errors import PayloadError, WorkflowConflictError
 from horsies.model.graph import Graph, NodeKind, NodeStatus, WorkflowStatus
-from horsies.model.task import Terms
+from horsies.model.task import TaskOptions
 from horsies.workflows import advance, start
 from horsies.workflows.inspect import get_stuck
 from horsies.workflows.start import plan, start_within
@@ -71,13 +71,13 @@ def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_ste
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
-@pytest.mark.parametrize("at_most", [0, start.TOLD_AFTERWARDS], ids=["at the commit", "after it"])
+@pytest.mark.parametrize("at_most", [0, start.NOTIFY_AFTER_COMMIT], ids=["at the commit", "after it"])
 def test_a_start_tells_of_every_queue_that_it_has_something_for(
     broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, at_most: int
 ) -> None:
-    monkeypatch.setattr(start, "TOLD_AFTERWARDS", at_most)
+    monkeypatch.setattr(start, "NOTIFY_AFTER_COMMIT", at_most)
     sql.execute(f'listen "{Channel.NEW.name_in(broker.config.schema)}"'.encode())
-    others = Terms("add", "other"), Terms("add", "never")
+    others = TaskOptions("add", "other"), TaskOptions("add", "never")
     begin(broker, Graph("two", (node(0), node(1), node(2, terms=others[0]), node(3, 0, terms=others[1]))))
     heard = [notice.payload.split(" ", 2)[2] for notice in sql.notifies(timeout=5, stop_after=2)]
     assert sorted(heard) == ["default", "other"]

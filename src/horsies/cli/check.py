@@ -6,25 +6,23 @@ from dataclasses import asdict
 import click
 
 from horsies.app import Horsies
-from horsies.cli.doctor import examined, plain, tell
-from horsies.cli.mistakes import told_plainly
-from horsies.cli.options import app_argument, json_option
-from horsies.cli.show import show_json, show_table
-from horsies.doctor.case import case_of
-from horsies.doctor.codes import Severity
-from horsies.doctor.examine import LIVE, Report
+from horsies.cli.doctor import plain, print_report, run_checks
+from horsies.cli.options import app_argument, json_option, report_errors
+from horsies.cli.output import show_json, show_table
+from horsies.doctor.findings import Severity, context_for
 from horsies.doctor.inventory import take_inventory
+from horsies.doctor.run import LIVE, Report
 from horsies.locate import find_app
-from horsies.model.check import Inventory, KnownTask
+from horsies.model.app_check import Inventory, KnownTask
 from horsies.model.database_url import masked
-from horsies.model.durations import duration
+from horsies.model.validation import format_duration
 
 
 @click.command()
 @app_argument
 @click.option("--live", is_flag=True, help="Look at the database, and at the workers that run, too.")
 @json_option
-@told_plainly
+@report_errors
 def check(app: str, *, live: bool, as_json: bool) -> None:
     """Load the APP and say what is in it, and all that is wrong with it.
 
@@ -39,7 +37,7 @@ def check(app: str, *, live: bool, as_json: bool) -> None:
     """
     found = find_app(app)
     inventory = take_inventory(found, app)
-    report = examined(found, case_of(found, knows_app=True), LIVE) if live else None
+    report = run_checks(found, context_for(found, knows_app=True), LIVE) if live else None
     if as_json:
         show_json({"app": app, **asdict(inventory), "live": None if report is None else plain(report)})
     else:
@@ -59,7 +57,7 @@ def _tell(app: Horsies, inventory: Inventory, report: Report | None) -> None:
     _tell_tables(inventory)
     if report is not None:
         click.echo()
-        tell(report)
+        print_report(report)
     for problem in inventory.problems:
         click.echo(f"{click.style('problem', fg='red')}: {problem}", err=True)
 
@@ -96,5 +94,5 @@ def _tell_tables(inventory: Inventory) -> None:
 
 
 def _row(task: KnownTask) -> tuple[object, ...]:
-    timeout = None if task.timeout_ms is None else duration(task.timeout_ms / 1000)
+    timeout = None if task.timeout_ms is None else format_duration(task.timeout_ms / 1000)
     return task.name, task.queue, task.retries, task.retry_for, timeout, task.function

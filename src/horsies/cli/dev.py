@@ -7,19 +7,17 @@ from contextlib import suppress
 
 import click
 
-from horsies.cli.mistakes import told_plainly
-from horsies.cli.options import app_argument, log_format_option, loglevel_option
+from horsies.cli.options import app_argument, log_format_option, loglevel_option, report_errors
 from horsies.logs import configure_logging
-from horsies.reloader.reload import run_parts
-from horsies.reloader.survey import Survey
+from horsies.reloader.reload import AppSurvey, run_parts
 
 COLOURS = {"worker": "cyan", "scheduler": "magenta", "dev": "green"}
 WIDTH = max(map(len, COLOURS))
 
 
-def as_part(*words: str) -> list[str]:
+def part_command(*words: str) -> list[str]:
     """The command line of a process that dies with this one."""
-    return [sys.executable, "-m", "horsies.cli.part", str(os.getpid()), *words]
+    return [sys.executable, "-m", "horsies.cli.dev_part", str(os.getpid()), *words]
 
 
 @click.command()
@@ -30,7 +28,7 @@ def as_part(*words: str) -> list[str]:
 )
 @loglevel_option
 @log_format_option
-@told_plainly
+@report_errors
 def dev(app: str, *, processes: int, concurrency: int, loglevel: str, log_format: str) -> None:
     """Run everything an app needs while you write it, in one terminal.
 
@@ -46,9 +44,9 @@ def dev(app: str, *, processes: int, concurrency: int, loglevel: str, log_format
     configure_logging(loglevel, log_format, _OwnLines(show))
     logging = (f"--loglevel={loglevel}", f"--log-format={log_format}")
 
-    def plan(found: Survey) -> Mapping[str, Sequence[str]]:
-        worker = as_part("worker", app, f"--processes={processes}", f"--concurrency={concurrency}", *logging)
-        scheduler = {"scheduler": as_part("scheduler", app, *logging)} if found.has_schedules else {}
+    def plan(found: AppSurvey) -> Mapping[str, Sequence[str]]:
+        worker = part_command("worker", app, f"--processes={processes}", f"--concurrency={concurrency}", *logging)
+        scheduler = {"scheduler": part_command("scheduler", app, *logging)} if found.has_schedules else {}
         return {"worker": worker, **scheduler}
 
     run_parts(app, plan, show)

@@ -9,14 +9,18 @@ from typing import Any, Final
 import click
 
 from horsies.app import Horsies
-from horsies.cli.mistakes import told_plainly
-from horsies.cli.moments import seconds
-from horsies.cli.options import database_option, json_option, optional_app_argument, schema_option, target_of
-from horsies.cli.show import show_json
-from horsies.doctor.case import Case, case_of
-from horsies.doctor.codes import Severity
-from horsies.doctor.examine import ALL, Check, Checked, Probe, Report, examine
-from horsies.doctor.finding import Finding
+from horsies.cli.options import (
+    database_option,
+    json_option,
+    optional_app_argument,
+    parse_seconds,
+    report_errors,
+    schema_option,
+    target_of,
+)
+from horsies.cli.output import show_json
+from horsies.doctor.findings import CheckContext, Finding, Severity, context_for
+from horsies.doctor.run import ALL, Check, CheckResult, Probe, Report, run_doctor
 
 CLEARED: Final = "\r\x1b[K"
 COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
@@ -25,20 +29,25 @@ COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING:
 @click.command()
 @optional_app_argument
 @click.option(
-    "--max-wait", type=seconds, default="10m", show_default=True, metavar="TIME", help="How long a task may wait."
+    "--max-wait", type=parse_seconds, default="10m", show_default=True, metavar="TIME", help="How long a task may wait."
 )
 @click.option(
-    "--max-transaction", type=seconds, default="10m", show_default=True, metavar="TIME",
+    "--max-transaction", type=parse_seconds, default="10m", show_default=True, metavar="TIME",
     help="How long a transaction may be open.",
 )  # fmt: skip
 @click.option(
-    "--timeout", type=seconds, default="5s", show_default=True, metavar="TIME", help="How long each check may take."
+    "--timeout",
+    type=parse_seconds,
+    default="5s",
+    show_default=True,
+    metavar="TIME",
+    help="How long each check may take.",
 )
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
 @database_option
 @schema_option
 @json_option
-@told_plainly
+@report_errors
 def doctor(
     app: str | None,
     database_url: str | None,
@@ -63,26 +72,26 @@ def doctor(
     """
     target = target_of(app, database_url, schema)
     case = replace(
-        case_of(target, knows_app=bool(app) and not database_url),
+        context_for(target, knows_app=bool(app) and not database_url),
         max_wait_s=max_wait,
         max_transaction_s=max_transaction,
         check_timeout_s=timeout,
     )
-    report = examined(target, case, ALL)
+    report = run_checks(target, case, ALL)
     if as_json:
         show_json(plain(report))
     else:
-        tell(report)
+        print_report(report)
     sys.exit(int(report.severity >= (Severity.WARNING if strict else Severity.ERROR)))
 
 
-def examined(target: Horsies, case: Case, checks: Sequence[Check | Probe]) -> Report:
+def run_checks(target: Horsies, case: CheckContext, checks: Sequence[Check | Probe]) -> Report:
     """On a terminal, with what is being looked at, on a line that is empty again afterwards."""
     with closing(target):
         if not sys.stderr.isatty():
-            return examine(target.broker.config, case, checks=checks)
+            return run_doctor(target.broker.config, case, checks=checks)
         try:
-            return examine(target.broker.config, case, checks=checks, before=_looking_at)
+            return run_doctor(target.broker.config, case, checks=checks, before=_looking_at)
         finally:
             click.echo(CLEARED, nl=False, err=True)
 
@@ -116,7 +125,7 @@ def _plain_finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def tell(report: Report) -> None:
+def print_report(report: Report) -> None:
     well = [check.name for check in report.checks if check.findings == []]
     skipped = [check.name for check in report.checks if check.findings is None]
     for check in report.checks:
@@ -128,7 +137,7 @@ def tell(report: Report) -> None:
     click.echo(_summary(report))
 
 
-def _tell_check(check: Checked) -> None:
+def _tell_check(check: CheckResult) -> None:
     for finding in check.findings or ():
         click.echo(f"{_coloured(finding.severity)} {finding.code}: {finding.seen}")
         if finding.severity > Severity.INFO:

@@ -4,11 +4,16 @@ import sys
 
 import click
 
-from horsies.cli.mistakes import told_plainly
-from horsies.cli.options import database_option, json_option, optional_app_argument, schema_option, target_of
-from horsies.cli.show import show_json
-from horsies.db.migrate import Standing, library_version
-from horsies.db.script import migration_script
+from horsies.cli.options import (
+    database_option,
+    json_option,
+    optional_app_argument,
+    report_errors,
+    schema_option,
+    target_of,
+)
+from horsies.cli.output import show_json
+from horsies.db.migrate import SchemaState, library_version, migration_script
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, PostgresConfig
 from horsies.model.database_url import mask_passwords
@@ -27,7 +32,7 @@ from horsies.model.database_url import mask_passwords
 @database_option
 @schema_option
 @json_option
-@told_plainly
+@report_errors
 def migrate(
     app: str | None,
     database_url: str | None,
@@ -87,7 +92,7 @@ def _print_script(schema: str, version: int) -> None:
     click.echo(migration_script(schema, version), nl=False)
 
 
-def _tell_standing(standing: Standing, *, as_json: bool) -> None:
+def _tell_standing(standing: SchemaState, *, as_json: bool) -> None:
     if as_json:
         show_json(standing)
     elif standing.pending:
@@ -101,7 +106,7 @@ def _tell_standing(standing: Standing, *, as_json: bool) -> None:
     sys.exit(1 if standing.pending else 0)
 
 
-def _tell_applied(standing: Standing, applied: list[str], where: str, *, as_json: bool) -> None:
+def _tell_applied(standing: SchemaState, applied: list[str], where: str, *, as_json: bool) -> None:
     if as_json:
         show_json({"schema": standing.schema, "version": standing.version, "applied": applied})
         return

@@ -4,20 +4,42 @@ Commands at the top (`worker`, `status`, `doctor`) take the APP as an argument; 
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from functools import wraps
-from typing import Any
+from datetime import datetime, timedelta
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from horsies.app import Horsies
-from horsies.cli.mistakes import told_plainly
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
-from horsies.model.worker import DEFAULT_METRICS_HOST, LOG_FORMATS
+from horsies.model.errors import HorsiesError
+from horsies.model.worker_config import DEFAULT_METRICS_HOST, LOG_FORMATS
+from horsies.tasks.ids import as_id
+from horsies.tasks.inspect import find_workers
+
+# --------
+# A user's mistake gets one clear message and exit code 1, never a traceback.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def report_errors(command: Callable[P, T]) -> Callable[P, T]:
+    @wraps(command)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except HorsiesError as error:
+            raise click.ClickException(str(error)) from error
+
+    return told
+
 
 loglevel_option = click.option(
     "--loglevel",
@@ -80,7 +102,7 @@ def on_database(*, app: Callable[[Any], Any] = app_option) -> Callable[[Callable
                 target.broker.require_schema()
                 return command(target, *args, **options)
 
-        return app(database_option(schema_option(told_plainly(run))))
+        return app(database_option(schema_option(report_errors(run))))
 
     return decorate
 
@@ -119,3 +141,71 @@ def confirm(question: str, *, yes: bool) -> None:
             "nobody can be asked here; add --yes if you mean it, or --dry-run to see what would be done"
         )
     click.confirm(question, abort=True, err=True)
+
+
+# --------
+# Moments and durations as people type them: `2h`, or a date and time.
+
+TimeParameter: TypeAlias = datetime | timedelta
+"""An absolute one, or how long ago by the database's clock."""
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
+
+
+def parse_time(text: str) -> TimeParameter:
+    """For options. A date and time without a zone is in the machine's own, as those in tables are."""
+    try:
+        if _DURATION.fullmatch(text.strip()):
+            return timedelta(seconds=parse_seconds(text))
+        return datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is no moment; write 90s, 30m, 2h, 7d or 1w for so long ago, or 2030-12-31T18:00"
+        ) from None
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `15m`, `2h`; a bare number is one of seconds, as in other options."""
+    found = _DURATION.fullmatch(text.strip()) or _DURATION.fullmatch(f"{text.strip()}s")
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no duration; write 90s, 15m, 2h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def to_absolute(given: TimeParameter | None, now: datetime) -> datetime | None:
+    try:
+        return now - given if isinstance(given, timedelta) else given
+    except OverflowError:
+        raise click.UsageError("that long ago there were no moments; take a shorter time") from None
+
+
+# --------
+# Ids as they are typed: those of tasks and workflows in full, those of workers as far as they are unique.
+
+FULL = 36  # characters
+
+_BEGINNING = re.compile(r"[0-9a-fA-F-]{1,36}")
+
+
+def full_id(text: str) -> str:
+    """For options and arguments."""
+    try:
+        return as_id(text, "id", "give it in full, as the lists show it")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def any_worker(target: Horsies, text: str) -> str:
+    """A full id, of whatever worker there ever was, or the beginning of one that is known."""
+    return full_id(text) if len(text) == FULL else worker_named(target, text)
+
+
+def worker_named(target: Horsies, beginning: str) -> str:
+    """The one worker whose id begins like this."""
+    found = target.broker.run(partial(find_workers, beginning)) if _BEGINNING.fullmatch(beginning) else []
+    if not found:
+        raise click.ClickException(f"no worker is known whose id begins with {beginning!r}; see `horsies workers list`")
+    if len(found) > 1:
+        raise click.ClickException(f"{beginning!r} is the beginning of {len(found)} workers' ids: {', '.join(found)}")
+    return found[0]

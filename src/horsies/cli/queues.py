@@ -9,15 +9,15 @@ from typing import Any
 import click
 
 from horsies.app import Horsies
+from horsies.cli.bulk import run_in_batches
 from horsies.cli.options import dry_run_option, json_option, on_database, yes_option
-from horsies.cli.show import show_json, show_table
-from horsies.cli.sweep import sweep
-from horsies.db.op import Op
-from horsies.model.durations import duration
+from horsies.cli.output import show_json, show_table
+from horsies.db.statement import Op
 from horsies.model.status import TaskStatus
-from horsies.tasks.cancel import cancel_unstarted
-from horsies.tasks.list import TaskFilter, TaskLine
-from horsies.tasks.queues import QueueLine, list_queues, pause_queue, resume_queue
+from horsies.model.validation import format_duration
+from horsies.tasks.control import cancel_unstarted
+from horsies.tasks.inspect import TaskFilter, TaskSummary
+from horsies.tasks.queues import QueueSummary, list_queues, pause_queue, resume_queue
 
 name_argument = click.argument("name", metavar="NAME")
 
@@ -45,24 +45,24 @@ def list_(target: Horsies, *, as_json: bool) -> None:
         show_queues(target, lines)
 
 
-def lines_of(target: Horsies) -> list[QueueLine]:
+def lines_of(target: Horsies) -> list[QueueSummary]:
     """The queues that the database knows, and those of the app."""
     known = {line.name: line for line in target.broker.run(list_queues)}
-    declared = {queue.name: QueueLine(queue.name) for queue in target.config.queues} if target.tasks else {}
+    declared = {queue.name: QueueSummary(queue.name) for queue in target.config.queues} if target.tasks else {}
     return sorted((declared | known).values(), key=lambda line: line.name)
 
 
-def show_queues(target: Horsies, lines: Sequence[QueueLine]) -> None:
+def show_queues(target: Horsies, lines: Sequence[QueueSummary]) -> None:
     headings = ["QUEUE", "WAITING", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
     extra = ["PRIORITY", "CAP"] if target.tasks else []
     rows = ((*_cells(line), *(_settings(target, line.name).values() if extra else ())) for line in lines)
     show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a switch")
 
 
-def _cells(line: QueueLine) -> Sequence[object]:
+def _cells(line: QueueSummary) -> Sequence[object]:
     waiting = f"{line.waiting}+" if line.more_waiting else line.waiting
     delayed = f"{line.delayed}+" if line.more_delayed else line.delayed
-    oldest = None if line.oldest_waiting_s is None else duration(line.oldest_waiting_s)
+    oldest = None if line.oldest_waiting_s is None else format_duration(line.oldest_waiting_s)
     return (line.name, waiting, delayed, line.claimed, line.running, oldest, line.paused_at, line.workers)
 
 
@@ -124,14 +124,14 @@ def purge(target: Horsies, *, name: str, **how: bool) -> None:
     """
     _check_name(target, name)
 
-    def act(lines: Sequence[TaskLine]) -> Counter[str]:
+    def act(lines: Sequence[TaskSummary]) -> Counter[str]:
         verb = partial(cancel_unstarted, [line.id for line in lines])
         gone = len(target.broker.run(verb, again=verb))
         return Counter(CANCELLED=gone, LEFT=len(lines) - gone)
 
     wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
     words = {"CANCELLED": "cancelled", "LEFT": "begun or ended meanwhile, and left alone"}
-    sweep(target, wanted, act, verb="cancel", words=words, **how)
+    run_in_batches(target, wanted, act, verb="cancel", words=words, **how)
 
 
 def _check_name(target: Horsies, name: str) -> None:

@@ -4,17 +4,17 @@ import sys
 
 import click
 
-from horsies.cli.mistakes import told_plainly
 from horsies.cli.options import (
     app_argument,
     log_format_option,
     loglevel_option,
     metrics_host_option,
     metrics_port_option,
+    report_errors,
 )
 from horsies.locate import load_app
 from horsies.logs import configure_logging
-from horsies.worker.run_scheduler import run_scheduler
+from horsies.worker.scheduler import run_scheduler
 
 
 @click.command()
@@ -23,7 +23,7 @@ from horsies.worker.run_scheduler import run_scheduler
 @metrics_host_option
 @loglevel_option
 @log_format_option
-@told_plainly
+@report_errors
 def scheduler(app: str, *, metrics_port: int | None, metrics_host: str, loglevel: str, log_format: str) -> None:
     """Enqueue the tasks of the app's schedules when they are due, until told to stop.
 

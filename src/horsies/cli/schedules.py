@@ -10,10 +10,18 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import json_option, on_database
-from horsies.cli.show import show_json, show_table, shown
-from horsies.db.op import Op
-from horsies.schedules.control import pause, resume, run_now
-from horsies.schedules.inspect import ScheduleInfo, ScheduleRun, ScheduleState, get_runs, get_schedules
+from horsies.cli.output import show_json, show_table, shown
+from horsies.db.statement import Op
+from horsies.schedules.control import (
+    ScheduleInfo,
+    ScheduleRun,
+    ScheduleState,
+    get_runs,
+    get_schedules,
+    pause,
+    resume,
+    run_now,
+)
 from horsies.tasks.ids import new_task_id
 
 SLOTS = 5

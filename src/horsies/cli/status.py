@@ -11,17 +11,16 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import json_option, on_database, optional_app_argument
+from horsies.cli.output import show_json
 from horsies.cli.queues import lines_of, show_queues
-from horsies.cli.show import show_json
 from horsies.cli.workers import show_workers
 from horsies.model.database_url import mask_passwords
 from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
-from horsies.schedules.inspect import ScheduleState, get_schedules
-from horsies.tasks.overview import Server, count_finished, count_workflows, get_server
-from horsies.tasks.queues import QueueLine
+from horsies.schedules.control import ScheduleState, get_schedules
+from horsies.tasks.inspect import WorkerSummary, list_workers
+from horsies.tasks.queues import QueueSummary, ServerInfo, count_finished, count_workflows, get_server
 from horsies.tasks.unknown import COUNTED_AT_MOST, UnknownTasks, list_unknown
-from horsies.tasks.workers import WorkerLine, list_workers
 
 MINUTES = 60
 
@@ -30,9 +29,9 @@ MINUTES = 60
 class Overview:
     """Everything that the screen shows."""
 
-    server: Server
-    queues: list[QueueLine]
-    workers: list[WorkerLine]
+    server: ServerInfo
+    queues: list[QueueSummary]
+    workers: list[WorkerSummary]
     finished_last_hour: Mapping[TaskStatus, int] | None
     workflows: Mapping[WorkflowStatus, int]
     schedules: Mapping[ScheduleState, int]

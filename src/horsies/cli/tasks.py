@@ -1,28 +1,214 @@
 """`horsies tasks`: list, show, cancel, retry and purge."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial, wraps
+from typing import Any, TypeAlias
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.filters import Asked, task_filters
-from horsies.cli.ids import full_id
-from horsies.cli.options import dry_run_option, json_option, on_database, yes_option
-from horsies.cli.record import show_record, without_data
-from horsies.cli.show import show_json, show_table
-from horsies.cli.sweep import sweep
+from horsies.cli.bulk import run_in_batches
+from horsies.cli.options import (
+    TimeParameter,
+    any_worker,
+    dry_run_option,
+    full_id,
+    json_option,
+    on_database,
+    parse_time,
+    to_absolute,
+    yes_option,
+)
+from horsies.cli.output import show_json, show_table, shown
+from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
-from horsies.tasks.cancel import CancelOutcome, cancel_many
-from horsies.tasks.inspect import get_status
-from horsies.tasks.list import FINAL, LIVE, TaskFilter, TaskLine, list_tasks
-from horsies.tasks.purge import purge as purge_endings
-from horsies.tasks.retry import Retry, RetryOutcome
-from horsies.tasks.show import WHOLE
-from horsies.tasks.show import show as show_stored
+from horsies.model.validation import format_duration
+from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_many
+from horsies.tasks.control import purge as purge_endings
+from horsies.tasks.inspect import (
+    FINAL,
+    LIVE,
+    WHOLE,
+    TaskFilter,
+    TaskInfo,
+    TaskRecord,
+    TaskSummary,
+    get_status,
+    list_tasks,
+    read_clock,
+)
+from horsies.tasks.inspect import show_task as show_stored
+
+# --------
+# One task, shown in full.
+
+
+def without_data(info: TaskInfo) -> TaskInfo:
+    """What a task's own errors carry may be as secret as its arguments; where an exception was raised is not."""
+    attempts = [replace(attempt, error=_bare(attempt.error)) for attempt in info.failed_attempts]
+    return replace(info, error=_bare(info.error), failed_attempts=attempts)
+
+
+def _bare(error: TaskError | None) -> TaskError | None:
+    match error:
+        case None | TaskError(data={"traceback": str()}):
+            return error
+        case _:
+            return replace(error, data=None)
+
+
+def show_task_detail(info: TaskInfo, stored: TaskRecord, *, as_json: bool) -> None:
+    if as_json:
+        show_json(asdict(info) | asdict(stored))
+        return
+    for name, value in _facts(info, stored):
+        if value is not None:
+            click.echo(f"{name:<14}{shown(value)}")
+    if info.failed_attempts:
+        click.echo()
+        headings = ["ATTEMPT", "STARTED", "ENDED", "WORKER", "ERROR", "MESSAGE"]
+        rows = [
+            (a.attempt, a.started_at, a.ended_at, a.worker, a.error_code, a.error and a.error.message)
+            for a in info.failed_attempts
+        ]
+        show_table(headings, rows, empty="")
+    for title, text in (("args", stored.args), ("result", stored.result), ("error", _error_text(info.error))):
+        if text:
+            click.echo(f"\n{title}:\n{text}")
+
+
+def _facts(info: TaskInfo, stored: TaskRecord) -> Iterator[tuple[str, object]]:
+    yield "id", info.id
+    yield "task", info.task_name
+    yield "queue", f"{info.queue_name}, priority {info.priority}"
+    yield "status", info.status
+    yield (
+        "attempts",
+        f"{info.attempts} ended, {stored.max_retries} retries by its policy, claim number {stored.claim_no}",
+    )
+    yield "key", stored.key
+    if stored.workflow_id:
+        yield "workflow", f"{stored.workflow_id} ({stored.workflow_name or 'gone'}), node {stored.node_id or 'gone'}"
+    yield "sent", info.sent_at
+    yield "due", info.enqueued_at
+    yield "good until", info.good_until
+    yield "claimed", info.claimed_at
+    yield "lease until", stored.lease_until
+    yield "started", info.started_at
+    yield "ended", info.finished_at
+    if info.started_at and info.finished_at:
+        yield "took", format_duration((info.finished_at - info.started_at).total_seconds())
+    yield "timeout", info.timeout_ms and format_duration(info.timeout_ms / 1000)
+    yield "cancel asked", stored.cancel_requested_at
+    yield "worker", info.worker
+    if info.unknown_since is not None:
+        yield "unknown since", f"{info.unknown_since}, no living worker can run it"
+    if info.progress:
+        yield "progress", ", ".join(f"{name} {value}" for name, value in info.progress.items() if value is not None)
+    yield (
+        "payload",
+        f"arguments {stored.args_bytes} bytes"
+        + (f", result {stored.result_bytes} bytes" if stored.result_bytes is not None else ""),
+    )
+    yield "error", info.error_code
+
+
+def _error_text(error: TaskError | None) -> str | None:
+    """The message, and the traceback if it has one, as a person reads it."""
+    if error is None:
+        return None
+    match error.data:
+        case {"traceback": str() as traceback}:
+            return f"{error.message}\n\n{traceback}".rstrip()
+        case None:
+            return str(error.message)
+        case data:
+            return f"{error.message}\n\n{data}"
+
+
+# --------
+# The options by which commands are told which tasks are meant.
+
+_OPTIONS = [
+    click.option(
+        "--status",
+        "statuses",
+        multiple=True,
+        type=click.Choice([status.value for status in TaskStatus], case_sensitive=False),
+        help="In this state; may be given several times.",
+    ),
+    click.option("--queue", metavar="NAME", help="In this queue."),
+    click.option("--task", metavar="NAME", help="Of this task."),
+    click.option("--error-code", metavar="CODE", help="Ended with this error code."),
+    click.option(
+        "--worker", metavar="ID", help="Held, or last held, by this worker; the beginning of its id is enough."
+    ),
+    click.option(
+        "--since", type=parse_time, metavar="WHEN", help="Ended, or if live sent, since: 2h, 7d, or 2030-12-31T18:00."
+    ),
+    click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="The same, before."),
+    click.option("--workflow", type=full_id, metavar="ID", help="Of this workflow, and of what is below it."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """What was asked for on the command line."""
+
+    statuses: Sequence[str]
+    queue: str | None
+    task: str | None
+    error_code: str | None
+    worker: str | None
+    since: TimeParameter | None
+    until: TimeParameter | None
+    workflow: str | None
+
+    def __bool__(self) -> bool:
+        rest = (self.queue, self.task, self.error_code, self.worker, self.since, self.until, self.workflow)
+        return bool(self.statuses) or any(value is not None for value in rest)
+
+    def filter(self, target: Horsies, default: Sequence[TaskStatus] = ()) -> TaskFilter:
+        """How long ago something was is told by the database's clock, and once: batches later on mean the same moment."""
+        now = target.broker.run(read_clock)
+        return TaskFilter(
+            statuses=[TaskStatus(status) for status in self.statuses] or default,
+            queue_name=self.queue,
+            task_name=self.task,
+            error_code=self.error_code,
+            worker=None if self.worker is None else any_worker(target, self.worker),
+            since=to_absolute(self.since, now),
+            until=to_absolute(self.until, now),
+            workflow_id=self.workflow,
+        )
+
+
+def task_filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options; it gets them as one `Asked`."""
+
+    @wraps(command)
+    def run(
+        *args: Any,
+        statuses: Sequence[str],
+        queue: str | None,
+        task: str | None,
+        error_code: str | None,
+        worker: str | None,
+        since: TimeParameter | None,
+        until: TimeParameter | None,
+        workflow: str | None,
+        **options: Any,
+    ) -> Any:
+        asked = FilterOptions(statuses, queue, task, error_code, worker, since, until, workflow)
+        return command(*args, asked=asked, **options)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
+
 
 PAYLOAD_CHARACTERS = 4_000
 
@@ -49,7 +235,7 @@ def tasks() -> None:
 @click.option("--after", type=full_id, metavar="ID", help="Those that come after this one in the list.")
 @json_option
 @on_database()
-def list_(target: Horsies, *, asked: Asked, limit: int, after: str | None, as_json: bool) -> None:
+def list_(target: Horsies, *, asked: FilterOptions, limit: int, after: str | None, as_json: bool) -> None:
     """List tasks, live and finished, in the order they were sent, newest first.
 
     A filter that matches little looks through all that is newer; --since bounds that.
@@ -69,7 +255,7 @@ def list_(target: Horsies, *, asked: Asked, limit: int, after: str | None, as_js
         click.echo(f"there are more: add --after {last}", err=True)
 
 
-def _cells(line: TaskLine) -> Sequence[object]:
+def _cells(line: TaskSummary) -> Sequence[object]:
     return (
         line.id,
         line.task_name,
@@ -101,7 +287,7 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
     if found is None:
         raise click.ClickException(f"no task {task_id} is known: never sent, not committed yet, or past its retention")
     info, stored = found
-    show_record(info if payload else without_data(info), stored, as_json=as_json)
+    show_task_detail(info if payload else without_data(info), stored, as_json=as_json)
 
 
 @tasks.command()
@@ -111,7 +297,7 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
 @yes_option
 @json_option
 @on_database()
-def cancel(target: Horsies, *, task_ids: Sequence[TaskId], asked: Asked, **how: bool) -> None:
+def cancel(target: Horsies, *, task_ids: Sequence[TaskId], asked: FilterOptions, **how: bool) -> None:
     """Cancel tasks: what has not begun ends at once, what runs is asked to stop and killed after a grace period.
 
     \b
@@ -135,7 +321,7 @@ def cancel(target: Horsies, *, task_ids: Sequence[TaskId], asked: Asked, **how: 
 @yes_option
 @json_option
 @on_database()
-def retry(target: Horsies, *, task_ids: Sequence[TaskId], asked: Asked, force: bool, **how: bool) -> None:
+def retry(target: Horsies, *, task_ids: Sequence[TaskId], asked: FilterOptions, force: bool, **how: bool) -> None:
     """Bring finished tasks back: they keep their ids, and are due now.
 
     Without --status those that FAILED are meant. Attempts are counted on: a task that has used up its retries gets one more attempt. A task of a
@@ -147,7 +333,7 @@ def retry(target: Horsies, *, task_ids: Sequence[TaskId], asked: Asked, force: b
     """
 
     def act(ids: Sequence[TaskId]) -> dict[TaskId, RetryOutcome]:
-        verb = Retry(ids, force=force)
+        verb = Requeue(ids, force=force)
         return target.broker.run(verb, again=verb)
 
     good = frozenset({RetryOutcome.RETRIED})
@@ -161,7 +347,7 @@ def retry(target: Horsies, *, task_ids: Sequence[TaskId], asked: Asked, force: b
 @yes_option
 @json_option
 @on_database()
-def purge(target: Horsies, *, asked: Asked, everything: bool, **how: bool) -> None:
+def purge(target: Horsies, *, asked: FilterOptions, everything: bool, **how: bool) -> None:
     """Delete finished tasks before their retention would. What is live is never deleted: see `horsies queues purge`.
 
     A key that such a task holds by its window is free afterwards.
@@ -173,17 +359,17 @@ def purge(target: Horsies, *, asked: Asked, everything: bool, **how: bool) -> No
         raise click.UsageError("say which: by a filter such as --status FAILED --before 7d, or --all")
     wanted = _filter_of(target, asked, "purge", FINAL, FINAL)
 
-    def act(lines: Sequence[TaskLine]) -> Counter[str]:
+    def act(lines: Sequence[TaskSummary]) -> Counter[str]:
         verb = partial(purge_endings, lines)
         return Counter(PURGED=target.broker.run(verb, again=verb))
 
-    sweep(target, wanted, act, verb="purge", words={"PURGED": "deleted"}, **how)
+    run_in_batches(target, wanted, act, verb="purge", words={"PURGED": "deleted"}, **how)
 
 
 def _act_on(
     target: Horsies,
     task_ids: Sequence[TaskId],
-    asked: Asked,
+    asked: FilterOptions,
     act: Callable[[Sequence[TaskId]], Mapping[TaskId, Outcome]],
     good: frozenset[Outcome],
     *,
@@ -197,7 +383,9 @@ def _act_on(
     if not task_ids:
         words = {outcome.name: outcome.value for outcome in (*CancelOutcome, *RetryOutcome)}
         wanted = _filter_of(target, asked, verb, of, default)
-        sweep(target, wanted, lambda lines: _counted(act([line.id for line in lines])), verb=verb, words=words, **how)
+        run_in_batches(
+            target, wanted, lambda lines: _counted(act([line.id for line in lines])), verb=verb, words=words, **how
+        )
         return
     if how["dry_run"]:
         _show_statuses(target, task_ids, verb=verb, of=of, as_json=how["as_json"])
@@ -229,7 +417,7 @@ def _counted(outcomes: Mapping[TaskId, Outcome]) -> Counter[str]:
 
 
 def _filter_of(
-    target: Horsies, asked: Asked, verb: str, of: Sequence[TaskStatus], default: Sequence[TaskStatus]
+    target: Horsies, asked: FilterOptions, verb: str, of: Sequence[TaskStatus], default: Sequence[TaskStatus]
 ) -> TaskFilter:
     if wrong := [status for status in asked.statuses if TaskStatus(status) not in of]:
         raise click.UsageError(f"{verb} is for what is {', '.join(of)}, and not for {', '.join(wrong)}")

@@ -7,19 +7,19 @@ from typing import Any
 
 import click
 
-from horsies.cli.dev import as_part
-from horsies.cli.mistakes import told_plainly
+from horsies.cli.dev import part_command
 from horsies.cli.options import (
     app_argument,
     log_format_option,
     loglevel_option,
     metrics_host_option,
     metrics_port_option,
+    report_errors,
     words_again,
 )
 from horsies.locate import load_app
 from horsies.logs import configure_logging
-from horsies.model.worker import DEFAULT_TASKS_PER_CHILD, WorkerConfig
+from horsies.model.worker_config import DEFAULT_TASKS_PER_CHILD, WorkerConfig
 from horsies.reloader.reload import run_parts
 from horsies.worker.run import run_worker
 
@@ -97,7 +97,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, limit_mb: float 
 @log_format_option
 @click.option("--reload", is_flag=True, help="For development: start anew when a .py file of the app changes.")
 @click.pass_context
-@told_plainly
+@report_errors
 def worker(
     context: click.Context,
     /,
@@ -129,6 +129,6 @@ def worker(
         **options,
     )
     if reload:
-        run_parts(app, lambda _found: {"worker": as_part("worker", app, *words_again(context, without="reload"))})
+        run_parts(app, lambda _found: {"worker": part_command("worker", app, *words_again(context, without="reload"))})
     else:
         sys.exit(run_worker(load_app(app), config))

@@ -8,14 +8,11 @@ from functools import partial
 import click
 
 from horsies.app import Horsies
-from horsies.cli.ids import worker_named
-from horsies.cli.moments import seconds
-from horsies.cli.options import json_option, on_database
-from horsies.cli.show import show_json, show_table, shown
-from horsies.model.durations import duration
-from horsies.tasks.inspect import WorkerState, get_worker_states
-from horsies.tasks.workers import WorkerLine, get_heartbeats, list_workers
-from horsies.tasks.workers import ping as ping_workers
+from horsies.cli.options import json_option, on_database, parse_seconds, worker_named
+from horsies.cli.output import show_json, show_table, shown
+from horsies.model.validation import format_duration
+from horsies.tasks.inspect import WorkerState, WorkerSummary, get_heartbeats, get_worker_states, list_workers
+from horsies.tasks.inspect import ping as ping_workers
 
 POLL_S = 0.02
 ASK_AGAIN_S = 1.0  # one that is just starting, or reconnecting, has not heard
@@ -45,7 +42,7 @@ def list_(target: Horsies, *, as_json: bool) -> None:
         show_workers(lines)
 
 
-def show_workers(lines: Sequence[WorkerLine]) -> None:
+def show_workers(lines: Sequence[WorkerSummary]) -> None:
     headings = [
         "WORKER",
         "APP",
@@ -62,7 +59,7 @@ def show_workers(lines: Sequence[WorkerLine]) -> None:
     show_table(headings, map(_cells, lines), empty="no worker is registered")
 
 
-def _cells(line: WorkerLine) -> Sequence[object]:
+def _cells(line: WorkerSummary) -> Sequence[object]:
     memory = None if line.memory_usage_mb is None else round(line.memory_usage_mb + (line.children_memory_mb or 0))
     return (
         line.id,
@@ -72,7 +69,7 @@ def _cells(line: WorkerLine) -> Sequence[object]:
         line.processes * line.concurrency,
         line.tasks_running,
         line.tasks_claimed,
-        f"{duration(line.heartbeat_age_s)} ago",
+        f"{format_duration(line.heartbeat_age_s)} ago",
         line.started_at,
         memory,
         line.queues,
@@ -119,7 +116,7 @@ def _state_cells(state: WorkerState) -> Sequence[object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PingReply:
     """How long a worker took, in milliseconds; None: it has not answered."""
 
     worker_id: str
@@ -128,7 +125,9 @@ class Answer:
 
 @workers.command()
 @click.argument("worker_ids", metavar="[ID]...", nargs=-1)
-@click.option("--timeout", type=seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait.")
+@click.option(
+    "--timeout", type=parse_seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait."
+)
 @json_option
 @on_database()
 def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json: bool) -> None:
@@ -152,7 +151,7 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
         raise click.exceptions.Exit(1)
 
 
-def _answers(target: Horsies, wanted: Sequence[str], timeout_s: float) -> list[Answer]:
+def _answers(target: Horsies, wanted: Sequence[str], timeout_s: float) -> list[PingReply]:
     """Looks, and does not listen: that works behind a pooler, too."""
     began = asked = time.monotonic()
     before = target.broker.run(partial(ping_workers, wanted))
@@ -166,4 +165,4 @@ def _answers(target: Horsies, wanted: Sequence[str], timeout_s: float) -> list[A
         answered |= {worker: elapsed_s * 1000 for worker in waited if worker in now and now[worker] != before[worker]}
         if elapsed_s > timeout_s:
             break
-    return [Answer(worker, answered.get(worker)) for worker in wanted]
+    return [PingReply(worker, answered.get(worker)) for worker in wanted]

@@ -1,27 +1,193 @@
 """`horsies workflows list` and `show`."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.ids import full_id
-from horsies.cli.moments import Moment, absolute, moment
-from horsies.cli.options import json_option, on_database
-from horsies.cli.show import show_json, show_table, shown
-from horsies.cli.workflow_verbs import VERBS
-from horsies.model.durations import duration
+from horsies.cli.options import (
+    TimeParameter,
+    confirm,
+    dry_run_option,
+    full_id,
+    json_option,
+    on_database,
+    parse_time,
+    to_absolute,
+    yes_option,
+)
+from horsies.cli.output import show_json, show_table, shown
+from horsies.db.statement import Op
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
-from horsies.tasks.list import read_clock
-from horsies.workflows.browse import NodeOfRun, Run, RunTree, get_footing, get_run_tree, list_runs
-from horsies.workflows.inspect import get_picture
-from horsies.workflows.picture import Way, text_tree
+from horsies.model.validation import format_duration
+from horsies.tasks.inspect import read_clock
+from horsies.workflows import control
+from horsies.workflows.inspect import (
+    NodeOfRun,
+    RunSummary,
+    RunTree,
+    WorkflowRun,
+    get_graph_view,
+    get_run_summary,
+    get_run_tree,
+    list_runs,
+)
+from horsies.workflows.render import Way, text_tree
+
+# --------
+# `horsies workflows pause`, `resume`, `cancel` and `retry`.
+
+LIVE: Final = frozenset({WorkflowStatus.PENDING, WorkflowStatus.RUNNING, WorkflowStatus.PAUSED})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowVerb:
+    """What it does to which runs; one that is `already` so is left alone without complaint."""
+
+    do: Callable[[str], Op[bool]]
+    done: str
+    on: frozenset[WorkflowStatus]
+    already: WorkflowStatus
+
+
+PAUSE: Final = WorkflowVerb(control.pause, "paused", frozenset({WorkflowStatus.RUNNING}), WorkflowStatus.PAUSED)
+RESUME: Final = WorkflowVerb(control.resume, "resumed", frozenset({WorkflowStatus.PAUSED}), WorkflowStatus.RUNNING)
+CANCEL: Final = WorkflowVerb(control.cancel, "cancelled", LIVE, WorkflowStatus.CANCELLED)
+RETRY: Final = WorkflowVerb(
+    control.retry,
+    "retried",
+    frozenset({WorkflowStatus.FAILED, WorkflowStatus.CANCELLED, WorkflowStatus.PAUSED}),
+    WorkflowStatus.RUNNING,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowVerbResult:
+    """What became of one run: `changed` (or would be), `unchanged` because it is so already, or `refused`."""
+
+    id: str
+    name: str | None
+    status: WorkflowStatus | None
+    outcome: str
+    words: str
+
+
+ids_argument = click.argument("ids", metavar="ID...", type=full_id, nargs=-1, required=True)
+
+
+@click.command()
+@ids_argument
+@dry_run_option
+@json_option
+@on_database()
+def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Let no further node of these runs begin.
+
+    What runs goes on; what only waits in a queue is taken back. `resume` goes on from there.
+
+    \b
+    horsies workflows pause 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _tell([_apply(target, PAUSE, one, dry_run=dry_run) for one in ids], as_json=as_json)
+
+
+@click.command()
+@ids_argument
+@dry_run_option
+@json_option
+@on_database()
+def resume(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Let paused runs go on, sub-workflows included, whoever or whatever has paused them.
+
+    \b
+    horsies workflows resume 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _tell([_apply(target, RESUME, one, dry_run=dry_run) for one in ids], as_json=as_json)
+
+
+@click.command()
+@ids_argument
+@yes_option
+@dry_run_option
+@json_option
+@on_database()
+def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """End these runs: what has not begun never will, what runs is asked to stop.
+
+    Asks first. `retry` runs again what was cut off.
+
+    \b
+    horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
+    """
+    if not dry_run:
+        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
+    _tell([_apply(target, CANCEL, one, dry_run=dry_run) for one in ids], as_json=as_json)
+
+
+@click.command()
+@ids_argument
+@dry_run_option
+@json_option
+@on_database()
+def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Run again what failed or was skipped in runs that are FAILED, CANCELLED or PAUSED.
+
+    What has succeeded is kept. Of runs that were started, not of a sub-workflow alone.
+
+    \b
+    horsies workflows retry 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _tell([_apply(target, RETRY, one, dry_run=dry_run) for one in ids], as_json=as_json)
+
+
+VERBS: Final = (pause, resume, cancel, retry)
+
+
+def _apply(target: Horsies, verb: WorkflowVerb, workflow_id: str, *, dry_run: bool) -> WorkflowVerbResult:
+    footing = target.broker.run(partial(get_run_summary, workflow_id))
+    if footing is None:
+        return WorkflowVerbResult(workflow_id, None, None, "refused", "no such workflow is known")
+    run = footing.run
+    if hindrance := _hindrance(verb, footing):
+        return WorkflowVerbResult(run.id, run.name, run.status, "refused", hindrance)
+    if not _would_change(verb, footing):
+        return WorkflowVerbResult(run.id, run.name, run.status, "unchanged", f"is {run.status} already")
+    if dry_run:
+        return WorkflowVerbResult(run.id, run.name, run.status, "changed", f"would be {verb.done}")
+    if target.broker.run(partial(verb.do, workflow_id), again=partial(verb.do, workflow_id)):
+        return WorkflowVerbResult(run.id, run.name, run.status, "changed", verb.done)
+    return WorkflowVerbResult(run.id, run.name, run.status, "unchanged", "somebody else was faster")
+
+
+def _hindrance(verb: WorkflowVerb, footing: RunSummary) -> str | None:
+    run = footing.run
+    if verb is RETRY and footing.root_id is not None:
+        return f"it is a part of workflow {footing.root_id}; retry that one"
+    if run.status not in verb.on and run.status is not verb.already:
+        return f"is {run.status}, and cannot be {verb.done}"
+    return None
+
+
+def _would_change(verb: WorkflowVerb, footing: RunSummary) -> bool:
+    return footing.run.status in verb.on or (verb is RESUME and footing.has_paused_parts)
+
+
+def _tell(outcomes: list[WorkflowVerbResult], *, as_json: bool) -> None:
+    if as_json:
+        show_json({"workflows": outcomes})
+    else:
+        for outcome in outcomes:
+            name = f" ({outcome.name})" if outcome.name else ""
+            click.echo(f"{outcome.id}{name}: {outcome.words}", err=outcome.outcome == "refused")
+    sys.exit(1 if any(outcome.outcome == "refused" for outcome in outcomes) else 0)
+
 
 LONGEST_MESSAGE = 100
 STATUSES = click.Choice([status.value for status in WorkflowStatus], case_sensitive=False)
@@ -35,8 +201,8 @@ def workflows() -> None:
 @workflows.command("list")
 @click.option("--status", "statuses", type=STATUSES, multiple=True, help="Only those; may be given more than once.")
 @click.option("--name", help="Only runs of this workflow.")
-@click.option("--since", type=moment, metavar="WHEN", help="Only those started since: 2h, 7d, or a date and time.")
-@click.option("--until", "--before", "until", type=moment, metavar="WHEN", help="The same, before.")
+@click.option("--since", type=parse_time, metavar="WHEN", help="Only those started since: 2h, 7d, or a date and time.")
+@click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="The same, before.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @click.option("--after", type=full_id, metavar="ID", help="Go on after this one, the last of the page before.")
 @json_option
@@ -46,8 +212,8 @@ def list_(
     *,
     statuses: tuple[str, ...],
     name: str | None,
-    since: Moment | None,
-    until: Moment | None,
+    since: TimeParameter | None,
+    until: TimeParameter | None,
     limit: int,
     after: str | None,
     as_json: bool,
@@ -58,7 +224,7 @@ def list_(
     horsies workflows list --status FAILED --since 2d --until 2h
     horsies workflows list --json --limit 1000 --after ID
     """
-    if after is not None and target.broker.run(partial(get_footing, after)) is None:
+    if after is not None and target.broker.run(partial(get_run_summary, after)) is None:
         raise NodeNotFoundError(f"no workflow {after} is known; give --after an id that was listed")
     now = target.broker.run(read_clock)
     found = target.broker.run(
@@ -67,8 +233,8 @@ def list_(
             limit=limit + 1,
             statuses=[WorkflowStatus(status.upper()) for status in statuses],
             name=name,
-            since=absolute(since, now),
-            until=absolute(until, now),
+            since=to_absolute(since, now),
+            until=to_absolute(until, now),
             after=after,
         )
     )
@@ -117,7 +283,7 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         rows = [(node.node_id, node.status, node.task_id, _node_took(node), _words(node.error)) for node in tree.nodes]
         show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], rows, empty="no items")
     else:
-        click.echo(text_tree(*target.broker.run(partial(get_picture, run.id)), dict(_notes(tree, ()))))
+        click.echo(text_tree(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
 
 
 def _plain(tree: RunTree) -> dict[str, Any]:
@@ -134,7 +300,7 @@ def _plain(tree: RunTree) -> dict[str, Any]:
     return {**_plain_run(tree.run), "nodes": nodes}
 
 
-def _plain_run(run: Run) -> dict[str, Any]:
+def _plain_run(run: WorkflowRun) -> dict[str, Any]:
     return {**asdict(run), "error": _plain_error(run.error)}
 
 
@@ -166,13 +332,13 @@ def _node_took(node: NodeOfRun) -> str | None:
     return None if began is None else _between(began, node.finished_at)
 
 
-def _took(run: Run) -> str | None:
+def _took(run: WorkflowRun) -> str | None:
     return None if run.started_at is None else _between(run.started_at, run.finished_at)
 
 
 def _between(began: datetime, ended: datetime | None) -> str:
     """Of what still runs, how long so far: for a person's eyes, so this machine's clock will do."""
-    return duration(max(0.0, ((ended or datetime.now(began.tzinfo)) - began).total_seconds()))
+    return format_duration(max(0.0, ((ended or datetime.now(began.tzinfo)) - began).total_seconds()))
 
 
 def _words(error: TaskError | None) -> str | None:

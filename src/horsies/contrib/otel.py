@@ -17,7 +17,7 @@ from opentelemetry import context, propagate, trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
 from horsies.app import Horsies
-from horsies.events import Run, Send, Start, Work
+from horsies.events import SendSpan, TaskSpan, TracedWork, WorkflowStartSpan
 
 SYSTEM = "horsies"
 FLUSH_MS = 5_000
@@ -40,17 +40,17 @@ class OpenTelemetry:
 
     provider: TracerProvider | None
 
-    def begin(self, work: Work) -> "Recording":
+    def begin(self, work: TracedWork) -> "Recording":
         tracer = trace.get_tracer(
             "horsies", tracer_provider=self.provider
         )  # as it is now: the SDK may be set up after us
         match work:
-            case Send() | Start():
+            case SendSpan() | WorkflowStartSpan():
                 span = tracer.start_span(_name(work), kind=SpanKind.PRODUCER, attributes=_attributes(work))
-            case Run():
+            case TaskSpan():
                 parent = None if work.trace is None else propagate.extract(json.loads(work.trace))
                 span = tracer.start_span(_name(work), parent, SpanKind.CONSUMER, _attributes(work))
-        return Recording(span, context.attach(trace.set_span_in_context(span)), is_run=isinstance(work, Run))
+        return Recording(span, context.attach(trace.set_span_in_context(span)), is_run=isinstance(work, TaskSpan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +80,23 @@ class Recording:
             context.detach(self.token)
 
 
-def _name(work: Work) -> str:
+def _name(work: TracedWork) -> str:
     match work:
-        case Send(task_name):
+        case SendSpan(task_name):
             return f"send {task_name}"
-        case Start(workflow_name):
+        case WorkflowStartSpan(workflow_name):
             return f"start {workflow_name}"
-        case Run(_, task_name):
+        case TaskSpan(_, task_name):
             return f"run {task_name}"
 
 
-def _attributes(work: Work) -> dict[str, str | int]:
+def _attributes(work: TracedWork) -> dict[str, str | int]:
     match work:
-        case Send(task_name, queue_name, task_ids):
+        case SendSpan(task_name, queue_name, task_ids):
             own = {"messaging.message.id": task_ids[0]} if len(task_ids) == 1 else {}
             many = {"messaging.batch.message_count": len(task_ids)} if len(task_ids) > 1 else {}
             return _messaging("send", "send", queue_name) | {"horsies.task.name": task_name} | own | many
-        case Start(workflow_name, workflow_id):
+        case WorkflowStartSpan(workflow_name, workflow_id):
             return {
                 "messaging.system": SYSTEM,
                 "messaging.operation.name": "start",
@@ -104,7 +104,7 @@ def _attributes(work: Work) -> dict[str, str | int]:
                 "horsies.workflow.name": workflow_name,
                 "horsies.workflow.id": workflow_id,
             }
-        case Run(task_id, task_name, queue_name, attempt):
+        case TaskSpan(task_id, task_name, queue_name, attempt):
             return _messaging("run", "process", queue_name) | {
                 "messaging.message.id": task_id,
                 "horsies.task.name": task_name,

@@ -30,11 +30,11 @@ from prometheus_client.registry import Collector
 from horsies import events
 from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
-from horsies.db.pools import Census
-from horsies.model.codes import OperationalErrorCode
+from horsies.db.pool import PoolStats
+from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import HorsiesError
-from horsies.tasks.depths import COUNTED_AT_MOST, Depth, get_depths
-from horsies.worker.checkup import Vitals
+from horsies.tasks.queues import DEPTH_COUNTED_AT_MOST, QueueDepth, get_depths
+from horsies.worker.health import WorkerStats
 
 FRESH_S = 5.0
 PATIENCE_S = 3.0
@@ -52,7 +52,7 @@ def instrument(app: Horsies, *, registry: CollectorRegistry = REGISTRY) -> None:
     _installed_in(registry).add(app)
 
 
-def exposition(app: Horsies, vitals: Callable[[], Vitals | None]) -> Callable[[], tuple[bytes, str]]:
+def exposition(app: Horsies, vitals: Callable[[], WorkerStats | None]) -> Callable[[], tuple[bytes, str]]:
     """For a worker or a scheduler: what its `/metrics` says, the user's own metrics included, and the type of it."""
     installed = _installed_in(REGISTRY)
     installed.add(app)
@@ -70,18 +70,18 @@ class _Installed:
     """All there is in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.counts = Counts(registry)
-        self.gauges = Gauges()
+        self.counts = EventCounters(registry)
+        self.gauges = StateCollector()
         registry.register(self.gauges)
         events.subscribe(self.counts)
 
     def add(self, app: Horsies) -> None:
         self.counts.apps.add(app)
         if app not in self.gauges.depths:
-            self.gauges.depths[app] = Depths(app)
+            self.gauges.depths[app] = QueueDepths(app)
 
 
-class Counts:
+class EventCounters:
     """A subscriber: counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -115,18 +115,18 @@ class Counts:
             events.TaskStarted: self._hear_started,
             events.TaskEnded: self._hear_ended,
             events.TaskRetried: self._hear_retried,
-            events.TasksReaped: lambda event: self._reaped.inc(event.count),
+            events.TasksRescued: lambda event: self._reaped.inc(event.count),
             events.TasksExpired: lambda event: self._expired.inc(event.count),
-            events.SlotSettled: lambda event: self._slots.labels(event.outcome).inc(),
+            events.ScheduleSlotDecided: lambda event: self._slots.labels(event.outcome).inc(),
             events.WorkflowStarted: lambda _: self._workflows.inc(),
-            events.WorkerBuried: lambda _: self._buried.inc(),
+            events.WorkerDeclaredDead: lambda _: self._buried.inc(),
             events.ChildStarted: lambda _: self._born.inc(),
             events.ChildDied: lambda _: self._died.inc(),
             events.ChildRecycled: lambda _: self._recycled.inc(),
-            events.DatabaseTrouble: lambda event: self._troubles.labels(event.kind).inc(),
+            events.DatabaseError: lambda event: self._troubles.labels(event.kind).inc(),
             events.HeartbeatMissed: lambda _: self._missed.inc(),
-            events.ListenerDeaf: lambda _: self._deaf.inc(),
-            events.TurnDone: lambda event: self._turn.observe(event.duration_s),
+            events.NotificationsLost: lambda _: self._deaf.inc(),
+            events.BatchCommitted: lambda event: self._turn.observe(event.duration_s),
         }
 
     def __call__(self, event: events.Event) -> None:
@@ -164,7 +164,7 @@ class Counts:
 # -- what is asked when somebody scrapes
 
 
-class Depths:
+class QueueDepths:
     """How the queues of one app are: asked by one scrape at a time, and none waits long for an answer."""
 
     def __init__(self, app: Horsies) -> None:
@@ -173,10 +173,10 @@ class Depths:
         self._answered = threading.Event()
         self._is_asking = False
         self._broker: PostgresBroker | None = None
-        self._found: Sequence[Depth] | None = None
+        self._found: Sequence[QueueDepth] | None = None
         self._found_at = 0.0
 
-    def look(self) -> Sequence[Depth] | None:
+    def look(self) -> Sequence[QueueDepth] | None:
         """None: the database does not answer."""
         with self._lock:
             if time.monotonic() - self._found_at < FRESH_S:
@@ -187,7 +187,7 @@ class Depths:
                 threading.Thread(target=self._ask, name="horsies-depths", daemon=True).start()
         return self._found if self._answered.wait(PATIENCE_S) else None
 
-    def census(self) -> Census | None:
+    def census(self) -> PoolStats | None:
         """How its connections are; None: the app has none yet."""
         return None if self._broker is None else self._broker.pools.census()
 
@@ -204,12 +204,12 @@ class Depths:
             self._answered.set()
 
 
-class Gauges(Collector):
+class StateCollector(Collector):
     """How things are now: queues, connections, and the worker if this process is one."""
 
     def __init__(self) -> None:
-        self.depths: dict[Horsies, Depths] = {}
-        self.vitals: Callable[[], Vitals | None] = lambda: None
+        self.depths: dict[Horsies, QueueDepths] = {}
+        self.vitals: Callable[[], WorkerStats | None] = lambda: None
 
     def describe(self) -> Iterable[Metric]:
         """Their names, without asking anybody."""
@@ -228,26 +228,28 @@ def _up(*, is_up: bool) -> Metric:
     return GaugeMetricFamily("horsies_database_up", "The database has answered this scrape, or the one before.", is_up)
 
 
-def _of_queues(depths: Sequence[Depth]) -> Iterator[Metric]:
-    def gauge(name: str, words: str, value: Callable[[Depth], float]) -> Metric:
+def _of_queues(depths: Sequence[QueueDepth]) -> Iterator[Metric]:
+    def gauge(name: str, words: str, value: Callable[[QueueDepth], float]) -> Metric:
         family = GaugeMetricFamily(f"horsies_queue_{name}", words, labels=["queue"])
         for queue, found in {depth.queue_name: value(depth) for depth in depths}.items():
             family.add_metric([queue], found)
         return family
 
     yield gauge(
-        "waiting", f"Tasks that are due and wait, counted up to {COUNTED_AT_MOST}.", lambda depth: depth.waiting
+        "waiting", f"Tasks that are due and wait, counted up to {DEPTH_COUNTED_AT_MOST}.", lambda depth: depth.waiting
     )
     yield gauge("oldest_seconds", "How long the oldest of these has waited.", lambda depth: depth.oldest_s)
     yield gauge("in_flight", "Tasks that workers hold, all over the cluster.", lambda depth: depth.in_flight)
     yield gauge("paused", "1 while nothing is claimed from it.", lambda depth: depth.is_paused)
     yield gauge(
-        "unknown", f"Tasks that no living worker can run, counted up to {COUNTED_AT_MOST}.", lambda depth: depth.unknown
+        "unknown",
+        f"Tasks that no living worker can run, counted up to {DEPTH_COUNTED_AT_MOST}.",
+        lambda depth: depth.unknown,
     )
 
 
-def _of_pools(found: Sequence[Census]) -> Iterator[Metric]:
-    def gauge(name: str, words: str, value: Callable[[Census], int]) -> Metric:
+def _of_pools(found: Sequence[PoolStats]) -> Iterator[Metric]:
+    def gauge(name: str, words: str, value: Callable[[PoolStats], int]) -> Metric:
         return GaugeMetricFamily(f"horsies_pool_{name}", words, sum(map(value, found)) if found else None)
 
     yield gauge("connections", "Connections of this process that its calls share.", lambda census: census.size)
@@ -255,8 +257,8 @@ def _of_pools(found: Sequence[Census]) -> Iterator[Metric]:
     yield gauge("callers_waiting", "Calls that wait for one to be free.", lambda census: census.waiting)
 
 
-def _of_worker(vitals: Vitals | None) -> Iterator[Metric]:
-    def gauge(name: str, words: str, value: Callable[[Vitals], float | None]) -> Metric:
+def _of_worker(vitals: WorkerStats | None) -> Iterator[Metric]:
+    def gauge(name: str, words: str, value: Callable[[WorkerStats], float | None]) -> Metric:
         found = None if vitals is None else value(vitals)
         return GaugeMetricFamily(f"horsies_{name}", words, found)
 

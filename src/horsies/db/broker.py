@@ -1,34 +1,70 @@
 """`PostgresBroker`: the pools, the listener and the drivers of one process, under one name."""
 
 import asyncio
+import atexit
+import os
 import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol, Self, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
-from psycopg_pool import PoolTimeout
+from psycopg_pool import AsyncNullConnectionPool, PoolTimeout
 
-from horsies.db import borrowed, connect, ground, partings
-from horsies.db.answer import Awaiting, Blocking
+from horsies.db import caller_connection, migrate, pool
 from horsies.db.channels import Channel
-from horsies.db.desk import Desk
-from horsies.db.drive import drive, drive_async
-from horsies.db.listen import Listener
-from horsies.db.load import load
-from horsies.db.migrate import Standing
-from horsies.db.op import Op, rows
-from horsies.db.pools import Pools
-from horsies.db.seat import AwaitingSeat, BlockingSeat
-from horsies.db.session import PLANNED_ONCE, Preparing
-from horsies.db.ticket import Subject, Ticket
-from horsies.db.trouble import Trouble, broker_error, trouble_of
-from horsies.model.config import PostgresConfig
+from horsies.db.driver import AsyncPooledSession, PooledSession, drive, drive_async
+from horsies.db.errors import ErrorKind, broker_error, classify
+from horsies.db.listener import Listener
+from horsies.db.migrate import SchemaState
+from horsies.db.pool import ConnectionPools
+from horsies.db.pooler import CUSTOM_PLANS, PreparedStatements
+from horsies.db.statement import Op, load, rows
+from horsies.db.waiter import AsyncSleeper, BlockingSleeper, Waiter, WaiterHub, WaitSource
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
-from horsies.model.recovery import WorkerResilienceConfig
+
+# --------
+# How a process parts from what is open: it is closed before the process ends, and after a fork it is left to the parent.
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+    def forget_inherited(self) -> None: ...
+
+
+_open: "WeakSet[Closeable]" = WeakSet()
+_inherited: list[object] = []
+
+
+def register(opened: Closeable) -> None:
+    """Of what is called at exit, the last that was registered comes first: an embedded server is stopped after we have left it."""
+    _open.add(opened)
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
+def abandon_after_fork(*sockets: object) -> None:
+    """It alone uses and closes them: here they are kept, and never touched."""
+    _inherited.append(sockets)
+
+
+def _close_all() -> None:
+    for opened in list(_open):
+        opened.close()
+
+
+def _forget_all() -> None:
+    for opened in list(_open):
+        opened.forget_inherited()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
 
 ATTEMPTS = 5
 NOTIFY_POOL_S = 1.0
@@ -51,25 +87,25 @@ class PostgresBroker:
         self.config = config
         self._resilience = resilience or WorkerResilienceConfig()
         self._first_listen_test_s = first_listen_test_s
-        self._preparing = Preparing(PLANNED_ONCE)
+        self._preparing = PreparedStatements(CUSTOM_PLANS)
         self._start_afresh()
-        partings.enrol(self)
+        register(self)
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self.pools = self._new_pools()
         self._listener: Listener | None = None
-        self._desks: dict[Subject[Any], Desk[Any]] = {}
-        self._async_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Subject[Any], Desk[Any]]] = (
+        self._desks: dict[WaitSource[Any], WaiterHub[Any]] = {}
+        self._async_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[WaitSource[Any], WaiterHub[Any]]] = (
             WeakKeyDictionary()
         )
 
-    def _new_pools(self) -> Pools:
-        return Pools(self.config, self._preparing)
+    def _new_pools(self) -> ConnectionPools:
+        return ConnectionPools(self.config, self._preparing)
 
     def forget_inherited(self) -> None:
         """After a fork: these sockets are our parent's, and it alone uses and closes them."""
-        partings.leave_to_parent(self.pools, self._listener)
+        abandon_after_fork(self.pools, self._listener)
         self._start_afresh()
 
     @classmethod
@@ -89,7 +125,7 @@ class PostgresBroker:
         """Run a verb, blocking. `again` is the verb for a second try when the outcome of the first is unknown."""
         attempt, has_waited = 0, False
         while True:
-            answer = Blocking(self.pools.blocking, self.config.schema)
+            answer = PooledSession(self.pools.blocking, self.config.schema)
             try:
                 with answer:
                     done = drive(verb(), answer)
@@ -103,7 +139,7 @@ class PostgresBroker:
                 if follow_up is None:
                     raise broker_error(error) from error
                 verb = follow_up
-                if trouble_of(error) is Trouble.LOST:
+                if classify(error) is ErrorKind.CONNECTION_LOST:
                     self.pools.blocking().check()  # its other connections are most likely gone too
                 time.sleep(_pause_s(attempt))
             else:
@@ -115,7 +151,7 @@ class PostgresBroker:
         """The same for asyncio."""
         attempt, has_waited = 0, False
         while True:
-            answer = Awaiting(self.pools.awaiting, self.config.schema)
+            answer = AsyncPooledSession(self.pools.awaiting, self.config.schema)
             try:
                 async with answer:
                     done = await drive_async(verb(), answer)
@@ -130,7 +166,7 @@ class PostgresBroker:
                 if follow_up is None:
                     raise broker_error(error) from error
                 verb = follow_up
-                if trouble_of(error) is Trouble.LOST:
+                if classify(error) is ErrorKind.CONNECTION_LOST:
                     await (await self.pools.awaiting()).check()
                 await asyncio.sleep(_pause_s(attempt))
             else:
@@ -140,11 +176,11 @@ class PostgresBroker:
 
     def run_on(self, connection: object, verb: Callable[[], Op[T]]) -> T:
         """Run a verb on the caller's own connection, inside their transaction; never tried again."""
-        return borrowed.run_on(connection, verb, self.config.schema)
+        return caller_connection.run_on_caller(connection, verb, self.config.schema)
 
     async def run_on_async(self, connection: object, verb: Callable[[], Op[T]]) -> T:
         """The same for asyncio."""
-        return await borrowed.run_on_async(connection, verb, self.config.schema)
+        return await caller_connection.run_on_caller_async(connection, verb, self.config.schema)
 
     def _next_try(
         self,
@@ -154,8 +190,8 @@ class PostgresBroker:
         attempt: int,
     ) -> Callable[[], Op[T]] | None:
         """None: it is time to tell the caller."""
-        trouble = trouble_of(error)
-        follow_up = verb if trouble is Trouble.EXPECTED else again if trouble is Trouble.LOST else None
+        trouble = classify(error)
+        follow_up = verb if trouble is ErrorKind.CONTENTION else again if trouble is ErrorKind.CONNECTION_LOST else None
         if self._preparing.has_failed(error):
             follow_up = again or verb
         return None if attempt == ATTEMPTS else follow_up
@@ -163,7 +199,7 @@ class PostgresBroker:
     def _insist_on_server(self, error: PoolTimeout, *, is_exhausted: bool) -> None:
         """A pool that ran out of time does not say why; one direct attempt does. Returns when the server is there and the pool is not to blame."""
         try:
-            connect.connect(self.config, "producer").close()
+            pool.connect(self.config, "producer").close()
         except psycopg.Error as reason:
             raise broker_error(reason) from error
         if is_exhausted:
@@ -182,7 +218,7 @@ class PostgresBroker:
 
     # -- waiting
 
-    def desk(self, subject: Subject[A]) -> Desk[A]:
+    def desk(self, subject: WaitSource[A]) -> WaiterHub[A]:
         """Where the callers of this kind wait for this: threads at one desk, each event loop at its own."""
         try:
             loop = asyncio.get_running_loop()
@@ -191,40 +227,40 @@ class PostgresBroker:
         with self._lock:
             desks = self._desks if loop is None else self._async_desks.setdefault(loop, {})
             if subject not in desks:
-                desks[subject] = Desk(subject, self.listener)
+                desks[subject] = WaiterHub(subject, self.listener)
             return desks[subject]
 
     def wait(
         self,
-        desk: Desk[A],
-        ticket: Ticket[A],
+        desk: WaiterHub[A],
+        ticket: Waiter[A],
         deadline: float | None,
-        is_enough: Callable[[Ticket[A]], bool] = Ticket[Any].is_answered,
+        is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
     ) -> None:
         """Block until a ticket that was entered at this desk has enough, or the deadline (on the monotonic clock) has passed."""
-        seat = BlockingSeat(lambda step: self.run(step.verb, again=step.verb))
+        seat = BlockingSleeper(lambda step: self.run(step.verb, again=step.verb))
         drive(desk.attend(ticket, seat.ring, deadline, is_enough), seat)
 
     async def wait_async(
         self,
-        desk: Desk[A],
-        ticket: Ticket[A],
+        desk: WaiterHub[A],
+        ticket: Waiter[A],
         deadline: float | None,
-        is_enough: Callable[[Ticket[A]], bool] = Ticket[Any].is_answered,
+        is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
     ) -> None:
         """The same for asyncio."""
-        seat = AwaitingSeat(lambda step: self.run_async(step.verb, again=step.verb))
+        seat = AsyncSleeper(lambda step: self.run_async(step.verb, again=step.verb))
         await drive_async(desk.attend(ticket, seat.ring, deadline, is_enough), seat)
 
     # -- schema
 
     def migrate(self) -> list[str]:
         """Bring the schema to this library's version. Returns the migrations applied, oldest first."""
-        return ground.prepare(self.config)
+        return migrate.prepare_schema(self.config)
 
     def require_schema(self) -> None:
         """Refuse a database without our schema, or with an older one; at once when it cannot be reached."""
-        ground.require(self.config)
+        migrate.require_current_schema(self.config)
 
     async def migrate_async(self) -> list[str]:
         """The same for asyncio."""
@@ -238,9 +274,9 @@ class PostgresBroker:
         """The same for asyncio."""
         await self.migrate_async()
 
-    def schema_standing(self) -> Standing:
+    def schema_standing(self) -> SchemaState:
         """At which version the schema is, and what it lacks; nothing is changed. Says at once why the database cannot be reached."""
-        return ground.get_standing(self.config)
+        return migrate.read_schema_state(self.config)
 
     # -- notifications
 
@@ -263,7 +299,7 @@ class PostgresBroker:
                 return self._notify_on(connection, channel, payload)
         except psycopg.Error as error:
             self._preparing.has_failed(error)
-        with connect.connect(self.config, "producer") as connection:
+        with pool.connect(self.config, "producer") as connection:
             return self._notify_on(connection, channel, payload)
 
     def _notify_on(self, connection: psycopg.Connection, channel: Channel, payload: str) -> int:
@@ -298,3 +334,16 @@ class PostgresBroker:
 def _pause_s(attempt: int) -> float:
     """Short and growing: a producer is somebody's web request, not a worker that can wait out an outage."""
     return random.uniform(0.5, 1.0) * 0.02 * 3**attempt  # noqa: S311 - jitter, no secret
+
+
+# --------
+# A broker for event loops that come and go, as those of tests do, and that nobody tells when they go.
+
+
+class UnpooledBroker(PostgresBroker):
+    """An asyncio connection lives as long as one verb: nothing stays open on a loop that ends, and no connection in the making can
+    keep it from ending.
+    """
+
+    def _new_pools(self) -> ConnectionPools:
+        return ConnectionPools(replace(self.config, pool_min_size=0), self._preparing, AsyncNullConnectionPool)

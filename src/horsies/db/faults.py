@@ -39,7 +39,7 @@ def clear() -> None:
         _planted.clear()
 
 
-def strike(connection: object, names: Iterable[str], when: When) -> None:
+def raise_planted(connection: object, names: Iterable[str], when: When) -> None:
     """Called by the drivers around every round trip; does nothing, cheaply, unless a fault is planted."""
     if _planted:
         for name in names:

@@ -1,15 +1,12 @@
 """Clocks: of this machine, of those who send, and of the database before it was set."""
 
-from horsies.db.load import load
-from horsies.db.op import Op, ask, one
-from horsies.doctor.case import Case
-from horsies.doctor.codes import Code
-from horsies.doctor.finding import Finding
+from horsies.db.statement import Op, execute, load, one
+from horsies.doctor.findings import CheckContext, Finding, FindingCode
 
 SQL = load(__file__)
 
 
-def check_this_clock(case: Case) -> Op[list[Finding]]:
+def check_this_clock(case: CheckContext) -> Op[list[Finding]]:
     """What the round trip takes is not held against the clocks."""
     before = case.clock()
     row = yield from one(SQL["get_clock"]())
@@ -20,12 +17,12 @@ def check_this_clock(case: Case) -> Op[list[Finding]]:
         return []
     ahead = "ahead of" if before > theirs else "behind"
     seen = f"this machine is {skew_s:.1f} s {ahead} the database"
-    return [Finding(Code.CLOCK_SKEW, seen, {"skew_s": round((before + after) / 2 - theirs, 3)})]
+    return [Finding(FindingCode.CLOCK_SKEW, seen, {"skew_s": round((before + after) / 2 - theirs, 3)})]
 
 
-def check_other_clocks(case: Case) -> Op[list[Finding]]:
+def check_other_clocks(case: CheckContext) -> Op[list[Finding]]:
     """A transaction that was long under way when it sent looks like a skew: a few such tasks are none."""
-    ((ids,), (beats,)) = yield from ask(
+    ((ids,), (beats,)) = yield from execute(
         SQL["get_id_skew"](max_s=case.max_producer_skew_s), SQL["get_heartbeats_ahead"](max_s=case.max_skew_s)
     )
     found: list[Finding] = []
@@ -33,9 +30,9 @@ def check_other_clocks(case: Case) -> Op[list[Finding]]:
     if skewed and skewed * 4 >= looked:
         ahead = "ahead" if by_s > 0 else "behind"
         seen = f"{skewed} of the {looked} newest ids were made by a clock that is {abs(by_s):.0f} s {ahead}"
-        found.append(Finding(Code.PRODUCER_CLOCK_SKEW, seen, {"tasks": skewed, "skew_s": round(by_s, 3)}))
+        found.append(Finding(FindingCode.PRODUCER_CLOCK_SKEW, seen, {"tasks": skewed, "skew_s": round(by_s, 3)}))
     workers, ahead_s = beats
     if workers:
         seen = f"heartbeats of {workers} workers lie up to {ahead_s:.1f} s in the future"
-        found.append(Finding(Code.HEARTBEAT_AHEAD, seen, {"workers": workers, "ahead_s": round(ahead_s, 3)}))
+        found.append(Finding(FindingCode.HEARTBEAT_AHEAD, seen, {"workers": workers, "ahead_s": round(ahead_s, 3)}))
     return found

@@ -6,16 +6,23 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from horsies.app import Horsies
-from horsies.doctor.case import case_of
-from horsies.doctor.examine import LIVE, examine
+from horsies.doctor.findings import context_for
+from horsies.doctor.run import LIVE, run_doctor
 from horsies.locate import import_tasks
-from horsies.model.check import AppCheck, CheckFinding, Inventory, KnownQueue, KnownSchedule, KnownTask, KnownWorkflow
+from horsies.model.app_check import (
+    AppCheck,
+    CheckFinding,
+    Inventory,
+    KnownQueue,
+    KnownSchedule,
+    KnownTask,
+    KnownWorkflow,
+)
 from horsies.model.errors import ConfigError, LocateError, WorkflowDefinitionError
-from horsies.schedules.declare import declared
-from horsies.tasks.node import TaskNode
-from horsies.tasks.task import Sendable
-from horsies.workflows.classbody import nodes_of
-from horsies.workflows.define import WorkflowDefinition
+from horsies.schedules.sync import declared_schedules
+from horsies.tasks.nodes import TaskNode
+from horsies.tasks.task import BaseTask
+from horsies.workflows.definition import WorkflowDefinition, nodes_of
 
 _BUILD_WITH: Final = inspect.getattr_static(WorkflowDefinition, "build_with")
 
@@ -25,7 +32,7 @@ def check_app(app: Horsies, *, live: bool) -> AppCheck:
     inventory = take_inventory(app, app.name)
     findings: list[CheckFinding] | None = None
     if live:
-        report = examine(app.broker.config, case_of(app, knows_app=True), checks=LIVE)
+        report = run_doctor(app.broker.config, context_for(app, knows_app=True), checks=LIVE)
         findings = [
             CheckFinding(found.code.value, found.severity.word, found.seen, found.cure, found.data)
             for found in report.findings
@@ -60,7 +67,7 @@ def _queues(app: Horsies) -> Iterator[KnownQueue]:
         yield KnownQueue(queue.name, queue.priority, queue.max_concurrency, count)
 
 
-def _task(task: Sendable[..., Any]) -> KnownTask:
+def _task(task: BaseTask[..., Any]) -> KnownTask:
     policy = task.retry_policy
     return KnownTask(
         name=task.name,
@@ -75,7 +82,7 @@ def _task(task: Sendable[..., Any]) -> KnownTask:
 
 def _schedules(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownSchedule]:
     try:
-        declared(app.config, app.known_tasks)
+        declared_schedules(app.config, app.known_tasks)
     except ConfigError as error:
         for found in error.problems:
             problem(found)
@@ -110,7 +117,7 @@ def _definitions(base: type[WorkflowDefinition[Any]]) -> Iterator[type[WorkflowD
 def _is_ours(app: Horsies, definition: type) -> bool:
     """It has nodes, and not only tasks of another app that happens to be imported too."""
     nodes = nodes_of(definition).values()
-    tasks = [node.fn for node in nodes if isinstance(node, TaskNode) and isinstance(node.fn, Sendable)]
+    tasks = [node.fn for node in nodes if isinstance(node, TaskNode) and isinstance(node.fn, BaseTask)]
     return bool(nodes) and (not tasks or any(app.tasks.get(task.name) is task for task in tasks))
 
 

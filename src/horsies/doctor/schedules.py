@@ -2,34 +2,32 @@
 
 from collections.abc import Sequence
 
-from horsies.db.load import load
-from horsies.db.op import Op, ask, rows
-from horsies.doctor.case import Case
-from horsies.doctor.codes import Code
-from horsies.doctor.finding import Finding
-from horsies.doctor.words import NAMED
-from horsies.model.durations import duration
+from horsies.db.statement import Op, execute, load, rows
+from horsies.doctor.findings import NAMED, CheckContext, Finding, FindingCode
+from horsies.model.validation import format_duration
 
 OVERDUE_S = 60.0  # by then any scheduler that runs has dealt with the slot
 
 SQL = load(__file__)
 
 
-def check_schedules(_case: Case) -> Op[list[Finding]]:
-    overdue, unowned = yield from ask(SQL["get_overdue_schedules"](overdue_s=OVERDUE_S), SQL["get_unowned_schedules"]())
+def check_schedules(_case: CheckContext) -> Op[list[Finding]]:
+    overdue, unowned = yield from execute(
+        SQL["get_overdue_schedules"](overdue_s=OVERDUE_S), SQL["get_unowned_schedules"]()
+    )
     found: list[Finding] = []
     if overdue:
         seen = f"slots of {len(overdue)} schedules are overdue: "
-        seen += _listed([f"{name} ({duration(late_s)})" for name, late_s in overdue])
-        found.append(Finding(Code.SCHEDULES_UNSERVED, seen, {"schedules": [name for name, _ in overdue]}))
+        seen += _listed([f"{name} ({format_duration(late_s)})" for name, late_s in overdue])
+        found.append(Finding(FindingCode.SCHEDULES_UNSERVED, seen, {"schedules": [name for name, _ in overdue]}))
     if unowned:
         names = [name for (name,) in unowned]
         seen = f"{len(names)} schedules belong to no app: {_listed(names)}"
-        found.append(Finding(Code.SCHEDULES_WITHOUT_APP, seen, {"schedules": names}))
+        found.append(Finding(FindingCode.SCHEDULES_WITHOUT_APP, seen, {"schedules": names}))
     return found
 
 
-def check_owners(case: Case) -> Op[list[Finding]]:
+def check_owners(case: CheckContext) -> Op[list[Finding]]:
     """Find schedules that the app declares and that another app has stored."""
     if not case.schedules:
         return []
@@ -39,7 +37,7 @@ def check_owners(case: Case) -> Op[list[Finding]]:
         return []
     named = _listed([f"{name} (of app {app})" for name, app in clashes])
     seen = f"{len(clashes)} schedules that app {case.app} declares belong to other apps: {named}"
-    return [Finding(Code.SCHEDULE_CLASH, seen, {"schedules": dict(clashes)})]
+    return [Finding(FindingCode.SCHEDULE_CLASH, seen, {"schedules": dict(clashes)})]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,10 +1,7 @@
 """The server: its version, its settings, and how many connections are left."""
 
-from horsies.db.load import load
-from horsies.db.op import Op, one, rows
-from horsies.doctor.case import Case
-from horsies.doctor.codes import Code
-from horsies.doctor.finding import Finding
+from horsies.db.statement import Op, load, one, rows
+from horsies.doctor.findings import CheckContext, Finding, FindingCode
 
 FEWEST_FREE = 5
 FREE_SHARE = 0.1
@@ -12,27 +9,27 @@ FREE_SHARE = 0.1
 SQL = load(__file__)
 
 
-def check_settings(case: Case) -> Op[list[Finding]]:
+def check_settings(case: CheckContext) -> Op[list[Finding]]:
     row = yield from one(SQL["get_settings"]())
     version_number, version, is_standby, is_read_only, unsafe, is_asynchronous = row or (0, "", False, False, [], False)
     found: list[Finding] = []
     if version_number < case.oldest_postgres * 10_000:
-        found.append(Finding(Code.POSTGRES_TOO_OLD, f"PostgreSQL is {version}", {"version": version}))
+        found.append(Finding(FindingCode.POSTGRES_TOO_OLD, f"PostgreSQL is {version}", {"version": version}))
     if is_standby or is_read_only:
         seen = "the server is a standby" if is_standby else "default_transaction_read_only is on"
-        found.append(Finding(Code.SERVER_READ_ONLY, seen))
+        found.append(Finding(FindingCode.SERVER_READ_ONLY, seen))
     if unsafe:
-        found.append(Finding(Code.FSYNC_OFF, f"{' and '.join(unsafe)} off", {"settings": unsafe}))
+        found.append(Finding(FindingCode.FSYNC_OFF, f"{' and '.join(unsafe)} off", {"settings": unsafe}))
     if is_asynchronous:
-        found.append(Finding(Code.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit is off"))
+        found.append(Finding(FindingCode.SYNCHRONOUS_COMMIT_OFF, "synchronous_commit is off"))
     return found
 
 
-def check_connections(_case: Case) -> Op[list[Finding]]:
+def check_connections(_case: CheckContext) -> Op[list[Finding]]:
     limits = yield from rows(SQL["get_connections"]())
     return [
         Finding(
-            Code.CONNECTIONS_SHORT,
+            FindingCode.CONNECTIONS_SHORT,
             f"{used} of the {limit} connections of {whose} are in use",
             {"of": whose, "limit": limit, "used": used},
         )

@@ -1,17 +1,13 @@
 """Workflows that stand still. In a healthy system some do for an instant, between two steps: only those that still do a little later count."""
 
-from horsies.db.load import load
-from horsies.db.op import Op, rows
-from horsies.doctor.case import Case
-from horsies.doctor.codes import Code
-from horsies.doctor.finding import Finding
-from horsies.doctor.words import LISTED, NAMED
+from horsies.db.statement import Op, load, rows
+from horsies.doctor.findings import LISTED, NAMED, CheckContext, Finding, FindingCode
 from horsies.workflows.inspect import get_stuck
 
 SQL = load(__file__)
 
 
-def check_workflows(case: Case) -> Op[list[Finding]]:
+def check_workflows(case: CheckContext) -> Op[list[Finding]]:
     first = yield from get_stuck()
     if not first:
         return []
@@ -22,4 +18,4 @@ def check_workflows(case: Case) -> Op[list[Finding]]:
     roots = sorted({stuck.root_id for stuck in still})
     named = "; ".join(f"{stuck.root_id}: {stuck.why}" for stuck in still[:NAMED])
     seen = f"{len(roots)} workflows: {named}{'; …' if len(still) > NAMED else ''}"
-    return [Finding(Code.WORKFLOWS_STUCK, seen, {"count": len(roots), "workflow_ids": roots[:LISTED]})]
+    return [Finding(FindingCode.WORKFLOWS_STUCK, seen, {"count": len(roots), "workflow_ids": roots[:LISTED]})]

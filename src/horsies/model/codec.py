@@ -15,18 +15,115 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from horsies.model import plain
-from horsies.model.annotations import parameters_of
-from horsies.model.error_codec import decode_error, encode_error
+from horsies.model import plain_json
 from horsies.model.errors import PayloadError, ResultTypeError
-from horsies.model.functions import Parameters, name_of
-from horsies.model.refusal import GIVEN, RETURNED, SENT, Telling, one_line, short_repr
-from horsies.model.sizes import SizeWatch
+from horsies.model.parameters import Parameters, name_of
+from horsies.model.payload_errors import (
+    DEFAULT_MAX_BYTES,
+    GIVEN,
+    RETURNED,
+    SENT,
+    PayloadSizeCheck,
+    ProblemReport,
+    one_line,
+    short_repr,
+)
+from horsies.model.result import TaskError
+from horsies.model.signature import parameters_of
 
 if TYPE_CHECKING:
     from inspect import Parameter, Signature
 
-    from horsies.model.payload import Adapter  # brings pydantic
+    from horsies.model.pydantic_codec import Adapter
+
+# --------
+# The error of a task as JSON. Like plain values, plain errors do without pydantic.
+
+
+def encode_error(error: TaskError, max_bytes: int = DEFAULT_MAX_BYTES, task_id: str | None = None) -> str:
+    """An error always gets through: what cannot be written of its data is replaced by its repr, and what is too long is cut.
+
+    `task_id` is for errors that the library makes of a task: it is put into their data.
+    """
+    own = {} if task_id is None else {"task_id": task_id}
+    message, data = str(error.message), _data_json(_with_own(error.data, own) if own else error.data)
+    text = _error_json(error.error_code, message, data)
+    if len(text.encode()) <= max_bytes:
+        return text
+    longest = max_bytes // 16  # characters: one has up to six bytes in JSON, and up to seven in JSON inside JSON
+    cut = json.dumps({**own, "truncated": _storable(_cut(data, longest))}, ensure_ascii=False)
+    return _error_json(error.error_code, _cut(message, longest), cut)
+
+
+def _with_own(data: object, own: dict[str, str]) -> object:
+    if data is None:
+        return own
+    return {**own, **cast("dict[str, Any]", data)} if isinstance(data, dict) else data
+
+
+def _error_json(code: str, message: str, data: str) -> str:
+    return f'{{"error_code":{_quoted(code)},"message":{_quoted(message)},"data":{data}}}'
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def decode_error(text: str | bytes) -> TaskError:
+    try:
+        stored = _loaded(text)
+        return TaskError(error_code=stored["error_code"], message=stored.get("message", ""), data=stored.get("data"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PayloadError(f"the stored error cannot be read: {one_line(repr(error))}") from None
+
+
+def _loaded(text: str | bytes) -> Any:
+    found = plain_json.read(text, plain_json.is_json)
+    if found is not plain_json.NOT_PLAIN:
+        return found
+    from pydantic_core import from_json  # noqa: PLC0415 - see above
+
+    return from_json(text)
+
+
+def _data_json(data: object) -> str:
+    found = plain_json.write(data, plain_json.is_json)
+    if found is not None:
+        return found.decode()
+    for write in (_written_by_pydantic, _written_without_surrogates):
+        try:
+            text = write(data)
+            _loaded(text)  # what is nested too deeply can be written, but not read
+        except Exception:  # noqa: BLE001, S112 - the data is the user's and can do anything; the next way is tried
+            continue
+        return text
+    return _quoted(_full_repr(data))
+
+
+def _written_by_pydantic(data: object) -> str:
+    from pydantic_core import to_json  # noqa: PLC0415 - see above
+
+    return to_json(data, bytes_mode="base64", inf_nan_mode="strings", fallback=_full_repr).decode()
+
+
+def _written_without_surrogates(data: object) -> str:
+    return _storable(json.dumps(data, ensure_ascii=False, allow_nan=False, default=_full_repr))
+
+
+def _full_repr(value: object) -> str:
+    try:
+        return _storable(repr(value))
+    except Exception:  # noqa: BLE001 - a repr of the user's own
+        return f"<{type(value).__name__} that has no repr>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(_storable(text), ensure_ascii=False)
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair has no UTF-8 form
+
 
 __all__ = ["ArgumentsCodec", "ResultCodec", "ResultTypeError", "decode_error", "encode_error"]
 
@@ -36,7 +133,7 @@ T = TypeVar("T")
 class _Codec:
     """`is_plain`: what of its values can be written and read without pydantic; None: nothing."""
 
-    def __init__(self, is_plain: plain.Test | None, watch: SizeWatch) -> None:
+    def __init__(self, is_plain: plain_json.Test | None, watch: PayloadSizeCheck) -> None:
         self.is_plain = is_plain
         self.watch = watch
 
@@ -50,24 +147,24 @@ class _Codec:
     def adapter(self) -> "Adapter":
         raise NotImplementedError
 
-    def _write(self, value: object, what: str, telling: Telling, mismatch: type[PayloadError]) -> str:
-        payload = plain.write(value, self.is_plain) if self.is_plain else None
+    def _write(self, value: object, what: str, telling: ProblemReport, mismatch: type[PayloadError]) -> str:
+        payload = plain_json.write(value, self.is_plain) if self.is_plain else None
         if payload is None:
             return self.adapter.write(value, what, telling, mismatch, self.watch)
         self.watch.look(payload, what)
         return payload.decode()
 
-    def _read(self, text: str | bytes, what: str, telling: Telling) -> Any:
-        value = plain.read(text, self.is_plain) if self.is_plain else plain.UNSURE
-        return self.adapter.read(text, what, telling) if value is plain.UNSURE else value
+    def _read(self, text: str | bytes, what: str, telling: ProblemReport) -> Any:
+        value = plain_json.read(text, self.is_plain) if self.is_plain else plain_json.NOT_PLAIN
+        return self.adapter.read(text, what, telling) if value is plain_json.NOT_PLAIN else value
 
 
 class ArgumentsCodec(_Codec):
     """The arguments of one function: a call on one side, one JSON object by parameter name, a call on the other."""
 
-    def __init__(self, fn: Callable[..., object], parameters: Parameters, watch: SizeWatch) -> None:
+    def __init__(self, fn: Callable[..., object], parameters: Parameters, watch: PayloadSizeCheck) -> None:
         simple = parameters.simple
-        super().__init__(None if simple is None else plain.test_for_arguments(simple), watch)
+        super().__init__(None if simple is None else plain_json.test_for_arguments(simple), watch)
         self.name = name_of(fn)
         self._fn = fn
         self._is_simple = simple is not None
@@ -83,14 +180,14 @@ class ArgumentsCodec(_Codec):
         self._parts: dict[object, Adapter] = {}
 
     @classmethod
-    def for_function(cls, fn: Callable[..., object], watch: SizeWatch | None = None) -> "ArgumentsCodec":
-        watch = watch or SizeWatch(f"the arguments of {name_of(fn)}()")
+    def for_function(cls, fn: Callable[..., object], watch: PayloadSizeCheck | None = None) -> "ArgumentsCodec":
+        watch = watch or PayloadSizeCheck(f"the arguments of {name_of(fn)}()")
         return cls(fn, parameters_of(fn), watch).checked()
 
     @cached_property
     def signature(self) -> "Signature":
         """As callers see it."""
-        from horsies.model.signatures import callers_signature  # noqa: PLC0415 - brings `inspect`
+        from horsies.model.inspect_signature import callers_signature  # noqa: PLC0415 - brings `inspect`
 
         return callers_signature(self._fn)
 
@@ -132,17 +229,17 @@ class ArgumentsCodec(_Codec):
     def encode_some(self, given: Mapping[str, Any]) -> str:
         """Some of the arguments by name, for a call whose others are not there yet."""
         ordered = {name: given[name] for name in self.signature.parameters if name in given}
-        if self.is_plain and (payload := plain.write(ordered, self.is_plain)):
+        if self.is_plain and (payload := plain_json.write(ordered, self.is_plain)):
             self.watch.look(payload, f"{self.name}()")
             return payload.decode()
         parameters = {name: self.signature.parameters[name] for name in ordered}
         adapter = self._part(frozenset(given), lambda: _arguments_adapter(self.name, parameters))
         return adapter.write(given, f"{self.name}()", GIVEN, PayloadError, self.watch)
 
-    def encode_piece(self, tp: Any, value: object, place: str, watch: SizeWatch | None = None) -> str:
+    def encode_piece(self, tp: Any, value: object, place: str, watch: PayloadSizeCheck | None = None) -> str:
         """A piece of an argument, such as one item of a list whose others are not there yet."""
         adapter = self._part(("piece", tp), lambda: _value_adapter(tp, f"{self.name}(): '{place}'"))
-        telling = Telling(noun=f"argument '{place}' at", shown=short_repr)
+        telling = ProblemReport(noun=f"argument '{place}' at", shown=short_repr)
         return adapter.write(value, f"argument '{place}'", telling, PayloadError, watch or self.watch)
 
     def _part(self, key: object, make: "Callable[[], Adapter]") -> "Adapter":
@@ -198,13 +295,13 @@ class ArgumentsCodec(_Codec):
 class ResultCodec(_Codec, Generic[T]):
     """The good value of a task."""
 
-    def __init__(self, tp: Any, watch: SizeWatch) -> None:
-        super().__init__(plain.test_for(tp), watch)
+    def __init__(self, tp: Any, watch: PayloadSizeCheck) -> None:
+        super().__init__(plain_json.test_for(tp), watch)
         self.tp = tp
 
     @classmethod
-    def for_type(cls, tp: Any, watch: SizeWatch | None = None) -> "ResultCodec[Any]":
-        return ResultCodec[Any](tp, watch or SizeWatch("the result")).checked()
+    def for_type(cls, tp: Any, watch: PayloadSizeCheck | None = None) -> "ResultCodec[Any]":
+        return ResultCodec[Any](tp, watch or PayloadSizeCheck("the result")).checked()
 
     @cached_property
     def adapter(self) -> "Adapter":
@@ -223,12 +320,12 @@ class ResultCodec(_Codec, Generic[T]):
 
 
 def _arguments_adapter(function_name: str, parameters: Mapping[str, "Parameter"]) -> "Adapter":
-    from horsies.model.adapters import arguments_adapter  # noqa: PLC0415 - brings pydantic
+    from horsies.model.pydantic_codec import arguments_adapter  # noqa: PLC0415 - brings pydantic
 
     return arguments_adapter(function_name, parameters)
 
 
 def _value_adapter(tp: Any, what: str) -> "Adapter":
-    from horsies.model.adapters import value_adapter  # noqa: PLC0415 - brings pydantic
+    from horsies.model.pydantic_codec import value_adapter  # noqa: PLC0415 - brings pydantic
 
     return value_adapter(tp, what)

@@ -1,22 +1,153 @@
 """Configuration: frozen values that check themselves, and report all of their problems at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
-from horsies.model.codes import OperationalErrorCode
 from horsies.model.database_url import conninfo, masked, url_problem
+from horsies.model.error_codes import ExceptionMap, OperationalErrorCode, code_problems, mapper_problems
 from horsies.model.errors import QueueError
-from horsies.model.mapper import ExceptionMap, code_problems, mapper_problems
-from horsies.model.problems import instance_problems, number_problems, refuse
-from horsies.model.recovery import RecoveryConfig, WorkerResilienceConfig
-from horsies.model.retention import RetentionConfig
-from horsies.model.sizes import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
-from horsies.model.value import Value
+from horsies.model.payload_errors import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
+from horsies.model.record import Record
+from horsies.model.validation import instance_problems, number_problems, raise_problems
 
 if TYPE_CHECKING:
     from horsies.model.schedule import ScheduleConfig
+
+# --------
+# Settings for when something is away, or dies: how long it is waited for, and who notices.
+
+
+class WorkerResilienceConfig(Record):
+    """How a worker rides out a database that is away. `db_retry_max_attempts` 0 means for ever."""
+
+    db_retry_initial_ms: int = 500
+    db_retry_max_ms: int = 5_000
+    db_retry_max_attempts: int = 0
+    notify_poll_interval_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    def delay_ms(self, attempt: int, jitter: float) -> int:
+        """How long to wait after this many failures in a row, counted from 0.
+
+        `jitter` is the caller's random number from -1 to 1 and moves the delay by up to a quarter. It moves the longest
+        delay too, downwards only, or workers that lost the database together would all return at the same moment.
+        """
+        if attempt < 0 or not -1 <= jitter <= 1:
+            raise ValueError(f"attempt {attempt} must be 0 or more, and jitter {jitter} from -1 to 1")
+        doublings = min(attempt, 16)  # beyond any allowed ratio of the two limits, and safe from huge numbers
+        delay_ms = min(self.db_retry_initial_ms * 2**doublings, self.db_retry_max_ms)
+        return min(round(delay_ms * (1 + jitter / 4)), self.db_retry_max_ms)
+
+    def _problems(self) -> Iterator[str]:
+        delays = [
+            *number_problems("db_retry_initial_ms", self.db_retry_initial_ms, 100, 60_000),
+            *number_problems("db_retry_max_ms", self.db_retry_max_ms, 500, 300_000),
+        ]
+        yield from delays
+        if not delays and self.db_retry_max_ms < self.db_retry_initial_ms:
+            yield (
+                f"db_retry_max_ms {self.db_retry_max_ms} is below db_retry_initial_ms {self.db_retry_initial_ms}; "
+                "raise the first or lower the second"
+            )
+        yield from number_problems("db_retry_max_attempts", self.db_retry_max_attempts, 0, 10_000)
+        yield from number_problems("notify_poll_interval_ms", self.notify_poll_interval_ms, 1_000, 300_000)
+
+
+class RecoveryConfig(Record):
+    """How the dead are noticed, and how long the living are given.
+
+    A worker beats every `heartbeat_ms`; it is dead when the keeper has watched its heartbeat stand still for `dead_after_ms`.
+    A task that is over its time, or cancelled, gets `grace_ms` from the soft stop to the kill. `frozen_after_ms` is when a child
+    that gives no sign of life is killed. "auto": when its process has been stopped for `dead_after_ms`, or has neither used the CPU nor waited
+    for a disk for a minute (Linux; elsewhere it is only reported). A number: after so long a silence, whatever it does meanwhile; a long
+    call into C that holds the GIL is silent and healthy. None: never.
+
+    A task that no living worker knows waits for `unknown_task_patience_ms`, one whose parameters are another release's for
+    `changed_task_patience_ms`. Then it fails.
+    """
+
+    heartbeat_ms: int = 3_000
+    dead_after_ms: int = 10_000
+    maintenance_ms: int = 1_000
+    grace_ms: int = 5_000
+    snapshot_ms: int = 15_000
+    frozen_after_ms: int | Literal["auto"] | None = "auto"
+    unknown_task_patience_ms: int = 86_400_000
+    changed_task_patience_ms: int = 300_000
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        beats = [
+            *number_problems("heartbeat_ms", self.heartbeat_ms, 100, 300_000),
+            *number_problems("dead_after_ms", self.dead_after_ms, 500, 3_600_000),
+        ]
+        yield from beats
+        if not beats and self.dead_after_ms < 2 * self.heartbeat_ms:
+            yield (
+                f"dead_after_ms {self.dead_after_ms} is below two heartbeats of {self.heartbeat_ms}; one late beat would "
+                "kill a healthy worker: raise the first or lower the second"
+            )
+        yield from number_problems("maintenance_ms", self.maintenance_ms, 100, 60_000)
+        yield from number_problems("grace_ms", self.grace_ms, 0, 3_600_000)
+        yield from number_problems("snapshot_ms", self.snapshot_ms, 1_000, 3_600_000)
+        yield from number_problems("unknown_task_patience_ms", self.unknown_task_patience_ms, 0, 31_536_000_000)
+        yield from number_problems("changed_task_patience_ms", self.changed_task_patience_ms, 0, 31_536_000_000)
+        if self.frozen_after_ms is not None and self.frozen_after_ms != "auto":
+            frozen = list(number_problems("frozen_after_ms", self.frozen_after_ms, 1_000, 86_400_000))
+            yield from (f'{problem}; or "auto", or None' for problem in frozen)
+            if not frozen and not beats and self.frozen_after_ms < 3 * self.heartbeat_ms:
+                yield (
+                    f"frozen_after_ms {self.frozen_after_ms} is below three heartbeats of {self.heartbeat_ms}, at which children "
+                    "are asked; a child that is slow to answer once would be killed: raise it"
+                )
+
+
+# --------
+# Settings for how long what is over is kept.
+
+SHORTEST: Final = timedelta(hours=1)
+LONGEST: Final = timedelta(days=36_500)
+MOST_OFTEN: Final = timedelta(seconds=1)
+SELDOM: Final = timedelta(days=1)
+
+
+class RetentionConfig(Record):
+    """How long what is over is kept; None keeps it for ever. The keeper sees to it `every` few minutes.
+
+    Finished tasks go by whole days (UTC): at least as old as this, and at most a day older. A workflow goes with all runs below it, and their
+    nodes' results with them.
+    """
+
+    finished: timedelta | None = timedelta(days=7)
+    workflows: timedelta | None = timedelta(days=30)
+    worker_states: timedelta | None = timedelta(days=1)
+    schedule_runs: timedelta | None = timedelta(days=30)
+    every: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name, value in self._fields():
+            if name == "every":
+                yield from _span_problems("every", value, MOST_OFTEN, SELDOM, "timedelta(minutes=5)")
+            elif value is not None:
+                yield from _span_problems(name, value, SHORTEST, LONGEST, "timedelta(days=7), or None for ever")
+
+
+def _span_problems(name: str, value: object, low: timedelta, high: timedelta, example: str) -> Iterator[str]:
+    if not isinstance(value, timedelta):
+        yield f"{name} must be a timedelta, not {value!r} ({type(value).__name__}); write {name}={example}"
+    elif not low <= value <= high:
+        yield f"{name} is {value}; choose from {low} to {high}, such as {name}={example}"
+
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
@@ -40,7 +171,7 @@ class QueueMode(StrEnum):
     CUSTOM = "CUSTOM"
 
 
-class PostgresConfig(Value):
+class PostgresConfig(Record):
     """Where the database is and how to hold connections to it; its passwords never show.
 
     `listen_url` is a direct connection for LISTEN and migrations when `database_url` leads to a transaction pooler.
@@ -58,7 +189,7 @@ class PostgresConfig(Value):
     keepalives_count: int = 3
 
     def __post_init__(self) -> None:
-        refuse(self, self._problems())
+        raise_problems(self, self._problems())
 
     @property
     def conninfo(self) -> str:
@@ -97,7 +228,7 @@ class PostgresConfig(Value):
         yield from number_problems("keepalives_count", self.keepalives_count, 1, 100)
 
 
-class CustomQueueConfig(Value):
+class CustomQueueConfig(Record):
     """One queue of CUSTOM mode; a lower `priority` is served sooner.
 
     `max_concurrency` limits how many of its tasks are in flight in the whole cluster: None does not, 0 pauses it.
@@ -108,7 +239,7 @@ class CustomQueueConfig(Value):
     max_concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(self, self._problems())
+        raise_problems(self, self._problems())
 
     def _problems(self) -> Iterator[str]:
         yield from _queue_name_problems(self.name)
@@ -117,7 +248,7 @@ class CustomQueueConfig(Value):
             yield from number_problems("max_concurrency", self.max_concurrency, 0, 1_000_000)
 
 
-class AppConfig(Value):
+class AppConfig(Record):
     """Everything an app is told. Without a `broker` it looks for a database in its environment.
 
     `name` tells apps apart that share a schema: schedules and workers belong to the app of this name. Without one, the locator
@@ -144,7 +275,7 @@ class AppConfig(Value):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "custom_queues", _as_tuple(self.custom_queues))  # frozen means frozen
-        refuse(self, self._problems())
+        raise_problems(self, self._problems())
         object.__setattr__(self, "exception_mapper", ExceptionMap(self.exception_mapper))
         object.__setattr__(self, "default_unhandled_error_code", str(self.default_unhandled_error_code))
 

@@ -10,8 +10,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from horsies.model.functions import Wanted
-from horsies.model.task import Terms
+from horsies.model.parameters import WantedParameter
+from horsies.model.task import TaskOptions
 
 Step: TypeAlias = str | int
 
@@ -147,7 +147,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltTask:
     """What kind of value a node makes: that of a task, or a list of them. A sub-workflow without an output makes none."""
 
     task_name: str | None
@@ -169,7 +169,7 @@ class Node:
     index: int
     node_id: str
     kind: NodeKind
-    terms: Terms | None = None
+    terms: TaskOptions | None = None
     args: str = "{}"
     refs: tuple[Ref, ...] = ()
     waits_for: tuple[int, ...] = ()
@@ -183,7 +183,7 @@ class Node:
     awaits: tuple[int, ...] = ()
     uncounted: frozenset[int] = frozenset()
     ctx_from: tuple[int, ...] = ()
-    wants: frozenset[Wanted] = frozenset()
+    wants: frozenset[WantedParameter] = frozenset()
     child: "Graph | None" = None
 
     @property
@@ -215,11 +215,11 @@ class Node:
         return awaited == 0 and (succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0))
 
     @property
-    def made(self) -> Made:
+    def made(self) -> BuiltTask:
         """Whose value it has: this says how its result is read, also by somebody who has never seen the specification."""
         if self.child is not None:
-            return Made(None) if self.child.output is None else self.child.nodes[self.child.output].made
-        return Made(self.terms.task_name if self.terms else None, is_list=self.kind is NodeKind.MAP)
+            return BuiltTask(None) if self.child.output is None else self.child.nodes[self.child.output].made
+        return BuiltTask(self.terms.task_name if self.terms else None, is_list=self.kind is NodeKind.MAP)
 
     @property
     def each(self) -> Ref | None:

@@ -4,7 +4,7 @@ from string import ascii_uppercase, digits
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
 
 from horsies.model.errors import HorsiesError
-from horsies.model.value import Value
+from horsies.model.record import Record
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -14,7 +14,7 @@ MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
 _CODE_CHARACTERS: Final = f"{ascii_uppercase}{digits}_"
 
 
-class TaskError(Value):
+class TaskError(Record):
     """Why a task did not succeed: a code to decide by, words to read, data to work with.
 
     `retry_after_seconds` moves the next attempt, if the task's policy makes one for this code.

@@ -1,16 +1,348 @@
 """`ScheduleConfig`: what an app enqueues by itself, and when."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from zoneinfo import ZoneInfo, available_timezones
 
-from horsies.model.calendar import zone_named
-from horsies.model.options import as_span, span_problems
-from horsies.model.patterns import Pattern
-from horsies.model.problems import instance_problems, number_problems, refuse
+from horsies.model.errors import ConfigError
+from horsies.model.send_options import span_problems, to_timedelta
+from horsies.model.validation import instance_problems, number_problems, raise_problems
+
+# --------
+# The patterns of schedules. Each checks itself; all but intervals are cron expressions at heart, with seconds in front.
+
+SHORTEST: Final = timedelta(seconds=1)
+LONGEST: Final = timedelta(days=3_650)
+LARGEST_STEPS: Final = {"minute": 59, "hour": 23, "day": 31, "month": 12, "weekday": 7}
+UNITS: Final = ("days", "hours", "minutes", "seconds")
+_ANY_DAY: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - a local time
+
+
+class Weekday(StrEnum):
+    """A day of a `WeeklySchedule`; its text does as well."""
+
+    MONDAY = "mon"
+    TUESDAY = "tue"
+    WEDNESDAY = "wed"
+    THURSDAY = "thu"
+    FRIDAY = "fri"
+    SATURDAY = "sat"
+    SUNDAY = "sun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSchedule:
+    """Again and again after the sum of these, in absolute time: `IntervalSchedule(minutes=5)` is due at :00, :05, :10 …"""
+
+    days: int = 0
+    hours: int = 0
+    minutes: int = 0
+    seconds: int = 0
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    @property
+    def length(self) -> timedelta:
+        """From one slot to the next."""
+        return timedelta(days=self.days, hours=self.hours, minutes=self.minutes, seconds=self.seconds)
+
+    def __str__(self) -> str:
+        parts = ((name[:-1] if (count := getattr(self, name)) == 1 else name, count) for name in UNITS)
+        return "every " + " ".join(f"{count} {unit}" for unit, count in parts if count)
+
+    def _problems(self) -> Iterator[str]:
+        most = int(LONGEST.total_seconds())
+        problems = [problem for name in UNITS for problem in number_problems(name, getattr(self, name), 0, most)]
+        yield from problems
+        if not problems and not SHORTEST <= self.length <= LONGEST:
+            yield f"the interval is {self.length}; choose one of a second to ten years, such as IntervalSchedule(minutes=5)"
+
+
+@dataclass(frozen=True, slots=True)
+class HourlySchedule:
+    """Once in every hour of the local clock."""
+
+    minute: int = 0
+    second: int = 0
+
+    def __post_init__(self) -> None:
+        raise_problems(
+            self, [*number_problems("minute", self.minute, 0, 59), *number_problems("second", self.second, 0, 59)]
+        )
+
+    @property
+    def cron(self) -> str:
+        """As cron has it, with seconds in front."""
+        return f"{self.second} {self.minute} * * * *"
+
+    def __str__(self) -> str:
+        return f"hourly at :{self.minute:02}:{self.second:02}"
+
+
+@dataclass(frozen=True, slots=True)
+class DailySchedule:
+    """Every day at this local time: `DailySchedule(time(9, 30))`."""
+
+    time: time
+
+    def __post_init__(self) -> None:
+        raise_problems(self, _time_problems(self.time))
+
+    @property
+    def cron(self) -> str:
+        """As cron has it, with seconds in front."""
+        return f"{_time_of_day(self.time)} * * *"
+
+    def __str__(self) -> str:
+        return f"daily at {self.time}"
+
+
+@dataclass(frozen=True, slots=True)
+class WeeklySchedule:
+    """On these days of the week at this local time: `WeeklySchedule(["mon", Weekday.FRIDAY], time(9, 30))`."""
+
+    days: Sequence[Weekday | str]
+    time: time
+
+    def __post_init__(self) -> None:
+        raise_problems(self, [*self._day_problems(), *_time_problems(self.time)])
+        days = {Weekday(day) for day in self.days}
+        object.__setattr__(self, "days", tuple(day for day in Weekday if day in days))
+
+    @property
+    def cron(self) -> str:
+        """As cron has it, with seconds in front."""
+        return f"{_time_of_day(self.time)} * * {','.join(self.days)}"
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.days)} at {self.time}"
+
+    def _day_problems(self) -> Iterator[str]:
+        days = cast("object", self.days)
+        known = ", ".join(repr(day.value) for day in Weekday)
+        if isinstance(days, str) or not isinstance(days, Sequence) or not days:
+            yield f"days must be a list of at least one day of {known}, not {days!r}"
+            return
+        for day in cast("Sequence[object]", days):
+            if day not in list(Weekday):
+                yield f"days has {day!r}; choose from {known}"
+
+
+@dataclass(frozen=True, slots=True)
+class MonthlySchedule:
+    """On this day of the month at this local time. A month without that day is skipped; `"last"` is there in every month."""
+
+    day: int | Literal["last"]
+    time: time
+
+    def __post_init__(self) -> None:
+        raise_problems(self, [*self._day_problems(), *_time_problems(self.time)])
+
+    @property
+    def cron(self) -> str:
+        """As cron has it, with seconds in front."""
+        return f"{_time_of_day(self.time)} {'L' if self.day == 'last' else self.day} * *"
+
+    def __str__(self) -> str:
+        return f"{'last day' if self.day == 'last' else f'day {self.day}'} of the month at {self.time}"
+
+    def _day_problems(self) -> Iterator[str]:
+        if self.day != "last" and any(number_problems("day", self.day, 1, 31)):
+            yield f'day is {self.day!r}; choose a whole number from 1 to 31, or "last"'
+
+
+@dataclass(frozen=True, slots=True)
+class CronSchedule:
+    """Minute, hour, day of the month, month and day of the week, as in cron: `CronSchedule("*/5 9-17 * * mon-fri")`."""
+
+    expression: str
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    @property
+    def cron(self) -> str:
+        """With seconds in front."""
+        return f"0 {self.expression}"
+
+    def __str__(self) -> str:
+        return self.expression
+
+    def _problems(self) -> Iterator[str]:
+        advice = "write five fields, minute hour day month weekday, such as '*/5 9-17 * * mon-fri'"
+        if not isinstance(self.expression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
+            yield f"expression must be text, not {type(self.expression).__name__}; {advice}"
+        elif len(self.expression.split()) != len(LARGEST_STEPS):
+            yield f"expression {self.expression!r} has {len(self.expression.split())} fields; {advice}"
+        elif problem := _step_problem(self.expression) or _cron_problem(self.cron):
+            yield f"expression {self.expression!r} {problem}; {advice}"
+
+
+Pattern: TypeAlias = IntervalSchedule | HourlySchedule | DailySchedule | WeeklySchedule | MonthlySchedule | CronSchedule
+
+
+_KINDS: Final[dict[str, type[Pattern]]] = {
+    "interval": IntervalSchedule,
+    "hourly": HourlySchedule,
+    "daily": DailySchedule,
+    "weekly": WeeklySchedule,
+    "monthly": MonthlySchedule,
+    "cron": CronSchedule,
+}
+
+
+def as_stored(pattern: Pattern) -> dict[str, Any]:
+    """As JSON values."""
+    (kind,) = (name for name, known in _KINDS.items() if isinstance(pattern, known))
+    values = {field.name: getattr(pattern, field.name) for field in fields(pattern)}
+    return {"kind": kind} | {
+        name: value.isoformat()
+        if isinstance(value, time)
+        else list(cast("tuple[str]", value))
+        if isinstance(value, tuple)
+        else value
+        for name, value in values.items()
+    }
+
+
+def from_stored(stored: Mapping[str, Any]) -> Pattern:
+    """Raises ValueError for what this release does not know."""
+    try:
+        values = dict(stored)
+        kind = _KINDS.get(values.pop("kind", ""))
+        if kind is None:
+            raise ValueError(f"a pattern of kind {stored.get('kind')!r} is not known; a newer release has stored it")
+        if "time" in values:
+            values["time"] = time.fromisoformat(values["time"])
+        return kind(**values)
+    except (TypeError, AttributeError, ConfigError) as error:
+        raise ValueError(f"the stored pattern {stored!r} cannot be read: {error}") from None
+
+
+def _time_of_day(at: time) -> str:
+    return f"{at.second} {at.minute} {at.hour}"
+
+
+def _time_problems(value: object) -> Iterator[str]:
+    if not isinstance(value, time):
+        yield f"time must be a datetime.time, not {value!r}; write time(9, 30)"
+    elif value.tzinfo is not None or value.microsecond:
+        yield f"time is {value!r}; leave out its zone, which the schedule has, and everything below seconds"
+
+
+def _step_problem(expression: str) -> str | None:
+    """cron takes any step; one that leads out of its field at once is never what was meant."""
+    for (part, largest), text in zip(LARGEST_STEPS.items(), expression.split(), strict=True):
+        for step in re.findall(r"/0*(\d+)", text):
+            if len(step) > len(str(largest)) or int(step) > largest:
+                return f"has a step in its {part} that is above {largest}"
+    return None
+
+
+def _cron_problem(cron: str) -> str | None:
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - a child that runs tasks needs no calendar
+
+    try:
+        never = next(CronSim(cron, _ANY_DAY), None) is None
+    except CronSimError as error:
+        return f"is no cron expression ({error})"
+    return "never comes" if never else None
+
+
+# --------
+# When a schedule is due: the slots that a pattern makes in a time zone. Pure; there is no clock in here.
+#
+# A *slot* is a moment at which a schedule is due, in UTC, to the second. It follows from the pattern and the zone alone, so any two
+# schedulers find the same ones.
+#
+# **Local times.** All patterns but intervals are cron expressions at heart, and are read on the wall clock, which knows nothing of offsets. Each
+# local time is then looked up in the zone: one that does not exist (the clock was put forward over it) is skipped, and one that occurs twice (the
+# clock was put back) is taken the first time only. That holds for every pattern alike, hourly ones included. Intervals are in absolute time,
+# counted from 1970-01-01 00:00 UTC: the clock may be changed, their pace does not.
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+SECOND: Final = timedelta(seconds=1)
+
+# Files beside the zones: each machine's own, or of clocks that count leap seconds.
+_NO_ZONES: Final = re.compile(r"(posix|right)/.*|posixrules|localtime|Factory")
+
+
+def zone_named(name: str) -> tzinfo:
+    """Raises ValueError that says what to change. UTC is known also where there is no time zone database."""
+    if name == "UTC":
+        return UTC
+    try:
+        if not _NO_ZONES.fullmatch(name):
+            return ZoneInfo(name)
+    except (KeyError, ValueError, OSError, TypeError):
+        pass
+    if not available_timezones():
+        raise ValueError(
+            f"timezone {name!r} cannot be looked up, because there is no time zone database here; install the package tzdata, "
+            "with pip or with the system's package manager"
+        )
+    raise ValueError(f"timezone {name!r} is not known; choose an IANA name, such as 'Europe/Berlin' or 'UTC'")
+
+
+@lru_cache(maxsize=4_096)  # those that are due together mostly go by the same clock
+def next_slot(pattern: Pattern, zone: tzinfo, after: datetime) -> datetime | None:
+    """The first slot later than this moment. None: there are none for the next 50 years."""
+    if isinstance(pattern, IntervalSchedule):
+        return EPOCH + ((after - EPOCH) // pattern.length + 1) * pattern.length
+    local = after.astimezone(zone).replace(tzinfo=None, fold=0)
+    found = (_moment(time, zone) for time in _local_times(pattern.cron, local))
+    return next((slot for slot in found if slot is not None and slot > after), None)
+
+
+def newest_slots(pattern: Pattern, zone: tzinfo, after: datetime, until: datetime, limit: int) -> list[datetime]:
+    """The last so many slots later than `after` and not later than `until`, oldest first. Those before them are not looked at."""
+    found: list[datetime] = []
+    for slot in _slots_back(pattern, zone, until):
+        if slot <= after or len(found) == limit:
+            break
+        found.append(slot)
+    return found[::-1]
+
+
+def _slots_back(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterator[datetime]:
+    if isinstance(pattern, IntervalSchedule):
+        slot = EPOCH + (until - EPOCH) // pattern.length * pattern.length
+        while True:
+            yield slot
+            slot -= pattern.length
+    here = until.astimezone(zone)
+    # When the clock was just put back, the local times that are still to come again have been, and count.
+    repeated = _offset(here.replace(fold=0)) - _offset(here.replace(fold=1))
+    start = here.replace(tzinfo=None, fold=0) + max(repeated, timedelta(0)) + SECOND
+    for local in _local_times(pattern.cron, start, backwards=True):
+        slot = _moment(local, zone)
+        if slot is not None and slot <= until:
+            yield slot
+
+
+def _local_times(cron: str, start: datetime, *, backwards: bool = False) -> Iterator[datetime]:
+    """What is on the wall clock, later (or earlier) than the start."""
+    from cronsim import CronSim  # noqa: PLC0415 - a child that runs tasks needs no calendar
+
+    return CronSim(cron, start, backwards)
+
+
+def _moment(local: datetime, zone: tzinfo) -> datetime | None:
+    """The first time that the clocks there show this; None if they never do."""
+    slot = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    return slot if slot.astimezone(zone).replace(tzinfo=None) == local else None
+
+
+def _offset(here: datetime) -> timedelta:
+    return here.utcoffset() or timedelta(0)
+
 
 MAX_NAME: Final = 200
 MAX_CATCH_UP: Final = 10_000
@@ -48,14 +380,14 @@ class TaskSchedule:
     overlap: Overlap | str = Overlap.ALLOW
 
     def __post_init__(self) -> None:
-        refuse(f"TaskSchedule {self.name!r}", self._problems())
+        raise_problems(f"TaskSchedule {self.name!r}", self._problems())
         object.__setattr__(self, "kwargs", MappingProxyType(dict(self.kwargs)))  # frozen means frozen
         object.__setattr__(self, "overlap", Overlap(self.overlap))
 
     @property
     def jitter_ms(self) -> int:
         """The longest delay of a slot."""
-        return round(as_span(self.jitter) / timedelta(milliseconds=1))
+        return round(to_timedelta(self.jitter) / timedelta(milliseconds=1))
 
     def _problems(self) -> Iterator[str]:
         for name in ("name", "task_name"):
@@ -75,7 +407,7 @@ class TaskSchedule:
         yield from number_problems("max_catch_up_runs", self.max_catch_up_runs, 0, MAX_CATCH_UP)
         jitter = list(span_problems("jitter", self.jitter))
         yield from jitter
-        if not jitter and as_span(self.jitter) > MAX_JITTER:
+        if not jitter and to_timedelta(self.jitter) > MAX_JITTER:
             yield f"jitter is {self.jitter}; choose at most a day, or a later slot"
         if self.overlap not in list(Overlap):
             yield f'overlap must be "allow" or "skip", not {self.overlap!r}'
@@ -91,7 +423,7 @@ class ScheduleConfig:
         given = cast("object", self.schedules)
         if isinstance(given, Sequence) and not isinstance(given, str):
             object.__setattr__(self, "schedules", tuple(cast("Sequence[object]", given)))
-        refuse(self, self._problems())
+        raise_problems(self, self._problems())
 
     def _problems(self) -> Iterator[str]:
         if not isinstance(self.schedules, tuple):

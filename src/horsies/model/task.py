@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from horsies.model.send_options import TaskId, TaskOptions
 from horsies.model.status import TaskStatus
-from horsies.model.terms import TaskId, Terms
 
-__all__ = ["Claim", "Ended", "Ending", "NewTask", "TaskId", "Terms"]
+__all__ = ["Claim", "Ended", "Ending", "NewTask", "TaskId", "TaskOptions"]
 
 
 class NewTask(NamedTuple):
@@ -15,7 +15,7 @@ class NewTask(NamedTuple):
 
     id: TaskId
     args: str
-    terms: Terms
+    terms: TaskOptions
 
 
 @dataclass(frozen=True, slots=True)

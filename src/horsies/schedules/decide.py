@@ -9,9 +9,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Final, NamedTuple
 
-from horsies.model.calendar import newest_slots, next_slot, zone_named
-from horsies.model.patterns import Pattern, from_stored
-from horsies.model.schedule import Overlap
+from horsies.model.schedule import Overlap, Pattern, from_stored, newest_slots, next_slot, zone_named
 
 ON_TIME: Final = timedelta(seconds=60)
 """A slot that is dealt with within this time was not missed, whatever kept the scheduler."""
@@ -45,7 +43,7 @@ class Due(NamedTuple):
     last_task_id: str | None
 
 
-class Verdict(NamedTuple):
+class SlotDecision(NamedTuple):
     """On one slot, or on a range of them that were missed."""
 
     name: str
@@ -56,16 +54,16 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DueDecision:
     """On one schedule: what becomes of its slots, oldest first, and where it stands then."""
 
     due: Due
-    verdicts: list[Verdict]
+    verdicts: list[SlotDecision]
     next_slot_at: datetime | None
     last_slot_at: datetime
 
 
-def decide(due: Due, moment: datetime, *, is_going: bool) -> Decision:
+def decide(due: Due, moment: datetime, *, is_going: bool) -> DueDecision:
     """Raises ValueError for a pattern or a zone that is not known here."""
     slots, following = _slots(due, moment)
     wanted = _wanted(due)
@@ -73,14 +71,14 @@ def decide(due: Due, moment: datetime, *, is_going: bool) -> Decision:
     if not due.max_catch_up_runs and moment - slots[-1] > ON_TIME:
         taken = []
     missed = slots[: len(slots) - len(taken)]
-    verdicts = [Verdict(due.name, SlotOutcome.MISSED, due.next_slot_at, missed[-1])] if missed else []
+    verdicts = [SlotDecision(due.name, SlotOutcome.MISSED, due.next_slot_at, missed[-1])] if missed else []
     if is_going and due.overlap == Overlap.SKIP:
-        verdicts += [Verdict(due.name, SlotOutcome.SKIPPED, slot) for slot in taken]
+        verdicts += [SlotDecision(due.name, SlotOutcome.SKIPPED, slot) for slot in taken]
     else:
         verdicts += [
-            Verdict(due.name, SlotOutcome.ENQUEUED, slot, delay_ms=_delay_ms(due, slot, moment)) for slot in taken
+            SlotDecision(due.name, SlotOutcome.ENQUEUED, slot, delay_ms=_delay_ms(due, slot, moment)) for slot in taken
         ]
-    return Decision(due, verdicts, following, slots[-1])
+    return DueDecision(due, verdicts, following, slots[-1])
 
 
 def _slots(due: Due, moment: datetime) -> tuple[list[datetime], datetime | None]:

@@ -10,19 +10,72 @@ as that app stored it. A row that no app declares any more, and a row without an
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from horsies.db.load import load
-from horsies.db.op import Op, Query, ask
-from horsies.model.calendar import next_slot, zone_named
-from horsies.model.patterns import as_stored
-from horsies.model.schedule import TaskSchedule
-from horsies.schedules.declare import Declared
+from horsies.db.statement import Op, Query, execute, load
+from horsies.model.config import AppConfig
+from horsies.model.errors import PayloadError, QueueError
+from horsies.model.schedule import TaskSchedule, as_stored, next_slot, zone_named
+from horsies.model.task import TaskOptions
+from horsies.model.validation import raise_problems
 from horsies.schedules.tick import SQL as TICK
-from horsies.tasks.terms import params_of
+from horsies.tasks.enqueue import option_params
+from horsies.tasks.task import BaseTask
+
+# --------
+# What an app declares, checked against its tasks and queues: all problems at once, before anything is stored.
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSchedule:
+    """A schedule with all that it takes to enqueue its task."""
+
+    schedule: TaskSchedule
+    terms: TaskOptions
+    args: str
+
+
+def declared_schedules(config: AppConfig, tasks: Mapping[str, BaseTask[..., Any]]) -> list[DeclaredSchedule] | None:
+    """The schedules of an app, by name; None if it says nothing about schedules. Raises ConfigError for those that could never run."""
+    if config.schedule is None:
+        return None
+    schedules = sorted(config.schedule.schedules, key=lambda schedule: schedule.name)
+    raise_problems(
+        "the schedules", [problem for schedule in schedules for problem in _problems(schedule, config, tasks)]
+    )
+    return [_declared(schedule, tasks[schedule.task_name]) for schedule in schedules]
+
+
+def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, BaseTask[..., Any]]) -> Iterator[str]:
+    task = tasks.get(schedule.task_name)
+    if task is None:
+        yield (
+            f"schedule {schedule.name!r}: there is no task {schedule.task_name!r}; this app has {_listed(sorted(tasks))}. "
+            "Name one of them, or add its module to app.discover_tasks([...])"
+        )
+    else:
+        try:
+            task.arguments.encode((), schedule.kwargs)
+        except PayloadError as error:
+            yield f"schedule {schedule.name!r}: kwargs: {error}"
+    if schedule.queue_name is not None:
+        try:
+            config.queue_named(schedule.queue_name)
+        except QueueError as error:
+            yield f"schedule {schedule.name!r}: queue_name: {error}"
+
+
+def _declared(schedule: TaskSchedule, task: BaseTask[..., Any]) -> DeclaredSchedule:
+    terms = task.terms._replace(queue_name=schedule.queue_name or task.queue_name)
+    return DeclaredSchedule(schedule, terms, task.arguments.encode((), schedule.kwargs))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
 
 SQL = load(__file__)
 
@@ -30,7 +83,7 @@ _TERMS = ("task_name", "queue_name", "priority", "timeout_ms", "retry_delays_ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class SyncResult:
     """The names of schedules that were stored for the first time, were changed, and were retired."""
 
     added: Sequence[str]
@@ -42,7 +95,7 @@ class Synced:
     """Not changed: schedules that an older library stored and that this app does not declare."""
 
 
-class Stored(NamedTuple):
+class StoredSchedule(NamedTuple):
     """A schedule as it stands; as its row is read."""
 
     name: str
@@ -55,21 +108,21 @@ class Stored(NamedTuple):
     app: str | None
 
 
-def sync(
-    declared: Sequence[Declared], *, app: str, locator: str | None = None, now: datetime | None = None
-) -> Op[Synced]:
+def sync_schedules(
+    declared: Sequence[DeclaredSchedule], *, app: str, locator: str | None = None, now: datetime | None = None
+) -> Op[SyncResult]:
     """Store the schedules of an app; safe to repeat.
 
     What the app stored under its `locator`, before it was given a name, is taken over. `now` is for tests.
     """
-    *_, found, ((moment,),) = yield from ask(
+    *_, found, ((moment,),) = yield from execute(
         TICK["begin_tick"](),
         TICK["set_tick_limits"](),
         SQL["lock_schedules_table"](),
         SQL["lock_schedules"](),
         TICK["get_tick_time"](now=now),
     )
-    stored = {row[0]: Stored(*row) for row in found}
+    stored = {row[0]: StoredSchedule(*row) for row in found}
     names = {each.schedule.name for each in declared}
     clashes = {
         row.name: row.app
@@ -79,14 +132,14 @@ def sync(
     ours = [each for each in declared if each.schedule.name not in clashes]
     next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in ours}
     affected = {row.name: row for row in stored.values() if row.name in next_slots or row.app == app}
-    written, retired, *_ = yield from ask(
+    written, retired, *_ = yield from execute(
         SQL["store_schedules"](app=app, schedules=json.dumps([_row(each, next_slots) for each in ours])),
         SQL["disable_schedules"](app=app, names=list(next_slots)),
         _record_dropped(affected, next_slots, moment),
         SQL["notify_schedules"](),
         TICK["commit_tick"](),
     )
-    return Synced(
+    return SyncResult(
         added=[name for (name,) in written if name not in stored],
         changed=[name for (name,) in written if name in stored],
         retired=[name for (name,) in retired],
@@ -95,7 +148,7 @@ def sync(
     )
 
 
-def _next_slot(schedule: TaskSchedule, stored: Mapping[str, Stored], moment: datetime) -> datetime | None:
+def _next_slot(schedule: TaskSchedule, stored: Mapping[str, StoredSchedule], moment: datetime) -> datetime | None:
     if not schedule.enabled:
         return None
     known = stored.get(schedule.name)
@@ -108,7 +161,9 @@ def _next_slot(schedule: TaskSchedule, stored: Mapping[str, Stored], moment: dat
     return next_slot(schedule.pattern, zone_named(schedule.timezone), moment)
 
 
-def _record_dropped(stored: Mapping[str, Stored], next_slots: Mapping[str, datetime | None], moment: datetime) -> Query:
+def _record_dropped(
+    stored: Mapping[str, StoredSchedule], next_slots: Mapping[str, datetime | None], moment: datetime
+) -> Query:
     dropped = {
         name: row.next_slot_at
         for name, row in stored.items()
@@ -120,8 +175,8 @@ def _record_dropped(stored: Mapping[str, Stored], next_slots: Mapping[str, datet
     return SQL["record_missed_slots"](names=list(dropped), slots=list(dropped.values()))
 
 
-def _row(each: Declared, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
-    schedule, terms = each.schedule, params_of(each.terms)
+def _row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
+    schedule, terms = each.schedule, option_params(each.terms)
     slot = next_slots[schedule.name]
     return {
         "name": schedule.name,

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from horsies.db.load import load
-from horsies.db.op import Op, Query, ask, rows
-from horsies.db.trouble import DatabaseError, in_short, is_of_a_row
+from horsies.db.errors import DriverError, is_of_a_row, short_text
+from horsies.db.statement import Op, Query, execute, load, rows
 from horsies.model.schedule import Overlap
-from horsies.schedules.decide import Decision, Due, SlotOutcome, Verdict, decide
+from horsies.schedules.decide import Due, DueDecision, SlotDecision, SlotOutcome, decide
 from horsies.tasks.ids import new_task_ids
 
 BATCH: Final = 1_000
@@ -27,50 +26,52 @@ SQL = load(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class TickResult:
     """What one tick did. `unreadable` are schedules that this process cannot serve, with the reasons; `failed` those that the database did
     not accept this time.
     """
 
     is_full: bool
     next_due_s: float | None
-    verdicts: Sequence[Verdict] = ()
+    verdicts: Sequence[SlotDecision] = ()
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
     failed: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: int = BATCH) -> Op[Ticked]:
+def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: int = BATCH) -> Op[TickResult]:
     """One batch. `excluded` are schedules to leave to others. `now` is for tests: only the database's clock decides.
 
     After a failure that one of the schedules may be to blame for, they are served one by one.
     """
     try:
         return (yield from _tick(now, excluded, limit))
-    except DatabaseError as error:
+    except DriverError as error:
         if not is_of_a_row(error):
             raise
         yield from rows(SQL["roll_back_tick"]())
     ((moment,),) = yield from rows(SQL["get_tick_time"](now=now))
     # Nothing stays locked: this is a statement of its own.
     found = yield from rows(SQL["lock_due_schedules"](moment=moment, excluded=list(excluded), limit=limit))
-    ticked, failed = list[Ticked](), dict[str, str]()
+    ticked, failed = list[TickResult](), dict[str, str]()
     for name, *_ in found:
         try:
             ticked.append((yield from _tick(now, [*excluded, *failed], 1, only=name)))
-        except DatabaseError as error:
+        except DriverError as error:
             if not is_of_a_row(error):
                 raise
             yield from rows(SQL["roll_back_tick"]())
-            failed[name] = in_short(error)
+            failed[name] = short_text(error)
     unreadable = {name: reason for each in ticked for name, reason in each.unreadable.items()}
     left_out = [*excluded, *failed, *unreadable]
     ((next_due_s,),) = yield from rows(SQL["get_next_due"](now=now, excluded=left_out))
     verdicts = [verdict for each in ticked for verdict in each.verdicts]
-    return Ticked(len(found) == limit, next_due_s, verdicts, unreadable, failed)
+    return TickResult(len(found) == limit, next_due_s, verdicts, unreadable, failed)
 
 
-def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str | None = None) -> Op[Ticked]:
-    _, _, ((moment,),) = yield from ask(SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_tick_time"](now=now))
+def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str | None = None) -> Op[TickResult]:
+    _, _, ((moment,),) = yield from execute(
+        SQL["begin_tick"](), SQL["set_tick_limits"](), SQL["get_tick_time"](now=now)
+    )
     found = yield from rows(
         SQL["lock_due_schedules"](moment=moment, excluded=list(excluded), limit=limit)
         if only is None
@@ -81,12 +82,12 @@ def _tick(now: datetime | None, excluded: Sequence[str], limit: int, only: str |
     decisions, unreadable = _decide_all(due, moment, going)
     verdicts = [verdict for decision in decisions for verdict in decision.verdicts]
     left_out = [*excluded, *unreadable]
-    *_, ((next_due_s,),) = yield from ask(
+    *_, ((next_due_s,),) = yield from execute(
         *([_settle(decisions, verdicts)] if decisions else []),
         SQL["commit_tick"](),
         SQL["get_next_due"](now=now, excluded=left_out),
     )
-    return Ticked(len(due) == limit, next_due_s, verdicts, unreadable)
+    return TickResult(len(due) == limit, next_due_s, verdicts, unreadable)
 
 
 def _going(due: Sequence[Due]) -> Op[set[str]]:
@@ -96,8 +97,8 @@ def _going(due: Sequence[Due]) -> Op[set[str]]:
     return {task_id for (task_id,) in found}
 
 
-def _decide_all(due: Sequence[Due], moment: datetime, going: set[str]) -> tuple[list[Decision], dict[str, str]]:
-    decisions, unreadable = list[Decision](), dict[str, str]()
+def _decide_all(due: Sequence[Due], moment: datetime, going: set[str]) -> tuple[list[DueDecision], dict[str, str]]:
+    decisions, unreadable = list[DueDecision](), dict[str, str]()
     for each in due:
         try:
             decisions.append(decide(each, moment, is_going=each.last_task_id in going))
@@ -106,7 +107,7 @@ def _decide_all(due: Sequence[Due], moment: datetime, going: set[str]) -> tuple[
     return decisions, unreadable
 
 
-def _settle(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> Query:
+def _settle(decisions: Sequence[DueDecision], verdicts: Sequence[SlotDecision]) -> Query:
     tasks = list(_task_ids(verdicts))
     last = {verdict.name: task for verdict, task in zip(verdicts, tasks, strict=True) if task}
     return SQL["record_decisions"](
@@ -124,7 +125,7 @@ def _settle(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> Query
     )
 
 
-def _task_ids(verdicts: Sequence[Verdict]) -> Iterator[str | None]:
+def _task_ids(verdicts: Sequence[SlotDecision]) -> Iterator[str | None]:
     enqueued = [verdict.outcome is SlotOutcome.ENQUEUED for verdict in verdicts]
     ids = iter(new_task_ids(sum(enqueued)))
     for is_enqueued in enqueued:

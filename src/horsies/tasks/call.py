@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Generic, ParamSpec, Protocol, TypeVar
 
 from horsies.model.config import AppConfig
-from horsies.model.value import Value
+from horsies.model.record import Record
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Outlet(Protocol):
+class AppContext(Protocol):
     """Where a task's sends go: the app."""
 
     @property
@@ -26,7 +26,7 @@ class Outlet(Protocol):
     def suppresses_sends(self) -> bool: ...
 
 
-class Call(Value, Generic[P, T]):
+class Call(Record, Generic[P, T]):
     """What a task is to be called with, checked and encoded. Made by `task.call(...)`, for `send_many`."""
 
     task_name: str

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from horsies.db.load import load
-from horsies.db.op import Query, Row
+from horsies.db.statement import Query, Row, load
 from horsies.model.codec import encode_error
+from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.result import TaskError
-from horsies.model.sizes import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, TaskId
 
@@ -55,7 +54,7 @@ NO_CAPS = Caps()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClaimRequest:
     """How many rows a worker wants, and as what: RUNNING when a child waits for them, CLAIMED when they go into the buffer."""
 
     worker: str
@@ -87,12 +86,12 @@ def lock_caps(keys: Sequence[str], schema: str) -> Query:
     return SQL["lock_caps"](keys=list(keys), schema=schema)
 
 
-def claim_from_marks(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
+def claim_from_watermarks(wanted: ClaimRequest, lanes: Sequence[Lane]) -> Query:
     """Where nothing is counted per queue: a lane for each queue and priority."""
     return SQL["claim_from_watermarks"](**_params(wanted, lanes))
 
 
-def claim_from_queues(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
+def claim_from_queues(wanted: ClaimRequest, lanes: Sequence[Lane]) -> Query:
     """A lane for each queue: from its mark on, the lower priorities included."""
     return SQL["claim_from_queues"](
         caps=[wanted.caps.queues.get(lane.queue_name) for lane in lanes],
@@ -102,12 +101,12 @@ def claim_from_queues(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
     )
 
 
-def survey_queues(lanes: Sequence[Lane]) -> Query:
+def find_queue_heads(lanes: Sequence[Lane]) -> Query:
     """What waits in these queues, as notifications tell it; of each queue only the first."""
     return SQL["get_queue_heads"](queues=[lane.queue_name for lane in lanes])
 
 
-def _params(wanted: Wanted, lanes: Sequence[Lane]) -> dict[str, object]:
+def _params(wanted: ClaimRequest, lanes: Sequence[Lane]) -> dict[str, object]:
     return {
         "queues": [lane.queue_name for lane in lanes],
         "priorities": [lane.priority for lane in lanes],
@@ -124,7 +123,7 @@ def _params(wanted: Wanted, lanes: Sequence[Lane]) -> dict[str, object]:
     }
 
 
-def as_claims(rows: Sequence[Row]) -> list[Claim]:
+def claims_from_rows(rows: Sequence[Row]) -> list[Claim]:
     return [Claim(*row) for row in rows]
 
 
@@ -153,11 +152,11 @@ def load_payloads(worker: str, claims: Sequence[Claim]) -> Query:
     )
 
 
-def as_payloads(rows: Sequence[Row]) -> dict[TaskId, Payload]:
+def payloads_from_rows(rows: Sequence[Row]) -> dict[TaskId, Payload]:
     return {task_id: Payload(*payload) for task_id, *payload in rows}
 
 
-def list_claimable(wanted: Wanted, lanes: Sequence[Lane]) -> Query:
+def list_claimable(wanted: ClaimRequest, lanes: Sequence[Lane]) -> Query:
     """Which rows such a claim would take, without taking them."""
     return SQL["list_claimable_tasks"](
         queues=list(dict.fromkeys(lane.queue_name for lane in lanes)),
@@ -195,3 +194,19 @@ def start(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:
         positions=[row[3] for row in rows],
         worker=worker,
     )
+
+
+# --------
+# Promote: tasks that were put off become claimable when they are due.
+
+BATCH = 500
+
+
+def promote() -> Query:
+    """The lanes that got something, as they are notified. A row that cannot be changed stays as it is, and keeps no other."""
+    return SQL["promote_tasks"](limit=BATCH)
+
+
+def get_next_due() -> Query:
+    """In how many seconds the next one is due, or None; and whether one is due that was not promoted."""
+    return SQL["get_next_due"]()

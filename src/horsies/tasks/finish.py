@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from horsies.db.load import load
-from horsies.db.op import Query
+from horsies.db.statement import Query, load
 from horsies.model.task import Ending, TaskId
 
 SQL = load(__file__)

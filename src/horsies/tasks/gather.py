@@ -3,13 +3,13 @@
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from horsies.db.ticket import Ticket
+from horsies.db.waiter import Waiter
 from horsies.model.errors import WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
-from horsies.tasks.current import warn_inside_task
+from horsies.tasks.current_task import warn_inside_task
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
-from horsies.tasks.wait import ENDINGS, Answer, deadline_of, wait_until_ended, wait_until_ended_async
+from horsies.tasks.wait import ENDINGS, WaitAnswer, deadline_of, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -63,7 +63,7 @@ class Gathering(Generic[T]):
             desk = broker.desk(ENDINGS)
             with desk.entered(ticket):
                 while ticket.open or ticket.news:
-                    broker.wait(desk, ticket, self._deadline, Ticket[Answer].has_news)
+                    broker.wait(desk, ticket, self._deadline, Waiter[WaitAnswer].has_news)
                     yield from self._news(ticket)
 
     async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
@@ -75,17 +75,17 @@ class Gathering(Generic[T]):
             desk = broker.desk(ENDINGS)
             with desk.entered(ticket):
                 while ticket.open or ticket.news:
-                    await broker.wait_async(desk, ticket, self._deadline, Ticket[Answer].has_news)
+                    await broker.wait_async(desk, ticket, self._deadline, Waiter[WaitAnswer].has_news)
                     for handle in self._news(ticket):
                         yield handle
 
-    def _ticket(self) -> Ticket[Answer]:
-        return Ticket(handle.task_id for handle in self._handles if handle.ended is None)
+    def _ticket(self) -> Waiter[WaitAnswer]:
+        return Waiter(handle.task_id for handle in self._handles if handle.ended is None)
 
     def _known(self) -> list[TaskHandle[T]]:
         return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
 
-    def _news(self, ticket: Ticket[Answer]) -> Generator[TaskHandle[T]]:
+    def _news(self, ticket: Waiter[WaitAnswer]) -> Generator[TaskHandle[T]]:
         if not ticket.news:
             raise self._too_late(ticket)
         while ticket.news:
@@ -93,22 +93,22 @@ class Gathering(Generic[T]):
             self._keep(task_id, ticket.answers[task_id])
             yield from self._by_id[task_id]
 
-    def _keep(self, task_id: TaskId, answer: Answer) -> None:
+    def _keep(self, task_id: TaskId, answer: WaitAnswer) -> None:
         if isinstance(answer, Ended):
             for handle in self._by_id[task_id]:
                 handle.keep(answer)
 
-    def _keep_all(self, ticket: Ticket[Answer]) -> None:
+    def _keep_all(self, ticket: Waiter[WaitAnswer]) -> None:
         """Also when the waiting failed: what is known need not be asked for again."""
         for task_id, answer in ticket.answers.items():
             self._keep(task_id, answer)
 
-    def _results(self, ticket: Ticket[Answer]) -> list[TaskResult[T, TaskError]]:
+    def _results(self, ticket: Waiter[WaitAnswer]) -> list[TaskResult[T, TaskError]]:
         return [
             handle.receive(handle.ended or ticket.answers[handle.task_id], self._timeout_ms) for handle in self._handles
         ]
 
-    def _too_late(self, ticket: Ticket[Answer]) -> WaitTimeoutError:
+    def _too_late(self, ticket: Waiter[WaitAnswer]) -> WaitTimeoutError:
         left = [task_id for task_id in self._by_id if task_id in ticket.open]
         named = ", ".join(left[:NAMED_AT_MOST]) + (", ..." if len(left) > NAMED_AT_MOST else "")
         return WaitTimeoutError(

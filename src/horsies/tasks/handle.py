@@ -6,18 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from horsies.db.ticket import Ticket
+from horsies.db.waiter import Waiter
 from horsies.model.codec import ResultCodec, decode_error
-from horsies.model.codes import OutcomeCode, RetrievalCode
+from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
-from horsies.tasks.cancel import CancelOutcome, cancel
-from horsies.tasks.current import warn_inside_task
+from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel
+from horsies.tasks.current_task import warn_inside_task
 from horsies.tasks.inspect import TaskInfo, get_info, get_status
-from horsies.tasks.retry import Retry, RetryOutcome
-from horsies.tasks.wait import Answer, NotEnded, deadline_of, wait_until_ended, wait_until_ended_async
+from horsies.tasks.wait import NotEnded, WaitAnswer, deadline_of, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
@@ -102,12 +101,12 @@ class TaskHandle(Generic[T_co]):
         """Bring a task back that has ended: it is due now, and `get()` waits for its new ending. `force` takes also one that has succeeded,
         whose `good_until` has passed, or whose key was given to another task since.
         """
-        verb = Retry([self.task_id], force=force)
+        verb = Requeue([self.task_id], force=force)
         return self._retried(self.broker.run(verb, again=verb)[self.task_id])
 
     async def retry_async(self, *, force: bool = False) -> RetryOutcome:
         """The same for asyncio code."""
-        verb = Retry([self.task_id], force=force)
+        verb = Requeue([self.task_id], force=force)
         return self._retried((await self.broker.run_async(verb, again=verb))[self.task_id])
 
     def _retried(self, outcome: RetryOutcome) -> RetryOutcome:
@@ -131,7 +130,7 @@ class TaskHandle(Generic[T_co]):
         """How the task ended, found by somebody who waited for it on behalf of this handle."""
         self._ended = ended
 
-    def receive(self, found: Answer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
+    def receive(self, found: WaitAnswer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
         """The result that such an answer means to a wait of this length."""
         match found:
             case Ended():
@@ -156,10 +155,10 @@ class TaskHandle(Generic[T_co]):
                     )
                 )
 
-    def _ticket(self) -> Ticket[Answer]:
+    def _ticket(self) -> Waiter[WaitAnswer]:
         """A task has not ended in the moment after its send. To look for that while it is being claimed would be in its way."""
         is_new = time.monotonic() < self._sent_at + AT_ONCE_S
-        return Ticket([self.task_id], look_from=self._sent_at + SOON_S if is_new else 0.0)
+        return Waiter([self.task_id], look_from=self._sent_at + SOON_S if is_new else 0.0)
 
     def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:

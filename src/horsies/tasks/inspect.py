@@ -1,16 +1,15 @@
 """Inspect: read what is known, change nothing."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from horsies.db.load import load
-from horsies.db.op import Op, one
-from horsies.db.values import planned_for_values
+from horsies.db.planner import plan_for_values
+from horsies.db.statement import Op, Query, Statement, execute, load, one, rows
 from horsies.model.codec import decode_error
-from horsies.model.codes import OperationalErrorCode
+from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import PayloadError
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
@@ -133,5 +132,188 @@ def stored_error(text: str | None) -> TaskError | None:
 
 def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[list[WorkerState]]:
     """The newest snapshot of every worker, or the history of one."""
-    found = yield from planned_for_values(SQL["get_worker_states"](worker_id=worker_id, limit=limit))
+    found = yield from plan_for_values(SQL["get_worker_states"](worker_id=worker_id, limit=limit))
     return [WorkerState(*row) for row in found]
+
+
+# --------
+# List: tasks by what is known of them, newest first, a page at a time.
+#
+# In the order of their ids, which is that of their sending. Both tables have an index on it, so that a page is read off their ends however many
+# there are. What a filter excludes on the way is looked at nevertheless: a rare status costs a walk over all that is newer, which
+# `since` bounds, because it leaves out the days before it.
+
+FINAL = tuple(status for status in TaskStatus if status.is_final)
+LIVE = tuple(status for status in TaskStatus if not status.is_final)
+
+_LIST = SQL["list_tasks"]
+_COUNT = Statement("count_tasks", f"select count(*) from ({_LIST.text.rstrip(';')}) as found")  # noqa: S608 - our own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Which tasks are meant; what is not given does not matter. `since` and `until` are about when a task ended or, if it has
+    not, when it was sent; `workflow_id` means a run with everything below it.
+    """
+
+    statuses: Sequence[TaskStatus] = ()
+    queue_name: str | None = None
+    task_name: str | None = None
+    error_code: str | None = None
+    worker: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    workflow_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One task of a list."""
+
+    id: TaskId
+    task_name: str
+    queue_name: str
+    priority: int
+    status: TaskStatus
+    attempts: int
+    claim_no: int
+    sent_at: datetime
+    enqueued_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    error_code: str | None
+    root_id: str | None
+    """The outermost run of a workflow that it belongs to."""
+
+
+def list_tasks(wanted: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskSummary]]:
+    """The newest, or those that come after this one."""
+    found = yield from plan_for_values(list_query(wanted, limit, after))
+    return [_line(*row) for row in found]
+
+
+def _line(task_id: TaskId, task_name: str, queue_name: str, priority: int, status: str, *rest: Any) -> TaskSummary:
+    return TaskSummary(task_id, task_name, queue_name, priority, TaskStatus(status), *rest)
+
+
+def count_tasks(wanted: TaskFilter) -> Op[int]:
+    ((count,),) = yield from plan_for_values(list_query(wanted, None, None, _COUNT))
+    return count
+
+
+def read_clock() -> Op[datetime]:
+    """The time on the database's clock, which alone decides how long ago something was."""
+    ((now,),) = yield from rows(SQL["read_clock"]())
+    return now
+
+
+def list_query(wanted: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST) -> Query:
+    statuses = wanted.statuses or tuple(TaskStatus)
+    # What is past its time has expired, whether or not it was moved yet.
+    may_live = wanted.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
+    is_in_flight = wanted.worker is not None or {TaskStatus.PENDING, TaskStatus.EXPIRED}.isdisjoint(statuses)
+    return statement(
+        live=may_live,
+        in_flight=is_in_flight,
+        finished=any(status.is_final for status in statuses),
+        statuses=[status.value for status in wanted.statuses] or None,
+        queue_name=wanted.queue_name,
+        task_name=wanted.task_name,
+        error_code=wanted.error_code,
+        worker=wanted.worker,
+        since=wanted.since,
+        until=wanted.until,
+        workflow_id=wanted.workflow_id,
+        after=after,
+        limit=limit,
+    )
+
+
+# --------
+# Show: everything that is stored about one task, for those who look into what went wrong.
+
+WHOLE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """What `TaskInfo` leaves out. `args` and `result` are JSON, and None unless they were asked for."""
+
+    claim_no: int
+    max_retries: int
+    cancel_requested_at: datetime | None
+    lease_until: datetime | None
+    workflow_id: str | None
+    workflow_name: str | None
+    node_id: str | None
+    key: str | None
+    args_bytes: int
+    result_bytes: int | None
+    args: str | None
+    result: str | None
+
+
+def show_task(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInfo, TaskRecord] | None]:
+    """With so many characters of its arguments and of its result."""
+    info = yield from get_info(task_id)
+    if info is None:
+        return None
+    row = yield from one(SQL["get_task_detail"](id=task_id, task_name=info.task_name, characters=characters))
+    return None if row is None else (info, TaskRecord(*row))
+
+
+# --------
+# Workers as those who operate them see them: who is registered, how it fares, and whether it answers.
+
+_LONGEST = 32  # hexadecimal digits of an id
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSummary:
+    """One registered incarnation. Memory is that of its newest snapshot; None before the first."""
+
+    id: str
+    hostname: str
+    pid: int
+    processes: int
+    concurrency: int
+    queues: Sequence[str]
+    library_version: str
+    started_at: datetime
+    heartbeat_age_s: float
+    """By the database's clock."""
+    tasks_claimed: int
+    tasks_running: int
+    memory_usage_mb: float | None
+    children_memory_mb: float | None
+    app: str | None
+    """The name of the app that it serves; None if its library is too old to tell."""
+
+
+def list_workers() -> Op[list[WorkerSummary]]:
+    """Oldest first."""
+    found = yield from rows(SQL["list_workers"]())
+    return [WorkerSummary(*row) for row in found]
+
+
+def find_workers(prefix: str) -> Op[list[str]]:
+    """The ids that begin like this, of workers that are registered, or that have left snapshots of their health behind."""
+    digits = prefix.replace("-", "")
+    found = yield from rows(
+        SQL["find_workers"](lowest=digits.ljust(_LONGEST, "0"), highest=digits.ljust(_LONGEST, "f"))
+    )
+    return [worker for (worker,) in found]
+
+
+def ping(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
+    """Ask these workers for a heartbeat now. When they had the last one, of those that are registered."""
+    found, _ = yield from execute(
+        SQL["get_heartbeats"](ids=list(worker_ids)), SQL["request_heartbeat"](ids=list(worker_ids))
+    )
+    return dict(found)
+
+
+def get_heartbeats(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
+    found = yield from rows(SQL["get_heartbeats"](ids=list(worker_ids)))
+    return dict(found)

@@ -1,10 +1,13 @@
 """Run-time switches of queues, kept in the database: they hold for every worker, at once, until they are turned back."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from horsies.db.load import load
-from horsies.db.op import Op, ask, rows
+from horsies.db.errors import StatementTimeout
+from horsies.db.statement import Op, execute, load, rows
+from horsies.model.graph import WorkflowStatus
+from horsies.model.status import TaskStatus
 
 COUNTED_AT_MOST = 100_000
 
@@ -12,7 +15,7 @@ SQL = load(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLine:
+class QueueSummary:
     """What is in one queue now. What waits, and what is delayed in all queues together, is counted only so far; there may be more then."""
 
     name: str
@@ -37,7 +40,7 @@ def pause_queue(name: str) -> Op[None]:
 
 
 def resume_queue(name: str) -> Op[None]:
-    yield from ask(SQL["resume_queue"](name=name), SQL["notify_queue_resumed"]())
+    yield from execute(SQL["resume_queue"](name=name), SQL["notify_queue_resumed"]())
 
 
 def get_paused_queues() -> Op[list[str]]:
@@ -45,7 +48,79 @@ def get_paused_queues() -> Op[list[str]]:
     return [name for (name,) in found]
 
 
-def list_queues(counted: int | None = None) -> Op[list[QueueLine]]:
+def list_queues(counted: int | None = None) -> Op[list[QueueSummary]]:
     """Every queue that has a task, a switch or a worker, by name. Counts go no further than `counted`."""
     found = yield from rows(SQL["list_queues"](counted=counted or COUNTED_AT_MOST))
-    return [QueueLine(*row) for row in found]
+    return [QueueSummary(*row) for row in found]
+
+
+# --------
+# Depths: how much waits in each queue, and for how long, at a cost that does not grow with it.
+#
+# Less than `queues.list_queues` tells, of the app's queues only, and cheaper: every worker is asked for it at every scrape.
+
+DEPTH_COUNTED_AT_MOST = 100_000
+PRIORITIES_AT_MOST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """One queue. `waiting` is counted up to `COUNTED_AT_MOST`; what is not due yet does not wait."""
+
+    queue_name: str
+    waiting: int
+    oldest_s: float
+    in_flight: int
+    is_paused: bool
+    unknown: int = 0
+    """Tasks that no living worker can run, in all queues together counted up to `COUNTED_AT_MOST`."""
+
+
+def get_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
+    found = yield from rows(
+        SQL["get_queue_depths"](
+            queues=list(queues), counted=DEPTH_COUNTED_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST
+        )
+    )
+    return [QueueDepth(*row) for row in found]
+
+
+# --------
+# Overview: how the whole house fares, in numbers that stay cheap to read however much is there.
+
+FINISHED_COUNTED_AT_MOST = 100_000
+PATIENCE_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Which database this is, and which schema is in it."""
+
+    database: str
+    server_version: str
+    schema_version: int
+
+
+def get_server() -> Op[ServerInfo]:
+    found = yield from rows(SQL["get_server_info"]())
+    return ServerInfo(*found[0])
+
+
+def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
+    """How many tasks ended how in the last minutes. None: so many that counting them was given up."""
+    try:
+        _, _, found, _ = yield from execute(
+            SQL["begin_count"](),
+            SQL["set_count_timeout"](statement_timeout=f"{PATIENCE_MS}ms"),
+            SQL["count_finished"](minutes=minutes),
+            SQL["commit_count"](),
+        )
+    except StatementTimeout:
+        return None
+    return {TaskStatus(status): count for status, count in found}
+
+
+def count_workflows() -> Op[Mapping[WorkflowStatus, int]]:
+    """Of those that have not ended, and that no other one contains; up to 100 000."""
+    found = yield from rows(SQL["count_workflows"](counted=FINISHED_COUNTED_AT_MOST))
+    return {WorkflowStatus(status): count for status, count in found}

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol, TypedDict
 
-from horsies.db.load import load
-from horsies.db.op import Query
+from horsies.db.statement import Query, load
 from horsies.model.task import Claim, TaskId
 
 SQL = load(__file__)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from horsies.model.annotations import ok_type
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.terms import Terms
+from horsies.model.send_options import TaskOptions
+from horsies.model.signature import ok_type
 from horsies.tasks.call import Call
-from horsies.tasks.send import Sender
+from horsies.tasks.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
     from horsies.events import Tracer
     from horsies.model.codec import ArgumentsCodec, ResultCodec
+    from horsies.model.error_codes import ErrorCodes
     from horsies.model.graph import Join
-    from horsies.model.mapper import ErrorCodes
-    from horsies.model.options import OnConflict, SendOptions
     from horsies.model.result import TaskError, TaskResult
-    from horsies.model.retry import RetryPolicy
-    from horsies.tasks.call import Outlet
-    from horsies.tasks.node import AnyNode, JoinWord, NodeMaker
+    from horsies.model.retry_policy import RetryPolicy
+    from horsies.model.send_options import OnConflict, SendOptions
+    from horsies.tasks.call import AppContext
+    from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Sendable(Sender[P, T]):
+class BaseTask(Sender[P, T]):
     """The producer's side of a task, the same for `def` and `async def` functions."""
 
     def __init__(  # noqa: PLR0913 - all that `@app.task` has found out
@@ -43,12 +43,12 @@ class Sendable(Sender[P, T]):
         queue_name: str,
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
-        outlet: Outlet,
+        outlet: AppContext,
         error_codes: ErrorCodes,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        terms = Terms(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy)
+        terms = TaskOptions(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy)
         super().__init__(terms, arguments=arguments, result=result, outlet=outlet)
         self.function = function
         self.name = name
@@ -74,7 +74,7 @@ class Sendable(Sender[P, T]):
         return isinstance(self, AsyncTask)
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> TaskOptions:
         """On which terms it is sent when no options say otherwise."""
         return self._terms
 
@@ -100,7 +100,7 @@ class Sendable(Sender[P, T]):
         connection: object | None = None,
     ) -> Sender[P, T]:
         """The same verbs with options. All that is wrong with them is reported here, together."""
-        from horsies.model.options import SendOptions
+        from horsies.model.send_options import SendOptions
 
         options = SendOptions(
             good_until=good_until,
@@ -138,7 +138,7 @@ class Sendable(Sender[P, T]):
     ) -> NodeMaker[P, T]:
         """This task as a node of a workflow: the options here, the task's own arguments in the call that follows."""
         options = {name: value for name, value in locals().items() if name != "self"}
-        from horsies.tasks.node import NodeMaker, TaskNode
+        from horsies.tasks.nodes import NodeMaker, TaskNode
 
         return NodeMaker(partial(TaskNode, self, **options))
 
@@ -162,7 +162,7 @@ class Sendable(Sender[P, T]):
         options = {name: value for name, value in locals().items() if name not in {"self", "min_success"}}
         options["min_item_success"] = min_success
         from horsies.model.graph import NodeKind
-        from horsies.tasks.node import NodeMaker, TaskNode
+        from horsies.tasks.nodes import NodeMaker, TaskNode
 
         return NodeMaker(partial(TaskNode, self, kind=NodeKind.MAP, **options))
 
@@ -182,21 +182,21 @@ class Sendable(Sender[P, T]):
         return f"<task {self.name!r} on queue {self.queue_name!r}>"
 
 
-class Task(Sendable[P, T]):
+class Task(BaseTask[P, T]):
     """A task written as `def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
         """Run it here and now; nothing is enqueued. The result is what a worker would store: exceptions become errors."""
-        from horsies.tasks.ending import call_in_place
+        from horsies.tasks.outcome import call_in_place
 
         return call_in_place(self, args, kwargs)
 
 
-class AsyncTask(Sendable[P, T]):
+class AsyncTask(BaseTask[P, T]):
     """A task written as `async def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
         """Run it here and now; nothing is enqueued. The result is what a worker would store: exceptions become errors."""
-        from horsies.tasks.ending import await_in_place
+        from horsies.tasks.outcome import await_in_place
 
         return await_in_place(self, self.function(*args, **kwargs))

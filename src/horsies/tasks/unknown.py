@@ -12,12 +12,11 @@ from datetime import datetime
 from enum import Enum
 from typing import TypeVar
 
-from horsies.db.load import load
-from horsies.db.op import Op, Query, rows
+from horsies.db.statement import Op, Query, load, rows
 from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode
+from horsies.model.error_codes import OperationalErrorCode
+from horsies.model.payload_errors import MAX_NAME
 from horsies.model.result import TaskError
-from horsies.model.sizes import MAX_NAME
 from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 
@@ -33,11 +32,11 @@ NAMES_AT_MOST = 1_000
 AVOIDED_AT_MOST = 500
 
 SQL = load(__file__)
-Key = TypeVar("Key")
+KnownTaskKey = TypeVar("KnownTaskKey")
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class UnfitClaim:
     """A claim that cannot be run here, and the error it ends with if it cannot be run anywhere."""
 
     claim: Claim
@@ -74,14 +73,14 @@ class Unfit:
         )
 
 
-def unknown_here(claim: Claim) -> Unfit:
+def unknown_here(claim: Claim) -> UnfitClaim:
     """A task that this worker does not know."""
     code = OperationalErrorCode.WORKER_RESOLUTION_ERROR
     error = TaskError(error_code=code, message=f"no worker has a task named {claim.task_name!r}")
-    return Unfit(claim, Misfit.UNKNOWN, None, code, encode_error(error, task_id=claim.id))
+    return UnfitClaim(claim, Misfit.UNKNOWN, None, code, encode_error(error, task_id=claim.id))
 
 
-class Fate(Enum):
+class UnfitOutcome(Enum):
     """What became of a claim that was set aside."""
 
     OFFERED = "offered"
@@ -108,7 +107,7 @@ class KnownTasks:
     _names: dict[str, float] = field(default_factory=dict[str, float])
     _signatures: dict[int, float] = field(default_factory=dict[int, float])
 
-    def avoid(self, unfit: Unfit, until: float) -> None:
+    def avoid(self, unfit: UnfitClaim, until: float) -> None:
         """Do not claim such a task again until then: another worker may be able to run it."""
         if unfit.signature is None:
             _put(self._names, unfit.claim.task_name, until)
@@ -126,20 +125,20 @@ class KnownTasks:
         return _current(self._signatures, now) if self._signatures else []
 
 
-def _put(avoided: dict[Key, float], key: Key, until: float) -> None:
+def _put(avoided: dict[KnownTaskKey, float], key: KnownTaskKey, until: float) -> None:
     avoided.pop(key, None)
     while len(avoided) >= AVOIDED_AT_MOST:
         del avoided[next(iter(avoided))]
     avoided[key] = until
 
 
-def _current(avoided: dict[Key, float], now: float) -> list[Key]:
+def _current(avoided: dict[KnownTaskKey, float], now: float) -> list[KnownTaskKey]:
     for key in [key for key, until in avoided.items() if until <= now]:
         del avoided[key]
     return list(avoided)
 
 
-def set_aside(worker: str, unfit: Sequence[Unfit]) -> Query:
+def set_aside(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
     """Give back what this worker cannot run. Answers with a `Fate` for each that was still its own."""
     return SQL["set_aside_claims"](
         worker=worker,
@@ -151,7 +150,7 @@ def set_aside(worker: str, unfit: Sequence[Unfit]) -> Query:
     )
 
 
-def set_aside_ahead(unfit: Sequence[Unfit]) -> Query:
+def set_aside_ahead(unfit: Sequence[UnfitClaim]) -> Query:
     """Set aside what comes behind these, if it is more of the same that nobody knows."""
     oldest: dict[tuple[str, int], datetime] = {}
     for each in unfit:
@@ -170,7 +169,7 @@ def set_aside_ahead(unfit: Sequence[Unfit]) -> Query:
 
 
 @dataclass(slots=True)
-class Sweep:
+class UnknownSweep:
     """How far the rows have been looked through for tasks that nobody knows."""
 
     after: TaskId = FIRST_ID
@@ -180,7 +179,7 @@ class Sweep:
     """Looks to leave out after a pass that has found nothing."""
 
 
-def set_aside_more(sweep: Sweep) -> Op[int]:
+def set_aside_next(sweep: UnknownSweep) -> Op[int]:
     """Look through the next rows for tasks that nobody knows, if some were found before: they would be passed over by every claim. How many."""
     if sweep.rests:
         sweep.rests -= 1

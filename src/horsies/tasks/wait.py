@@ -1,4 +1,4 @@
-"""Wait: sleep until tasks have ended, and read how. Who sleeps and who reads is the desk's business (`db/desk.py`)."""
+"""Wait: sleep until tasks have ended, and read how. Who sleeps and who reads is the desk's business (`db/waiter.py`)."""
 
 import time
 from collections.abc import Mapping
@@ -7,9 +7,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 from horsies.db.channels import Channel
-from horsies.db.load import load
-from horsies.db.op import Op, Row, rows
-from horsies.db.ticket import Found, Subject, Ticket
+from horsies.db.statement import Op, Row, load, rows
+from horsies.db.waiter import ReadResult, Waiter, WaitSource
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 
@@ -30,7 +29,7 @@ class NotEnded(Enum):
     UNKNOWN = auto()
 
 
-Answer: TypeAlias = Ended | NotEnded
+WaitAnswer: TypeAlias = Ended | NotEnded
 
 
 def deadline_of(timeout_ms: float | None) -> float | None:
@@ -42,7 +41,7 @@ def deadline_of(timeout_ms: float | None) -> float | None:
     return time.monotonic() + timeout_ms / 1000
 
 
-def wait_until_ended(broker: "PostgresBroker", ticket: Ticket[Answer], deadline: float | None) -> None:
+def wait_until_ended(broker: "PostgresBroker", ticket: Waiter[WaitAnswer], deadline: float | None) -> None:
     """Returns when all of the ticket's tasks have ended, or at the deadline.
 
     An unknown id is waited for like any other: its send may commit later.
@@ -52,13 +51,13 @@ def wait_until_ended(broker: "PostgresBroker", ticket: Ticket[Answer], deadline:
         broker.wait(desk, ticket, deadline)
 
 
-async def wait_until_ended_async(broker: "PostgresBroker", ticket: Ticket[Answer], deadline: float | None) -> None:
+async def wait_until_ended_async(broker: "PostgresBroker", ticket: Waiter[WaitAnswer], deadline: float | None) -> None:
     desk = broker.desk(ENDINGS)
     with desk.entered(ticket):
         await broker.wait_async(desk, ticket, deadline)
 
 
-def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, Found[Answer]]]:
+def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAnswer]]]:
     """How each of these ended, or why that cannot be told."""
     # Every day that is looked into is planned for. Clocks may differ by an hour; beyond that the second look, which is not pruned,
     # finds it.
@@ -66,24 +65,24 @@ def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, Found[Answer]]]:
     known = _by_id((yield from rows(SQL["get_results"](ids=task_ids, since=since, until=until))))
     if missing := [task_id for task_id in task_ids if task_id not in known]:
         known |= _by_id((yield from rows(SQL["get_results_unpruned"](ids=missing))))
-    unknown: Found[Answer] = Found(NotEnded.UNKNOWN)
+    unknown: ReadResult[WaitAnswer] = ReadResult(NotEnded.UNKNOWN)
     return {task_id: known.get(task_id, unknown) for task_id in task_ids}
 
 
-ENDINGS: Subject[Answer] = Subject(Channel.DONE, read_endings)
+ENDINGS: WaitSource[WaitAnswer] = WaitSource(Channel.DONE, read_endings)
 
 
-def _by_id(found: list[Row]) -> dict[TaskId, Found[Answer]]:
+def _by_id(found: list[Row]) -> dict[TaskId, ReadResult[WaitAnswer]]:
     return {row[0]: _judged(*row) for row in reversed(found)}  # what is in both tables has ended: a copy is about to go
 
 
 def _judged(
     task_id: TaskId, status: str, result: str | None, error: str | None, expires_s: float | None
-) -> Found[Answer]:
+) -> ReadResult[WaitAnswer]:
     known = TaskStatus(status)
     if known.is_final:
-        return Found(Ended(task_id, known, result, error), is_final=True)
-    return Found(NotEnded.LIVE, look_again_s=expires_s)
+        return ReadResult(Ended(task_id, known, result, error), is_final=True)
+    return ReadResult(NotEnded.LIVE, look_again_s=expires_s)
 
 
 def _made_at(task_ids: list[TaskId]) -> datetime:

@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from horsies.testing.clockwork import Clock, clock
-    from horsies.testing.drains import EndlessDrainError, Ran, Retries, drain, drain_async
+    from horsies.testing.assertions import Enqueued, assert_enqueued, enqueued, refute_enqueued
+    from horsies.testing.clock import Clock, clock
+    from horsies.testing.drain import EndlessDrainError, Ran, Retries, drain, drain_async
     from horsies.testing.inline import run_inline
-    from horsies.testing.looks import Enqueued, assert_enqueued, enqueued, refute_enqueued
     from horsies.testing.sandbox import Sandbox, SandboxError, clear, open_sandbox
 
 __all__ = [
@@ -32,15 +32,15 @@ __all__ = [
     "run_inline",
 ]
 
-_ROOMS = ("clockwork", "drains", "inline", "looks", "sandbox")
+_MODULES = ("assertions", "clock", "drain", "inline", "sandbox")
 
 
 if not TYPE_CHECKING:  # or a misspelt name would be one that the type checker accepts
 
     def __getattr__(name: str) -> object:
         if name in __all__:
-            for room in _ROOMS:
-                found = vars(import_module(f"horsies.testing.{room}"))
+            for module in _MODULES:
+                found = vars(import_module(f"horsies.testing.{module}"))
                 if name in found:
                     return found[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from horsies.testing.folder import new_folder
+from horsies.testing.server import new_folder
 
 if TYPE_CHECKING:
     from horsies.app import Horsies
@@ -88,7 +88,7 @@ def horsies_clock(horsies_sandbox: "Sandbox") -> "Clock":  # noqa: ARG001 - want
 
 @pytest.fixture(scope="session")
 def _horsies_server(pytestconfig: pytest.Config) -> "Generator[DatabaseServer]":
-    from horsies.dev.errors import EmbeddedPostgresError  # noqa: PLC0415 - not before a test needs it
+    from horsies.embedded.errors import EmbeddedPostgresError  # noqa: PLC0415 - not before a test needs it
     from horsies.testing.server import DatabaseServer  # noqa: PLC0415 - the same
 
     try:

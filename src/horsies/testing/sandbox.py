@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from horsies.app import Horsies
-from horsies.db.load import load
-from horsies.db.op import Op, Statement, rows, script
+from horsies.db.statement import Op, Statement, load, rows, script
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import HorsiesError
-from horsies.tasks.task import Sendable
+from horsies.tasks.task import BaseTask
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -48,11 +47,11 @@ def open_sandbox(app: Horsies, database_url: str) -> Generator[Sandbox]:
 
     Nothing is removed, neither before nor after: give it a database that is fresh, or see `clear`.
     """
-    from horsies.db.fleeting import FleetingBroker  # noqa: PLC0415 - with it comes psycopg: not before a test needs it
+    from horsies.db.broker import UnpooledBroker  # noqa: PLC0415 - with it comes psycopg: not before a test needs it
 
     configured = app.config.broker or PostgresConfig(database_url=database_url)
     database = replace(configured, database_url=database_url, listen_url=None)  # which led to the other one
-    with FleetingBroker(database, resilience=app.config.resilience) as broker:
+    with UnpooledBroker(database, resilience=app.config.resilience) as broker:
         broker.migrate()
         sandbox = Sandbox(app, broker)
         with app.using(broker):
@@ -85,7 +84,7 @@ def sandbox_of(app: Horsies | None) -> Sandbox:
     )
 
 
-def sandbox_of_task(task: Sendable[..., Any]) -> Sandbox:
+def sandbox_of_task(task: BaseTask[..., Any]) -> Sandbox:
     for sandbox in reversed(_open):
         if sandbox.app.tasks.get(task.name) is task:
             return sandbox

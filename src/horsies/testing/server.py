@@ -15,11 +15,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.databases import Admin, with_database
-from horsies.dev import locks
-from horsies.dev.server import Server
+from horsies.db.dedicated import DatabaseAdmin, with_database
+from horsies.embedded import locks
+from horsies.embedded.server import EmbeddedServer
 from horsies.model.config import PostgresConfig
-from horsies.testing.folder import folders
+
+# --------
+# Where the server of a test run lives.
+
+PREFIX = "horsies-test-"
+# In memory a database is cloned about ten times as fast as on a disk. Neither is the test runner's own temporary folder: as root the
+# server's user must be able to enter it, and socket paths must be short.
+IN_MEMORY, ON_DISK = Path("/dev/shm"), Path("/tmp")  # noqa: S108 - the folder's name is not to be guessed
+ENOUGH_BYTES = 1 << 30
+
+
+def new_folder() -> Path:
+    """Nobody has this name. The folder is made when it is needed."""
+    return _place() / f"{PREFIX}{secrets.token_hex(5)}"
+
+
+def folders() -> list[Path]:
+    """Those of all runs there are, and of those that were killed."""
+    return [*IN_MEMORY.glob(f"{PREFIX}*"), *ON_DISK.glob(f"{PREFIX}*")]
+
+
+def _place() -> Path:
+    usable = IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK | os.X_OK)
+    return IN_MEMORY if usable and shutil.disk_usage(IN_MEMORY).free >= ENOUGH_BYTES else ON_DISK
+
 
 SWEPT_AFTER_S = 60.0
 
@@ -46,9 +70,9 @@ class DatabaseServer:
     def __init__(self, folder: Path, given_url: str | None) -> None:
         self._folder = folder
         self._given_url = given_url
-        self._server = Server(folder / "s", settings=SETTINGS)
+        self._server = EmbeddedServer(folder / "s", settings=SETTINGS)
         self._share = self._join()
-        self._admin = Admin(PostgresConfig(database_url=given_url or self._server.url()))
+        self._admin = DatabaseAdmin(PostgresConfig(database_url=given_url or self._server.url()))
 
     def create(self, schema: str) -> Database:
         """A fresh one with the tables of horsies in this schema."""
@@ -115,7 +139,7 @@ class DatabaseServer:
 
 def end_run(folder: Path, given_url: str | None) -> None:
     """The run is over: nothing of it stays."""
-    admin = Admin(PostgresConfig(database_url=given_url)) if given_url else None
+    admin = DatabaseAdmin(PostgresConfig(database_url=given_url)) if given_url else None
     try:
         _remove(folder, admin)
     finally:
@@ -123,9 +147,9 @@ def end_run(folder: Path, given_url: str | None) -> None:
             admin.close()
 
 
-def _remove(folder: Path, admin: Admin | None) -> None:
+def _remove(folder: Path, admin: DatabaseAdmin | None) -> None:
     """The server, or the databases on one that was given."""
-    Server(folder / "s").stop("immediate")
+    EmbeddedServer(folder / "s").stop("immediate")
     if admin:
         for note in (folder / "databases").glob("*"):
             admin.drop(note.name)

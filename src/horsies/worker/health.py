@@ -1,49 +1,123 @@
-"""What a worker and its children use of the machine, as numbers for a snapshot."""
+"""A look at this process from outside, be it a worker or a scheduler: is it alive, is it ready, and in numbers how it does. Safe from any thread."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import psutil
+from horsies.db.listener import Listener
+from horsies.maintenance.leader import MaintenanceLeader
+from horsies.worker.heartbeat import HealthSnapshots, Heartbeat
+from horsies.worker.pending import PendingWork
+from horsies.worker.supervisor import ChildPool
 
-MB = 1 << 20
+LOOP_ANSWER_S = 5.0
+MISSED_ANSWERS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    memory_mb: float = 0.0
-    cpu_percent: float = 0.0
+class WorkerStats:
+    """The worker in numbers. Ages are in seconds; None: it has not happened yet."""
+
+    children: int
+    children_wanted: int
+    slots: int
+    running: int
+    buffered: int
+    memory_bytes: float
+    children_memory_bytes: float
+    heartbeat_age_s: float | None
+    is_keeper: bool
+    is_deaf: bool
+    notification_age_s: float | None
 
 
-class Health:
-    """CPU is measured since the last look at the same process; the first look at one says 0."""
+class HealthSource(Protocol):
+    """Who is looked at, as soon as it has reached its database."""
+
+    def unready(self) -> Iterator[str]: ...
+    def vitals(self) -> WorkerStats | None: ...
+
+
+class HealthCheck:
+    """`loop` and `subject` are set as soon as there are any."""
 
     def __init__(self) -> None:
-        import psutil  # noqa: PLC0415 - children import this room's neighbours and need none of it
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.subject: HealthSource | None = None
 
-        self._psutil = psutil
-        self._parent = psutil.Process()
-        self._children: dict[int, psutil.Process] = {}
-
-    def parent(self) -> Usage:
-        return self._usage(self._parent)
-
-    def children(self, pids: Iterable[int]) -> Usage:
-        """All of them together; one that died meanwhile counts nothing."""
-        wanted = set(pids)
-        self._children = {pid: process for pid, process in self._children.items() if pid in wanted}
-        usages = [self._usage(process) for pid in wanted if (process := self._process(pid))]
-        return Usage(sum(usage.memory_mb for usage in usages), sum(usage.cpu_percent for usage in usages))
-
-    def _process(self, pid: int) -> "psutil.Process | None":
+    def is_alive(self) -> bool:
+        """The event loop turns, or has not been started: a process that waits for its database lives."""
+        if self.loop is None:
+            return True
+        answered = threading.Event()
         try:
-            return self._children.setdefault(pid, self._psutil.Process(pid))
-        except self._psutil.Error:
-            return None
+            self.loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:
+            return False  # it is closed: the process is at its end
+        return answered.wait(LOOP_ANSWER_S)
 
-    def _usage(self, process: "psutil.Process") -> Usage:
-        try:
-            return Usage(process.memory_info().rss / MB, process.cpu_percent())
-        except self._psutil.Error:
-            return Usage()
+    def unready(self) -> list[str]:
+        """Why it cannot do its work now; nothing: it can."""
+        return ["the database has not been reached yet"] if self.subject is None else list(self.subject.unready())
+
+    def vitals(self) -> WorkerStats | None:
+        return None if self.subject is None else self.subject.vitals()
+
+
+def silence(answered_at: float, ask_s: float, *, is_missing: bool) -> Iterator[str]:
+    """Of a database that is asked at least every so many seconds."""
+    age_s = time.monotonic() - answered_at
+    if is_missing or age_s > ask_s * MISSED_ANSWERS:
+        yield f"the database has not answered for {age_s:.1f} s"
+
+
+# --------
+# A worker as a checkup sees it.
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """The services of one incarnation of a worker."""
+
+    books: PendingWork
+    pool: ChildPool
+    heartbeat: Heartbeat
+    keeper: MaintenanceLeader
+    listener: Callable[[], Listener]
+    is_stopping: Callable[[], bool]
+    _health: HealthSnapshots = field(default_factory=HealthSnapshots)
+
+    def unready(self) -> Iterator[str]:
+        heartbeat, wanted = self.heartbeat, self.books.frames.processes
+        if self.is_stopping():
+            yield "the worker is stopping"
+        if (ready := self.pool.ready_count) < wanted:
+            yield f"{ready} of {wanted} children are ready"
+        if heartbeat.answered_at is None:
+            yield "the worker is not registered yet"
+        else:
+            yield from silence(heartbeat.answered_at, heartbeat.beat_s, is_missing=heartbeat.is_missing)
+
+    def vitals(self) -> WorkerStats:
+        books, listener, now = self.books, self.listener(), time.monotonic()
+        children = self._health.children([member.pid for member in list(books.roster)])
+        return WorkerStats(
+            children=self.pool.ready_count,
+            children_wanted=books.frames.processes,
+            slots=books.frames.processes * books.frames.concurrency,
+            running=books.running_count,
+            buffered=len(books.buffer),
+            memory_bytes=self._health.parent().memory_mb * (1 << 20),
+            children_memory_bytes=children.memory_mb * (1 << 20),
+            heartbeat_age_s=_age(self.heartbeat.answered_at, now),
+            is_keeper=self.keeper.is_elected,
+            is_deaf=listener.is_deaf,
+            notification_age_s=_age(listener.heard_at, now),
+        )
+
+
+def _age(moment: float | None, now: float) -> float | None:
+    return None if moment is None else now - moment

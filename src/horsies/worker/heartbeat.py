@@ -13,29 +13,76 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from horsies.db.aside import Aside
 from horsies.db.channels import worker_lock_scope
-from horsies.db.listen import Listener
-from horsies.db.load import load
-from horsies.db.op import Op, Query, Rows, ask, one, rows
-from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
+from horsies.db.dedicated import ThreadedConnection
+from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
+from horsies.db.listener import Listener
+from horsies.db.statement import Op, Query, Rows, execute, load, one, rows
 from horsies.events import HeartbeatMissed, emit, subscribers
 from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
-from horsies.tasks.claim import as_claims
+from horsies.tasks.claim import claims_from_rows
 from horsies.tasks.release import get_held
 from horsies.tasks.unknown import offer_again
-from horsies.worker.backoff import Backoff, NothingBegun
-from horsies.worker.books import Books
-from horsies.worker.health import Health
-from horsies.worker.pump import Pump
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.pending import PendingWork
+from horsies.worker.service import Backoff, NothingStarted
+
+if TYPE_CHECKING:
+    import psutil
+
+# --------
+# What a worker and its children use of the machine, as numbers for a snapshot.
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    memory_mb: float = 0.0
+    cpu_percent: float = 0.0
+
+
+class HealthSnapshots:
+    """CPU is measured since the last look at the same process; the first look at one says 0."""
+
+    def __init__(self) -> None:
+        import psutil  # noqa: PLC0415 - children import this room's neighbours and need none of it
+
+        self._psutil = psutil
+        self._parent = psutil.Process()
+        self._children: dict[int, psutil.Process] = {}
+
+    def parent(self) -> Usage:
+        return self._usage(self._parent)
+
+    def children(self, pids: Iterable[int]) -> Usage:
+        """All of them together; one that died meanwhile counts nothing."""
+        wanted = set(pids)
+        self._children = {pid: process for pid, process in self._children.items() if pid in wanted}
+        usages = [self._usage(process) for pid in wanted if (process := self._process(pid))]
+        return Usage(sum(usage.memory_mb for usage in usages), sum(usage.cpu_percent for usage in usages))
+
+    def _process(self, pid: int) -> "psutil.Process | None":
+        try:
+            return self._children.setdefault(pid, self._psutil.Process(pid))
+        except self._psutil.Error:
+            return None
+
+    def _usage(self, process: "psutil.Process") -> Usage:
+        try:
+            return Usage(process.memory_info().rss / MB, process.cpu_percent())
+        except self._psutil.Error:
+            return Usage()
+
 
 LOOK_AGAIN_S = 0.2
 LONGEST_RETRY_S = 1.0
@@ -63,8 +110,8 @@ class Heartbeat:
     def __init__(  # noqa: PLR0913 - what it registers, and whom it tells
         self,
         group: asyncio.TaskGroup,
-        books: Books,
-        pump: Pump,
+        books: PendingWork,
+        pump: Dispatcher,
         *,
         database: PostgresConfig,
         resilience: WorkerResilienceConfig,
@@ -89,8 +136,8 @@ class Heartbeat:
         self._hurries_left = HURRIES
         self._strangers: frozenset[Claim] = frozenset()
         self._patience: asyncio.Timeout | None = None
-        self._health = Health()
-        self._link = Aside(database, "heartbeat")
+        self._health = HealthSnapshots()
+        self._link = ThreadedConnection(database, "heartbeat")
         self.answered_at: float | None = None
         """When the database has last taken a sign of life, on the monotonic clock; None before the first."""
         self.is_missing = False
@@ -124,12 +171,12 @@ class Heartbeat:
             self._in_doubt.clear()
             try:
                 held = await self._run_beat(was_missing=was_missing)
-            except DatabaseError as error:
+            except DriverError as error:
                 log.debug("a heartbeat failed: %s", broker_error(error))
                 self.is_missing = True
                 if subscribers:
                     emit(HeartbeatMissed())
-                if was_missing or trouble_of(error) is not Trouble.LOST:
+                if was_missing or classify(error) is not ErrorKind.CONNECTION_LOST:
                     await asyncio.sleep(self._retry_s())
                 # Else the session has served before and is gone: a new one is tried at once.
                 self._in_doubt.set()
@@ -137,14 +184,14 @@ class Heartbeat:
                 self._tell_others(was_missing=was_missing, is_asked_for=is_asked_for)
                 await self._take_lock()
                 self._pump.cancel({row[0] for row in held if row[-1]})
-                await self._look_for_strangers(as_claims([row[:-1] for row in held]))
+                await self._look_for_strangers(claims_from_rows([row[:-1] for row in held]))
 
     async def _run_beat(self, *, was_missing: bool) -> Rows:
         """On a connection of the pump's if there is none for it: a full server must not make a worker look dead that works."""
         try:
             return await self._link.run(self._beat())
-        except DatabaseError as error:
-            if not was_missing or trouble_of(error) is not Trouble.LOST:
+        except DriverError as error:
+            if not was_missing or classify(error) is not ErrorKind.CONNECTION_LOST:
                 raise  # it is tried again at once, with a new connection
             held = await self._pump.lend_connection(self._beat())
             if held is None:
@@ -160,7 +207,7 @@ class Heartbeat:
             return
         try:
             taken = await self._link.run(one(SQL["acquire_worker_lock"](name=self._lock)))
-        except DatabaseError as error:
+        except DriverError as error:
             log.debug("the worker's advisory lock could not be taken: %s", broker_error(error))
         else:
             self._locked_in = session if taken == (True,) else None
@@ -209,7 +256,7 @@ class Heartbeat:
         # One that is stopping takes nothing more, and a task that its children do not have is not waited for here.
         known = {} if self._books.stopping else dict(self._books.known.signatures)
         changed = [] if known == self._registered else [self._change_tasks(known)]
-        held, *_ = yield from ask(get_held(worker), *changed, *self._snapshots())
+        held, *_ = yield from execute(get_held(worker), *changed, *self._snapshots())
         self._registered = known
         return held
 
@@ -252,7 +299,7 @@ class Heartbeat:
             async with asyncio.timeout(None) as self._patience:
                 await self._register()
         except TimeoutError:
-            raise NothingBegun("told to stop before it was registered; nothing was begun") from None
+            raise NothingStarted("told to stop before it was registered; nothing was begun") from None
         finally:
             self._patience = None
 
@@ -262,7 +309,7 @@ class Heartbeat:
         while True:
             try:
                 await self._link.run(self._sign_of_life(self._registration()))
-            except DatabaseError as error:
+            except DriverError as error:
                 reason = broker_error(error)
                 if not reason.retryable:
                     raise reason from error
@@ -272,14 +319,14 @@ class Heartbeat:
                 break
         try:
             await self._link.run(offer_again())
-        except DatabaseError as error:
+        except DriverError as error:
             log.debug("what waits for a worker like this one is left to the keeper: %s", broker_error(error))
 
     async def _warn_of_clashes(self) -> None:
         """Say which tasks workers of other apps know too. Best effort: `horsies doctor` says the same."""
         try:
             clashes = await self._link.run(rows(SQL["get_task_clashes"](id=self._books.worker)))
-        except DatabaseError as error:
+        except DriverError as error:
             log.debug("task names of other apps could not be read: %s", broker_error(error))
             return
         for app, names in clashes:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode
-from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.config import WorkerResilienceConfig
+from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import Lane, Wanted
-from horsies.worker.turn import FailUnclaimable, ListClaimable, SearchStep, TryClaim, Turn
+from horsies.tasks.claim import ClaimRequest, Lane
+from horsies.worker.batch import Batch, FailUnclaimable, ListClaimable, SearchStep, TryClaim
 
 CANDIDATES = 100
 LEFT_OUT_S = 60.0
@@ -34,10 +34,10 @@ log = logging.getLogger("horsies.worker")
 
 
 @dataclass(slots=True)
-class Suspect:
+class QuarantinedPart:
     """A turn of one part. It waits until `not_before`, on the monotonic clock."""
 
-    turn: Turn
+    turn: Batch
     failures: int = 0
     not_before: float = 0.0
 
@@ -47,8 +47,8 @@ class Quarantine:
     """Parts of refused turns, which travel alone."""
 
     resilience: WorkerResilienceConfig
-    waiting: list[Suspect] = field(default_factory=list[Suspect])
-    under_way: list[Suspect] = field(default_factory=list[Suspect])
+    waiting: list[QuarantinedPart] = field(default_factory=list[QuarantinedPart])
+    under_way: list[QuarantinedPart] = field(default_factory=list[QuarantinedPart])
 
     @property
     def holds_claims(self) -> bool:
@@ -57,8 +57,8 @@ class Quarantine:
             turn.endings or turn.interrupted or turn.releases or turn.unfit or turn.loads for turn in self.turns()
         )
 
-    def admit(self, turns: Sequence[Turn]) -> None:
-        self.waiting.extend(Suspect(turn) for turn in turns)
+    def admit(self, turns: Sequence[Batch]) -> None:
+        self.waiting.extend(QuarantinedPart(turn) for turn in turns)
 
     @property
     def holds_promotion(self) -> bool:
@@ -70,7 +70,7 @@ class Quarantine:
         """Workflows whose next step is tried alone."""
         return {root for turn in self.turns() for root in turn.unsettled}
 
-    def next_turn(self, now: float) -> Turn | None:
+    def next_turn(self, now: float) -> Batch | None:
         """One that may be tried now."""
         for suspect in self.waiting:
             if suspect.not_before <= now:
@@ -79,42 +79,42 @@ class Quarantine:
                 return suspect.turn
         return None
 
-    def failures(self, turn: Turn) -> int:
+    def failures(self, turn: Batch) -> int:
         """How often this one, which is under way, was refused alone before."""
         return next(suspect.failures for suspect in self.under_way if suspect.turn is turn)
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: Batch) -> None:
         """It was committed."""
         self._take(turn)
 
-    def put_back(self, turn: Turn) -> None:
+    def put_back(self, turn: Batch) -> None:
         """It has to be tried again, and nothing is known against it."""
         self.waiting.append(self._take(turn))
 
-    def refused(self, turn: Turn, plainer: Turn | None, now: float) -> float:
+    def refused(self, turn: Batch, plainer: Batch | None, now: float) -> float:
         """It was refused alone: try it in this plainer form at once, or as it is after a pause. The pause, in seconds."""
         suspect = self._take(turn)
         if plainer is not None:
-            self.waiting.append(Suspect(plainer))
+            self.waiting.append(QuarantinedPart(plainer))
             return 0.0
         delay_s = self.resilience.delay_ms(suspect.failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
-        self.waiting.append(Suspect(turn, suspect.failures + 1, now + delay_s))
+        self.waiting.append(QuarantinedPart(turn, suspect.failures + 1, now + delay_s))
         return delay_s
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[Batch]:
         """All of them, waiting or under way."""
         for suspect in (*self.waiting, *self.under_way):
             yield suspect.turn
 
-    def _take(self, turn: Turn) -> Suspect:
+    def _take(self, turn: Batch) -> QuarantinedPart:
         suspect = next(suspect for suspect in self.under_way if suspect.turn is turn)
         self.under_way.remove(suspect)
         return suspect
 
 
-def taken_apart(turn: Turn) -> list[Turn]:
+def split_batch(turn: Batch) -> list[Batch]:
     """A turn for each part, but for what it claims: that is planned again. What was to start goes back, because its user code has not begun."""
-    empty = Turn(turn.worker, turn.database, turn.caps, (), is_alone=True, frees_capped=False)
+    empty = Batch(turn.worker, turn.database, turn.caps, (), is_alone=True, frees_capped=False)
     frees = turn.caps.is_any
     return [
         *(replace(empty, endings=[ending], frees_capped=frees) for ending in turn.endings),
@@ -128,7 +128,7 @@ def taken_apart(turn: Turn) -> list[Turn]:
     ]
 
 
-def plainer_form(turn: Turn, words: str, *, is_about_values: bool) -> Turn | None:
+def without_extras(turn: Batch, words: str, *, is_about_values: bool) -> Batch | None:
     """What to try for an ending that was refused alone, or None if there is nothing left to leave out.
 
     `is_about_values`: the server will never store these values, so an error takes their place in the end.
@@ -148,7 +148,7 @@ def plainer_form(turn: Turn, words: str, *, is_about_values: bool) -> Turn | Non
     return _with(turn, failed_ending(ending, words))
 
 
-def _with(turn: Turn, ending: Ending) -> Turn:
+def _with(turn: Batch, ending: Ending) -> Batch:
     """An interrupted task that could not be released is ended like any other."""
     return replace(turn, endings=[ending], interrupted=())
 
@@ -171,7 +171,7 @@ def _error(words: str) -> TaskError:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedBatch:
     """Why the server refused something."""
 
     words: str
@@ -181,12 +181,12 @@ class Refusal:
     """Nothing would be accepted now: the disk is full, a table is missing."""
 
 
-SearchAnswer: TypeAlias = Sequence[TaskId] | Refusal
+SearchAnswer: TypeAlias = Sequence[TaskId] | RefusedBatch
 Search: TypeAlias = Generator[SearchStep, SearchAnswer, bool]
 
 
 @dataclass(slots=True)
-class LeftOut:
+class SkippedRows:
     """Rows that this worker does not try to claim for a while, because the server has refused it."""
 
     _until: dict[TaskId, float] = field(default_factory=dict[TaskId, float])
@@ -202,8 +202,8 @@ class LeftOut:
         return sorted(self._until)
 
 
-def find_culprits(
-    wanted: Wanted, lanes: Sequence[Lane], left_out: LeftOut, now: Callable[[], float], *, has_claimed: bool
+def find_bad_rows(
+    wanted: ClaimRequest, lanes: Sequence[Lane], left_out: SkippedRows, now: Callable[[], float], *, has_claimed: bool
 ) -> Search:
     """Try one by one what a refused claim would take. False: nobody in particular is to blame.
 
@@ -211,12 +211,12 @@ def find_culprits(
     them, the rows may be innocent: they are left out for a while, in which the claim goes on to those behind.
     """
     candidates = yield ListClaimable(replace(wanted, limit=max(wanted.limit, CANDIDATES)), lanes)
-    if isinstance(candidates, Refusal):
+    if isinstance(candidates, RefusedBatch):
         return False
-    refused: dict[TaskId, Refusal] = {}
+    refused: dict[TaskId, RefusedBatch] = {}
     for task_id in candidates:
         answer = yield TryClaim(task_id)
-        if not isinstance(answer, Refusal):
+        if not isinstance(answer, RefusedBatch):
             has_claimed = True
         elif answer.is_about_server:
             return False
@@ -226,7 +226,7 @@ def find_culprits(
         is_ended = False
         if refusal.is_about_values and has_claimed:
             answer = yield FailUnclaimable(task_id, _error(f"the task cannot be claimed. {refusal.words}"))
-            is_ended = not isinstance(answer, Refusal)
+            is_ended = not isinstance(answer, RefusedBatch)
         if not is_ended:
             left_out.add(task_id, now())
         log.warning(

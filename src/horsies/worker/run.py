@@ -5,34 +5,93 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from uuid import uuid4
 
 from horsies.app import Horsies
-from horsies.child.wire import Boot
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.keeper.keep import Keeper
-from horsies.model.errors import HorsiesError
-from horsies.model.worker import WorkerConfig
-from horsies.schedules.declare import declared
+from horsies.executor.protocol import Boot
+from horsies.locate import load_app
+from horsies.logs import configure_logging
+from horsies.maintenance.leader import MaintenanceLeader
+from horsies.model.config import AppConfig, CustomQueueConfig
+from horsies.model.errors import ConfigError, HorsiesError, LocateError
+from horsies.model.status import TaskStatus
+from horsies.model.worker_config import WorkerConfig
+from horsies.schedules.sync import declared_schedules
+from horsies.tasks.claim import Caps
+from horsies.tasks.handle import refuse_in_event_loop
+from horsies.tasks.import_guard import sends_are_suppressed
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.books import Books
-from horsies.worker.checkup import Checkup
-from horsies.worker.endpoints import endpoints
+from horsies.worker.capacity import ClaimLimits
+from horsies.worker.child import Child
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.health import HealthCheck, WorkerHealth
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
-from horsies.worker.member import Member
-from horsies.worker.pool import Pool, PoolOptions
-from horsies.worker.pump import Pump
+from horsies.worker.http import endpoints
+from horsies.worker.pending import PendingWork
+from horsies.worker.prefetch import PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
 from horsies.worker.scheduler import Scheduler
-from horsies.worker.service import ExitCode, cause_of, open_database, serve, signals
-from horsies.worker.settings import frames_of, limits_of, marks_of, queues_of
-from horsies.worker.subject import WorkerSubject
-from horsies.worker_thread import WorkerControl
+from horsies.worker.service import ExitCode, open_database, root_cause, serve, signals, signals_restored
+from horsies.worker.supervisor import ChildPool, PoolOptions
+from horsies.worker.watermarks import Watermarks
+from horsies.worker_thread import Worker, WorkerControl
 
-TURNS_AT_MOST = 4
+# --------
+# From what the app and the worker were told to what the pump works by.
+
+
+def served_queues(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfig]:
+    """The queues this worker serves, in its order, with its caps."""
+    known = {queue.name: queue for queue in app.queues}
+    named = {*(config.queues or ()), *config.queue_priorities, *config.queue_max_concurrency}
+    if unknown := sorted(named - known.keys()):
+        raise ConfigError(
+            "WorkerConfig", [f"there is no queue {name!r}; this app has {', '.join(known)}" for name in unknown]
+        )
+    served = [
+        CustomQueueConfig(
+            name=queue.name,
+            priority=config.queue_priorities.get(queue.name, queue.priority),
+            max_concurrency=config.queue_max_concurrency.get(queue.name, queue.max_concurrency),
+        )
+        for queue in app.queues
+        if config.queues is None or queue.name in config.queues
+    ]
+    return sorted(served, key=lambda queue: queue.priority)
+
+
+def watermarks_for(app: AppConfig, config: WorkerConfig) -> Watermarks:
+    return Watermarks([queue.name for queue in served_queues(app, config)])
+
+
+def prefetch_policy_for(app: AppConfig, config: WorkerConfig) -> PrefetchPolicy:
+    return PrefetchPolicy(app.prefetch_buffer, config.process_count, config.concurrency)
+
+
+def claim_limits_for(app: AppConfig, config: WorkerConfig) -> ClaimLimits:
+    is_soft = app.prefetch_buffer != 0
+    caps = Caps(
+        cluster_wide=app.cluster_wide_cap,
+        queues={q.name: q.max_concurrency for q in served_queues(app, config) if q.max_concurrency is not None},
+        # With a buffer only what runs counts against a queue's cap.
+        counted=(TaskStatus.RUNNING,) if is_soft else (TaskStatus.CLAIMED, TaskStatus.RUNNING),
+    )
+    return ClaimLimits(
+        lease_ms=app.lease_ms,
+        caps=caps,
+        max_claim_batch=config.max_claim_batch,
+        max_claim_per_worker=config.max_claim_per_worker,
+    )
+
+
+BATCHES_AT_MOST = 4
 CONTROL_EVERY_S = 0.05
 """Control messages lead to at most one heartbeat per interval."""
 
@@ -48,9 +107,9 @@ def run_worker(
     the app as the children load it, if that is another object: it has the tasks.
     """
     known = _known_tasks(loaded or app)
-    queues_of(app.config, config)  # a queue that is not there is told before a database is waited for
+    served_queues(app.config, config)  # a queue that is not there is told before a database is waited for
     if config.scheduler:
-        declared(app.config, app.known_tasks)  # and so is a schedule that could never run
+        declared_schedules(app.config, app.known_tasks)  # and so is a schedule that could never run
 
     if app.suppresses_sends:
         log.warning(
@@ -59,7 +118,7 @@ def run_worker(
         )
 
     def run() -> ExitCode:
-        checkup = Checkup()
+        checkup = HealthCheck()
         with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
             open_database(app.broker, app.config, control.asked if control else None)
             return asyncio.run(_run_incarnations(app, config, known, checkup, control))
@@ -79,10 +138,10 @@ def _known_tasks(app: Horsies) -> Mapping[str, int]:
 
 
 async def _run_incarnations(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: Checkup, control: WorkerControl | None
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: HealthCheck, control: WorkerControl | None
 ) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    life = Life(control.tell_ready if control else lambda: None)
+    life = StopRequests(control.tell_ready if control else lambda: None)
     checkup.loop = asyncio.get_running_loop()
     if control:
         control.attach(life.ask)
@@ -91,20 +150,20 @@ async def _run_incarnations(
             try:
                 return await _run(app, config, known, life, checkup)
             except BaseExceptionGroup as group:
-                error = cause_of(group)
+                error = root_cause(group)
                 if not isinstance(error, DeclaredDead):
                     raise error from None
                 log.warning("%s; starting anew", error)
 
 
-class Life:
+class StopRequests:
     """What outlives an incarnation. How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
 
     def __init__(self, ready: Callable[[], None]) -> None:
         self.ready = ready
         self.asked = asyncio.Event()
         self.schedules_are_stored = asyncio.Event()
-        self.pump: Pump | None = None
+        self.pump: Dispatcher | None = None
         self.heartbeat: Heartbeat | None = None
 
     def ask(self) -> None:
@@ -115,19 +174,21 @@ class Life:
         self.asked.set()
 
 
-async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], life: Life, checkup: Checkup) -> ExitCode:
+async def _run(
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], life: StopRequests, checkup: HealthCheck
+) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
-    roster: list[Member] = []
+    roster: list[Child] = []
     books = _open_books(app, config, known, worker, roster)
     in_doubt = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        pump = Pump(
+        pump = Dispatcher(
             group,
             books,
             database=database,
             resilience=app.config.resilience,
             grace_ms=recovery.grace_ms,
-            turns=min(TURNS_AT_MOST, config.process_count * config.concurrency),
+            turns=min(BATCHES_AT_MOST, config.process_count * config.concurrency),
             coalesce=config.coalesce_notifies,
             in_doubt=in_doubt.set,
         )
@@ -144,8 +205,8 @@ async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], lif
             app=app.name,
         )
         life.heartbeat = heartbeat
-        pool = Pool(group, roster, pump.clerk, _pool_options(app, config))
-        keeper = Keeper(
+        pool = ChildPool(group, roster, pump.clerk, _pool_options(app, config))
+        keeper = MaintenanceLeader(
             group,
             worker,
             database=database,
@@ -153,7 +214,7 @@ async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], lif
             retention=app.config.retention,
             due_in=pump.alarm.due_in,
         )
-        checkup.subject = WorkerSubject(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
+        checkup.subject = WorkerHealth(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
         scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, keeper, pump, scheduling:
             with _hearing(app.broker, worker, pump, concerns=books.marks.concerns, beat_now=in_doubt.set):
@@ -167,15 +228,15 @@ async def _run(app: Horsies, config: WorkerConfig, known: Mapping[str, int], lif
 
 
 def _open_books(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], worker: str, roster: list[Member]
-) -> Books:
-    books = Books(
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], worker: str, roster: list[Child]
+) -> PendingWork:
+    books = PendingWork(
         worker=worker,
         database=app.broker.config,
-        limits=limits_of(app.config, config),
+        limits=claim_limits_for(app.config, config),
         roster=roster,
-        frames=frames_of(app.config, config),
-        marks=marks_of(app.config, config),
+        frames=prefetch_policy_for(app.config, config),
+        marks=watermarks_for(app.config, config),
         quarantine=Quarantine(app.config.resilience),
         known=KnownTasks(dict(known)),
     )
@@ -193,7 +254,7 @@ def _open_books(
 
 def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
     """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
-    schedules = None if are_stored.is_set() else declared(app.config, app.known_tasks)
+    schedules = None if are_stored.is_set() else declared_schedules(app.config, app.known_tasks)
     return Scheduler(group, app, declared=schedules, stored=are_stored.set)
 
 
@@ -220,7 +281,7 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
     )
 
 
-class Rationed:
+class RationedPool:
     """Calls `act` at once, and then at most once per interval, however often it is called. Belongs to its event loop."""
 
     def __init__(self, act: Callable[[], None], every_s: float) -> None:
@@ -253,7 +314,7 @@ class Rationed:
 def _hearing(
     broker: PostgresBroker,
     worker: str,
-    pump: Pump,
+    pump: Dispatcher,
     *,
     concerns: Callable[[str | None], bool],
     beat_now: Callable[[], None],
@@ -264,7 +325,7 @@ def _hearing(
     to be cancelled; a message about a task whose row says nothing of it changes nothing.
     """
     loop, listener, here = asyncio.get_running_loop(), broker.listener(), threading.get_ident()
-    look = Rationed(beat_now, CONTROL_EVERY_S)
+    look = RationedPool(beat_now, CONTROL_EVERY_S)
 
     def new(payload: str | None) -> None:
         if payload is None and listener.is_listening:
@@ -292,3 +353,73 @@ def _hearing(
         listener.unsubscribe(Channel.NEW, None, new)
         listener.unsubscribe(Channel.CONTROL, worker, control)
         look.close()
+
+
+# --------
+# A worker started from code: `app.run_worker(WorkerConfig(...))`, and `app.worker(...)` on a thread of its own.
+
+
+def run_in_process(app: Horsies, config: WorkerConfig) -> int:
+    _refuse_wrong_places()
+    configure_logging(config.loglevel, config.log_format)  # does nothing where the program has its own
+    config, loaded = _prepared(app, config)
+    with signals_restored():
+        return run_worker(app, config, loaded=loaded)
+
+
+def embedded(app: Horsies, config: WorkerConfig) -> Worker:
+    """Make a worker for a thread of this process. What is wrong with its place is said here, where it is called."""
+    _refuse_import("app.worker()")
+    prepared, loaded = _prepared(app, config)
+    return Worker(lambda control: run_worker(app, prepared, control, loaded=loaded))
+
+
+def _prepared(app: Horsies, config: WorkerConfig) -> tuple[WorkerConfig, Horsies]:
+    """What the worker runs with, and the app as its children load it."""
+    if config.app_locator is None:
+        config = replace(config, app_locator=locate(app))
+    app.locator = app.locator or _module_locator(config.app_locator or "")
+    if config.dsn is not None:
+        app.use_database(config.dsn)
+    return config, load_app(config.app_locator or "", imports=config.imports)
+
+
+def _refuse_import(call: str) -> None:
+    if sends_are_suppressed():  # a child that imports the script would be a worker itself, with children, without end
+        raise HorsiesError(
+            f'{call} is called while a worker imports this module; write it below `if __name__ == "__main__":`'
+        )
+
+
+def _refuse_wrong_places() -> None:
+    _refuse_import("run_worker()")
+    if threading.current_thread() is not threading.main_thread():
+        raise HorsiesError("run_worker() must be called on the main thread, the only one that hears signals")
+    refuse_in_event_loop("run_worker()", "horsies worker, or call it before the loop starts")
+
+
+def locate(app: Horsies) -> str:
+    """Where the children find this app: the module that holds it at its top level; the script itself only if no other does."""
+    script = sys.modules.get("__main__")  # under multiprocessing it has a second name
+    for name, module in sorted(sys.modules.items(), key=lambda item: item[1] is script):
+        for attribute in _names_of(app, module):
+            if module is not script:
+                return f"{name}:{attribute}"
+            if file := getattr(module, "__file__", None):
+                return f"{Path(file).resolve()}:{attribute}"
+    raise LocateError(
+        "this app is not at the top level of any module, so child processes cannot find it; "
+        'give WorkerConfig(app_locator="package.module:attribute")'
+    )
+
+
+def _module_locator(locator: str) -> str:
+    """The locator by the name under which the children import a script, so that it does not depend on the folder."""
+    place, _, attribute = locator.rpartition(":")
+    return f"{Path(place).stem}:{attribute}" if place.endswith(".py") else locator
+
+
+def _names_of(app: Horsies, module: ModuleType) -> Iterator[str]:
+    for attribute, value in list(getattr(module, "__dict__", {}).items()):
+        if value is app:
+            yield attribute

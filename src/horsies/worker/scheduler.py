@@ -2,23 +2,27 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from horsies.app import Horsies
-from horsies.db.aside import Aside
 from horsies.db.channels import Channel
-from horsies.db.trouble import DatabaseError, Trouble, broker_error, trouble_of
-from horsies.events import SlotSettled, emit, subscribers
+from horsies.db.dedicated import ThreadedConnection
+from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
+from horsies.events import ScheduleSlotDecided, emit, subscribers
+from horsies.model.worker_config import DEFAULT_METRICS_HOST
 from horsies.schedules.decide import SlotOutcome
-from horsies.schedules.declare import Declared
-from horsies.schedules.sync import sync
-from horsies.schedules.tick import Ticked, tick
-from horsies.worker.backoff import Backoff
+from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
+from horsies.schedules.tick import TickResult, tick
+from horsies.worker.health import HealthCheck, silence
+from horsies.worker.http import endpoints
+from horsies.worker.service import Backoff, ExitCode, open_database, root_cause, serve, signals
 
 SHORTEST_SLEEP_S: Final = 0.05  # when what is due is another scheduler's
 WOKEN_EVERY_S: Final = 0.1  # anyone may notify: it leads to one tick at once, and to no more than so many
@@ -41,13 +45,13 @@ class Scheduler:
         group: asyncio.TaskGroup,
         app: Horsies,
         *,
-        declared: Sequence[Declared] | None,
+        declared: Sequence[DeclaredSchedule] | None,
         stored: Callable[[], None] = lambda: None,
     ) -> None:
         self._group = group
         self._app = app
         self._broker = app.broker
-        self._link = Aside(app.broker.config, "scheduler")
+        self._link = ThreadedConnection(app.broker.config, "scheduler")
         self._backoff = Backoff(app.config.resilience)
         self.poll_s = app.config.resilience.notify_poll_interval_ms / 1000
         self._declared = declared
@@ -96,7 +100,7 @@ class Scheduler:
             try:
                 await self._sync()
                 ticked = await self._tick()
-            except DatabaseError as error:
+            except DriverError as error:
                 await self._recover(error)
             else:
                 self._backoff.succeeded()
@@ -108,7 +112,7 @@ class Scheduler:
         if self._declared is None:
             return
         app = self._app
-        synced = await self._link.run(sync(self._declared, app=app.name, locator=app.locator))
+        synced = await self._link.run(sync_schedules(self._declared, app=app.name, locator=app.locator))
         log.info(
             "%d schedules are declared by app %r: %d new, %d changed, %d removed%s",
             len(self._declared),
@@ -134,7 +138,7 @@ class Scheduler:
         self._declared = None  # once: after that, what is stored counts
         self._stored()
 
-    async def _tick(self) -> Ticked:
+    async def _tick(self) -> TickResult:
         now = time.monotonic()
         resting = [name for name, (_, until) in self._failed.items() if now < until]
         ticked = await self._link.run(tick(excluded=[*self._unreadable, *resting]))
@@ -153,15 +157,15 @@ class Scheduler:
             )
         if subscribers:
             for verdict in ticked.verdicts:
-                emit(SlotSettled(verdict.name, verdict.outcome.value))
+                emit(ScheduleSlotDecided(verdict.name, verdict.outcome.value))
         return ticked
 
-    async def _recover(self, error: DatabaseError) -> None:
-        if trouble_of(error) is Trouble.EXPECTED:
+    async def _recover(self, error: DriverError) -> None:
+        if classify(error) is ErrorKind.CONTENTION:
             self._backoff.contended()
         else:
             self.is_missing = True
-            self._backoff.failed(broker_error(error), unreached=trouble_of(error) is Trouble.LOST)
+            self._backoff.failed(broker_error(error), unreached=classify(error) is ErrorKind.CONNECTION_LOST)
         while self._backoff.left_s and not self._stopping.is_set():
             self._woken.clear()
             await _wait(self._woken, self._backoff.left_s)
@@ -186,3 +190,62 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+# --------
+# A scheduler as a process of its own, from its start to its exit.
+
+
+def run_scheduler(
+    app: Horsies, *, metrics_port: int | None = None, metrics_host: str = DEFAULT_METRICS_HOST
+) -> ExitCode:
+    """Run until SIGTERM or SIGINT. Raises why it could not start."""
+    schedules = declared_schedules(app.config, app.known_tasks)  # a mistake is told before a database is waited for
+
+    def run() -> ExitCode:
+        checkup = HealthCheck()
+        with endpoints(app, checkup, host=metrics_host, port=metrics_port):
+            open_database(app.broker, app.config)
+            return asyncio.run(_run(app, schedules, checkup))
+
+    return serve(app, run, log)
+
+
+async def _run(app: Horsies, schedules: Sequence[DeclaredSchedule] | None, checkup: HealthCheck) -> ExitCode:
+    stop = asyncio.Event()
+    checkup.loop = asyncio.get_running_loop()
+    if schedules is None:
+        log.info("this app declares no schedules; those that are stored are served")
+    with signals(stop.set):
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                Scheduler(group, app, declared=schedules) as scheduler,
+            ):
+                checkup.subject = SchedulerHealth(scheduler, stop.is_set)
+                log.info("scheduler is ready (pid %d)", os.getpid())
+                await stop.wait()
+        except BaseExceptionGroup as failed:
+            raise root_cause(failed) from None
+    log.info("stopped")
+    return ExitCode.CLEAN
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerHealth:
+    """A scheduler as a checkup sees it."""
+
+    scheduler: Scheduler
+    is_stopping: Callable[[], bool]
+
+    def unready(self) -> Iterator[str]:
+        scheduler = self.scheduler
+        if self.is_stopping():
+            yield "the scheduler is stopping"
+        if scheduler.answered_at is None:
+            yield "the schedules have not been looked at yet"
+        else:
+            yield from silence(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
+
+    def vitals(self) -> None:
+        """What there is to tell of it is counted from events."""

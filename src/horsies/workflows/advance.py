@@ -21,7 +21,7 @@ A skip, or a run that ended, has news of its own, which the next step tells: `fi
 **Everything that is left to do can be read off the rows**: nodes that are resolved and not told, READY nodes in runs that are not held back, runs
 with nothing left. No step depends on what its caller remembers, so anybody may take the next one. That is the whole of recovery:
 
-- A worker's turn (`worker/turn.py`) ends tasks and takes a step for their trees, without the three statements that are seldom needed, in the
+- A worker's turn (`worker/batch.py`) ends tasks and takes a step for their trees, without the three statements that are seldom needed, in the
   *same transaction*. It dies before COMMIT: neither the endings nor the step have happened, and the keeper ends the tasks of the dead worker
   as it ends any. It dies after COMMIT: the endings are told. If something is left (a cascade of skips, a sub-workflow), the pump's next
   turn takes a full step; if that never comes, the keeper's does.
@@ -29,7 +29,7 @@ with nothing left. No step depends on what its caller remembers, so anybody may 
   list that was given when the workflow was built is written as READY: `start` takes the step that opens it, or, if it dies before or was part of the
   caller's transaction, the keeper does.
 - What ends tasks without knowing of graphs (a cancellation, an expiry) resolves their nodes in its own statement, and leaves the telling to the keeper.
-- The keeper (`keeper/reap.py`) looks for what is left anywhere (`get_unfinished_trees`) and takes steps until nothing is.
+- The keeper (`maintenance/rescue.py`) looks for what is left anywhere (`get_unfinished_trees`) and takes steps until nothing is.
 
 **Two at once.** The lock of the root lets one step at a time look at a tree, so counters are never lost and a READY node is enqueued
 once. Locks are always taken in the same order: roots by id, then tasks, then nodes and runs of trees whose roots are held. A node is resolved by its task
@@ -43,12 +43,11 @@ tables: see `lock_roots`, and `tests/workflows/test_growth.py`.
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from horsies.db.load import load
-from horsies.db.op import Op, Query, Row, ask, rows
+from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode, OutcomeCode
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.result import TaskError
-from horsies.model.sizes import MOST_BYTES
 from horsies.model.task import TaskId
 
 SQL = load(__file__)
@@ -126,7 +125,7 @@ def settle(roots: Sequence[str], *, limits: Sequence[Query] = (), at_most: int |
     """
     taken = count()
     while roots and next(taken) != at_most:
-        answers = yield from ask(
+        answers = yield from execute(
             SQL["begin_step"](), *limits, lock_roots(roots), *full_step(roots), SQL["commit_step"]()
         )
         roots = unsettled_in((), answers[-2])
@@ -136,7 +135,7 @@ def settle(roots: Sequence[str], *, limits: Sequence[Query] = (), at_most: int |
 def settle_within(roots: Sequence[str]) -> Op[None]:
     """The same inside a transaction that holds the locks already."""
     while roots:
-        answers = yield from ask(*full_step(roots))
+        answers = yield from execute(*full_step(roots))
         roots = unsettled_in((), answers[-1])
 
 
@@ -147,6 +146,6 @@ def get_unsettled(excluded: Sequence[str] = ()) -> Op[list[str]]:
 
 
 def settle_everything() -> Op[None]:
-    """What is left to do anywhere. The keeper does the same with more care (`keeper/reap.py`)."""
+    """What is left to do anywhere. The keeper does the same with more care (`maintenance/rescue.py`)."""
     while found := (yield from get_unsettled()):
         yield from settle(found)

@@ -6,13 +6,12 @@ or not at all. All of them may be repeated when their answer was lost: what is a
 
 from collections.abc import Sequence
 
-from horsies.db.load import load
-from horsies.db.op import Op, Query, ask, rows
+from horsies.db.statement import Op, Query, execute, load, rows
 from horsies.model.codec import encode_error
-from horsies.model.codes import OperationalErrorCode, OutcomeCode
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
-from horsies.tasks.cancel import cancel_all
+from horsies.tasks.control import cancel_all
 from horsies.tasks.finish import notify_done
 from horsies.workflows import advance
 
@@ -53,7 +52,9 @@ def retry(workflow_id: str) -> Op[bool]:
     root = yield from _lock(workflow_id)
     found = yield from rows(SQL["reopen_runs"](id=workflow_id))
     if runs := [run for (run,) in found]:
-        yield from ask(SQL["reset_nodes"](runs=runs), SQL["recount_nodes"](runs=runs), SQL["recount_runs"](runs=runs))
+        yield from execute(
+            SQL["reset_nodes"](runs=runs), SQL["recount_nodes"](runs=runs), SQL["recount_runs"](runs=runs)
+        )
     yield from _settle_and_commit(root)
     return bool(runs)
 
@@ -81,7 +82,7 @@ def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError, *limits: Que
     if runs := [run for run, _ in stopped]:
         found = yield from rows(SQL["get_tasks_of_runs"](runs=runs))
         task_ids = [task_id for (task_id,) in found]
-        yield from ask(*cancel_all(task_ids), SQL["stop_nodes"](runs=runs, id=workflow_id, error=error))
+        yield from execute(*cancel_all(task_ids), SQL["stop_nodes"](runs=runs, id=workflow_id, error=error))
     yield from _settle_and_commit(root)
     yield from rows(notify_done(task_ids))
     return bool(runs)
@@ -89,7 +90,7 @@ def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError, *limits: Que
 
 def _lock(workflow_id: str, *limits: Query) -> Op[str | None]:
     """Begin, and hold the tree; its root, or None when no such run is known."""
-    *_, found = yield from ask(advance.SQL["begin_step"](), *limits, SQL["lock_tree"](id=workflow_id))
+    *_, found = yield from execute(advance.SQL["begin_step"](), *limits, SQL["lock_tree"](id=workflow_id))
     return found[0][0] if found else None
 
 

@@ -3,29 +3,116 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from horsies.db.op import Op
-from horsies.model.codec import decode_error
-from horsies.model.codes import OutcomeCode, RetrievalCode
+from horsies.db.channels import Channel
+from horsies.db.statement import Op, load, rows
+from horsies.db.waiter import ReadResult, Waiter, WaitSource
+from horsies.model.codec import decode_error, encode_error
+from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError, SendSuppressed
-from horsies.model.graph import NodeKind, NodeStatus, WorkflowStatus
+from horsies.model.graph import BuiltTask, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import TaskId
 from horsies.tasks.handle import refuse_in_event_loop
-from horsies.tasks.node import AnyNode
+from horsies.tasks.nodes import AnyNode
 from horsies.tasks.wait import deadline_of
 from horsies.workflows import control
-from horsies.workflows.context import Known, node_id_of, result_of
-from horsies.workflows.draft import Registry
-from horsies.workflows.inputs import failure_of
-from horsies.workflows.inspect import StoredNode, get_last_nodes, get_nodes, get_picture, get_status
-from horsies.workflows.picture import mermaid, text_tree
-from horsies.workflows.wait import NoEnd, RunAnswer, RunEnd, wait_until_run_ends, wait_until_run_ends_async
+from horsies.workflows.control import OVERDUE
+from horsies.workflows.inputs import KnownResults, failure_of, node_id_of, result_of
+from horsies.workflows.inspect import StoredNode, get_graph_view, get_last_nodes, get_nodes, get_status
+from horsies.workflows.nodes import TaskRegistry
+from horsies.workflows.render import mermaid, text_tree
 
 if TYPE_CHECKING:
-    from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
+    from horsies.db.broker import PostgresBroker
+
+# --------
+# Wait: sleep until runs have ended, and read how. Who sleeps and who reads is the desk's business (`db/waiter.py`).
+
+SQL = load(__file__)
+
+
+class NoEnd(Enum):
+    """Why a run has no result: expected answers, not errors."""
+
+    LIVE = auto()
+    PAUSED = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended: with the result of its output node, or with an error. Both are JSON; without an output the result is null, and the results
+    of its last nodes are to be read instead.
+    """
+
+    status: WorkflowStatus
+    made: BuiltTask
+    result: str
+    error: str | None
+    has_output: bool = True
+
+
+RunAnswer: TypeAlias = RunEnd | NoEnd
+
+
+def wait_until_run_ends(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
+    """Returns when the run has ended or is paused, or at the deadline. An unknown one is waited for: its start may commit later."""
+    desk, ticket = broker.desk(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
+    with desk.entered(ticket):
+        broker.wait(desk, ticket, deadline)
+    return ticket.answers[workflow_id]
+
+
+async def wait_until_run_ends_async(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
+    desk, ticket = broker.desk(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
+    with desk.entered(ticket):
+        await broker.wait_async(desk, ticket, deadline)
+    return ticket.answers[workflow_id]
+
+
+def read_run_ends(workflow_ids: list[str]) -> Op[Mapping[str, ReadResult[RunAnswer]]]:
+    found = yield from rows(SQL["get_run_results"](ids=workflow_ids))
+    known = {row[0]: _judged(*row[1:]) for row in found}
+    unknown: ReadResult[RunAnswer] = ReadResult(NoEnd.UNKNOWN)
+    return {workflow_id: known.get(workflow_id, unknown) for workflow_id in workflow_ids}
+
+
+RUN_ENDS: WaitSource[RunAnswer] = WaitSource(Channel.DONE, read_run_ends)
+
+
+def _judged(status: str, error: str | None, *output_and_rest: Any) -> ReadResult[RunAnswer]:
+    *output, ends_s = output_and_rest
+    match WorkflowStatus(status):
+        case WorkflowStatus.PENDING | WorkflowStatus.RUNNING:
+            return ReadResult(NoEnd.LIVE, look_again_s=ends_s)
+        case WorkflowStatus.PAUSED:
+            return ReadResult(NoEnd.PAUSED, is_final=True)
+        case WorkflowStatus.COMPLETED:
+            return ReadResult(_completed(*output), is_final=True)
+        case WorkflowStatus.FAILED | WorkflowStatus.CANCELLED as known:
+            end = RunEnd(known, BuiltTask(None), "null", error or encode_error(OVERDUE))
+            return ReadResult(end, is_final=True)
+
+
+def _completed(
+    node_id: str | None,
+    status: str | None,
+    made_by: str | None,
+    makes_list: bool | None,  # noqa: FBT001 - a column
+    result: str | None,
+    error: str | None,
+) -> RunEnd:
+    """A success policy may be content although the output node is not."""
+    if node_id is None or status is None:
+        return RunEnd(WorkflowStatus.COMPLETED, BuiltTask(None), "null", None, has_output=False)
+    made = BuiltTask(made_by, is_list=bool(makes_list))
+    failure = failure_of(node_id, NodeStatus(status), error)
+    return RunEnd(WorkflowStatus.COMPLETED, made, result or "null", failure)
+
 
 Out_co = TypeVar("Out_co", covariant=True)
 T = TypeVar("T")
@@ -51,7 +138,7 @@ class WorkflowHandle(Generic[Out_co]):
     """Waits for one run of a workflow, looks into it, and controls it. Cheap; any number may exist for the same run."""
 
     def __init__(
-        self, workflow_id: str, registry: Registry, named: Callable[[AnyNode[Any] | str], str] = node_id_of
+        self, workflow_id: str, registry: TaskRegistry, named: Callable[[AnyNode[Any] | str], str] = node_id_of
     ) -> None:
         self.workflow_id = workflow_id
         self._registry = registry
@@ -112,19 +199,19 @@ class WorkflowHandle(Generic[Out_co]):
 
     def to_mermaid(self) -> str:
         """A picture for Mermaid, with the states of now."""
-        return mermaid(*self._run(partial(get_picture, self.workflow_id)))
+        return mermaid(*self._run(partial(get_graph_view, self.workflow_id)))
 
     async def to_mermaid_async(self) -> str:
         """The same for asyncio code."""
-        return mermaid(*await self._run_async(partial(get_picture, self.workflow_id)))
+        return mermaid(*await self._run_async(partial(get_graph_view, self.workflow_id)))
 
     def to_text(self) -> str:
         """A picture for a terminal, with the states of now."""
-        return text_tree(*self._run(partial(get_picture, self.workflow_id)))
+        return text_tree(*self._run(partial(get_graph_view, self.workflow_id)))
 
     async def to_text_async(self) -> str:
         """The same for asyncio code."""
-        return text_tree(*await self._run_async(partial(get_picture, self.workflow_id)))
+        return text_tree(*await self._run_async(partial(get_graph_view, self.workflow_id)))
 
     # -- what becomes of it: each says whether it has changed anything
 
@@ -186,7 +273,7 @@ class WorkflowHandle(Generic[Out_co]):
 
     def _result(self, node: StoredNode) -> TaskResult[Any, TaskError]:
         failure = failure_of(node.node_id, node.status, node.error)
-        return result_of(Known(node.made, node.result, failure), self._registry.tasks)
+        return result_of(KnownResults(node.made, node.result, failure), self._registry.tasks)
 
     def _last_results(self, found: list[StoredNode]) -> TaskResult[Any, TaskError]:
         """Every workflow has a last node, so there is none where retention has removed the run in the meantime."""
@@ -195,7 +282,7 @@ class WorkflowHandle(Generic[Out_co]):
     def _receive(self, found: RunAnswer, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
         match found:
             case RunEnd(made=made, result=result, error=error):
-                return result_of(Known(made, result, error), self._registry.tasks)
+                return result_of(KnownResults(made, result, error), self._registry.tasks)
             case NoEnd.LIVE:
                 words = f"workflow {self.workflow_id} has not ended within {timeout_ms} ms; it goes on"
                 return TaskResult(err=TaskError(error_code=RetrievalCode.WAIT_TIMEOUT, message=words))

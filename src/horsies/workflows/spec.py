@@ -10,18 +10,17 @@ from uuid import UUID
 
 from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
+from horsies.subscribers import emit, subscribers
+from horsies.tasks.enqueue import warn_in_event_loop
 from horsies.tasks.ids import as_workflow_id
-from horsies.tasks.node import AnyNode, NodeKey, WorkflowNode
-from horsies.tasks.post import warn_in_event_loop
-from horsies.tasks.suppress import sends_are_suppressed
-from horsies.watchers import emit, subscribers
-from horsies.workflows.build import build
-from horsies.workflows.draft import Draft, Registry
-from horsies.workflows.drafts import Drafts
+from horsies.tasks.import_guard import sends_are_suppressed
+from horsies.tasks.nodes import AnyNode, NodeKey, WorkflowNode
+from horsies.workflows.compile import compile_graph
 from horsies.workflows.handle import InertWorkflowHandle, WorkflowHandle
-from horsies.workflows.picture import mermaid, text_tree
-from horsies.workflows.scope import Scope
-from horsies.workflows.start import Beginning, plan, start, start_within
+from horsies.workflows.nodes import TaskRegistry, WorkflowDraft
+from horsies.workflows.render import mermaid, text_tree
+from horsies.workflows.start import StartedNode, plan, start, start_within
+from horsies.workflows.validate import Drafts, Scope
 
 Out_co = TypeVar("Out_co", covariant=True)
 
@@ -34,8 +33,8 @@ class WorkflowSpec(Generic[Out_co]):
     """
 
     graph: Graph
-    registry: Registry
-    draft: Draft
+    registry: TaskRegistry
+    draft: WorkflowDraft
     is_part: bool
     _indexes: Mapping[int, int] = field(repr=False)
 
@@ -103,20 +102,20 @@ class WorkflowSpec(Generic[Out_co]):
                 await broker.run_on_async(connection, partial(start_within, beginning))
         return self.handle(beginning.root)
 
-    def _beginning(self, workflow_id: str | UUID | None) -> Beginning:
+    def _beginning(self, workflow_id: str | UUID | None) -> StartedNode:
         return plan(self.startable(), None if workflow_id is None else as_workflow_id(workflow_id))
 
     @contextmanager
-    def _watched(self, beginning: Beginning) -> Generator[Beginning]:
+    def _watched(self, beginning: StartedNode) -> Generator[StartedNode]:
         """Its tasks carry the trace of the start, and subscribers hear of it."""
         if not subscribers and self.registry.tracer is None:
             yield beginning
             return
-        from horsies.events import Start, WorkflowStarted  # noqa: PLC0415 - for nobody else
-        from horsies.tasks.watch import traced  # noqa: PLC0415 - the same
+        from horsies.events import WorkflowStarted, WorkflowStartSpan  # noqa: PLC0415 - for nobody else
+        from horsies.tasks.instrument import trace_send  # noqa: PLC0415 - the same
 
         began = time.perf_counter()
-        with traced(self.registry.tracer, Start(self.name, beginning.root)) as trace:
+        with trace_send(self.registry.tracer, WorkflowStartSpan(self.name, beginning.root)) as trace:
             yield replace(beginning, trace=trace)
         if subscribers:
             emit(WorkflowStarted(self.name, beginning.root, time.perf_counter() - began))
@@ -137,10 +136,10 @@ class WorkflowSpec(Generic[Out_co]):
         return f"<workflow {self.name!r} of {len(self.graph.nodes)} nodes>"
 
 
-def specify(registry: Registry, draft: Draft) -> WorkflowSpec[Any]:
+def specify(registry: TaskRegistry, draft: WorkflowDraft) -> WorkflowSpec[Any]:
     """Check a draft. Raises with everything that is wrong with it."""
     scope = Scope(Drafts(registry), draft)
-    graph = build(scope)
+    graph = compile_graph(scope)
     if scope.problems:
         raise WorkflowDefinitionError(str(draft.name), scope.problems)
     for node, node_id in zip(scope.nodes, scope.ids, strict=True):

@@ -14,18 +14,17 @@ from typing import Any, Final, Literal
 
 from pydantic_core import to_json
 
-from horsies.db.load import load
-from horsies.db.op import Op, Query, Rows, ask_and_tell, rows
+from horsies.db.statement import Op, Query, Rows, execute_then_notify, load, rows
 from horsies.model.errors import PayloadError, WorkflowConflictError
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
-from horsies.model.sizes import MOST_BYTES
-from horsies.model.task import TaskId, Terms
+from horsies.model.payload_errors import MOST_BYTES
+from horsies.model.task import TaskId, TaskOptions
 from horsies.tasks.ids import new_task_id, new_task_ids
 from horsies.workflows.advance import settle
 
 SQL = load(__file__)
 
-TOLD_AFTERWARDS = 1_000
+NOTIFY_AFTER_COMMIT = 1_000
 """Of more tasks workers are told in the transaction: looking each of them up again would cost more than others lose by waiting."""
 
 MOST_START_BYTES: Final = 2 * MOST_BYTES
@@ -36,7 +35,7 @@ BEGUN = {NodeKind.TASK: NodeStatus.ENQUEUED, NodeKind.WORKFLOW: NodeStatus.RUNNI
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartedNode:
     """All that is written at a start."""
 
     root: str
@@ -51,13 +50,13 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PlannedRun:
     """A graph with the ids of its rows. `lineage` are the runs above it, from the top down."""
 
     graph: Graph
     id: str
     parent_node: str | None
-    lineage: "tuple[Run, ...]"
+    lineage: "tuple[PlannedRun, ...]"
     is_begun: bool
     node_ids: Sequence[str]
     inner_ids: Sequence[str]
@@ -70,7 +69,7 @@ class Run:
         return self.is_begun and not node.waits_for
 
 
-def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST_START_BYTES) -> Beginning:
+def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST_START_BYTES) -> StartedNode:
     """Raises PayloadError if it is too large to be started."""
     root = workflow_id or new_task_id()
     runs = list(_runs(graph, root))
@@ -81,7 +80,7 @@ def plan(graph: Graph, workflow_id: str | None = None, *, most_bytes: int = MOST
     written = to_json(nodes)
     if len(written) > most_bytes:
         raise _too_large(graph, len(nodes), len(written), of_arguments, most_bytes)
-    return Beginning(
+    return StartedNode(
         root=root,
         name=graph.name,
         runs=to_json([_run_row(run, root) for run in runs]).decode(),
@@ -99,31 +98,31 @@ def _too_large(graph: Graph, nodes: int, size: int, of_arguments: int, most_byte
     )
 
 
-def start(beginning: Beginning) -> Op[str]:
+def start(beginning: StartedNode) -> Op[str]:
     """The id of the run, which may have been there before."""
-    if len(beginning.task_ids) > TOLD_AFTERWARDS:
+    if len(beginning.task_ids) > NOTIFY_AFTER_COMMIT:
         root = yield from start_within(beginning)
     else:
         told = SQL["notify_started"](ids=beginning.task_ids)
-        answer = yield from ask_and_tell(_insert(beginning, "after_commit"), afterwards=told)
+        answer = yield from execute_then_notify(_insert(beginning, "after_commit"), afterwards=told)
         root = yield from _started(beginning, answer)
     if beginning.needs_step:
         yield from settle([root])
     return root
 
 
-def start_within(beginning: Beginning) -> Op[str]:
+def start_within(beginning: StartedNode) -> Op[str]:
     """The same inside a transaction that somebody else begins and ends. A step in it would depend on their search_path, so it is left to the keeper."""
     answer = yield from rows(_insert(beginning))
     return (yield from _started(beginning, answer))
 
 
-def _insert(beginning: Beginning, notify: Literal["", "after_commit"] = "") -> Query:
+def _insert(beginning: StartedNode, notify: Literal["", "after_commit"] = "") -> Query:
     """The trigger notifies workers at the commit, unless they are told afterwards (see `tasks/enqueue.py`)."""
     return SQL["insert_tree"](runs=beginning.runs, nodes=beginning.nodes, trace=beginning.trace, notify=notify)
 
 
-def _started(beginning: Beginning, answer: Rows) -> Op[str]:
+def _started(beginning: StartedNode, answer: Rows) -> Op[str]:
     ((is_new, _),) = answer
     if not is_new:
         ((name,),) = yield from rows(SQL["get_run_name"](root=beginning.root))
@@ -138,10 +137,15 @@ def _started(beginning: Beginning, answer: Rows) -> Op[str]:
 
 
 def _runs(
-    graph: Graph, run_id: str, parent_node: str | None = None, lineage: tuple[Run, ...] = (), *, is_begun: bool = True
-) -> Iterator[Run]:
+    graph: Graph,
+    run_id: str,
+    parent_node: str | None = None,
+    lineage: tuple[PlannedRun, ...] = (),
+    *,
+    is_begun: bool = True,
+) -> Iterator[PlannedRun]:
     size = len(graph.nodes)
-    run = Run(graph, run_id, parent_node, lineage, is_begun, new_task_ids(size), new_task_ids(size))
+    run = PlannedRun(graph, run_id, parent_node, lineage, is_begun, new_task_ids(size), new_task_ids(size))
     yield run
     for node in graph.nodes:
         if node.child is not None:
@@ -149,7 +153,7 @@ def _runs(
             yield from _runs(node.child, *names, (*lineage, run), is_begun=run.begins(node))
 
 
-def _run_row(run: Run, root: str) -> dict[str, Any]:
+def _run_row(run: PlannedRun, root: str) -> dict[str, Any]:
     graph = run.graph
     return {
         "id": run.id,
@@ -168,7 +172,7 @@ def _run_row(run: Run, root: str) -> dict[str, Any]:
     }
 
 
-def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
+def _node_rows(run: PlannedRun) -> Iterator[dict[str, Any]]:
     for node, dependents, awaited_by in zip(
         run.graph.nodes, run.graph.dependents(), run.graph.awaited_by(), strict=True
     ):
@@ -197,7 +201,7 @@ def _node_rows(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def _seldom_given(run: Run, node: Node, awaited_by: Sequence[int]) -> dict[str, Any]:
+def _seldom_given(run: PlannedRun, node: Node, awaited_by: Sequence[int]) -> dict[str, Any]:
     """What most nodes do not have is left out: a start is one JSON text, and its size is limited."""
     given = {
         "awaits": node.awaits,
@@ -211,7 +215,7 @@ def _seldom_given(run: Run, node: Node, awaited_by: Sequence[int]) -> dict[str, 
     }
 
 
-def _inputs(run: Run, node: Node) -> dict[str, Any]:
+def _inputs(run: PlannedRun, node: Node) -> dict[str, Any]:
     """The nodes whose results the task is handed, each once, and where these stand: by their place in that list. After them stand the lists of
     the results of maps (see the SQL function `node_inputs`).
     """
@@ -240,7 +244,7 @@ def _inputs(run: Run, node: Node) -> dict[str, Any]:
     }
 
 
-def _terms(terms: Terms) -> dict[str, Any]:
+def _terms(terms: TaskOptions) -> dict[str, Any]:
     retry = terms.retry
     return {
         "task_name": terms.task_name,

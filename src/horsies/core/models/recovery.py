@@ -1,5 +1,5 @@
 """Where older documents import it from."""
 
-from horsies.model.recovery import RecoveryConfig
+from horsies.model.config import RecoveryConfig
 
 __all__ = ["RecoveryConfig"]

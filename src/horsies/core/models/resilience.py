@@ -1,5 +1,5 @@
 """Where older documents import it from."""
 
-from horsies.model.recovery import WorkerResilienceConfig
+from horsies.model.config import WorkerResilienceConfig
 
 __all__ = ["WorkerResilienceConfig"]

@@ -1,15 +1,16 @@
 """Where older documents import them from."""
 
-from horsies.model.patterns import (
+from horsies.model.schedule import (
     CronSchedule,
     DailySchedule,
     HourlySchedule,
     IntervalSchedule,
     MonthlySchedule,
+    ScheduleConfig,
+    TaskSchedule,
     Weekday,
     WeeklySchedule,
 )
-from horsies.model.schedule import ScheduleConfig, TaskSchedule
 
 __all__ = [
     "CronSchedule",

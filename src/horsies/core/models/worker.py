@@ -1,5 +1,5 @@
 """Where older documents import it from."""
 
-from horsies.model.worker import WorkerConfig
+from horsies.model.worker_config import WorkerConfig
 
 __all__ = ["WorkerConfig"]

@@ -1,0 +1,13 @@
+"""`python -m horsies.cli.dev_part PID COMMAND ...`: a command as a part of `horsies dev` or `worker --reload`; it dies with who started it."""
+
+import sys
+
+from horsies.cli.main import main
+from horsies.executor.os_process import die_with
+from horsies.logs import keep_lines_whole
+
+if __name__ == "__main__":
+    parent, *words = sys.argv[1:]
+    die_with(int(parent))
+    keep_lines_whole()
+    main(words, prog_name="horsies")

@@ -1,9 +1,0 @@
--- name: begin_read
-begin isolation level read committed read only;
-
--- name: force_custom_plans
--- Which conditions apply depends on the parameters. A generic plan would read the whole table.
-select set_config('plan_cache_mode', 'force_custom_plan', true);
-
--- name: end_read
-commit;

@@ -1,0 +1,202 @@
+"""Whether a value of one annotated type may be passed where another is annotated: the edges of a graph, checked when it is built.
+
+Lenient: a type checker sees more. Only what is certain is refused; whatever is not understood here fits.
+"""
+
+import types
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NewType,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from pydantic import BaseModel
+
+from horsies.model.parameters import type_text
+from horsies.model.result import TaskError, TaskResult
+
+Step: TypeAlias = str | int
+
+_WIDER: Final = {(int, float), (int, complex), (float, complex)}  # what a type checker takes for the other
+_UNIONS: Final = (Union, types.UnionType)
+
+
+def is_assignable(produced: Any, wanted: Any) -> bool:
+    produced, wanted = _bare(produced), _bare(wanted)
+    if _is_open(produced) or _is_open(wanted):
+        return True
+    if get_origin(produced) in _UNIONS:
+        return all(is_assignable(member, wanted) for member in get_args(produced))
+    if get_origin(wanted) in _UNIONS:
+        return any(is_assignable(produced, member) for member in get_args(wanted))
+    if get_origin(produced) is Literal:
+        return _literals_fit(get_args(produced), wanted)
+    if get_origin(wanted) is Literal:
+        return isinstance(produced, type) and issubclass(produced, Enum)  # one of them may be meant
+    return _classes_fit(produced, wanted)
+
+
+def is_value_assignable(value: object, wanted: Any) -> bool:
+    """Whether a value may be passed where a type is annotated."""
+    match value:
+        case None | bool() | int() | str() | bytes() | Enum():
+            return is_assignable(Literal[value], wanted)
+        case list() | tuple():
+            items = enumerate(cast("Sequence[object]", value))
+            kind = list if isinstance(value, list) else tuple
+            return is_assignable(kind, wanted) and all(
+                is_value_assignable(item, inside(wanted, at)) for at, item in items
+            )
+        case dict():
+            members = cast("Mapping[object, object]", value).items()
+            return is_assignable(dict, wanted) and all(
+                is_value_assignable(item, inside(wanted, str(key))) for key, item in members
+            )
+        case _:
+            return is_assignable(type(value), wanted)
+
+
+def result_of(tp: Any) -> Any:
+    """`TaskResult[tp, TaskError]`."""
+    return TaskResult[tp, TaskError]
+
+
+def takes_result(wanted: Any) -> bool:
+    """A parameter that is annotated with a TaskResult, be it one of several types, wants the whole result."""
+    wanted = _bare(wanted)
+    if get_origin(wanted) in _UNIONS:
+        return any(takes_result(member) for member in get_args(wanted))
+    return wanted is TaskResult or get_origin(wanted) is TaskResult
+
+
+def item_of(tp: Any) -> tuple[Any] | None:
+    """The type of the items of a list, in a tuple; None for what is certainly no list."""
+    tp = _bare(tp)
+    if _is_open(tp):
+        return (Any,)
+    if get_origin(tp) in _UNIONS:
+        items = [item_of(member) for member in get_args(tp)]
+        return None if None in items else (Union[tuple(item[0] for item in items if item)],)  # noqa: UP007 - a tuple of types
+    kind, inner = get_origin(tp) or tp, get_args(tp)
+    if not isinstance(kind, type) or not issubclass(kind, Sequence | AbstractSet) or issubclass(kind, str | bytes):
+        return None
+    if issubclass(kind, tuple):
+        return _item_of_tuple(inner)
+    return (inner[0] if inner else Any,)
+
+
+def inside(tp: Any, step: Step) -> Any:
+    """What is annotated for one item of a list, or for one key of a dict; Any where that cannot be told."""
+    tp = _bare(tp)
+    if get_origin(tp) in _UNIONS:
+        others = [member for member in get_args(tp) if member is not type(None)]
+        return inside(others[0], step) if len(others) == 1 else Any
+    if is_typeddict(tp):
+        return get_type_hints(tp).get(str(step), Any)
+    kind, inner = get_origin(tp) or tp, get_args(tp)
+    if not isinstance(kind, type) or not inner:
+        return Any
+    if issubclass(kind, Mapping):
+        return inner[1] if isinstance(step, str) and len(inner) > 1 else Any
+    if issubclass(kind, tuple) and Ellipsis not in inner:
+        return inner[step] if isinstance(step, int) and step < len(inner) else Any
+    return inner[0] if isinstance(step, int) and issubclass(kind, Sequence | AbstractSet) else Any
+
+
+def type_name(tp: Any) -> str:
+    return type_text(tp).replace("horsies.model.result.", "").replace("typing.", "")
+
+
+def _item_of_tuple(inner: tuple[Any, ...]) -> tuple[Any] | None:
+    members = [member for member in inner if member is not Ellipsis]
+    return (Union[tuple(members)],) if members else (Any,)  # noqa: UP007 - a tuple of types
+
+
+def _bare(tp: Any) -> Any:
+    """Without `Annotated`, aliases and `NewType`; None as a type."""
+    while True:
+        if tp is None:
+            return type(None)
+        if get_origin(tp) is Annotated:
+            tp = get_args(tp)[0]
+        elif isinstance(tp, NewType):
+            tp = cast("Any", tp).__supertype__
+        elif type(tp).__name__ == "TypeAliasType":
+            tp = tp.__value__
+        else:
+            return tp
+
+
+def _is_open(tp: Any) -> bool:
+    kind = get_origin(tp) or tp
+    if kind in {Any, object} or isinstance(kind, TypeVar | str):
+        return True
+    if kind in _UNIONS or kind is Literal:
+        return False
+    if not isinstance(kind, type):
+        return True
+    # A class that stands for an annotation, as AwareDatetime does for datetime, or for a shape, as a protocol does.
+    is_stand_in = kind.__module__.partition(".")[0] == "pydantic" and not issubclass(kind, BaseModel)
+    return is_stand_in or getattr(kind, "_is_protocol", False)
+
+
+def _literals_fit(values: tuple[Any, ...], wanted: Any) -> bool:
+    if get_origin(wanted) is Literal:
+        return all(value in get_args(wanted) for value in values)
+    return all(_classes_fit(type(value), wanted) for value in values)
+
+
+def _classes_fit(produced: Any, wanted: Any) -> bool:
+    made, asked = get_origin(produced) or produced, get_origin(wanted) or wanted
+    if is_typeddict(made) or is_typeddict(asked):
+        return _is_mapping(made) and _is_mapping(asked)  # their keys are for a type checker to compare
+    if (made, asked) in _WIDER:
+        return True
+    try:
+        if not issubclass(made, asked):
+            return False
+    except TypeError:  # a class that does not let itself be asked
+        return True
+    return _arguments_fit(produced, wanted, same=made is asked)
+
+
+def _arguments_fit(produced: Any, wanted: Any, *, same: bool) -> bool:
+    inner, outer = get_args(produced), get_args(wanted)
+    if not inner or not outer:
+        return True
+    if same and get_origin(produced) is tuple:
+        return _tuples_fit(inner, outer)
+    if len(inner) != len(outer):
+        return True
+    return all(_one_fits(left, right) for left, right in zip(inner, outer, strict=True))
+
+
+def _tuples_fit(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    if Ellipsis in outer:
+        return all(is_assignable(member, outer[0]) for member in inner if member is not Ellipsis)
+    if Ellipsis in inner:
+        return False
+    return len(inner) == len(outer) and all(
+        is_assignable(left, right) for left, right in zip(inner, outer, strict=True)
+    )
+
+
+def _one_fits(left: Any, right: Any) -> bool:
+    return True if Ellipsis in (left, right) else is_assignable(left, right)
+
+
+def _is_mapping(tp: Any) -> bool:
+    return is_typeddict(tp) or (isinstance(tp, type) and issubclass(tp, Mapping))

@@ -1,0 +1,370 @@
+"""What an application consists of: its tasks, its workflows, the hooks of its children. Checked as it is defined.
+
+Every child of a worker loads this: what only workflows need is loaded by the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType, MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+
+from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.config import DEFAULT_APP_NAME, AppConfig, QueueMode
+from horsies.model.error_codes import ErrorCodes, ExceptionMap, code_problems, mapper_problems
+from horsies.model.errors import TaskDefinitionError
+from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
+from horsies.model.retry_policy import RetryPolicy
+from horsies.model.signature import is_coroutine_function, ok_type, takes_nothing
+from horsies.model.validation import instance_problems, number_problems
+from horsies.tasks.import_guard import environment_suppresses_sends
+from horsies.tasks.task import AsyncTask, BaseTask, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+    from datetime import timedelta
+
+    from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
+    from horsies.model.graph import OnError
+    from horsies.model.result import TaskError, TaskResult
+    from horsies.tasks.nodes import AnyNode, WorkflowNode
+    from horsies.workflows.nodes import SuccessPolicy
+    from horsies.workflows.spec import WorkflowSpec
+
+MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
+
+P = ParamSpec("P")
+T = TypeVar("T")
+OnErrorWord: TypeAlias = Literal["fail", "pause"]
+Hook: TypeAlias = Callable[[], object]
+AnyHook = TypeVar("AnyHook", bound=Hook)  # by a name in quotes it would be compiled, for 2 ms of a child's start
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` is: keeps the signature, adds the verbs."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, TaskResult[T, TaskError]]]) -> AsyncTask[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, TaskResult[T, TaskError]]) -> Task[P, T]: ...
+
+
+class Registry:
+    """The half of an app that is written down when its modules are imported; nothing here needs a database."""
+
+    def __init__(self, config: AppConfig) -> None:
+        self.config = config
+        self.locator: str | None = None
+        """`module:attribute`, once this app was found by a locator."""
+        self.tracer: Tracer | None = None
+        self.suppresses_sends = environment_suppresses_sends()
+        """Sends and starts of workflows enqueue nothing, and return inert handles."""
+        self._tasks: dict[str, BaseTask[..., Any]] = {}
+        self._aliases: dict[str, BaseTask[..., Any]] = {}
+        self._defined_by: dict[str, Callable[[], CodeType | None]] = {}
+        """By task name: the execution of a module that defined it, while that lasts."""
+        self._task_modules: list[str] = []
+        self._child_start_hooks: list[Hook] = []
+        self._child_stop_hooks: list[Hook] = []
+
+    @property
+    def broker(self) -> PostgresBroker:
+        """Where what is defined here is sent to."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name that schedules and workers of this app are stored under: `AppConfig.name`, or else its locator."""
+        return self.config.name or self.locator or DEFAULT_APP_NAME
+
+    def suppress_sends(self, suppressed: bool = True) -> None:  # noqa: FBT001, FBT002 - suppress_sends(False) reads well
+        """Enqueue nothing from now on, in this process: sends and starts of workflows return inert handles, whose `get()` raises `SendSuppressed`.
+
+        `suppress_sends(False)` ends it, also where $HORSIES_SUPPRESS_SENDS is set. What schedulers enqueue is not affected.
+        """
+        self.suppresses_sends = suppressed
+
+    # -- tasks and workflows
+
+    def task(
+        self,
+        name: str = "",
+        *,
+        task_name: str = "",
+        queue_name: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        timeout_ms: int | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
+        default_unhandled_error_code: str | None = None,
+        aliases: Sequence[str] = (),
+    ) -> TaskDecorator:
+        """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`. `task_name` is another way to give the name.
+
+        `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may. What neither knows
+        gets `default_unhandled_error_code`, or else that of the app. `aliases` are names that the task had before: what was sent
+        under one of them is run by this function.
+        """
+        if name and task_name:
+            raise TaskDefinitionError(f"a task has one name: give {name!r} or task_name={task_name!r}, not both")
+        name = name or task_name
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
+            raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
+        problems = list(_name_problems(name))
+        problems += [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
+        if retry_policy is not None:
+            problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
+        problems += list(_alias_problems(name, aliases))
+        problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
+        if default_unhandled_error_code is not None:
+            problems += code_problems("default_unhandled_error_code", default_unhandled_error_code)
+        if problems:
+            raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
+
+        error_codes = ErrorCodes(
+            of_task=ExceptionMap(exception_mapper),
+            of_app=ExceptionMap(self.config.exception_mapper),
+            default=str(default_unhandled_error_code or self.config.default_unhandled_error_code),
+        )
+
+        def decorate(function: Callable[..., Any]) -> BaseTask[..., Any]:
+            self._refuse_second(name, function)
+            self._refuse_taken(name, aliases)
+            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes)
+            self._tasks[name] = task
+            others = {alias: other for alias, other in self._aliases.items() if other.name != name}
+            self._aliases = others | dict.fromkeys(aliases, task)
+            self._defined_by[name] = _execution_of_module(function)
+            return task
+
+        return cast("TaskDecorator", decorate)
+
+    def _refuse_taken(self, name: str, aliases: Sequence[str]) -> None:
+        """A name belongs to one task, also as an alias."""
+        owner = self._aliases.get(name)
+        if owner is not None and owner.name != name:
+            raise TaskDefinitionError(
+                f"task {name!r} has the name that task {owner.name!r} lists in its aliases; remove it there, or rename this task"
+            )
+        for alias in aliases:
+            other = self.known_tasks.get(alias)
+            if other is not None and other.name != name:
+                raise TaskDefinitionError(
+                    f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
+                )
+
+    def _define(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        queue_name: str | None,
+        retry_policy: RetryPolicy | None,
+        timeout_ms: int | None,
+        error_codes: ErrorCodes,
+    ) -> BaseTask[..., Any]:
+        limits = self.config.payload_limits
+        kind = cast("type[BaseTask[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
+        return kind(
+            function,
+            name=name,
+            queue_name=self._queue_of(name, queue_name),
+            arguments=ArgumentsCodec.for_function(
+                function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
+            ),
+            result=ResultCodec.for_type(ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)),
+            outlet=self,
+            error_codes=error_codes,
+            retry_policy=retry_policy,
+            timeout_ms=timeout_ms,
+        )
+
+    def _refuse_second(self, name: str, function: Callable[..., Any]) -> None:
+        """Refuse a second function of one name. The same one replaces itself when its module is executed again: `importlib.reload`, or
+        a script that is also imported by its name.
+        """
+        if name not in self._tasks:
+            return
+        other = self._tasks[name].function
+        execution, earlier = _execution_of_module(function)(), self._defined_by[name]()
+        is_same = _place_of(function) is not None and _place_of(function) == _place_of(other)
+        if is_same and execution is not None and execution is not earlier:
+            return
+        raise TaskDefinitionError(
+            f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
+            f"{function.__module__}.{function.__qualname__}; rename one of them"
+        )
+
+    def _queue_of(self, task_name: str, queue_name: str | None) -> str:
+        names = [queue.name for queue in self.config.queues]
+        if self.config.queue_mode is QueueMode.DEFAULT:
+            if queue_name is not None:
+                raise TaskDefinitionError(
+                    f"task {task_name!r} names queue {queue_name!r}, but this app has only the default queue; "
+                    "leave queue_name out, or configure queue_mode=QueueMode.CUSTOM and custom_queues"
+                )
+            return names[0]
+        if queue_name not in names:
+            wrong = "names no queue" if queue_name is None else f"names an unknown queue {queue_name!r}"
+            raise TaskDefinitionError(f"task {task_name!r} {wrong}; set queue_name to one of {', '.join(names)}")
+        return queue_name
+
+    @overload
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: AnyNode[T],
+        on_error: OnError | OnErrorWord = ...,
+        success_policy: SuccessPolicy | None = ...,
+        time_limit: float | timedelta | None = ...,
+        definition_key: str | None = ...,
+    ) -> WorkflowSpec[T]: ...
+    @overload
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: None = ...,
+        on_error: OnError | OnErrorWord = ...,
+        success_policy: SuccessPolicy | None = ...,
+        time_limit: float | timedelta | None = ...,
+        definition_key: str | None = ...,
+    ) -> WorkflowSpec[dict[str, TaskResult[Any, TaskError]]]: ...
+    def workflow(
+        self,
+        name: str,
+        tasks: Sequence[WorkflowNode[Any]],
+        *,
+        output: AnyNode[Any] | None = None,
+        on_error: OnError | OnErrorWord = "fail",
+        success_policy: SuccessPolicy | None = None,
+        time_limit: float | timedelta | None = None,
+        definition_key: str | None = None,
+    ) -> WorkflowSpec[Any]:
+        """A workflow of these nodes. Everything that is wrong with it is reported here, together; nothing is started.
+
+        Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit` is in seconds or a timedelta, from its start.
+        """
+        from horsies.tasks.nodes import listed_nodes
+        from horsies.workflows.nodes import WorkflowDraft
+        from horsies.workflows.spec import specify
+
+        draft = WorkflowDraft(
+            name=name,
+            nodes=listed_nodes(tasks),
+            output=output,
+            on_error=on_error,
+            success_policy=success_policy,
+            time_limit=time_limit,
+            definition_key=definition_key,
+        )
+        return specify(self, draft)
+
+    @property
+    def tasks(self) -> Mapping[str, BaseTask[..., Any]]:
+        """The registered tasks by name."""
+        return MappingProxyType(self._tasks)
+
+    @property
+    def known_tasks(self) -> Mapping[str, BaseTask[..., Any]]:
+        """The registered tasks by every name that they are sent under, former ones included."""
+        return {**self._aliases, **self._tasks}
+
+    def discover_tasks(self, modules: Sequence[str]) -> None:
+        """Where the tasks are: dotted modules or `.py` paths, or patterns of either. Workers and their children import them.
+
+        `"myapp.*.tasks"` and `"jobs/*.py"` stand for all that match, in the order of their names; nothing that matches is an error.
+        """
+        if isinstance(modules, str):
+            raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
+        self._task_modules.extend(module for module in modules if module not in self._task_modules)
+
+    @property
+    def task_modules(self) -> tuple[str, ...]:
+        """What `discover_tasks` was told, in that order."""
+        return tuple(self._task_modules)
+
+    # -- hooks
+
+    def on_child_start(self, hook: AnyHook) -> AnyHook:
+        """Run this once in every child of a worker, after the imports and before its first task: pools, clients, models.
+
+        `def` or `async def`, without parameters; an `async def` runs on the event loop that the child's tasks run on.
+        """
+        self._child_start_hooks.append(_checked_hook(hook))
+        return hook
+
+    def on_child_stop(self, hook: AnyHook) -> AnyHook:
+        """Run this once in every child before it leaves; the last one defined goes first. Not when a child is killed."""
+        self._child_stop_hooks.append(_checked_hook(hook))
+        return hook
+
+    @property
+    def child_start_hooks(self) -> tuple[Hook, ...]:
+        """In the order they run."""
+        return tuple(self._child_start_hooks)
+
+    @property
+    def child_stop_hooks(self) -> tuple[Hook, ...]:
+        """In the order they run: the last one defined first."""
+        return tuple(reversed(self._child_stop_hooks))
+
+
+def _execution_of_module(function: Callable[..., Any]) -> Callable[[], CodeType | None]:
+    """Return a weak reference to the code of the module of this function, if the module is being executed.
+
+    Each execution has a code object of its own, so that a function that is defined twice in one execution can be told from one that
+    is defined again by the next.
+    """
+    namespace = getattr(_unwrapped(function), "__globals__", None)
+    frame = sys._getframe()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - `inspect.currentframe`, which takes long to load
+    while frame is not None:
+        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
+            return weakref.ref(frame.f_code)
+        frame = frame.f_back
+    return lambda: None
+
+
+def _place_of(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Return file and qualified name; None for what is not a function."""
+    code = getattr(_unwrapped(function), "__code__", None)
+    return None if code is None else (os.path.realpath(code.co_filename), function.__qualname__)
+
+
+def _unwrapped(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _name_problems(name: str) -> Iterator[str]:
+    if len(name) > MAX_NAME or not name.isprintable():
+        yield f"its name has {len(name)} characters or an unprintable one; choose a name of 1 to {MAX_NAME} printable characters"
+
+
+def _alias_problems(name: str, aliases: object) -> Iterator[str]:
+    if isinstance(aliases, str) or not isinstance(aliases, list | tuple | set | frozenset):
+        yield f"aliases is {aliases!r}; give a list of names, such as aliases=['old_name']"
+        return
+    for alias in cast("Sequence[object]", aliases):
+        if not isinstance(alias, str) or not alias:
+            yield f"aliases has {alias!r}; a name is a string that is not empty"
+        elif alias == name:
+            yield f"aliases has {alias!r}, which is the name of the task itself; remove it"
+        else:
+            yield from _name_problems(alias)
+
+
+def _checked_hook(hook: object) -> Hook:
+    if not callable(hook):
+        raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
+    if not takes_nothing(hook):
+        raise TaskDefinitionError(
+            f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
+        )
+    return hook

@@ -1,0 +1,628 @@
+"""The pump: the worker's conversation with the database about tasks.
+
+Everything that happens comes in on the event loop and is entered in the books: what children report by the clerk, notifications by the news, what time
+makes due by the alarm. Then `_go` is called, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back
+what will not run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each with its own courier, each
+carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the next is already on its way.
+
+Nothing is forgotten before the database has answered. A turn that fails puts back what it carried; endings are fenced by claim
+number, so writing one twice is harmless. What was claimed by a turn whose answer was lost is found by the heartbeat.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from horsies.db.errors import (
+    DriverError,
+    ErrorKind,
+    LockTimeout,
+    broker_error,
+    classify,
+    is_about_server,
+    is_about_values,
+)
+from horsies.db.loop_connection import LoopConnection
+from horsies.db.statement import Op
+from horsies.events import DatabaseError, emit, subscribers
+from horsies.executor.protocol import ANY
+from horsies.model.config import PostgresConfig, WorkerResilienceConfig
+from horsies.model.task import Claim, TaskId
+from horsies.model.validation import format_duration
+from horsies.worker.batch import Batch, BatchResult, run_batch
+from horsies.worker.child import Child
+from horsies.worker.pending import PendingWork
+from horsies.worker.quarantine import RefusedBatch, SearchAnswer
+from horsies.worker.reports import ChildReports, TaskEvents
+from horsies.worker.service import Backoff, ConnectionPause, GaveUp
+from horsies.worker.timeouts import TaskStopper
+from horsies.worker.wakeups import KnownWakeup, Wakeups, WakeupTimer
+
+# --------
+# The couriers: a few connections, each of which carries one turn at a time.
+#
+# A turn is said at once where there is a connection, and what becomes of it is told by the event loop. Only to connect, and to put a connection in order
+# after an error, is an asyncio task needed: one for every turn would cost more than making it. But from what is called by the loop itself no
+# error gets any further than into the log, and the worker would lack a turn and its courier for ever. So whatever else goes wrong brings
+# the worker down, by way of its task group.
+#
+# **Connections fail one by one.** A server may have no slot left for one more connection while it serves those that it has. So a courier that cannot connect
+# rests alone. The turn that waited for it leaves with the next courier that has a connection, or is handed back. A connection that has carried a
+# turn before and is lost is replaced at once, without a rest: one killed session is no outage.
+
+T = TypeVar("T")
+
+
+class InFlightBatch(NamedTuple):
+    """A turn on its way."""
+
+    turn: Batch
+    known: KnownWakeup
+    departed: float
+    landed: "asyncio.Future[None]"
+
+
+class LostBatch(NamedTuple):
+    """A connection that was lost, or could not be made."""
+
+    error: DriverError
+    flight: InFlightBatch | None
+    """What it carried, or should have carried; to be put back."""
+    is_first: bool
+    """The connection has served before. It is made anew without a pause."""
+
+
+class BatchSender:
+    """`landed` is told of each turn, when its courier is idle again: what came of it, or why the server refused it. `lost` is told of each connection
+    that is gone or cannot be made, and `connected` of each that is made.
+    """
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        database: PostgresConfig,
+        count: int,
+        *,
+        resilience: WorkerResilienceConfig,
+        landed: Callable[[InFlightBatch, BatchResult | DriverError], None],
+        lost: Callable[[LostBatch], None],
+        connected: Callable[[], None],
+    ) -> None:
+        self._group = group
+        self._loop = asyncio.get_running_loop()
+        self._rests = {LoopConnection(database, "worker"): ConnectionPause(resilience) for _ in range(count)}
+        self._idle = list(self._rests)
+        self._established: set[LoopConnection] = set()
+        self._waiting: deque[InFlightBatch] = deque()
+        self._connecting: dict[LoopConnection, asyncio.Task[None] | None] = {}
+        self._landed = landed
+        self._lost = lost
+        self._connected = connected
+        self._under_way: set[asyncio.Future[None]] = set()
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+        self._ward = self._group.create_task(self._close_with_the_group())
+
+    def close(self) -> None:
+        """What is under way is not heard of again."""
+        self.is_open = False
+        self._ward.cancel()
+        for connecting in self._connecting.values():
+            if connecting is not None:
+                connecting.cancel()
+        for courier in self._rests:
+            courier.close()
+
+    async def _close_with_the_group(self) -> None:
+        """When the worker comes to its end by an error, its children's last words change nothing, and nothing more is claimed."""
+        try:
+            await self._loop.create_future()
+        finally:
+            self.is_open = False
+
+    def can_send(self, now: float) -> bool:
+        """One is idle and has a connection, or may make one now. Where none has a connection, none rests: then the worker pauses as a whole."""
+        if not self._idle:
+            return False
+        if self._idle[-1].has_session:  # asked several times per task, and nearly always so
+            return True
+        return any(courier.is_ready or self._rests[courier].until <= now for courier in self._idle) or (
+            not self.has_session
+        )
+
+    def can_send_at(self) -> float | None:
+        """When the first of those that are idle and rest may connect again."""
+        return min((self._rests[courier].until for courier in self._idle), default=None)
+
+    @property
+    def has_session(self) -> bool:
+        """At least one has a connection."""
+        return any(courier.is_ready for courier in self._rests)
+
+    async def have_landed(self, within_s: float) -> bool:
+        """Whether all that are under way now are back by then. Those that leave later do not matter."""
+        if not self._under_way:
+            return True
+        _, unanswered = await asyncio.wait(self._under_way, timeout=within_s)
+        return not unanswered
+
+    def send(self, turn: Batch, known: KnownWakeup) -> None:
+        """By one who can."""
+        flight = InFlightBatch(turn, known, time.monotonic(), self._loop.create_future())
+        self._under_way.add(flight.landed)
+        courier = self._take_ready()
+        if courier is not None:
+            self._post(courier, flight)
+        else:
+            self._waiting.append(flight)
+            self._connect(self._take_rested())
+
+    def _take_ready(self) -> LoopConnection | None:
+        """The one that came back last."""
+        for index in range(len(self._idle) - 1, -1, -1):
+            if self._idle[index].is_ready:
+                return self._idle.pop(index)
+        return None
+
+    def _take_rested(self) -> LoopConnection:
+        courier = min(self._idle, key=lambda courier: self._rests[courier].until)
+        self._idle.remove(courier)
+        return courier
+
+    async def lend(self, op: Op[T]) -> T | None:
+        """Run something else on an idle courier that has a connection; None if there is none."""
+        courier = self._take_ready()
+        if courier is None:
+            return None
+        try:
+            return await courier.run(op)
+        finally:
+            self._idle.append(courier)
+            if self.is_open:
+                self._send_waiting()
+                self._connected()
+
+    # -- with a connection
+
+    def _post(self, courier: LoopConnection, flight: InFlightBatch) -> None:
+        try:
+            courier.post(run_batch(flight.turn), partial(self._answered, courier, flight))
+        except Exception as error:  # noqa: BLE001 - see above
+            self._attend(_fall(error))
+
+    def _answered(self, courier: LoopConnection, flight: InFlightBatch, outcome: BatchResult | Exception) -> None:
+        if not self.is_open:
+            return
+        try:
+            match outcome:
+                case BatchResult():
+                    self._established.add(courier)
+                    self._land(courier, flight, outcome)
+                case DriverError():
+                    self._attend(self._recover(courier, flight, outcome))
+                case _:
+                    self._attend(_fall(outcome))
+        except Exception as error:  # noqa: BLE001 - see above
+            self._attend(_fall(error))
+
+    async def _recover(self, courier: LoopConnection, flight: InFlightBatch, error: DriverError) -> None:
+        await courier.recover(error)
+        if classify(error) is ErrorKind.CONNECTION_LOST:
+            courier.close()  # it may be open, to a server that has become a standby
+        if courier.is_ready:
+            self._land(courier, flight, error)
+            return
+        is_first = courier in self._established
+        self._established.discard(courier)
+        if not is_first:
+            self._rests[courier].begin()
+        self._idle.append(courier)
+        self._lose(LostBatch(error, flight, is_first=is_first))
+
+    def _land(self, courier: LoopConnection, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
+        self._idle.append(courier)
+        self._send_waiting()
+        self._landed(flight, outcome)
+        self._forget(flight)
+
+    def _forget(self, flight: InFlightBatch) -> None:
+        self._under_way.discard(flight.landed)
+        flight.landed.set_result(None)
+
+    # -- without one
+
+    def _connect(self, courier: LoopConnection) -> None:
+        self._established.discard(courier)
+        self._connecting[courier] = None
+        self._connecting[courier] = self._attend(self._open(courier))
+
+    async def _open(self, courier: LoopConnection) -> None:
+        """Without a turn: one that becomes free meanwhile takes it along, and nothing is lost if this takes long or fails."""
+        try:
+            await courier.run(_nothing())
+        except DriverError as error:
+            del self._connecting[courier]
+            self._rests[courier].begin()
+            self._idle.append(courier)
+            # Each that waits has one that connects for it. For the last of them there is none now.
+            flight = self._waiting.pop() if len(self._waiting) > len(self._connecting) else None
+            self._lose(LostBatch(error, flight, is_first=False))
+        else:
+            del self._connecting[courier]
+            self._rests[courier].succeeded()
+            self._idle.append(courier)
+            self._send_waiting()
+            self._connected()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and (courier := self._take_ready()) is not None:
+            self._post(courier, self._waiting.popleft())
+
+    def _lose(self, loss: LostBatch) -> None:
+        if self.is_open:
+            self._lost(loss)
+        if loss.flight is not None:
+            self._forget(loss.flight)
+
+    def _attend(self, journey: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
+        try:
+            return self._group.create_task(journey)
+        except RuntimeError:  # the group is coming to its end already
+            journey.close()
+            return None
+
+
+def _nothing() -> Op[None]:
+    """Only connects."""
+    return
+    yield  # type: ignore[unreachable]
+
+
+async def _fall(error: Exception) -> None:
+    raise error
+
+
+# --------
+# Hand out what is RUNNING in the database to the children that run it.
+
+
+def assign_tasks(books: PendingWork, claims: list[Claim]) -> None:
+    """In order of service, always to the child with the least before it. What fits nowhere, because a child has died meanwhile, goes back."""
+    shares: dict[Child, list[Claim]] = {}
+    if not books.stopping:
+        shares = {member: [] for member in books.roster if member.is_open}
+    room = {member: _room(books, member) for member in shares}
+    for claim in books.marks.in_order(claims):
+        free = [member for member in shares if room[member] > 0]
+        if not free:
+            books.releases.append(claim)
+            continue
+        member = min(free, key=lambda member: member.load + len(shares[member]))
+        shares[member].append(claim)
+        room[member] -= 1
+    for member, share in shares.items():
+        if share:
+            member.assign(share)
+
+
+def _room(books: PendingWork, member: Child) -> int:
+    room = books.frames.most - member.load
+    return room if member.budget_left is None else min(room, member.budget_left)
+
+
+FINAL_BATCH_S = 5.0
+ANSWER_S = 1.0
+CLAIMED_LATELY_S = 60.0
+WARN_EVERY_S = 1.0
+TASKS_SHOWN = 3
+
+log = logging.getLogger("horsies.worker")
+
+
+class Dispatcher:
+    """A service: leaving closes its connections; `drain` is what a graceful stop waits for."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        books: PendingWork,
+        *,
+        database: PostgresConfig,
+        resilience: WorkerResilienceConfig,
+        grace_ms: int,
+        turns: int,
+        coalesce: int,
+        in_doubt: Callable[[], None],
+    ) -> None:
+        self._books = books
+        self._backoff = Backoff(resilience)
+        self._coalesce = coalesce
+        self._unread = 0
+        self._gather_until: float | None = None
+        self._in_doubt = in_doubt
+        self._grace_s = grace_ms / 1000
+        self._stops = TaskStopper(books, self._grace_s)
+        self.herald = TaskEvents()
+        self.alarm = WakeupTimer(books, self._stops, poll_s=resilience.notify_poll_interval_ms / 1000, rung=self._go)
+        self._news = Wakeups(books, due_in=self.alarm.due_in)
+        self.clerk = ChildReports(books, self._stops, self.herald, entered=self._go, armed=self.alarm.mind_deadlines)
+        self._couriers = BatchSender(
+            group,
+            database,
+            turns,
+            resilience=resilience,
+            landed=self._landed,
+            lost=self._lost,
+            connected=self._connected,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._drained = asyncio.Event()
+        self._claimed_at = -math.inf
+        self._claim_error: DriverError | None = None
+        """Why the last claim was refused."""
+        self._warn_after = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._couriers.open()
+        self._go()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._couriers.close()
+        self.alarm.close()
+
+    async def drain(self, timeout_ms: int | None) -> None:
+        """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
+        self._books.stopping = True
+        log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
+        for member in self._books.roster:
+            if member.tickets.has_unbegun:
+                member.recall(ANY)
+        self._go()
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await self._drained.wait()
+        except TimeoutError:
+            log.warning("what still runs had %d ms to end", timeout_ms)
+            self.hurry()
+            self._loop.call_later(self._grace_s, self._leave_soon)
+            await self._drained.wait()
+        if not self._books.is_empty:
+            raise GaveUp("the database is away and it is time to leave: what has ended here could not be written down")
+
+    def hurry(self) -> None:
+        """Stop what runs: softly at first, by a kill when asked again, and then not even the database is waited for."""
+        if self._stops.is_interrupting:
+            log.warning("killing what still runs: %s", self._describe_running())
+            self._stops.kill_all()
+            self._leave_soon()
+        else:
+            log.warning("interrupting what still runs: %s", self._describe_running())
+            self._stops.interrupt_all()
+        self._go()
+
+    def _describe_wait(self, timeout_ms: int | None) -> str:
+        count = sum(len(member.tickets.running_since()) for member in self._books.roster)
+        if not count:
+            return "no task is running"
+        limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
+        return f"waiting {limit} for {count} task{'' if count == 1 else 's'} to end: {self._describe_running()}"
+
+    def _describe_running(self) -> str:
+        """Name the tasks that have run for the longest."""
+        running = [each for member in self._books.roster for each in member.tickets.running_since()]
+        running.sort(key=lambda each: each[0])
+        now = time.monotonic()
+        shown = [
+            f"{claim.task_name} ({claim.id}, running for {format_duration(now - at)})"
+            for at, claim in running[:TASKS_SHOWN]
+        ]
+        more = len(running) - TASKS_SHOWN
+        return (", ".join(shown) or "nothing") + (f" and {more} more" if more > 0 else "")
+
+    def _leave_soon(self) -> None:
+        """The last endings still get a moment to be written down."""
+        self._loop.call_later(FINAL_BATCH_S, self._drained.set)
+
+    @property
+    def has_killed(self) -> bool:
+        """Tasks were interrupted, because they did not end in time."""
+        return self._stops.has_interrupted
+
+    # -- what happens
+
+    def heard(self, payload: str | None) -> None:
+        """A notification."""
+        if self._news.heard(payload):
+            self._go_soon()
+
+    def cancel(self, task_ids: Collection[TaskId]) -> None:
+        """These are asked to stop, and killed when their grace is over."""
+        self._stops.cancel(task_ids)
+        self.alarm.mind_deadlines()
+
+    def reached(self) -> None:
+        """Somebody else has just reached the database: a pause because it was away is over."""
+        if self._backoff.reached():
+            self._go()
+
+    async def lend_connection(self, op: Op[T]) -> T | None:
+        """Run this on a connection of ours, if one is idle; None if not."""
+        return await self._couriers.lend(op)
+
+    # -- what the database says is ours
+
+    async def strangers(self, held: Sequence[Claim]) -> list[Claim]:
+        """Of the rows that the database says are ours, those we know nothing of."""
+        # A turn under way may just have claimed them: its answer comes first. Not for long: this is the heartbeat's time.
+        if self._unknown(held) and not await self._couriers.have_landed(within_s=ANSWER_S):
+            return []
+        return self._unknown(held)
+
+    def _unknown(self, held: Sequence[Claim]) -> list[Claim]:
+        remembered = self._books.remembered()
+        return [claim for claim in held if (claim.id, claim.claim_no) not in remembered]
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Give back what no child was ever handed."""
+        self._books.releases.extend(claims)
+        self._go()
+
+    # -- turns
+
+    def _go_soon(self) -> None:
+        """Notifications come in crowds: take in what has arrived, then look once."""
+        self._unread += 1
+        if self._unread >= self._coalesce:
+            self._go()
+        elif self._unread == 1:
+            self._loop.call_soon(self._go)
+
+    def _go(self) -> None:
+        """Send every turn there is a reason, a connection and a good moment for.
+
+        Children report that they are ready before the worker is registered: what it claimed then would be taken for an orphan's.
+        """
+        self._unread = 0
+        if not self._couriers.is_open:
+            return
+        now = time.monotonic()
+        while self._may_send(now) and (turn := self._books.next_turn(now)):
+            self._gather_until = None
+            self._couriers.send(turn, self._news.known)
+        if self._books.stopping and self._books.is_empty:
+            self._drained.set()
+        self.alarm.set(now, self._next_departure(now))
+
+    def _may_send(self, now: float) -> bool:
+        if now < self._backoff.until or not self._couriers.can_send(now):
+            return False
+        if self._books.should_gather():
+            self._gather_until = self._gather_until or now + self._books.frames.gather_s
+            return now >= self._gather_until
+        self._gather_until = None
+        return True
+
+    def _next_departure(self, now: float) -> float | None:
+        """When a turn may leave, though nothing has happened by then."""
+        if now < self._backoff.until:
+            return self._backoff.until
+        if not self._couriers.can_send(now):
+            return self._couriers.can_send_at()  # and whoever comes back looks for what has become due meanwhile
+        # What is over has not led to a turn: what waits, waits for one that is in flight.
+        moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
+        if self._books.buffer:
+            moments.append(self._books.buffer[0].until)
+        if suspects := self._books.quarantine.waiting:
+            moments += [suspect.not_before for suspect in suspects if suspect.not_before > now]
+        return min(moments, default=None)
+
+    def _landed(self, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
+        if isinstance(outcome, DriverError):
+            self._failed(flight.turn, outcome)
+        else:
+            self._arrived(flight, outcome)
+        self._go()
+
+    def _arrived(self, flight: InFlightBatch, outcome: BatchResult) -> None:
+        turn, departed = flight.turn, flight.departed
+        if turn.search is not None:
+            self._searched(turn, outcome.found, None)
+            return
+        self._backoff.succeeded()
+        if any(outcome.claimed):
+            self._claimed_at = time.monotonic()
+        if subscribers:
+            self.herald.turned(turn, outcome, time.monotonic() - departed)
+        self._news.found(turn, outcome, flight.known, departed)
+        assign_tasks(
+            self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
+        )
+
+    # -- trouble
+
+    def _connected(self) -> None:
+        self._backoff.connected()
+        self._go()
+
+    def _lost(self, loss: LostBatch) -> None:
+        """A connection was lost, or could not be made. The worker pauses only when it has no other."""
+        if loss.flight is not None:
+            self._books.put_back(loss.flight.turn)
+            self._books.marks.heard(None)
+        if subscribers:
+            emit(DatabaseError(classify(loss.error).name.lower()))
+        self._in_doubt()
+        if loss.is_first:
+            log.warning("a database connection was lost, connecting again: %s", broker_error(loss.error))
+        elif self._couriers.has_session:
+            log.warning("a database connection is missing, the others go on: %s", broker_error(loss.error))
+        else:
+            self._backoff.failed(broker_error(loss.error), unreached=True)
+        self._go()
+
+    def _failed(self, turn: Batch, error: DriverError) -> None:
+        self._books.marks.heard(None)
+        trouble = classify(error)
+        if subscribers:
+            emit(DatabaseError(trouble.name.lower()))
+        match trouble:
+            case ErrorKind.CONTENTION:
+                self._books.put_back(turn)
+                self._backoff.contended()
+                if isinstance(error, LockTimeout):
+                    # Ours hold theirs for milliseconds, so it is somebody else who does: a stranger, or a transaction left open.
+                    log.warning(
+                        "a batch waited in vain for a lock that another session holds, trying again; "
+                        "`select * from pg_locks where not granted` shows it while it waits: %s",
+                        broker_error(error),
+                    )
+            case ErrorKind.CONNECTION_LOST:
+                self._books.put_back(turn)
+                self._in_doubt()
+                self._backoff.failed(broker_error(error))
+            case _:
+                self._refused(turn, error)
+
+    def _refused(self, turn: Batch, error: DriverError) -> None:
+        """The server has rolled it back, and says why. Some part of it was at fault: see `quarantine`."""
+        refusal = RefusedBatch(str(broker_error(error)), is_about_values(error), is_about_server(error))
+        if turn.search is not None:
+            self._searched(turn, refusal, error)
+        elif turn.is_alone:
+            self._refused_alone(turn, refusal)
+        elif turn.only_claims:
+            # What was answered may be what we cannot read: then it is committed.
+            self._in_doubt()
+            self._claim_error = error
+            has_claimed = time.monotonic() - self._claimed_at < CLAIMED_LATELY_S
+            self._books.begin_search(turn, time.monotonic, has_claimed=has_claimed)
+        else:
+            log.info("the database refused a batch, its parts are sent again one by one: %s", refusal.words)
+            self._in_doubt()
+            self._books.take_apart(turn)
+
+    def _refused_alone(self, turn: Batch, refusal: RefusedBatch) -> None:
+        now = time.monotonic()
+        rest_s = self._books.refused_alone(turn, refusal, now)
+        if rest_s and now >= self._warn_after:  # a full disk refuses hundreds of them
+            self._warn_after = now + WARN_EVERY_S
+            log.warning("%s cannot be stored yet, trying again in %.1f s: %s", turn.name_of_part, rest_s, refusal.words)
+
+    def _searched(self, turn: Batch, answer: SearchAnswer, error: DriverError | None) -> None:
+        """A step in the search for a row that cannot be claimed was answered."""
+        is_found = self._books.continue_search(turn, answer)
+        if is_found is False:
+            reason = error or self._claim_error
+            if reason is not None:
+                self._backoff.failed(broker_error(reason))
