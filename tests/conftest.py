@@ -17,8 +17,8 @@ pytest_plugins = [
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
     "tests.fixtures.pgbouncer",
-    "tests.fixtures.planting",
+    "tests.fixtures.raw_rows",
     "tests.fixtures.callers",
-    "tests.fixtures.intruders",
+    "tests.fixtures.hostile_sessions",
     "tests.fixtures.leaks",
 ]

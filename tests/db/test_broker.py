@@ -18,7 +18,7 @@ from horsies.tasks.enqueue import enqueue, enqueue_again
 from horsies.tasks.wait import NotEnded
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import new_task, row, send_new, wait_for, wait_for_async
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.proxies import Proxy
 
 SESSIONS = (

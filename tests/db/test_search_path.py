@@ -24,7 +24,7 @@ from tests.db.test_statements import NOT_PLANNED, STATEMENTS, planned
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.callers import KINDS, Caller
 from tests.fixtures.eventually import eventually
-from tests.fixtures.intruders import intrude, run_journeys, trusting
+from tests.fixtures.hostile_sessions import intrude, run_journeys, trusting
 from tests.fixtures.journey import column, row, send_new
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.server import DatabaseServer

@@ -11,7 +11,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Statement, execute, one
 from horsies.model.config import PostgresConfig
 from tests.fixtures.apps import load_fresh
-from tests.fixtures.intruders import run_journeys
+from tests.fixtures.hostile_sessions import run_journeys
 from tests.fixtures.journey import column
 from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.workers import StartWorker

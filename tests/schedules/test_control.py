@@ -11,7 +11,7 @@ from horsies.model.task import TaskOptions
 from horsies.schedules.control import get_schedules, pause, resume, run_now
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.journey import row
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.schedules.steps import declare, history, outcomes, store, stored_row, tick_at
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)

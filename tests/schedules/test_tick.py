@@ -22,7 +22,7 @@ from horsies.schedules.tick import tick
 from horsies.tasks.finish import finish
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.proxies import Proxy
 from tests.schedules.steps import (
     ByHand,

@@ -14,7 +14,7 @@ from horsies.tasks.enqueue import enqueue, enqueue_again
 from horsies.tasks.finish import finish
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, new_task, row, send, send_new
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 
 
 def send_safely(broker: PostgresBroker, tasks: list[NewTask], before_again: Callable[[], object] | None = None) -> None:

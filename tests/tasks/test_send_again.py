@@ -19,7 +19,7 @@ from horsies.tasks.finish import finish
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.shops import Shop
 
 Handles = Sequence[TaskHandle[int]]

@@ -38,7 +38,7 @@ from tests.fixtures.journey import (
     wait_for,
     wait_for_async,
 )
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.proxies import Proxy
 
 QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)

@@ -23,7 +23,7 @@ from horsies import (
     result_from,
     results_from,
 )
-from tests.workflows.crawling import Page, any_json, app, count, fetch, judge, links, summarise, told
+from tests.workflows.crawl_app import Page, any_json, app, count, fetch, judge, links, summarise, told
 
 other_app = Horsies()
 
@@ -141,7 +141,7 @@ def test_a_node_that_is_not_in_the_workflow_is_named() -> None:
     ("node", "words"),
     [
         (wrong(links, from_node(found)), "argument 'page' takes Page, but node 'found' gives list[str]"),
-        (wrong(links, result_from(page)), "argument 'page' takes Page, but node 'page' gives TaskResult[tests.workflows.crawling.Page, TaskError]"),
+        (wrong(links, result_from(page)), "argument 'page' takes Page, but node 'page' gives TaskResult[tests.workflows.crawl_app.Page, TaskError]"),
         (wrong(judge, from_node(page)), "but node 'page' gives Page"),
         (wrong(summarise, [from_node(page)]), "argument 'pages[0]' takes"),
         (wrong(summarise, [], named={"a": from_node(found)}), "argument 'named.a' takes Page, but node 'found' gives list[str]"),
@@ -327,7 +327,7 @@ def test_a_list_with_gaps_is_taken_result_by_result() -> None:
 
 
 def test_results_come_from_a_map_and_have_its_type() -> None:
-    of_page = "TaskResult[tests.workflows.crawling.Page, TaskError]"
+    of_page = "TaskResult[tests.workflows.crawl_app.Page, TaskError]"
     urls: Any = links.map_node(node_id="urls")(each([Page(url="a")]))
     assert problems(found, page, wrong(summarise, results_from(found))) == [
         "node 'it': results_from() is for a map_node, and node 'found' is none; take its result_from() instead",

@@ -23,7 +23,7 @@ from horsies import (
     result_from,
 )
 from horsies.model.graph import Graph, Ref, RefMode
-from tests.workflows.crawling import Page, any_json, app, count, fetch, links, summarise
+from tests.workflows.crawl_app import Page, any_json, app, count, fetch, links, summarise
 
 
 def test_nodes_are_class_attributes_and_meta_names_them_although_python_does_not_look_there() -> None:

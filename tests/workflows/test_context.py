@@ -9,7 +9,7 @@ from horsies.model.codec import encode_error
 from horsies.model.graph import BuiltTask
 from horsies.model.parameters import WantedParameter
 from horsies.workflows.inputs import KnownResults, inject_context
-from tests.workflows.crawling import Page, app, fetch, links, told
+from tests.workflows.crawl_app import Page, app, fetch, links, told
 
 META = WorkflowMeta(workflow_id="w", workflow_name="crawl", node_id="it", root_id="w")
 ERROR = TaskError(error_code="BROKEN", message="no")

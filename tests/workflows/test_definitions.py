@@ -24,7 +24,7 @@ from horsies import (
 )
 from horsies.model.graph import Node, NodeKind, Ref, RefMode
 from horsies.model.parameters import WantedParameter
-from tests.workflows.crawling import POLICY, Page, any_json, app, count, fetch, judge, links, summarise, told
+from tests.workflows.crawl_app import POLICY, Page, any_json, app, count, fetch, judge, links, summarise, told
 
 
 def only(*nodes: TaskNode[object]) -> Node:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from horsies import TaskNode, WorkflowDefinitionError, from_node, result_from
 from horsies.model.graph import RefMode
-from tests.workflows.crawling import any_json, app
+from tests.workflows.crawl_app import any_json, app
 
 
 @st.composite

@@ -20,9 +20,9 @@ from horsies.tasks.finish import finish as finish_tasks
 from horsies.tasks.inspect import get_status
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row, send_new, wait_for
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.roles import PlainUser
-from tests.keeper.past import age, ago, days_of, finish, is_postponed, make_day, places, retained, table_of
+from tests.maintenance.aged_rows import age, ago, days_of, finish, is_postponed, make_day, places, retained, table_of
 
 
 def run_one(broker: PostgresBroker) -> str:

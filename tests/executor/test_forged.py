@@ -19,7 +19,7 @@ from horsies.executor.protocol import (
     pack,
 )
 from tests.fixtures.pools import Pump, open_pool
-from tests.worker.test_member_recall import send_together
+from tests.worker.test_child_recall import send_together
 
 FORGING = "tests.apps.forging:app"
 COMPLETED = Done(2, "COMPLETED", 5, None, '"forged"', None)

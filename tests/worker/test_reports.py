@@ -9,7 +9,7 @@ from horsies.model.task import Claim
 from horsies.worker.pending import PendingWork
 from horsies.worker.reports import ChildReports, TaskEvents
 from horsies.worker.timeouts import TaskStopper
-from tests.worker.test_books import books, claim
+from tests.worker.test_pending import books, claim
 
 CRASH = TaskError(error_code="WORKER_CRASHED", message="the child died")
 

@@ -20,7 +20,7 @@ from tests.doctor.conftest import add_worker
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, column, do, row
 from tests.fixtures.workers import StartWorker
-from tests.keeper.past import ago, finish, retained
+from tests.maintenance.aged_rows import ago, finish, retained
 from tests.recovery.steps import CLUSTER, settings
 from tests.worker.steps import insert_lines, numbers
 

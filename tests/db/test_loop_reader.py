@@ -17,7 +17,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.listener import Listener, LoopNotificationReader, notifications
 from horsies.model.config import PostgresConfig
-from tests.db.test_listen import LISTENERS, QUICK, notify
+from tests.db.test_listener import LISTENERS, QUICK, notify
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.server import DatabaseServer

@@ -2,7 +2,7 @@
 
 from horsies import NodeStatus, SubWorkflowNode, each, from_node, result_from
 from horsies.workflows.render import mermaid, text_tree
-from tests.workflows.crawling import app, count, fetch, links, summarise
+from tests.workflows.crawl_app import app, count, fetch, links, summarise
 
 page = fetch.node(node_id="page")("a")
 found = links.node(node_id="links")(from_node(page))

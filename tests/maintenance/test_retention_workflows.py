@@ -17,8 +17,8 @@ from horsies.model.config import AppConfig
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
 from tests.fixtures.journey import column
-from tests.fixtures.planting import Plant
-from tests.keeper.past import WEEK, days_of, make_day, retained
+from tests.fixtures.raw_rows import Plant
+from tests.maintenance.aged_rows import WEEK, days_of, make_day, retained
 from tests.workflows.steps import begin, ended, node, run_out, status, take
 
 RUNS = "select distinct root_id::text from horsies.workflows union select distinct root_id::text from horsies.nodes"

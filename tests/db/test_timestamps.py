@@ -10,7 +10,7 @@ from horsies.db.pooler import EARLIEST, LATEST
 from horsies.db.statement import Statement, rows
 from horsies.tasks.inspect import TaskFilter, get_info, list_tasks
 from tests.fixtures.journey import column
-from tests.keeper.past import ago, finish
+from tests.maintenance.aged_rows import ago, finish
 
 READ = Statement("read_moment", "select %(moment)s::timestamptz")
 MOMENTS = {

@@ -31,7 +31,7 @@ from tests.fixtures.callers import (
     SqlAlchemyAsyncSession,
 )
 from tests.fixtures.journey import new_task, row
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 
 OF_DRIVERS = (psycopg.Error, asyncpg.PostgresError, DBAPIError, DjangoError)
 

@@ -15,7 +15,7 @@ from horsies.tasks.finish import finish
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
 from tests.fixtures.shops import Shop
-from tests.keeper.past import age, ago, days_of, make_day, retained, table_of
+from tests.maintenance.aged_rows import age, ago, days_of, make_day, retained, table_of
 
 KEYS = "select key from horsies.keys order by key"
 

@@ -18,7 +18,7 @@ from horsies.tasks.finish import finish
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row, send_new
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.shops import Shop
 
 QUEUES = ("parcels", "letters")

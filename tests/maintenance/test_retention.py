@@ -15,10 +15,10 @@ from horsies.maintenance.retention import BATCH, RetentionRunner
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
-from tests.fixtures.planting import Plant
+from tests.fixtures.raw_rows import Plant
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
-from tests.keeper.past import ago, days_of, finish, make_day, places, retained
+from tests.maintenance.aged_rows import ago, days_of, finish, make_day, places, retained
 from tests.recovery.steps import settings
 
 CLUSTER = "tests.apps.cluster:app"
