@@ -20,8 +20,8 @@ def name_of(sql: str) -> str:
 def _names() -> dict[str, str]:
     statements = [
         statement
-        for room in (broker, claim, enqueue, finish, enqueue, claim, rescue, release, wait, heartbeat, batch)
-        for statement in room.SQL.values()
+        for capacity in (broker, claim, enqueue, finish, enqueue, claim, rescue, release, wait, heartbeat, batch)
+        for statement in capacity.SQL.values()
     ]
     return {_shape(statement.for_schema("horsies").decode()): statement.name for statement in statements}
 

@@ -29,36 +29,36 @@ def send_at_once(place: Place, count: int) -> dict[Measure, float]:
     """So many by each producer, in each way."""
     place.clear("horsies")
     place.clear("raw")
-    turns = max(1, count // TURN)
+    batches = max(1, count // TURN)
     with silence(place):
-        seconds = _seconds(place.url, turns)
-    return {measure: PRODUCERS * TURN * turns / seconds[measure] for measure in WAYS}
+        seconds = _seconds(place.url, batches)
+    return {measure: PRODUCERS * TURN * batches / seconds[measure] for measure in WAYS}
 
 
-def _seconds(url: str, turns: int) -> dict[Measure, float]:
+def _seconds(url: str, batches: int) -> dict[Measure, float]:
     """For each way, from the moment all are ready to the moment the last one is done, over all turns."""
     context = multiprocessing.get_context("spawn")  # connections and pools do not survive a fork
     together = context.Barrier(PRODUCERS + 1)
-    producers = [context.Process(target=_produce, args=(url, turns, together), daemon=True) for _ in range(PRODUCERS)]
+    producers = [context.Process(target=_produce, args=(url, batches, together), daemon=True) for _ in range(PRODUCERS)]
     for producer in producers:
         producer.start()
     seconds = dict.fromkeys(WAYS, 0.0)
-    for turn in range(turns + 1):
+    for batch in range(batches + 1):
         for measure in WAYS:
             together.wait(PATIENCE_S)
             began = time.perf_counter()
             together.wait(PATIENCE_S)
-            if turn:  # the first one warms up
+            if batch:  # the first one warms up
                 seconds[measure] += time.perf_counter() - began
     for producer in producers:
         producer.join()
     return seconds
 
 
-def _produce(url: str, turns: int, together: Barrier) -> None:
+def _produce(url: str, batches: int, together: Barrier) -> None:
     with ExitStack() as stack:
         acts = [stack.enter_context(way(url)) for way in WAYS.values()]
-        for _ in range(turns + 1):
+        for _ in range(batches + 1):
             for act in acts:
                 together.wait(PATIENCE_S)
                 for _ in range(TURN):

@@ -364,10 +364,10 @@ def _killed_workers(_outage_s: float) -> Iterator[Number]:
                 workers = [stack.enter_context(running_worker(place, 0, *NO_RECYCLING)) for _ in range(2)]
                 pids = {worker.process.pid: worker for worker in workers}
                 _wait(lambda: _are_settled(place, 2), "both workers are registered and have a keeper")
-                (keeper,) = place.admin.execute(
+                (leader,) = place.admin.execute(
                     "select pid from horsies.workers join horsies.maintenance_lease on holder = workers.id"
                 ).fetchone() or (0,)
-                victim = keeper if what == "the keeper" else next(pid for pid in pids if pid != keeper)
+                victim = leader if what == "the keeper" else next(pid for pid in pids if pid != leader)
                 pids[victim].process.kill()
                 yield Number(part, f"{what}, noticed after", _noticed(place, victim), "s", NOTICED_S)
             _wait(lambda: not _count(place), "both have left")

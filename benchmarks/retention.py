@@ -72,7 +72,7 @@ class Span:
 class Shown:
     what: str
     took_s: float
-    turns: int
+    batches: int
     longest_turn_s: float
     longest_wait_s: float
     longest_look_wait_s: float
@@ -83,7 +83,7 @@ class Traffic:
     """What goes on meanwhile."""
 
     place: Place
-    turns: list[Span] = field(default_factory=list[Span])
+    batches: list[Span] = field(default_factory=list[Span])
     waits: list[Span] = field(default_factory=list[Span])
     """Of turns, for tables."""
     look_waits: list[Span] = field(default_factory=list[Span])
@@ -105,12 +105,12 @@ class Traffic:
         act()
         ended = time.perf_counter()
         time.sleep(0.2)  # for those that were held up to the end of it
-        turns, waits, look_waits = (
+        batches, waits, look_waits = (
             [span.seconds for span in list(spans) if span.ended >= began and span.began <= ended]
-            for spans in (self.turns, self.waits, self.look_waits)
+            for spans in (self.batches, self.waits, self.look_waits)
         )
-        longest = (max(spans, default=0.0) for spans in (turns, waits, look_waits))
-        return Shown(what, ended - began, len(turns), *longest)
+        longest = (max(spans, default=0.0) for spans in (batches, waits, look_waits))
+        return Shown(what, ended - began, len(batches), *longest)
 
     def _converse(self) -> None:
         worker, endings = str(uuid4()), list[Ending]()
@@ -122,7 +122,7 @@ class Traffic:
                 *_, claimed, _ = execute(
                     connection, [BEGIN(), finish(worker, endings), SEND(), claim, COMMIT()], "horsies"
                 )
-                self.turns.append(Span(began, time.perf_counter()))
+                self.batches.append(Span(began, time.perf_counter()))
                 endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in claims_from_rows(claimed)]
                 endings.sort(key=lambda ending: ending.id)
 
@@ -249,7 +249,9 @@ def main() -> int:
         waits = (
             f"{wait_s * 1000:.0f}" if wait_s else "<10" for wait_s in (one.longest_wait_s, one.longest_look_wait_s)
         )
-        table.add_row(one.what, f"{one.took_s * 1000:.0f}", str(one.turns), f"{one.longest_turn_s * 1000:.0f}", *waits)
+        table.add_row(
+            one.what, f"{one.took_s * 1000:.0f}", str(one.batches), f"{one.longest_turn_s * 1000:.0f}", *waits
+        )
     Console(width=None if sys.stdout.isatty() else 130).print(table)
     is_quick = all(one.took_s <= MAX_DROP_S for one in shown if one.what.startswith("drop"))
     return 0 if is_quick and max(max(one.longest_wait_s, one.longest_look_wait_s) for one in shown) <= MAX_WAIT_S else 1

@@ -39,7 +39,7 @@ def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str],
     say("latency")
     latency, wrong = wait_one_by_one(place, sizes.latency)
     numbers.add(latency)
-    numbers.add(socketpair_round_trips(sizes.frames))
+    numbers.add(socketpair_round_trips(sizes.prefetch))
     return [*default.problems, *steady.problems, *auto.problems, *wrong, *_run_workflows(place, sizes, numbers, say)]
 
 

@@ -14,7 +14,7 @@ class Sizes:
     producer_sends: int
     bulk: int
     latency: int
-    frames: int
+    prefetch: int
     costs: int
     chains: int
     large_starts: int
@@ -29,7 +29,7 @@ FULL = Sizes(
     producer_sends=500,
     bulk=100_000,
     latency=500,
-    frames=10_000,
+    prefetch=10_000,
     costs=7,
     chains=50,
     large_starts=5,
@@ -43,7 +43,7 @@ QUICK = Sizes(
     producer_sends=100,
     bulk=20_000,
     latency=150,
-    frames=3_000,
+    prefetch=3_000,
     costs=3,
     chains=15,
     large_starts=3,

@@ -28,9 +28,9 @@ def kill_keeper(field: Field) -> None:
         row = sql.execute(
             "select pid from horsies.maintenance_lease join horsies.workers on workers.id = maintenance_lease.holder"
         ).fetchone()
-    keeper = None if row is None else field.fleet.with_pid(row[0])
-    if keeper is not None:
-        _kill(field, "kill-keeper", keeper)
+    leader = None if row is None else field.fleet.with_pid(row[0])
+    if leader is not None:
+        _kill(field, "kill-keeper", leader)
 
 
 def _kill(field: Field, kind: str, worker: Worker) -> None:

@@ -10,7 +10,7 @@ from benchmarks.measures import Measure
 MESSAGE = b"x" * 100  # about what one assignment weighs
 
 
-def socketpair_round_trips(frames: int) -> dict[Measure, float]:
+def socketpair_round_trips(prefetch: int) -> dict[Measure, float]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-m", "benchmarks.raw.sockets", str(theirs.fileno())]
@@ -18,21 +18,21 @@ def socketpair_round_trips(frames: int) -> dict[Measure, float]:
         theirs.close()
         try:
             return {
-                Measure.SOCKET_1: _rate(ours, frames, messages=1),
-                Measure.SOCKET_100: _rate(ours, frames, messages=100),
+                Measure.SOCKET_1: _rate(ours, prefetch, messages=1),
+                Measure.SOCKET_100: _rate(ours, prefetch, messages=100),
             }
         finally:
             ours.close()
             process.wait()
 
 
-def _rate(link: socket.socket, frames: int, *, messages: int) -> float:
+def _rate(link: socket.socket, prefetch: int, *, messages: int) -> float:
     frame = _frame(MESSAGE * messages)
     _there_and_back(link, frame)  # the other side has started
     began = time.perf_counter()
-    for _ in range(frames):
+    for _ in range(prefetch):
         _there_and_back(link, frame)
-    return frames * messages / (time.perf_counter() - began)
+    return prefetch * messages / (time.perf_counter() - began)
 
 
 def _there_and_back(link: socket.socket, frame: bytes) -> None:

@@ -40,11 +40,11 @@ def worker_socket() -> int | None:
 
 
 @app.task("forge")
-def forge(frames: str, until: str) -> TaskResult[str, TaskError]:
+def forge(prefetch: str, until: str) -> TaskResult[str, TaskError]:
     """Writes these bytes to the worker, then waits for a file."""
     fd = worker_socket()
     assert fd is not None
-    os.write(fd, bytes.fromhex(frames))
+    os.write(fd, bytes.fromhex(prefetch))
     return paces.gate(until)
 
 

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
-from horsies.db import migrate
 from horsies.db import migrate as migrating
 from horsies.db.migrate import Migration, library_version, migrations
 from horsies.embedded.binaries import find_binaries

@@ -183,12 +183,12 @@ def test_without_caps_there_is_no_lock_and_no_count(
     capped = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000, caps=Caps(queues={"default": 9})))
     assert "never executed" in counting(uncapped)
     assert "never executed" not in counting(capped)
-    from_marks = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), marks=True)
+    from_marks = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), watermarks=True)
     assert "Aggregate" not in from_marks or "never executed" in counting(from_marks)
 
 
-def explained(broker: PostgresBroker, wanted: ClaimRequest, *, marks: bool = False) -> str:
-    query = (claim_from_watermarks if marks else claim_from_queues)(wanted, from_start(["default"]))
+def explained(broker: PostgresBroker, wanted: ClaimRequest, *, watermarks: bool = False) -> str:
+    query = (claim_from_watermarks if watermarks else claim_from_queues)(wanted, from_start(["default"]))
     statement = query.statement
     prefixed = type(statement)(statement.name, f"explain (analyze, costs off, timing off) {statement.text}")
     (rows,) = do(broker, type(query)(prefixed, query.params))

@@ -119,13 +119,15 @@ def test_what_is_framed_is_one_transaction_and_answered_without_its_frame(driven
 
 
 @pytest.mark.parametrize("afterwards", [(), (query("select 7"), query("select 8"))])
-def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection, afterwards: Sequence[Query]) -> None:
+def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection, after_commit: Sequence[Query]) -> None:
     sql.execute("create table parents (id integer primary key)")
     sql.execute("create table kids (parent integer references parents deferrable initially deferred)")
 
     def verb() -> Op[Any]:
         with pytest.raises(errors.ForeignKeyViolation):
-            yield Request([query("insert into public.kids values (1) returning parent"), query("select 2")], afterwards)
+            yield Request(
+                [query("insert into public.kids values (1) returning parent"), query("select 2")], after_commit
+            )
         return (yield from one(query("select count(*) from public.kids")))
 
     assert driven(verb) == (0,)

@@ -30,18 +30,18 @@ class Ear:
     """A subscriber that keeps what it hears."""
 
     def __init__(self, broker: PostgresBroker, channel: Channel, key: str | None = None) -> None:
-        self._heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._place = channel, key, self._heard.put
+        self._received: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._place = channel, key, self._received.put
         self._listener = broker.listener()
         if not self._listener.subscribe(*self._place):
             assert self.next() is None, "told that LISTEN is in force"
 
     def next(self, timeout_s: float = 5.0) -> str | None:
-        return self._heard.get(timeout=timeout_s)
+        return self._received.get(timeout=timeout_s)
 
     @property
     def has_more(self) -> bool:
-        return not self._heard.empty()
+        return not self._received.empty()
 
     def close(self) -> None:
         self._listener.unsubscribe(*self._place)
@@ -98,7 +98,7 @@ def test_when_its_backend_is_terminated_it_reconnects_and_wakes_everyone(
         first, second = ear(broker, Channel.DONE, "a"), ear(broker, Channel.NEW)
         sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
         assert (first.next(), second.next()) == (None, None), "told of the loss"
-        assert broker.listener().is_deaf
+        assert broker.listener().is_polling
         assert (first.next(), second.next()) == (None, None), "told that it is back"
         notify(sql, Channel.DONE, "a")
         assert first.next() == "a"
@@ -111,7 +111,7 @@ def test_reconnected_it_is_no_longer_deaf(database: str, sql: psycopg.Connection
         sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
         assert listening.next() is None
         assert listening.next() is None
-        eventually(lambda: not broker.listener().is_deaf, what="the self-test passed")
+        eventually(lambda: not broker.listener().is_polling, what="the self-test passed")
 
 
 def test_an_outage_is_reported_once_and_ends_by_itself(
@@ -150,10 +150,10 @@ def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
     config = PostgresConfig(database_url=database, listen_url=empty_database)
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.05) as broker:
         listening = ear(broker, Channel.DONE, "x")
-        assert not broker.listener().is_deaf
+        assert not broker.listener().is_polling
         for _ in range(3):
             assert listening.next() is None, "woken, to look for itself"
-        assert broker.listener().is_deaf
+        assert broker.listener().is_polling
     said = [record.message for record in caplog.records]
     assert len(said) == 1
     assert "LISTEN/NOTIFY does not arrive" in said[0]
@@ -201,12 +201,15 @@ def test_a_self_test_that_is_sent_on_a_broken_connection_does_not_cost_the_liste
         ear(broker, Channel.NEW)
         for _ in range(3):
             before = column(sql, LISTENERS)
-            heard_at = broker.listener().heard_at
+            received_at = broker.listener().received_at
             eventually(lambda: column(sql, senders), what="a test was sent")
             row(sql, f"select count(pg_terminate_backend(pid)) from ({senders}) as senders")
-            eventually(lambda heard_at=heard_at: broker.listener().heard_at != heard_at, what="the next test was heard")
+            eventually(
+                lambda received_at=received_at: broker.listener().received_at != received_at,
+                what="the next test was heard",
+            )
             assert column(sql, LISTENERS) == before
-            assert not broker.listener().is_deaf
+            assert not broker.listener().is_polling
 
 
 @pytest.mark.promise("W11")

@@ -107,18 +107,18 @@ async def test_a_refused_statement_leaves_the_session_in_order(database: str, sq
 
 async def test_couriers_that_break_together_all_find_their_way_back(database: str, proxy: Proxy) -> None:
     """Their sockets' numbers are given to each other's new connections: none may be deaf then."""
-    couriers = [LoopConnection(PostgresConfig(database_url=proxy.url), "test") for _ in range(8)]
+    sender = [LoopConnection(PostgresConfig(database_url=proxy.url), "test") for _ in range(8)]
     try:
         for _ in range(3):
-            assert await asyncio.gather(*(courier.run(first("select 1")) for courier in couriers)) == [(1,)] * 8
+            assert await asyncio.gather(*(courier.run(first("select 1")) for courier in sender)) == [(1,)] * 8
             proxy.cut()
             broken = await asyncio.gather(
-                *(courier.run(first("select 1")) for courier in couriers), return_exceptions=True
+                *(courier.run(first("select 1")) for courier in sender), return_exceptions=True
             )
             assert all(isinstance(error, psycopg.OperationalError) for error in broken)
             proxy.heal()
     finally:
-        for courier in couriers:
+        for courier in sender:
             courier.close()
 
 
@@ -274,10 +274,10 @@ async def test_whatever_becomes_of_what_was_posted_is_told_to_whoever_posted_it(
         assert not courier.is_ready
         await courier.run(first("select 1"))
         assert courier.is_ready
-        landed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        courier.post(stumbling(), landed.set_result)
-        assert not landed.done()
-        assert isinstance(await landed, ValueError)
+        on_done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        courier.post(stumbling(), on_done.set_result)
+        assert not on_done.done()
+        assert isinstance(await on_done, ValueError)
         assert await courier.run(first("select 2")) == (2,)
 
 
@@ -288,25 +288,25 @@ async def test_the_answer_to_what_was_posted_may_lead_to_the_next(database: str)
         over: asyncio.Future[list[object]] = asyncio.get_running_loop().create_future()
         seen: list[object] = []
 
-        def landed(row: object) -> None:
+        def on_done(row: object) -> None:
             seen.append(row)
             if len(seen) == 3:
                 over.set_result(seen)
             else:
-                courier.post(first("select %(n)s::integer", n=len(seen)), landed)
+                courier.post(first("select %(n)s::integer", n=len(seen)), on_done)
 
-        courier.post(first("select 0"), landed)
+        courier.post(first("select 0"), on_done)
         assert await over == [(0,), (1,), (2,)]
 
 
 async def test_what_was_posted_is_told_of_the_end_of_its_connection(database: str, sql: psycopg.Connection) -> None:
     async with courier_to(database) as courier:
         backend = await courier.run(first(BACKEND))
-        landed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        courier.post(first("select pg_sleep(60)"), landed.set_result)
+        on_done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        courier.post(first("select pg_sleep(60)"), on_done.set_result)
         assert backend is not None
         sql.execute("select pg_terminate_backend(%s)", backend)
-        error = await landed
+        error = await on_done
         assert isinstance(error, psycopg.OperationalError)
         assert not courier.is_ready
         await courier.recover(error)

@@ -34,19 +34,19 @@ class Ear:
 
     def __init__(self, broker: PostgresBroker, channel: Channel) -> None:
         self._loop = asyncio.get_running_loop()
-        self._heard: asyncio.Queue[tuple[str | None, int]] = asyncio.Queue()
-        self._place = channel, None, self._bell
+        self._received: asyncio.Queue[tuple[str | None, int]] = asyncio.Queue()
+        self._place = channel, None, self._wake_callback
         self._listener = broker.listener()
         self._listener.subscribe(*self._place)
 
-    def _bell(self, payload: str | None) -> None:
-        self._loop.call_soon_threadsafe(self._heard.put_nowait, (payload, threading.get_ident()))
+    def _wake_callback(self, payload: str | None) -> None:
+        self._loop.call_soon_threadsafe(self._received.put_nowait, (payload, threading.get_ident()))
 
     async def thread_of(self, payload: str | None) -> int:
         """Which heard this one, which comes some time."""
         async with asyncio.timeout(10):
             while True:
-                heard, thread = await self._heard.get()
+                heard, thread = await self._received.get()
                 if heard == payload:
                     return thread
 
@@ -92,13 +92,13 @@ async def test_the_loop_reads_while_it_wants_to_and_the_thread_before_and_after(
     async with ear_of(broker) as ear:
         notify(sql, Channel.NEW, "before")
         assert await ear.thread_of("before") != here
-        for turn in ("first", "second"):
+        for batch in ("first", "second"):
             with broker.listener().read_on_this_loop():
                 await lent(broker)
-                notify(sql, Channel.NEW, turn)
-                assert await ear.thread_of(turn) == here
-            notify(sql, Channel.NEW, f"after {turn}")
-            assert await ear.thread_of(f"after {turn}") != here
+                notify(sql, Channel.NEW, batch)
+                assert await ear.thread_of(batch) == here
+            notify(sql, Channel.NEW, f"after {batch}")
+            assert await ear.thread_of(f"after {batch}") != here
 
 
 async def test_a_channel_that_is_subscribed_meanwhile_is_heard(broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -120,13 +120,13 @@ async def test_a_lost_connection_is_replaced_and_the_loop_reads_the_new_one(
             with broker.listener().read_on_this_loop():
                 await lent(broker)
                 before = open_files()
-                for turn in ("once", "twice"):
+                for batch in ("once", "twice"):
                     sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
                     await ear.thread_of(None)  # it is lost
                     await ear.thread_of(None)  # and back
                     await lent(broker)
-                    notify(sql, Channel.NEW, turn)
-                    assert await ear.thread_of(turn) == threading.get_ident()
+                    notify(sql, Channel.NEW, batch)
+                    assert await ear.thread_of(batch) == threading.get_ident()
                 await until(lambda: open_files() == before)
             await asyncio.to_thread(broker.close)
 
@@ -141,8 +141,8 @@ async def test_a_connection_that_went_silent_is_found_out(
         async with ear_of(broker) as ear:
             with broker.listener().read_on_this_loop():
                 await lent(broker)
-                heard_at = broker.listener().heard_at
-                await until(lambda: broker.listener().heard_at != heard_at)
+                received_at = broker.listener().received_at
+                await until(lambda: broker.listener().received_at != received_at)
                 proxy.freeze()
                 await ear.thread_of(None)  # it is lost
                 monkeypatch.setattr(listening, "EVERY_S", 60.0)  # the thread looks, too, whenever it tests itself
@@ -247,7 +247,7 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
             while not is_over.is_set():
                 notify(connection, Channel.NEW, "chatter")
 
-    def bell(_payload: str | None) -> None:
+    def wake_callback(_payload: str | None) -> None:
         pass
 
     config = PostgresConfig(database_url=database)
@@ -258,9 +258,9 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
                 chattering = threading.Thread(target=chatter)
                 chattering.start()
                 for _ in range(100):
-                    broker.listener().subscribe(Channel.DONE, None, bell)
+                    broker.listener().subscribe(Channel.DONE, None, wake_callback)
                     await asyncio.sleep(0.005)
-                    broker.listener().unsubscribe(Channel.DONE, None, bell)
+                    broker.listener().unsubscribe(Channel.DONE, None, wake_callback)
                     await asyncio.sleep(0.005)
                 is_over.set()
                 await asyncio.to_thread(chattering.join)

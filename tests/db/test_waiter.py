@@ -20,22 +20,22 @@ class Tower:
     """Bells without a connection: it is the test that rings them."""
 
     def __init__(self) -> None:
-        self.bells = Subscriptions()
+        self.subscriptions = Subscriptions()
         self.subscribers = 0
-        self.is_deaf = False
+        self.is_polling = False
         self.is_in_force = True
 
-    def subscribe(self, channel: Channel, key: str | None, bell: Any) -> bool:
-        self.bells.add(channel, key, bell)
+    def subscribe(self, channel: Channel, key: str | None, wake_callback: Any) -> bool:
+        self.subscriptions.add(channel, key, wake_callback)
         self.subscribers += 1
         return self.is_in_force
 
-    def unsubscribe(self, channel: Channel, key: str | None, bell: Any) -> None:
-        self.bells.remove(channel, key, bell)
+    def unsubscribe(self, channel: Channel, key: str | None, wake_callback: Any) -> None:
+        self.subscriptions.remove(channel, key, wake_callback)
         self.subscribers -= 1
 
     def announce(self, *keys: str) -> None:
-        self.bells.ring(Channel.DONE, " ".join(keys))
+        self.subscriptions.wake_subscribers(Channel.DONE, " ".join(keys))
 
 
 class FakeWaiter:
@@ -43,21 +43,21 @@ class FakeWaiter:
 
     def __init__(
         self,
-        desk: WaiterHub[str],
+        hub: WaiterHub[str],
         keys: Iterable[str],
         deadline: float | None = None,
         is_enough: Callable[[Waiter[str]], bool] = Waiter[str].is_answered,
         look_from: float = 0.0,
     ) -> None:
-        self.ticket = Waiter[str](keys, look_from=look_from)
-        self._entry = desk.entered(self.ticket)
+        self.waiter = Waiter[str](keys, look_from=look_from)
+        self._entry = hub.registered(self.waiter)
         self._entry.__enter__()
         self.rings = 0
-        self._op = desk.attend(self.ticket, self._ring, deadline, is_enough)
+        self._op = hub.wait_until(self.waiter, self._wake, deadline, is_enough)
         self.step: Sleep | ReadKeys[str] | None = None
         self._move(lambda: next(self._op))
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         self.rings += 1
 
     def wake(self) -> None:
@@ -101,7 +101,7 @@ def tower() -> Tower:
 
 
 @pytest.fixture
-def desk(tower: Tower) -> Generator[WaiterHub[str]]:
+def hub(tower: Tower) -> Generator[WaiterHub[str]]:
     yield desk_below(lambda: tower)
     assert tower.subscribers == 0, "whoever has left hears nothing more"
 
@@ -113,8 +113,8 @@ def desk_below(tower: Callable[[], Tower]) -> WaiterHub[str]:
     return WaiterHub(WaitSource(Channel.DONE, read), cast("Any", tower))
 
 
-def test_what_is_new_is_read_when_it_is_announced_and_not_before(desk: WaiterHub[str], tower: Tower) -> None:
-    waiter = FakeWaiter(desk, "a", look_from=time.monotonic() + 60)
+def test_what_is_new_is_read_when_it_is_announced_and_not_before(hub: WaiterHub[str], tower: Tower) -> None:
+    waiter = FakeWaiter(hub, "a", look_from=time.monotonic() + 60)
     assert isinstance(waiter.step, Sleep)
     assert waiter.step.timeout_s <= waiting.POLL_S
     tower.announce("a")
@@ -125,8 +125,8 @@ def test_what_is_new_is_read_when_it_is_announced_and_not_before(desk: WaiterHub
     assert waiter.is_gone
 
 
-def test_what_is_new_is_read_in_time_without_an_announcement(desk: WaiterHub[str]) -> None:
-    waiter = FakeWaiter(desk, "a", look_from=time.monotonic() + 0.01)
+def test_what_is_new_is_read_in_time_without_an_announcement(hub: WaiterHub[str]) -> None:
+    waiter = FakeWaiter(hub, "a", look_from=time.monotonic() + 0.01)
     assert isinstance(waiter.step, Sleep)
     time.sleep(waiter.step.timeout_s)
     waiter.wake()
@@ -134,16 +134,16 @@ def test_what_is_new_is_read_in_time_without_an_announcement(desk: WaiterHub[str
     waiter.find(ENDED)
 
 
-def test_a_lone_waiter_reads_and_goes(desk: WaiterHub[str]) -> None:
-    one = FakeWaiter(desk, ["a"])
+def test_a_lone_waiter_reads_and_goes(hub: WaiterHub[str]) -> None:
+    one = FakeWaiter(hub, ["a"])
     assert one.reads == ["a"]
     one.find(ENDED)
     assert one.is_gone
-    assert one.ticket.answers == {"a": "ended"}
+    assert one.waiter.answers == {"a": "ended"}
 
 
-def test_what_is_announced_after_the_first_read_leads_to_the_second(desk: WaiterHub[str], tower: Tower) -> None:
-    one = FakeWaiter(desk, ["a"])
+def test_what_is_announced_after_the_first_read_leads_to_the_second(hub: WaiterHub[str], tower: Tower) -> None:
+    one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
     assert one.rests
     tower.announce("x", "a")
@@ -155,32 +155,32 @@ def test_what_is_announced_after_the_first_read_leads_to_the_second(desk: Waiter
 
 
 def test_an_announcement_between_entering_and_the_first_read_is_part_of_that_read(
-    desk: WaiterHub[str], tower: Tower
+    hub: WaiterHub[str], tower: Tower
 ) -> None:
     tower.is_in_force = False
-    one = FakeWaiter(desk, ["a"])
+    one = FakeWaiter(hub, ["a"])
     assert one.rests, "LISTEN is not in force yet, and a read now could be too early"
     tower.announce("a")
-    tower.bells.ring_all(Channel.DONE)  # now it is
+    tower.subscriptions.wake_all(Channel.DONE)  # now it is
     assert one.rings
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
 
 
-def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(desk: WaiterHub[str], tower: Tower) -> None:
+def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(hub: WaiterHub[str], tower: Tower) -> None:
     tower.is_in_force = False
-    hurried = FakeWaiter(desk, ["a"], deadline=0.0)
+    hurried = FakeWaiter(hub, ["a"], deadline=0.0)
     assert hurried.reads == ["a"], "its time is over, so it need not hear anything"
     hurried.find(LIVE)
     tower.is_in_force = True
-    one = FakeWaiter(desk, ["a"])
+    one = FakeWaiter(hub, ["a"])
     assert one.reads == ["a"]
     one.find(ENDED)
 
 
-def test_an_announcement_during_a_read_leads_to_another(desk: WaiterHub[str], tower: Tower) -> None:
-    one = FakeWaiter(desk, ["a"])
+def test_an_announcement_during_a_read_leads_to_another(hub: WaiterHub[str], tower: Tower) -> None:
+    one = FakeWaiter(hub, ["a"])
     tower.announce("a")  # perhaps too late for the snapshot of that read
     one.find(LIVE)
     assert one.reads == ["a"]
@@ -188,8 +188,8 @@ def test_an_announcement_during_a_read_leads_to_another(desk: WaiterHub[str], to
     assert one.is_gone
 
 
-def test_one_reads_for_all(desk: WaiterHub[str], tower: Tower) -> None:
-    one, two, three = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b", "c"]), FakeWaiter(desk, ["b"])
+def test_one_reads_for_all(hub: WaiterHub[str], tower: Tower) -> None:
+    one, two, three = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b", "c"]), FakeWaiter(hub, ["b"])
     assert two.rests
     assert three.rests
     one.find(LIVE)
@@ -211,11 +211,11 @@ def test_one_reads_for_all(desk: WaiterHub[str], tower: Tower) -> None:
     assert one.is_gone
 
 
-def test_who_comes_later_is_read_for_by_the_one_who_sleeps(desk: WaiterHub[str]) -> None:
-    one = FakeWaiter(desk, ["a"])
+def test_who_comes_later_is_read_for_by_the_one_who_sleeps(hub: WaiterHub[str]) -> None:
+    one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
     assert one.rests
-    two = FakeWaiter(desk, ["b"])
+    two = FakeWaiter(hub, ["b"])
     assert (two.rests, one.rings) == (True, 1)
     one.wake()
     assert one.reads == ["b"]
@@ -226,8 +226,8 @@ def test_who_comes_later_is_read_for_by_the_one_who_sleeps(desk: WaiterHub[str])
         one.fail(asyncio.CancelledError())
 
 
-def test_who_is_answered_hands_the_duty_on(desk: WaiterHub[str], tower: Tower) -> None:
-    one, two = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b"])
+def test_who_is_answered_hands_the_duty_on(hub: WaiterHub[str], tower: Tower) -> None:
+    one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(ENDED)
     assert one.is_gone
     assert two.rings, "somebody must read b"
@@ -238,9 +238,9 @@ def test_who_is_answered_hands_the_duty_on(desk: WaiterHub[str], tower: Tower) -
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
 def test_who_is_cancelled_in_the_middle_of_a_read_leaves_its_batch_to_the_next(
-    desk: WaiterHub[str], tower: Tower, error: BaseException
+    hub: WaiterHub[str], tower: Tower, error: BaseException
 ) -> None:
-    one, two = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b"])
+    one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(LIVE)
     one.find(LIVE)
     tower.announce("a", "b")
@@ -254,8 +254,8 @@ def test_who_is_cancelled_in_the_middle_of_a_read_leaves_its_batch_to_the_next(
     two.find(ENDED)
 
 
-def test_who_is_cancelled_while_others_read_for_it_is_not_missed(desk: WaiterHub[str]) -> None:
-    one, two = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b"])
+def test_who_is_cancelled_while_others_read_for_it_is_not_missed(hub: WaiterHub[str]) -> None:
+    one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     with pytest.raises(asyncio.CancelledError):
         two.fail(asyncio.CancelledError())
     one.find(LIVE)
@@ -264,8 +264,8 @@ def test_who_is_cancelled_while_others_read_for_it_is_not_missed(desk: WaiterHub
         one.fail(asyncio.CancelledError())
 
 
-def test_a_read_that_fails_fails_for_all_who_were_asked_for(desk: WaiterHub[str], tower: Tower) -> None:
-    one, two, three = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b"]), FakeWaiter(desk, ["c"])
+def test_a_read_that_fails_fails_for_all_who_were_asked_for(hub: WaiterHub[str], tower: Tower) -> None:
+    one, two, three = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"]), FakeWaiter(hub, ["c"])
     one.find(LIVE)
     one.find(LIVE)
     tower.announce("b", "c")
@@ -283,16 +283,16 @@ def test_a_read_that_fails_fails_for_all_who_were_asked_for(desk: WaiterHub[str]
     one.find(ENDED)
 
 
-def test_at_the_end_of_its_time_a_waiter_looks_once_more(desk: WaiterHub[str]) -> None:
-    one = FakeWaiter(desk, ["a"], deadline=0.0)
+def test_at_the_end_of_its_time_a_waiter_looks_once_more(hub: WaiterHub[str]) -> None:
+    one = FakeWaiter(hub, ["a"], deadline=0.0)
     assert one.reads == ["a"]
     one.find(LIVE)
     assert one.is_gone, "that look was late enough"
-    assert one.ticket.answers == {"a": "live"}
+    assert one.waiter.answers == {"a": "live"}
 
 
-def test_the_time_of_one_who_sleeps_may_end_first(desk: WaiterHub[str]) -> None:
-    one, two = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b"], deadline=0.0)
+def test_the_time_of_one_who_sleeps_may_end_first(hub: WaiterHub[str]) -> None:
+    one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"], deadline=0.0)
     assert two.rests
     one.find(LIVE)
     one.find(LIVE)
@@ -303,8 +303,8 @@ def test_the_time_of_one_who_sleeps_may_end_first(desk: WaiterHub[str]) -> None:
         one.fail(asyncio.CancelledError())
 
 
-def test_what_expires_is_looked_at_in_time(desk: WaiterHub[str]) -> None:
-    one = FakeWaiter(desk, ["a"])
+def test_what_expires_is_looked_at_in_time(hub: WaiterHub[str]) -> None:
+    one = FakeWaiter(hub, ["a"])
     one.find(ReadResult("live", look_again_s=0.5))
     assert isinstance(one.step, Sleep)
     assert one.step.timeout_s <= 0.5
@@ -315,12 +315,12 @@ def test_what_expires_is_looked_at_in_time(desk: WaiterHub[str]) -> None:
 
 
 @pytest.mark.parametrize("payload", [None, "*"])
-def test_a_doubt_is_a_look_at_everything(desk: WaiterHub[str], tower: Tower, payload: str | None) -> None:
-    one, two = FakeWaiter(desk, ["a"]), FakeWaiter(desk, ["b"])
+def test_a_doubt_is_a_look_at_everything(hub: WaiterHub[str], tower: Tower, payload: str | None) -> None:
+    one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(LIVE)
     one.find(LIVE)
     if payload is None:
-        tower.bells.ring_all()
+        tower.subscriptions.wake_all()
     else:
         tower.announce(payload)
     one.wake()
@@ -332,12 +332,12 @@ def test_a_doubt_is_a_look_at_everything(desk: WaiterHub[str], tower: Tower, pay
 
 @pytest.mark.promise("D6")
 def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
-    desk: WaiterHub[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
+    hub: WaiterHub[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is announced by name is read at once all the same."""
     monkeypatch.setattr(waiting, "ALL_EVERY_S", 3_600.0)
-    monkeypatch.setattr(desk, "_all_at", -3_600.0)
-    one = FakeWaiter(desk, ["a"])
+    monkeypatch.setattr(hub, "_all_at", -3_600.0)
+    one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
     tower.announce("*")
     one.wake()
@@ -353,8 +353,8 @@ def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
     assert one.is_gone
 
 
-def test_what_is_too_much_for_one_read_is_read_in_several(desk: WaiterHub[str]) -> None:
-    one = FakeWaiter(desk, [str(number) for number in range(2 * waiting.BATCH + 1)])
+def test_what_is_too_much_for_one_read_is_read_in_several(hub: WaiterHub[str]) -> None:
+    one = FakeWaiter(hub, [str(number) for number in range(2 * waiting.BATCH + 1)])
     sizes = list[int]()
     while not one.is_gone:
         sizes.append(len(one.reads))
@@ -363,11 +363,11 @@ def test_what_is_too_much_for_one_read_is_read_in_several(desk: WaiterHub[str]) 
 
 
 def test_in_a_crowd_announcements_are_collected(
-    desk: WaiterHub[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
+    hub: WaiterHub[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "SLACK", 1e9)  # for ever, so to say
     keys = [str(number) for number in range(waiting.BATCH + 1)]
-    one = FakeWaiter(desk, keys)
+    one = FakeWaiter(hub, keys)
     one.find(LIVE)
     one.find(LIVE)
     for key in keys[1:-1]:
@@ -384,38 +384,38 @@ def test_in_a_crowd_announcements_are_collected(
     one.find(ENDED)
 
 
-def test_a_waiter_that_does_something_else_is_kept_informed(desk: WaiterHub[str], tower: Tower) -> None:
-    ticket = Waiter[str](["a"])
-    with desk.entered(ticket):
-        one = FakeWaiter(desk, ["b"])
+def test_a_waiter_that_does_something_else_is_kept_informed(hub: WaiterHub[str], tower: Tower) -> None:
+    waiter = Waiter[str](["a"])
+    with hub.registered(waiter):
+        one = FakeWaiter(hub, ["b"])
         assert one.reads == ["a", "b"]
         one.find(ENDED, a=LIVE)
         assert one.is_gone
         tower.announce("a")
-        two = FakeWaiter(desk, ["c"])
+        two = FakeWaiter(hub, ["c"])
         assert two.reads == ["a", "c"]
         two.find(ENDED)
-        assert (ticket.answers, list(ticket.news)) == ({"a": "ended"}, ["a"])
+        assert (waiter.answers, list(waiter.news)) == ({"a": "ended"}, ["a"])
 
 
-def test_an_error_is_not_kept_for_one_that_does_something_else(desk: WaiterHub[str]) -> None:
-    ticket = Waiter[str](["a"])
-    with desk.entered(ticket):
-        one = FakeWaiter(desk, ["b"])
+def test_an_error_is_not_kept_for_one_that_does_something_else(hub: WaiterHub[str]) -> None:
+    waiter = Waiter[str](["a"])
+    with hub.registered(waiter):
+        one = FakeWaiter(hub, ["b"])
         assert one.reads == ["a", "b"]
         with pytest.raises(BrokerError):
             one.fail(BrokerError("away", retryable=True))
-        two = FakeWaiter(desk, ["c"])
+        two = FakeWaiter(hub, ["c"])
         assert two.reads == ["a", "c"], "a is still to be read"
         two.find(ENDED)
 
 
-def test_after_an_error_who_sits_down_again_reads_at_once(desk: WaiterHub[str]) -> None:
-    ticket = Waiter[str](["a"])
-    with desk.entered(ticket):
+def test_after_an_error_who_sits_down_again_reads_at_once(hub: WaiterHub[str]) -> None:
+    waiter = Waiter[str](["a"])
+    with hub.registered(waiter):
         with pytest.raises(BrokerError):
-            FakeWaiter(desk, ["b"]).fail(BrokerError("away", retryable=True))
-        sitting = desk.attend(ticket, do_nothing, None, Waiter[str].is_answered)
+            FakeWaiter(hub, ["b"]).fail(BrokerError("away", retryable=True))
+        sitting = hub.wait_until(waiter, do_nothing, None, Waiter[str].is_answered)
         step = next(sitting)
         assert isinstance(step, ReadKeys)
         assert step.keys == ["a"]
@@ -424,8 +424,8 @@ def test_after_an_error_who_sits_down_again_reads_at_once(desk: WaiterHub[str]) 
 
 def test_after_the_broker_was_closed_its_next_listener_is_heard() -> None:
     towers = [Tower()]
-    desk = desk_below(lambda: towers[-1])
-    one = FakeWaiter(desk, ["a"])
+    hub = desk_below(lambda: towers[-1])
+    one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
     towers.append(Tower())
     one.wake()  # by its poll, or any other ring

@@ -159,8 +159,8 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
         + TASK
         + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
-    "a lease that nobody renewed": (FindingCode.KEEPER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
-    "no keeper": (FindingCode.KEEPER_MISSING, "delete from horsies.maintenance_lease"),
+    "a lease that nobody renewed": (FindingCode.LEADER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
+    "no keeper": (FindingCode.LEADER_MISSING, "delete from horsies.maintenance_lease"),
     "a table that is not what it was": (FindingCode.CHECK_FAILED, "alter table horsies.maintenance_lease rename expires_at to til"),
 }  # fmt: skip
 

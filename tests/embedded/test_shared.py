@@ -50,15 +50,15 @@ class User:
             text=True,
             start_new_session=True,  # so that its forked children can be found and ended with it
         )
-        assert self.hear() == "begins"
+        assert self.receive_message() == "begins"
 
-    def hear(self) -> str:
+    def receive_message(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def uses(self) -> str:
         """Wait until it has used the server; the URL."""
-        url = self.hear()
+        url = self.receive_message()
         assert url.startswith("postgresql://"), self.errors()
         return url
 
@@ -211,7 +211,7 @@ def test_a_killed_user_does_not_take_the_server_from_a_sibling(folder: Path, com
     killed.kill()
     come().uses()
     sibling.obey("print(use(), flush=True)")
-    assert sibling.hear() == url
+    assert sibling.receive_message() == url
     assert EmbeddedServer(folder).pid == pid
 
 
@@ -271,7 +271,7 @@ def test_a_killed_server_is_recovered_by_the_next_user_at_the_same_address(
     with psycopg.connect(url) as connection:
         assert connection.execute("select n from kept").fetchone() == (7,)
     user.obey("print(use(), flush=True)")
-    assert user.hear() == url
+    assert user.receive_message() == url
 
 
 def test_a_user_recovers_a_killed_server_by_asking_again(folder: Path, come: Callable[[], User]) -> None:
@@ -280,7 +280,7 @@ def test_a_user_recovers_a_killed_server_by_asking_again(folder: Path, come: Cal
     os.kill(EmbeddedServer(folder).pid, signal.SIGKILL)
     wait_for(lambda: not EmbeddedServer(folder).is_running)
     user.obey("print(use(), flush=True)")
-    assert user.hear() == url
+    assert user.receive_message() == url
     assert user.end() == 0
     assert not EmbeddedServer(folder).is_running
 
@@ -290,7 +290,7 @@ def test_a_forked_child_that_exits_takes_nothing_from_its_parent(folder: Path, c
     url = user.uses()
     user.obey("child = os.fork() or sys.exit(0)")
     user.obey("os.waitpid(child, 0); print(use(), flush=True)")
-    assert user.hear() == url
+    assert user.receive_message() == url
     assert user.end() == 0
     assert not EmbeddedServer(folder).is_running
 
@@ -318,7 +318,7 @@ def test_a_daemon_that_closed_every_descriptor_joins_again(folder: Path, come: C
     url = user.uses()
     user.obey("os.closerange(3, 1024)")
     user.obey("print(use(), flush=True)")
-    assert user.hear() == url
+    assert user.receive_message() == url
     passer_by = come()
     passer_by.uses()
     assert passer_by.end() == 0
@@ -337,7 +337,7 @@ def test_a_child_forked_during_a_start_does_not_keep_others_from_starting(
     user.obey("import pathlib; from horsies.dev import locks")
     user.obey(f"lock = locks.own(pathlib.Path({str(folder / 'start.lock')!r}))")
     user.obey(f"os.fork() or (print('forked', flush=True), open({str(gate)!r}).read(), os._exit(0))")
-    assert user.hear() == "forked"
+    assert user.receive_message() == "forked"
     user.process.kill()
     come().uses()
     gate.open("w").close()

@@ -21,51 +21,51 @@ def test_outside_of_a_task_there_is_no_current_one() -> None:
 
 @WHERE
 async def test_a_task_knows_itself(concurrency: int) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
-        task_id = pump.send("myself", timeout_ms=90_000)
-        assert (await pump.ending(task_id)).result == f'["{task_id}","myself","media",1,90,"UTC",false]'
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        task_id = dispatcher.send("myself", timeout_ms=90_000)
+        assert (await dispatcher.ending(task_id)).result == f'["{task_id}","myself","media",1,90,"UTC",false]'
 
 
 @WHERE
 async def test_without_a_time_out_there_is_no_deadline(concurrency: int) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
-        assert (await pump.value("myself"))[4:6] == [None, "None"]
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        assert (await dispatcher.value("myself"))[4:6] == [None, "None"]
 
 
 @WHERE
 @pytest.mark.parametrize("name", ["myself_async", "myself_thread"])
 async def test_what_a_task_starts_knows_it_too(concurrency: int, name: str) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
-        told = await pump.value(name)
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        told = await dispatcher.value(name)
         for words in told if name == "myself_async" else [told]:
             assert words[:2] == ["task-1", name]
 
 
 @WHERE
 async def test_a_task_does_not_see_the_context_of_the_one_before(concurrency: int) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
-        assert [await pump.value("leave_a_mark", value=number) for number in (1, 2, 3)] == [0, 0, 0]
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        assert [await dispatcher.value("leave_a_mark", value=number) for number in (1, 2, 3)] == [0, 0, 0]
 
 
 @WHERE
 async def test_of_many_reports_few_are_passed_on_and_the_last_is_one_of_them(concurrency: int) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
+    async with open_pool(concurrency=concurrency) as dispatcher:
         started = time.monotonic()
-        task_id = pump.send("report", count=2_000)
-        await pump.ending(task_id)
-        told = pump.progress[task_id]
+        task_id = dispatcher.send("report", count=2_000)
+        await dispatcher.ending(task_id)
+        told = dispatcher.progress[task_id]
         assert told[-1] == (1.0, "step 2000")
         assert len(told) <= 2 + (time.monotonic() - started)
 
 
 async def test_a_report_that_came_too_early_is_passed_on_later_even_if_no_other_follows(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool() as pump:
-        task_id = pump.send("report_and_wait", until=str(go))
-        await pump.until(lambda: (0.2, "and now it takes long") in pump.progress.get(task_id, []))
-        assert task_id not in pump.ended
+    async with open_pool() as dispatcher:
+        task_id = dispatcher.send("report_and_wait", until=str(go))
+        await dispatcher.until(lambda: (0.2, "and now it takes long") in dispatcher.progress.get(task_id, []))
+        assert task_id not in dispatcher.ended
         go.touch()
-        await pump.ending(task_id)
+        await dispatcher.ending(task_id)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ async def test_a_report_that_came_too_early_is_passed_on_later_even_if_no_other_
     ],
 )
 async def test_a_report_is_checked(fraction: Any, message: Any, said: str) -> None:
-    async with open_pool() as pump:
-        assert said in await pump.value("report_nonsense", fraction=fraction, message=message)
+    async with open_pool() as dispatcher:
+        assert said in await dispatcher.value("report_nonsense", fraction=fraction, message=message)
 
 
 def test_not_a_number_is_no_progress() -> None:

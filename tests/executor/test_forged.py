@@ -35,7 +35,7 @@ FORGED: dict[str, bytes] = {
     "a gigabyte to come": struct.pack("!IB", 1 << 30, 17),
     "a beginning that has been": pack(Began(1)),
     "a beginning of what was never given": pack(Began(99)),
-    "an ending of what was never given": pack(COMPLETED._replace(ticket=99)),
+    "an ending of what was never given": pack(COMPLETED._replace(assignment_no=99)),
     "a success of what has not begun": pack(COMPLETED),
     "a failure of what has not begun": pack(FAILED),
     "the return of what runs": pack(Returned([1])),
@@ -51,42 +51,42 @@ FORGED: dict[str, bytes] = {
 }
 
 
-async def forge(pump: Pump, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
+async def forge(dispatcher: Pump, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
     """One child forges while it has two more before it, another one waits at a gate."""
     forger, *behind = send_together(
-        pump,
+        dispatcher,
         ("forge", {"frames": frames.hex(), "until": str(folder / "never")}),
         ("whoami", {}),
         ("whoami", {}),
     )
-    await pump.beginning(forger)
-    other = pump.send("gate", until=str(folder / "go"))
-    await pump.beginning(other)
+    await dispatcher.beginning(forger)
+    other = dispatcher.send("gate", until=str(folder / "go"))
+    await dispatcher.beginning(other)
     return forger, behind, other
 
 
 @pytest.mark.promise("A8")
 @pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED.keys())
 async def test_what_no_child_says_costs_it_its_life_and_nobody_else_anything(frames: bytes, tmp_path: Path) -> None:
-    async with open_pool(FORGING, processes=2, frame=3) as pump:
-        forger, behind, other = await forge(pump, frames, tmp_path)
-        error = await pump.crash(forger)
+    async with open_pool(FORGING, processes=2, frame=3) as dispatcher:
+        forger, behind, other = await forge(dispatcher, frames, tmp_path)
+        error = await dispatcher.crash(forger)
         assert error.error_code == "WORKER_CRASHED"
         assert "sent what no child sends" in error.message
         (tmp_path / "go").touch()
         for task_id in (other, *behind):
-            assert (await pump.ending(task_id)).status == "COMPLETED"  # elsewhere, and once
-        assert {*pump.crashed} == {forger}
+            assert (await dispatcher.ending(task_id)).status == "COMPLETED"  # elsewhere, and once
+        assert {*dispatcher.crashed} == {forger}
 
 
 @pytest.mark.parametrize("message", [Pong(7), Pong(99), LoopAlive(), Progress(99, 0.5, "x"), Progress(1, 0.5, "x")])
 async def test_what_any_child_may_say_changes_nothing(message: Message, tmp_path: Path) -> None:
-    async with open_pool(FORGING, processes=2, frame=3) as pump:
-        forger, _behind, other = await forge(pump, pack(message), tmp_path)
+    async with open_pool(FORGING, processes=2, frame=3) as dispatcher:
+        forger, _behind, other = await forge(dispatcher, pack(message), tmp_path)
         (tmp_path / "never").touch()
         (tmp_path / "go").touch()
         for task_id in (forger, other):
-            assert (await pump.ending(task_id)).status == "COMPLETED"
+            assert (await dispatcher.ending(task_id)).status == "COMPLETED"
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ async def test_what_any_child_may_say_changes_nothing(message: Message, tmp_path
 )
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_a_child_that_lost_its_socket_is_replaced(tmp_path: Path, how: str, concurrency: int) -> None:
-    async with open_pool(FORGING, processes=1, concurrency=concurrency) as pump:
-        broken = pump.send("sabotage", how=how)
-        member, _ticket = await pump.beginning(broken)
+    async with open_pool(FORGING, processes=1, concurrency=concurrency) as dispatcher:
+        broken = dispatcher.send("sabotage", how=how)
+        member, _assignment_no = await dispatcher.beginning(broken)
         # Who cannot hear any longer may still have told of the ending.
-        await pump.until(lambda: broken in pump.ended or broken in pump.crashed)
-        await pump.until(lambda: member not in pump.roster)
-        assert await pump.value("whoami") != member.pid
+        await dispatcher.until(lambda: broken in dispatcher.ended or broken in dispatcher.crashed)
+        await dispatcher.until(lambda: member not in dispatcher.children)
+        assert await dispatcher.value("whoami") != member.pid
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_a_socket_that_was_made_non_blocking_still_serves(concurrency: int) -> None:
-    async with open_pool(FORGING, concurrency=concurrency) as pump:
-        assert await pump.value("sabotage", how="set non-blocking") == "done"
-        (member,) = pump.roster
-        assert [await pump.value("whoami") for _ in range(3)] == [member.pid] * 3
+    async with open_pool(FORGING, concurrency=concurrency) as dispatcher:
+        assert await dispatcher.value("sabotage", how="set non-blocking") == "done"
+        (member,) = dispatcher.children
+        assert [await dispatcher.value("whoami") for _ in range(3)] == [member.pid] * 3

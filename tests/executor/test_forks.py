@@ -17,31 +17,31 @@ EXIT_CODES = {"return": 0, "raise": 1, "exit": 3, "look for the socket": 0}
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_a_copy_ends_where_the_task_s_own_code_ends(name: str, concurrency: int, how: str, code: int) -> None:
     """As a program does: with 0, with 1 and a traceback, or as it wishes. It has no socket, and does not go on as a second child."""
-    async with open_pool(FORGING, concurrency=concurrency) as pump:
-        assert await pump.value(name, how=how) == code
-        (member,) = pump.roster
-        assert await pump.value("whoami") == member.pid
+    async with open_pool(FORGING, concurrency=concurrency) as dispatcher:
+        assert await dispatcher.value(name, how=how) == code
+        (member,) = dispatcher.children
+        assert await dispatcher.value("whoami") == member.pid
 
 
 async def test_a_copy_of_an_event_loop_does_not_go_on_with_what_runs_on_it(tmp_path: Path) -> None:
     path, until = tmp_path / "notes", tmp_path / "until"
-    async with open_pool(FORGING, concurrency=5) as pump:
-        others = [pump.send("note_async", path=str(path), until=str(until)) for _ in range(3)]
+    async with open_pool(FORGING, concurrency=5) as dispatcher:
+        others = [dispatcher.send("note_async", path=str(path), until=str(until)) for _ in range(3)]
         for task_id in others:
-            await pump.beginning(task_id)
-        assert await pump.value("fork_a_copy_async", how="await") == 1
+            await dispatcher.beginning(task_id)
+        assert await dispatcher.value("fork_a_copy_async", how="await") == 1
         until.touch()
         for task_id in others:
-            assert (await pump.ending(task_id)).status == "COMPLETED"
-        (member,) = pump.roster
+            assert (await dispatcher.ending(task_id)).status == "COMPLETED"
+        (member,) = dispatcher.children
         assert set(path.read_text().split()) == {str(member.pid)}
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_multiprocessing_works_inside_a_task(concurrency: int) -> None:
     """It ends its processes by a signal that children ignore."""
-    async with open_pool(FORGING, concurrency=concurrency) as pump:
-        assert await pump.value("end_a_process") == -signal.SIGTERM
-        assert await pump.value("use_a_pool") == [1, 2, 3]
-        (member,) = pump.roster
-        assert await pump.value("whoami") == member.pid
+    async with open_pool(FORGING, concurrency=concurrency) as dispatcher:
+        assert await dispatcher.value("end_a_process") == -signal.SIGTERM
+        assert await dispatcher.value("use_a_pool") == [1, 2, 3]
+        (member,) = dispatcher.children
+        assert await dispatcher.value("whoami") == member.pid

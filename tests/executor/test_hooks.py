@@ -19,16 +19,16 @@ WHERE = pytest.mark.parametrize(
 
 @WHERE
 async def test_start_hooks_have_run_in_every_child_on_the_loop_of_its_tasks(pool: dict[str, Any]) -> None:
-    async with open_pool(processes=2, **pool) as pump:
-        ids = [pump.send("hooks") for _ in range(4)]
-        assert {(await pump.ending(task_id)).result for task_id in ids} == {"[true,true]"}
+    async with open_pool(processes=2, **pool) as dispatcher:
+        ids = [dispatcher.send("hooks") for _ in range(4)]
+        assert {(await dispatcher.ending(task_id)).result for task_id in ids} == {"[true,true]"}
 
 
 @WHERE
 async def test_stop_hooks_run_before_a_child_leaves_the_last_one_first(tmp_path: Path, pool: dict[str, Any]) -> None:
     goodbyes = tmp_path / "goodbyes"
-    async with open_pool(processes=2, env={"PACES_STOP_FILE": str(goodbyes)}, **pool) as pump:
-        pids = [member.pid for member in pump.roster]
+    async with open_pool(processes=2, env={"PACES_STOP_FILE": str(goodbyes)}, **pool) as dispatcher:
+        pids = [member.pid for member in dispatcher.children]
     # Each said it once, and the hook that failed after it kept nobody from leaving.
     assert sorted(map(int, goodbyes.read_text().split())) == sorted(pids)
 

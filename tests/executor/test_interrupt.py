@@ -14,33 +14,33 @@ from tests.fixtures.pools import Pump, open_pool
 WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
 
 
-async def interrupted(pump: Pump, name: str, reason: Reason, **arguments: object) -> str:
+async def interrupted(dispatcher: Pump, name: str, reason: Reason, **arguments: object) -> str:
     """Begun, then asked to stop."""
-    task_id = pump.send(name, timeout_ms=600_000, **arguments)
-    await pump.until(lambda: pump.progress.get(task_id), f"{task_id} is inside its own code")
-    member, ticket = pump.begun[task_id]
-    member.interrupt(ticket, reason)
+    task_id = dispatcher.send(name, timeout_ms=600_000, **arguments)
+    await dispatcher.until(lambda: dispatcher.progress.get(task_id), f"{task_id} is inside its own code")
+    member, assignment_no = dispatcher.begun[task_id]
+    member.interrupt(assignment_no, reason)
     return task_id
 
 
 @pytest.mark.parametrize("name", ["dwell", "dwell_async"])
 async def test_a_time_out_ends_a_sleeping_task_at_once(name: str) -> None:
-    async with open_pool() as pump:
-        task_id = await interrupted(pump, name, "timeout")
-        done, error = await pump.ending(task_id), await pump.error(task_id)
+    async with open_pool() as dispatcher:
+        task_id = await interrupted(dispatcher, name, "timeout")
+        done, error = await dispatcher.ending(task_id), await dispatcher.error(task_id)
         assert (done.status, done.error_code) == ("FAILED", "TASK_TIMEOUT")
         assert "timeout_ms=600000" in error["message"]
         assert f"in {name}" in error["data"]["traceback"]  # where it was at the time
-        assert await pump.value("whoami") == pump.done_by[task_id]  # the child lives
+        assert await dispatcher.value("whoami") == dispatcher.done_by[task_id]  # the child lives
 
 
 @pytest.mark.parametrize("name", ["dwell", "dwell_async"])
 async def test_a_cancelled_task_ends_as_cancelled(name: str) -> None:
-    async with open_pool() as pump:
-        task_id = await interrupted(pump, name, "cancel")
-        done = await pump.ending(task_id)
+    async with open_pool() as dispatcher:
+        task_id = await interrupted(dispatcher, name, "cancel")
+        done = await dispatcher.ending(task_id)
         assert (done.status, done.error_code, done.wants_retry) == ("CANCELLED", "TASK_CANCELLED", False)
-        assert await pump.value("whoami") == pump.done_by[task_id]
+        assert await dispatcher.value("whoami") == dispatcher.done_by[task_id]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ async def test_a_cancelled_task_ends_as_cancelled(name: str) -> None:
 )
 async def test_a_task_can_catch_the_soft_stop_and_clean_up(tmp_path: Path, reason: Reason, seen: str) -> None:
     swept = tmp_path / "swept"
-    async with open_pool() as pump:
-        done = await pump.ending(await interrupted(pump, "clean_up", reason, path=str(swept)))
+    async with open_pool() as dispatcher:
+        done = await dispatcher.ending(await interrupted(dispatcher, "clean_up", reason, path=str(swept)))
         assert swept.read_text() == seen
         assert done.error_code == ("TASK_TIMEOUT" if reason == "timeout" else "TASK_CANCELLED")
 
@@ -57,79 +57,81 @@ async def test_a_task_can_catch_the_soft_stop_and_clean_up(tmp_path: Path, reaso
 @WHERE
 async def test_a_coroutine_is_stopped_as_asyncio_does_it(tmp_path: Path, concurrency: int) -> None:
     swept = tmp_path / "swept"
-    async with open_pool(concurrency=concurrency) as pump:
-        done = await pump.ending(await interrupted(pump, "clean_up_async", "cancel", path=str(swept)))
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        done = await dispatcher.ending(await interrupted(dispatcher, "clean_up_async", "cancel", path=str(swept)))
         assert swept.read_text() == "CancelledError True"
         assert done.status == "CANCELLED"
 
 
 async def test_a_clean_up_that_fails_is_a_cancellation_all_the_same() -> None:
-    async with open_pool() as pump:
-        task_id = await interrupted(pump, "fail_at_clean_up", "cancel")
-        assert (await pump.ending(task_id)).status == "CANCELLED"
-        assert "the broom broke" in (await pump.error(task_id))["data"]["traceback"]
+    async with open_pool() as dispatcher:
+        task_id = await interrupted(dispatcher, "fail_at_clean_up", "cancel")
+        assert (await dispatcher.ending(task_id)).status == "CANCELLED"
+        assert "the broom broke" in (await dispatcher.error(task_id))["data"]["traceback"]
 
 
 @WHERE
 async def test_a_cancelled_task_that_returns_keeps_its_result(concurrency: int) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
-        done = await pump.ending(await interrupted(pump, "shrug_async", "cancel"))
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        done = await dispatcher.ending(await interrupted(dispatcher, "shrug_async", "cancel"))
         assert (done.status, done.result) == ("COMPLETED", '"shrugged"')
 
 
 @pytest.mark.parametrize("name", ["shrug", "shrug_async"])
 async def test_what_a_task_returns_after_its_time_is_a_time_out(name: str) -> None:
-    async with open_pool() as pump:
-        done = await pump.ending(await interrupted(pump, name, "timeout"))
+    async with open_pool() as dispatcher:
+        done = await dispatcher.ending(await interrupted(dispatcher, name, "timeout"))
         assert (done.status, done.error_code, done.result) == ("FAILED", "TASK_TIMEOUT", None)
 
 
 async def test_a_time_out_outweighs_a_cancellation_before_it(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool() as pump:
-        task_id = pump.send("shrug_and_wait", until=str(go))
-        await pump.until(lambda: pump.progress.get(task_id))
-        member, ticket = pump.begun[task_id]
-        member.interrupt(ticket, "cancel")
-        await pump.until(lambda: len(pump.progress[task_id]) > 1, "it has swallowed it")
-        member.interrupt(ticket, "timeout")
+    async with open_pool() as dispatcher:
+        task_id = dispatcher.send("shrug_and_wait", until=str(go))
+        await dispatcher.until(lambda: dispatcher.progress.get(task_id))
+        member, assignment_no = dispatcher.begun[task_id]
+        member.interrupt(assignment_no, "cancel")
+        await dispatcher.until(lambda: len(dispatcher.progress[task_id]) > 1, "it has swallowed it")
+        member.interrupt(assignment_no, "timeout")
         member.recall(ANY)
-        await pump.until(lambda: pump.recalls_answered, "it has read as far as here")
+        await dispatcher.until(lambda: dispatcher.recalls_answered, "it has read as far as here")
         go.touch()
-        assert (await pump.ending(task_id)).error_code == "TASK_TIMEOUT"
+        assert (await dispatcher.ending(task_id)).error_code == "TASK_TIMEOUT"
 
 
 async def test_a_program_that_a_task_waits_for_does_not_hold_up_the_soft_stop() -> None:
-    async with open_pool() as pump:
-        assert (await pump.ending(await interrupted(pump, "run_program", "timeout"))).error_code == "TASK_TIMEOUT"
+    async with open_pool() as dispatcher:
+        assert (
+            await dispatcher.ending(await interrupted(dispatcher, "run_program", "timeout"))
+        ).error_code == "TASK_TIMEOUT"
 
 
 @WHERE
 async def test_a_task_that_is_busy_in_python_can_be_stopped(concurrency: int) -> None:
-    async with open_pool(concurrency=concurrency) as pump:
-        assert (await pump.ending(await interrupted(pump, "spin", "timeout"))).error_code == "TASK_TIMEOUT"
-        assert await pump.value("quick") == 1
+    async with open_pool(concurrency=concurrency) as dispatcher:
+        assert (await dispatcher.ending(await interrupted(dispatcher, "spin", "timeout"))).error_code == "TASK_TIMEOUT"
+        assert await dispatcher.value("quick") == 1
 
 
 async def test_a_time_out_wants_a_retry_when_the_policy_lists_its_exception() -> None:
-    async with open_pool() as pump:
-        done = await pump.ending(await interrupted(pump, "retry_timeouts", "timeout"))
+    async with open_pool() as dispatcher:
+        done = await dispatcher.ending(await interrupted(dispatcher, "retry_timeouts", "timeout"))
         assert (done.error_code, done.wants_retry) == ("TASK_TIMEOUT", True)
 
 
 async def test_a_task_that_is_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(frame=2) as pump:
-        pump.is_paused = True
-        first, second = pump.send("gate", until=str(go)), pump.send("quick")
-        pump.is_paused = False
-        pump.hand_out()
-        member, ticket = await pump.beginning(first)
-        member.interrupt(ticket + 1, "cancel")
-        assert (await pump.ending(second)).status == "CANCELLED"
-        assert second not in pump.begun
+    async with open_pool(frame=2) as dispatcher:
+        dispatcher.is_paused = True
+        first, second = dispatcher.send("gate", until=str(go)), dispatcher.send("quick")
+        dispatcher.is_paused = False
+        dispatcher.hand_out()
+        member, assignment_no = await dispatcher.beginning(first)
+        member.interrupt(assignment_no + 1, "cancel")
+        assert (await dispatcher.ending(second)).status == "CANCELLED"
+        assert second not in dispatcher.begun
         go.touch()
-        assert (await pump.ending(first)).status == "COMPLETED"
+        assert (await dispatcher.ending(first)).status == "COMPLETED"
 
 
 @WHERE
@@ -137,20 +139,20 @@ async def test_a_task_that_is_cancelled_before_it_began_never_begins(tmp_path: P
 async def test_a_soft_stop_that_comes_late_never_strikes_another_task(concurrency: int, name: str) -> None:
     """Every other task is asked to stop the moment it begins, when it is mostly over already."""
 
-    def ask_every_other(member: Child, ticket: int, claim: Claim) -> None:
+    def ask_every_other(member: Child, assignment_no: int, claim: Claim) -> None:
         if int(claim.id.removeprefix("task-")) % 2:
-            member.interrupt(ticket, "cancel")
+            member.interrupt(assignment_no, "cancel")
 
-    async with open_pool(concurrency=concurrency, frame=8) as pump:
-        child = await pump.value("whoami")
-        pump.on_began = ask_every_other
-        ids = [pump.send(name) for _ in range(600)]
-        await pump.until(lambda: len(pump.ended) == 601)
+    async with open_pool(concurrency=concurrency, frame=8) as dispatcher:
+        child = await dispatcher.value("whoami")
+        dispatcher.on_began = ask_every_other
+        ids = [dispatcher.send(name) for _ in range(600)]
+        await dispatcher.until(lambda: len(dispatcher.ended) == 601)
         usual = "FAILED" if name == "quick_raise" else "COMPLETED"
         spared = [task_id for task_id in ids if not int(task_id.removeprefix("task-")) % 2]
-        assert {pump.ended[task_id].status for task_id in spared} == {usual}
-        assert {pump.ended[task_id].status for task_id in ids} <= {usual, "CANCELLED"}
-        assert await pump.value("whoami") == child
+        assert {dispatcher.ended[task_id].status for task_id in spared} == {usual}
+        assert {dispatcher.ended[task_id].status for task_id in ids} <= {usual, "CANCELLED"}
+        assert await dispatcher.value("whoami") == child
 
 
 TRACED = """

@@ -56,22 +56,22 @@ class Child:
                 text=True,
             )
         self._unpacker = ReportUnpacker()
-        self._heard: list[Message] = []
+        self._received: list[Message] = []
 
     def say(self, *messages: Message) -> None:
         self.socket.sendall(pack(*messages))
 
-    def hear(self) -> Message:
-        while not self._heard:
+    def receive_message(self) -> Message:
+        while not self._received:
             data = self.socket.recv(1 << 16)
             assert data, self.process.communicate()[1]
-            self._heard += self._unpacker.feed(data)
-        return self._heard.pop(0)
+            self._received += self._unpacker.feed(data)
+        return self._received.pop(0)
 
     def hear_it_boot(self) -> None:
         """It says what it is at, and what it takes when all has settled."""
-        assert self.hear() == IMPORTING
-        ready = self.hear()
+        assert self.receive_message() == IMPORTING
+        ready = self.receive_message()
         assert isinstance(ready, Ready)
         assert ready.pid == self.process.pid
         assert ready.rss_mb == pytest.approx(psutil.Process(ready.pid).memory_info().rss / 2**20, rel=0.5)
@@ -99,22 +99,33 @@ def ready(child: Child) -> Child:
     return child
 
 
-def add(ticket: int, left: int, right: int) -> Fields:
-    return (ticket, "an id", "add", "default", 1, None, f'{{"left": {left}, "right": {right}}}', None, None, None)
+def add(assignment_no: int, left: int, right: int) -> Fields:
+    return (
+        assignment_no,
+        "an id",
+        "add",
+        "default",
+        1,
+        None,
+        f'{{"left": {left}, "right": {right}}}',
+        None,
+        None,
+        None,
+    )
 
 
-def gate(ticket: int, folder: Path) -> Fields:
+def gate(assignment_no: int, folder: Path) -> Fields:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
-    return (ticket, "an id", "gate", "default", 1, None, args, None, None, None)
+    return (assignment_no, "an id", "gate", "default", 1, None, args, None, None, None)
 
 
 @pytest.mark.promise("W6")
 def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) -> None:
     ready.say(RunTasks([add(1, 1, 1), add(2, 2, 2)]), RunTasks([add(3, 3, 3)]))
-    heard = [ready.hear() for _ in range(6)]
-    assert [message.ticket for message in heard if isinstance(message, Began)] == [1, 2, 3]
+    heard = [ready.receive_message() for _ in range(6)]
+    assert [message.assignment_no for message in heard if isinstance(message, Began)] == [1, 2, 3]
     done = [message for message in heard if isinstance(message, Done)]
-    assert [(message.ticket, message.status, message.result) for message in done] == [
+    assert [(message.assignment_no, message.status, message.result) for message in done] == [
         (1, "COMPLETED", "2"),
         (2, "COMPLETED", "4"),
         (3, "COMPLETED", "6"),
@@ -125,14 +136,14 @@ def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) ->
 
 def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(ready: Child, tmp_path: Path) -> None:
     ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
-    assert ready.hear() == Began(1)
+    assert ready.receive_message() == Began(1)
     ready.say(Recall(ANY))
-    assert ready.hear() == Returned([2, 3])
+    assert ready.receive_message() == Returned([2, 3])
     ready.say(RunTasks([add(4, 5, 5)]))
     (tmp_path / "open").touch()
-    ended, began, then = ready.hear(), ready.hear(), ready.hear()
+    ended, began, then = ready.receive_message(), ready.receive_message(), ready.receive_message()
     assert isinstance(ended, Done)
-    assert (ended.ticket, ended.status) == (1, "COMPLETED")
+    assert (ended.assignment_no, ended.status) == (1, "COMPLETED")
     assert began == Began(4)
     assert isinstance(then, Done)
     assert then.result == "10"
@@ -140,45 +151,45 @@ def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(
 
 def test_what_waits_behind_a_task_that_has_ended_meanwhile_is_not_given_back(ready: Child, tmp_path: Path) -> None:
     ready.say(RunTasks([add(1, 1, 1), gate(2, tmp_path), add(3, 1, 1)]))
-    assert [type(ready.hear()) for _ in range(3)] == [Began, Done, Began]
+    assert [type(ready.receive_message()) for _ in range(3)] == [Began, Done, Began]
     ready.say(Recall(behind=1))
-    assert ready.hear() == Returned([])
+    assert ready.receive_message() == Returned([])
     ready.say(Recall(behind=2))
-    assert ready.hear() == Returned([3])
+    assert ready.receive_message() == Returned([3])
     (tmp_path / "open").touch()
 
 
 def test_a_task_that_is_asked_to_stop_on_its_way_from_the_tray_stops(ready: Child, tmp_path: Path) -> None:
     """Then it is found neither there nor among what runs."""
     ready.say(Interrupt(1, "cancel"), RunTasks([gate(1, tmp_path)]))
-    assert ready.hear() == Began(1)
-    done = ready.hear()
+    assert ready.receive_message() == Began(1)
+    done = ready.receive_message()
     assert isinstance(done, Done)
-    assert (done.ticket, done.status) == (1, "CANCELLED")
+    assert (done.assignment_no, done.status) == (1, "CANCELLED")
 
 
 def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
     ready.say(Recall(ANY))
-    assert ready.hear() == Returned([])
+    assert ready.receive_message() == Returned([])
 
 
 @pytest.mark.promise("W10")
 def test_a_child_that_is_told_to_stop_ends_what_it_has_first(ready: Child) -> None:
     ready.say(RunTasks([add(1, 1, 1), add(2, 2, 2)]), Stop())
-    assert [type(ready.hear()) for _ in range(4)] == [Began, Done, Began, Done]
+    assert [type(ready.receive_message()) for _ in range(4)] == [Began, Done, Began, Done]
     assert ready.exit_code() == 0
 
 
 def test_a_stop_that_comes_with_the_boot_is_minded(child: Child) -> None:
     child.say(boot(), RunTasks([add(1, 1, 1)]), Stop())
-    assert [type(child.hear()) for _ in range(4)] == [Booting, Ready, Began, Done]
+    assert [type(child.receive_message()) for _ in range(4)] == [Booting, Ready, Began, Done]
     assert child.exit_code() == 0
 
 
 def test_a_child_that_cannot_load_the_app_says_why(child: Child) -> None:
     child.say(boot("tests.apps.basic:no_such_app"))
-    assert child.hear() == IMPORTING
-    refused = child.hear()
+    assert child.receive_message() == IMPORTING
+    refused = child.receive_message()
     assert isinstance(refused, Refused)
     assert "no attribute 'no_such_app'" in refused.reason
     assert child.exit_code() == 0
@@ -189,13 +200,13 @@ def test_a_child_that_is_too_big_says_so_with_its_result_and_gives_the_rest_back
     child.say(boot(max_memory_mb=1.0))
     child.hear_it_boot()
     child.say(RunTasks([add(1, 1, 1), add(2, 2, 2), add(3, 3, 3)]))
-    assert child.hear() == Began(1)
-    done = child.hear()
+    assert child.receive_message() == Began(1)
+    done = child.receive_message()
     assert isinstance(done, Done)
-    assert (done.ticket, done.result, done.leaving) == (1, "2", True)
-    assert child.hear() == Returned([2, 3])
+    assert (done.assignment_no, done.result, done.leaving) == (1, "2", True)
+    assert child.receive_message() == Returned([2, 3])
     child.say(RunTasks([add(4, 4, 4)]))  # which was on its way
-    assert child.hear() == Returned([4])
+    assert child.receive_message() == Returned([4])
     child.say(Stop())
     assert child.exit_code() == 0
 
@@ -204,25 +215,25 @@ def test_a_child_that_is_too_big_goes_on_when_it_is_told_to_stay(child: Child) -
     child.say(boot(max_memory_mb=1.0))
     child.hear_it_boot()
     child.say(RunTasks([add(1, 1, 1)]))
-    assert [type(child.hear()) for _ in range(2)] == [Began, Done]
+    assert [type(child.receive_message()) for _ in range(2)] == [Began, Done]
     child.say(KeepRunning(), RunTasks([add(2, 2, 2)]))
-    assert child.hear() == Began(2)
-    done = child.hear()
+    assert child.receive_message() == Began(2)
+    done = child.receive_message()
     assert isinstance(done, Done)
     assert (done.result, done.leaving) == ("4", False)
 
 
 def test_a_task_that_is_cancelled_before_it_began_never_begins(ready: Child, tmp_path: Path) -> None:
     ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1)]))
-    assert ready.hear() == Began(1)
+    assert ready.receive_message() == Began(1)
     ready.say(Interrupt(2, "cancel"))
-    never = ready.hear()
+    never = ready.receive_message()
     assert isinstance(never, Done)
-    assert (never.ticket, never.status, never.error_code) == (2, "CANCELLED", "TASK_CANCELLED")
+    assert (never.assignment_no, never.status, never.error_code) == (2, "CANCELLED", "TASK_CANCELLED")
     (tmp_path / "open").touch()
-    ended = ready.hear()
+    ended = ready.receive_message()
     assert isinstance(ended, Done)
-    assert (ended.ticket, ended.status) == (1, "COMPLETED")
+    assert (ended.assignment_no, ended.status) == (1, "COMPLETED")
 
 
 @pytest.mark.parametrize("when", ["at once", "while it loads", "when idle", "while it works", "with words unread"])
@@ -233,7 +244,7 @@ def test_a_child_whose_worker_is_gone_goes_too_and_without_a_word(child: Child, 
         child.hear_it_boot()
     if when == "while it works":
         child.say(RunTasks([gate(1, tmp_path)]))
-        assert child.hear() == Began(1)
+        assert child.receive_message() == Began(1)
     if when == "with words unread":
         child.say(RunTasks([add(1, 1, 1)]))
         select.select([child.socket], [], [], TIMEOUT_S)  # its end is reset then, and not only closed
@@ -285,7 +296,7 @@ def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None
     child.say(
         RunTasks([plain(1, "add", left=1, right=0.5, note="ä"), plain(2, "fail"), plain(3, "loaded", names=UNNEEDED)])
     )
-    done = [message for message in (child.hear() for _ in range(8)) if isinstance(message, Done)]
+    done = [message for message in (child.receive_message() for _ in range(8)) if isinstance(message, Done)]
     assert [(message.result, message.error_code) for message in done] == [
         ('{"sum":1.5,"note":"ä"}', None),
         (None, "UNHANDLED_ERROR"),
@@ -296,7 +307,7 @@ def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None
 def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None:
     child.say(boot("tests.apps.plain:app"))
     child.say(RunTasks([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
-    done = [message for message in (child.hear() for _ in range(8)) if isinstance(message, Done)]
+    done = [message for message in (child.receive_message() for _ in range(8)) if isinstance(message, Done)]
     assert [(message.result, message.error_code) for message in done] == [
         ('{"sum":7,"note":""}', None),
         (None, "WORKER_SERIALIZATION_ERROR"),
@@ -304,5 +315,16 @@ def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None
     ]
 
 
-def plain(ticket: int, name: str, **arguments: object) -> Fields:
-    return (ticket, "an id", name, "default", 1, None, json.dumps(arguments, ensure_ascii=False), None, None, None)
+def plain(assignment_no: int, name: str, **arguments: object) -> Fields:
+    return (
+        assignment_no,
+        "an id",
+        name,
+        "default",
+        1,
+        None,
+        json.dumps(arguments, ensure_ascii=False),
+        None,
+        None,
+        None,
+    )

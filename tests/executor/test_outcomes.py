@@ -10,8 +10,8 @@ MAPPED = "tests.apps.mapped:app"
 @pytest.mark.promise("T1")
 @pytest.mark.parametrize(("kind", "wanted"), [("refused", True), ("value", False)])
 async def test_a_raised_exception_that_the_policy_lists_wants_a_retry(kind: str, wanted: bool) -> None:  # noqa: FBT001 - a case
-    async with open_pool() as pump:
-        done = await pump.ending(pump.send("raise_for_retry", kind=kind))
+    async with open_pool() as dispatcher:
+        done = await dispatcher.ending(dispatcher.send("raise_for_retry", kind=kind))
         assert (done.status, done.error_code, done.wants_retry) == ("FAILED", "UNHANDLED_ERROR", wanted)
 
 
@@ -27,36 +27,39 @@ async def test_an_exception_has_the_code_of_its_nearest_class_by_the_task_then_b
         ("raise_default", "value"): "OWN_BUG",
         ("raise_default", "refused"): "DOWN",
     }
-    async with open_pool(MAPPED) as pump:
-        errors = {(name, what): await pump.error(pump.send(name, what=what)) for name, what in cases}
+    async with open_pool(MAPPED) as dispatcher:
+        errors = {(name, what): await dispatcher.error(dispatcher.send(name, what=what)) for name, what in cases}
         assert {case: error["error_code"] for case, error in errors.items()} == cases
         assert all("traceback" in error["data"] for error in errors.values())
 
 
 @pytest.mark.promise("T1")
 async def test_a_group_wants_a_retry_when_the_policy_lists_all_that_is_in_it() -> None:
-    async with open_pool(MAPPED) as pump:
-        endings = [await pump.ending(pump.send("raise_listed", what=what)) for what in ("refused", "group", "mixed")]
+    async with open_pool(MAPPED) as dispatcher:
+        endings = [
+            await dispatcher.ending(dispatcher.send("raise_listed", what=what))
+            for what in ("refused", "group", "mixed")
+        ]
         assert [done.wants_retry for done in endings] == [True, True, False]
 
 
 @pytest.mark.promise("W8")
 async def test_a_result_that_is_too_big_is_a_serialization_error_with_the_limit() -> None:
-    async with open_pool(MAPPED) as pump:
-        assert await pump.value("repeat", text="x", times=1_998) == "x" * 1_998
-        error = await pump.error(pump.send("repeat", text="x", times=1_999))
+    async with open_pool(MAPPED) as dispatcher:
+        assert await dispatcher.value("repeat", text="x", times=1_998) == "x" * 1_998
+        error = await dispatcher.error(dispatcher.send("repeat", text="x", times=1_999))
         assert error["error_code"] == "WORKER_SERIALIZATION_ERROR"
         assert error["message"].startswith("task repeat: the result cannot be stored: as JSON it has 2,001 bytes")
 
 
 async def test_an_error_that_is_too_big_is_cut_and_keeps_its_code() -> None:
-    async with open_pool(MAPPED) as pump:
-        done = await pump.ending(pump.send("decline", length=5_000))
+    async with open_pool(MAPPED) as dispatcher:
+        done = await dispatcher.ending(dispatcher.send("decline", length=5_000))
         assert done.error is not None
         assert len(done.error) <= 2_000
         assert done.error_code == "DECLINED"
         assert '"truncated"' in done.error
-        error = await pump.error(pump.send("raise_words", length=10_000_000))
+        error = await dispatcher.error(dispatcher.send("raise_words", length=10_000_000))
         assert error["error_code"] == "BUG"
         assert error["message"].startswith("ValueError: www")
         assert len(error["message"]) < 100_000
@@ -64,12 +67,12 @@ async def test_an_error_that_is_too_big_is_cut_and_keeps_its_code() -> None:
 
 
 async def test_an_error_may_say_when_to_try_again() -> None:
-    async with open_pool() as pump:
-        done = await pump.ending(pump.send("ask_for_later"))
+    async with open_pool() as dispatcher:
+        done = await dispatcher.ending(dispatcher.send("ask_for_later"))
         assert (done.error_code, done.retry_after_ms, done.wants_retry) == ("BUSY", 1_500, False)
 
 
 async def test_a_good_ending_says_nothing_of_retries() -> None:
-    async with open_pool() as pump:
-        done = await pump.ending(pump.send("quick"))
+    async with open_pool() as dispatcher:
+        done = await dispatcher.ending(dispatcher.send("quick"))
         assert (done.result, done.wants_retry, done.retry_after_ms, done.leaving) == ("1", False, None, False)

@@ -127,7 +127,7 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(
         stream = stream[cut:]
     assert heard == sent
     assert [type(message) for message in heard] == [type(message) for message in sent]
-    assert not unpacker.is_mid_frame
+    assert not unpacker.is_mid_message
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
@@ -141,7 +141,7 @@ def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
     (run,) = Unpacker().feed(pack(RunTasks([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
     assert isinstance(run, RunTasks)
     assert Assignment(*run.assignments[0]) == Assignment(
-        ticket=7,
+        assignment_no=7,
         task_id="id",
         task_name="name",
         queue_name="queue",

@@ -18,16 +18,16 @@ class Child:
     def __init__(self) -> None:
         self._out, self._in = os.pipe()
         self.heard: list[tuple[str, str]] = []
-        self.tray: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.pending: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.changed = threading.Event()
-        self.relief = StandbyReader(self._hear, self.changed)
+        self.standby = StandbyReader(self._on_message, self.changed)
 
-    def _hear(self) -> None:
+    def _on_message(self) -> None:
         text = os.read(self._out, 1).decode()
         if not text:
             raise SystemExit  # the worker is gone, and so is its child
         self.heard.append((text, threading.current_thread().name))
-        self.tray.put(text)
+        self.pending.put(text)
         self.changed.set()
 
     def say(self, text: str) -> None:
@@ -37,30 +37,30 @@ class Child:
         """The next message, as the main thread gets it when it is idle."""
         while True:
             self.changed.clear()
-            if not self.tray.empty():
-                return self.tray.get()
-            self.relief.wait()
+            if not self.pending.empty():
+                return self.pending.get()
+            self.standby.wait()
 
     # Nobody else can tell, and the main thread is inside.
 
     def is_read(self) -> bool:
-        return attrgetter("_reading")(self.relief).locked()
+        return attrgetter("_reading")(self.standby).locked()
 
     def is_waited_for(self) -> bool:
-        return attrgetter("_waits")(self.relief) > 0
+        return attrgetter("_waits")(self.standby) > 0
 
     def has_its_relief_resting(self) -> bool:
-        return attrgetter("_rests")(self.relief)
+        return attrgetter("_rests")(self.standby)
 
     def close(self) -> None:
         os.close(self._in)
-        attrgetter("_wake")(self.relief).set()  # to find out
+        attrgetter("_wake")(self.standby).set()  # to find out
 
 
 @pytest.fixture
 def child() -> Generator[Child]:
     with closing(Child()) as made:
-        made.relief.start()
+        made.standby.start()
         yield made
 
 
@@ -84,7 +84,7 @@ def test_an_idle_main_thread_reads_by_itself() -> None:
     with closing(Child()) as child:
         aside(
             lambda: eventually(child.is_read),
-            child.relief.start,
+            child.standby.start,
             lambda: eventually(child.has_its_relief_resting),
             lambda: child.say("a"),
         )

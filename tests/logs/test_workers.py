@@ -29,11 +29,11 @@ def said(lines: list[dict[str, Any]], **wanted: Any) -> list[str]:
 async def test_every_line_inside_a_task_names_it_also_from_its_threads_and_coroutines(
     capfd: pytest.CaptureFixture[str], concurrency: int
 ) -> None:
-    async with open_pool("tests.apps.talkative:app", concurrency=concurrency, log_format="json") as pump:
-        talks = [pump.send("talk", words=f"no {number}") for number in range(3)]
-        chats = [pump.send("chat", words=f"no {number}") for number in range(3)]
+    async with open_pool("tests.apps.talkative:app", concurrency=concurrency, log_format="json") as dispatcher:
+        talks = [dispatcher.send("talk", words=f"no {number}") for number in range(3)]
+        chats = [dispatcher.send("chat", words=f"no {number}") for number in range(3)]
         for task_id in (*talks, *chats):
-            await pump.ending(task_id)
+            await dispatcher.ending(task_id)
     lines = entries(capfd.readouterr().err.splitlines())
     for number, (talk, chat) in enumerate(zip(talks, chats, strict=True)):
         assert said(lines, task_id=talk, task_name="talk", attempt=1, queue_name="media", logger="shop") == [

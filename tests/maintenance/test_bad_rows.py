@@ -73,8 +73,8 @@ def test_an_orphan_that_cannot_be_retried_keeps_no_other_and_ends(
         hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
     hold(sql, "retried", THIRD, delays="{1000}")
     hold(sql, "claimed", THIRD, "CLAIMED")
-    reaped = broker.run(rescue.rescue_orphans)
-    assert reaped.count == 23
+    rescued = broker.run(rescue.rescue_orphans)
+    assert rescued.count == 23
     assert endings(sql) == {f"crashed {number}": "FAILED" for number in range(20)} | {
         "bad": "FAILED",
         "retried": "PENDING",

@@ -137,12 +137,12 @@ def test_the_late_ending_of_a_worker_declared_dead_does_not_end_the_next_attempt
 @pytest.mark.promise("T2")
 def test_when_the_keeper_dies_another_takes_over(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
     holder = "select holder::text from horsies.maintenance_lease"
-    keeper = worker(CLUSTER, env=settings())
-    eventually(lambda: column(sql, holder) == [incarnation(keeper)])
+    leader = worker(CLUSTER, env=settings())
+    eventually(lambda: column(sql, holder) == [incarnation(leader)])
     gate(sql, tmp_path)
     heir = worker(CLUSTER, env=settings())
-    assert column(sql, holder) == [incarnation(keeper)]
-    keeper.kill()
+    assert column(sql, holder) == [incarnation(leader)]
+    leader.kill()
     eventually(lambda: column(sql, holder) == [incarnation(heir)])
     assert wait_until_ended(sql, 1) == {"FAILED": 1}
     assert workers(sql) == [incarnation(heir)]
@@ -150,9 +150,9 @@ def test_when_the_keeper_dies_another_takes_over(worker: StartWorker, sql: psyco
 
 @pytest.mark.promise("T2")
 def test_a_keeper_that_leaves_gives_its_office_up_at_once(worker: StartWorker, sql: psycopg.Connection) -> None:
-    keeper = worker(CLUSTER, env=settings())
+    leader = worker(CLUSTER, env=settings())
     eventually(lambda: column(sql, "select holder from horsies.maintenance_lease"))
-    assert keeper.terminate() == 0
+    assert leader.terminate() == 0
     assert column(sql, "select holder from horsies.maintenance_lease") == []
 
 
@@ -318,14 +318,14 @@ def test_only_a_lock_that_was_announced_to_this_run_of_the_server_can_be_missed(
     heartbeat_at: str,
     is_dead: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    keeper = by_sessions(worker)
+    leader = by_sessions(worker)
     have_announced(sql, 1)
     sql.execute(
         "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version, holds_lock, heartbeat_at) "
         f"values (gen_random_uuid(), 'elsewhere', 1, 1, 1, '{{default}}', '1', {holds_lock}, {heartbeat_at})".encode()
     )
     if is_dead:
-        eventually(lambda: workers(sql) == [incarnation(keeper)], 20)
+        eventually(lambda: workers(sql) == [incarnation(leader)], 20)
     else:
         let_keepers_look(sql, 5.0)
         assert len(workers(sql)) == 2
@@ -335,11 +335,11 @@ def test_only_a_lock_that_was_announced_to_this_run_of_the_server_can_be_missed(
 def test_a_lock_that_a_stranger_holds_keeps_nobody_from_being_judged_by_its_heartbeat(
     worker: StartWorker, sql: psycopg.Connection, database: str
 ) -> None:
-    keeper, victim = (worker(CLUSTER, options=FORKED, env=settings()) for _ in range(2))
+    leader, victim = (worker(CLUSTER, options=FORKED, env=settings()) for _ in range(2))
     have_announced(sql, 2)
     name = worker_lock_scope("horsies") + incarnation(victim)
     with psycopg.connect(database, autocommit=True) as stranger:
         assert row(stranger, "select pg_try_advisory_lock(hashtextextended(%s, 0))", name) == (False,)
         stranger.execute("select pg_advisory_lock_shared(hashtextextended(%s, 0))", [name])
         victim.kill()
-        keeper.wait_for_log(f"worker {incarnation(victim)} is dead: its heartbeat stood still")
+        leader.wait_for_log(f"worker {incarnation(victim)} is dead: its heartbeat stood still")

@@ -113,10 +113,10 @@ def test_a_send_under_a_key_that_is_just_being_forgotten_gets_it(
     run_all(shop)
     sql.execute("update horsies.finished set finished_at = now() - interval '1 day'")
     forgetting = retention.SQL["delete_unused_keys"](after_name="", after_key="", limit=10)
-    with psycopg.connect(database) as keeper:
-        keeper.execute(forgetting.statement.for_schema("horsies"), forgetting.params)
+    with psycopg.connect(database) as leader:
+        leader.execute(forgetting.statement.for_schema("horsies"), forgetting.params)
         sending = thread.submit(partial(keyed.send, 1))
-        wait_until_blocked(sql, keeper)
+        wait_until_blocked(sql, leader)
     second = sending.result()
     assert second.task_id != first.task_id
     assert row(sql, "select task_id::text from horsies.keys") == (second.task_id,)

@@ -404,9 +404,9 @@ def test_a_deep_chain_of_objects_is_refused_or_arrives(levels: int):
 
 
 def test_a_value_that_contains_itself_is_refused():
-    ring: list[Any] = []
-    ring.append(ring)
-    assert "contains itself" in refusal(taking(Any), ring)
+    wake_subscribers: list[Any] = []
+    wake_subscribers.append(wake_subscribers)
+    assert "contains itself" in refusal(taking(Any), wake_subscribers)
     chain = Chain(1)
     chain.next = chain
     assert "cyclic" in refusal(taking(Chain), chain)

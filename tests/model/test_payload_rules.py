@@ -196,7 +196,7 @@ def as_result(annotation: Any, limits: PayloadLimits | None = None) -> Traveller
 BOTH = pytest.mark.parametrize("travelling", [as_argument, as_result])
 
 
-def ring() -> list[Any]:
+def wake_subscribers() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -484,7 +484,7 @@ def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Calla
         (str, "half \ud800", "remove the broken character"),
         (int, 10**5_000, "annotate so long a number as str"),
         (Any, 10**5_000, "annotate so long a number as str"),
-        (Any, ring(), "contains itself"),
+        (Any, wake_subscribers(), "contains itself"),
         (Any, deep(5_000), "nested more than 180 levels deep"),
         (Any, b"bytes", "a bytes is no JSON value; annotate it with its type"),
         (Any, math.nan, "nan is no JSON value; annotate it as float"),

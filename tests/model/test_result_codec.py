@@ -80,7 +80,7 @@ def test_a_result_of_another_type_is_told_apart(tp: Any, value: object):
         ResultCodec.for_type(tp).encode(value)
 
 
-def ring() -> list[Any]:
+def wake_subscribers() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -91,7 +91,7 @@ def ring() -> list[Any]:
     [
         (Any, object()),
         (Any, math.nan),
-        (Any, ring()),
+        (Any, wake_subscribers()),
         (list[Any], [Point(1)]),
         (str, "\ud800"),
         (dict[tuple[int, int], int], {(1, 2): 3}),
@@ -249,7 +249,7 @@ def deep() -> list[Any]:
         ({"bad": "a\ud800", "n": 1}, {"bad": "a?", "n": 1}),
         ({"nul": "a\0b"}, {"nul": "a\0b"}),
         (math.nan, "NaN"),
-        (ring(), "[[...]]"),
+        (wake_subscribers(), "[[...]]"),
         (Unkind(), "<Unkind that has no repr>"),
         ({"it": Unkind()}, {"it": "<Unkind that has no repr>"}),
         (deep(), "<list that has no repr>"),

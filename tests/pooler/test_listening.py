@@ -24,17 +24,17 @@ LISTENERS = (
 class Ear:
     def __init__(self, config: PostgresConfig) -> None:
         self.broker = PostgresBroker(config)
-        self._heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.broker.listener().subscribe(Channel.NEW, None, self._heard.put)
+        self._received: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.broker.listener().subscribe(Channel.NEW, None, self._received.put)
 
     @property
-    def is_deaf(self) -> bool:
-        return self.broker.listener().is_deaf
+    def is_polling(self) -> bool:
+        return self.broker.listener().is_polling
 
     def hears(self, sql: psycopg.Connection, payload: str) -> bool:
         sql.execute("select pg_notify(%s, %s)", [Channel.NEW.name_in("horsies"), payload])
-        while not self._heard.empty():
-            if self._heard.get() == payload:
+        while not self._received.empty():
+            if self._received.get() == payload:
                 return True
         return False
 
@@ -62,7 +62,7 @@ def test_through_a_transaction_pooler_nothing_is_listened_to_and_one_line_says_w
     ear = Ear(PostgresConfig(database_url=pooler.url))
     with ear.broker:
         eventually(said)
-        assert ear.is_deaf
+        assert ear.is_polling
         assert ear.broker.listener().subscribe(Channel.DONE, "x", lambda _: None), "nobody waits for LISTEN"
         assert left_behind(pooler) == []
         assert not ear.hears(sql, "anything")
@@ -99,7 +99,7 @@ def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
         eventually(lambda: left_behind(pooler) == [Channel.TEST.name_in("horsies")])
         eventually(said)
         assert left_behind(pooler) == []
-        assert ear.is_deaf
+        assert ear.is_polling
     assert len(said()) == 1
 
 
@@ -121,7 +121,7 @@ def test_through_a_session_pooler_notifications_are_heard(
     ear = Ear(PostgresConfig(database_url=pooler.url))
     with ear.broker:
         eventually(lambda: ear.hears(sql, "anything"))
-        assert not ear.is_deaf
+        assert not ear.is_polling
     assert said() == []
     with psycopg.connect(pooler.url, autocommit=True) as through:
         # The session that was given back last is handed out first.
@@ -137,7 +137,7 @@ def test_a_direct_listen_url_hears_while_everything_else_goes_through_the_pooler
     ear = Ear(PostgresConfig(database_url=pgbouncer().url, listen_url=database))
     with ear.broker:
         eventually(lambda: ear.hears(sql, "anything"))
-        assert not ear.is_deaf
+        assert not ear.is_polling
         assert len(column(sql, LISTENERS)) == 1
     assert said() == []
 
@@ -163,4 +163,4 @@ def test_a_pooler_that_is_gone_for_a_while_is_asked_again(
         pooler.settings["pool_mode"] = "session"
         pooler.start()
         eventually(lambda: ear.hears(sql, "anything"))
-        assert not ear.is_deaf
+        assert not ear.is_polling

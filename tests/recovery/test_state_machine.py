@@ -110,7 +110,7 @@ class Journeys(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 6), status=st.sampled_from(["RUNNING", "CLAIMED"]))
     def claim(self, worker: str, limit: int, status: str) -> None:
         wanted = ClaimRequest(worker, TaskStatus(status), limit, 60_000, caps=CAPS)
-        outcome = self._turn(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=from_start(QUEUES))
+        outcome = self._batch(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=from_start(QUEUES))
         (claimed,) = outcome.claimed
         assert len(claimed) <= limit
         for found in claimed:
@@ -126,7 +126,7 @@ class Journeys(RuleBasedStateMachine):
     def start(self, data: st.DataObject) -> None:
         worker, held = data.draw(st.sampled_from(self.claims))
         before = self._status(held.id)
-        outcome = self._turn(worker, starts=[held])
+        outcome = self._batch(worker, starts=[held])
         if outcome.started:
             assert self._is_current(worker, held)
             assert before is TaskStatus.CLAIMED
@@ -144,7 +144,7 @@ class Journeys(RuleBasedStateMachine):
                 held.id, held.claim_no, TaskStatus.FAILED, None, failure, error, may_retry=held.retries_left
             )
         was_current = self._is_current(worker, held)
-        outcome = self._turn(worker, endings=[ending])
+        outcome = self._batch(worker, endings=[ending])
         assert bool(outcome.ended) == was_current, "only the holder ends a task, and the holder always can"
         if was_current:
             self.tasks[held.id].owner = None
@@ -156,14 +156,14 @@ class Journeys(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         worker, held = data.draw(st.sampled_from(self.claims))
         was_current = self._is_current(worker, held)
-        self._turn(worker, releases=[held])
+        self._batch(worker, releases=[held])
         if was_current:
             assert self._status(held.id) is TaskStatus.PENDING
             self.tasks[held.id].owner = None
 
     @rule(worker=st.sampled_from(WORKERS))
     def promote(self, worker: str) -> None:
-        self._turn(worker, promotes=True)
+        self._batch(worker, promotes=True)
         assert column(self.given.sql, "select id from horsies.tasks where not ready and enqueued_at <= now()") == []
 
     # -- the keeper
@@ -243,9 +243,9 @@ class Journeys(RuleBasedStateMachine):
             if known.owner not in self.registered:
                 known.owner = None
 
-    def _turn(self, worker: str, **what: Any) -> BatchResult:
-        turn = replace(Batch(worker, self.given.broker.config, CAPS, endings=()), **what)
-        return self.given.broker.run(partial(run_batch, turn))
+    def _batch(self, worker: str, **what: Any) -> BatchResult:
+        batch = replace(Batch(worker, self.given.broker.config, CAPS, endings=()), **what)
+        return self.given.broker.run(partial(run_batch, batch))
 
     def _is_current(self, worker: str, held: Claim) -> bool:
         known = self.tasks[held.id]

@@ -295,13 +295,13 @@ async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: Postgr
     heard: list[events.ScheduleSlotDecided] = []
     is_told = asyncio.Event()
 
-    def hear(event: events.Event) -> None:
+    def receive_message(event: events.Event) -> None:
         if isinstance(event, events.ScheduleSlotDecided):
             heard.append(event)
             if event.outcome == "ENQUEUED":
                 is_told.set()
 
-    events.subscribe(hear)
+    events.subscribe(receive_message)
     app = Horsies(AppConfig(broker=broker.config))
     try:
         async with (
@@ -311,6 +311,6 @@ async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: Postgr
         ):
             await is_told.wait()
     finally:
-        events.unsubscribe(hear)
+        events.unsubscribe(receive_message)
         await app.close_async()
     assert heard == [events.ScheduleSlotDecided("report", "MISSED"), events.ScheduleSlotDecided("report", "ENQUEUED")]

@@ -184,11 +184,11 @@ def test_a_retry_that_comes_while_its_day_is_dropped_finds_nothing(
 ) -> None:
     ended = fail_one(broker)
     day = row(sql, "select tableoid::regclass::text from horsies.finished")[0]
-    with psycopg.connect(database) as keeper, ThreadPoolExecutor(1) as threads:
-        keeper.execute(f"truncate {day}".encode())
+    with psycopg.connect(database) as leader, ThreadPoolExecutor(1) as threads:
+        leader.execute(f"truncate {day}".encode())
         late = threads.submit(retry, broker, ended.id)
-        wait_until_blocked(sql, keeper)
-        keeper.commit()  # emptied first, as the keeper does it; what is dropped then has nothing in it
+        wait_until_blocked(sql, leader)
+        leader.commit()  # emptied first, as the keeper does it; what is dropped then has nothing in it
         assert late.result(10) is RetryOutcome.NOT_FOUND
     assert column(sql, "select id from horsies.tasks") == []
 

@@ -38,8 +38,8 @@ from tests.fixtures.journey import (
     wait_for,
     wait_for_async,
 )
-from tests.fixtures.raw_rows import Plant
 from tests.fixtures.proxies import Proxy
+from tests.fixtures.raw_rows import Plant
 
 QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)
 READS = (
@@ -145,12 +145,12 @@ def test_an_ending_around_the_first_look_is_not_missed(
             do(other, notify_done(run_all(other)))
         return found
 
-    ticket = Waiter[WaitAnswer]([sent.id])
-    waiter = broker.desk(WaitSource(Channel.DONE, read))
-    with waiter.entered(ticket):
-        broker.wait(waiter, ticket, time.monotonic() + 10.0)
-    assert ticket.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
-    assert not ticket.is_over, "it was told, and did not find it at the end of its time"
+    waiting = Waiter[WaitAnswer]([sent.id])
+    waiter = broker.hub(WaitSource(Channel.DONE, read))
+    with waiter.registered(waiting):
+        broker.wait(waiter, waiting, time.monotonic() + 10.0)
+    assert waiting.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+    assert not waiting.is_over, "it was told, and did not find it at the end of its time"
 
 
 def test_endings_are_announced_only_while_somebody_waits(
@@ -189,13 +189,13 @@ def test_whoever_cannot_have_the_lock_of_those_who_wait_polls_until_it_can(
     sql.execute("select pg_advisory_lock(%s)", [waiters_lock("horsies")])
     (task,) = send_new(other)
     waiting = threads.submit(wait_for, broker, task.id)
-    eventually(lambda: broker.listener().is_deaf)
+    eventually(lambda: broker.listener().is_polling)
     run_all(other)
     assert isinstance(waiting.result(10.0), Ended)
     sql.execute("select pg_advisory_unlock(%s)", [waiters_lock("horsies")])
     (another,) = send_new(other)
     waiting = begin_to_wait(threads, broker, another, sql)
-    eventually(lambda: not broker.listener().is_deaf)
+    eventually(lambda: not broker.listener().is_polling)
     do(other, notify_done(run_all(other)))
     assert isinstance(waiting.result(10.0), Ended)
 
@@ -367,7 +367,7 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
-        eventually(lambda: broker.listener().is_deaf)
+        eventually(lambda: broker.listener().is_polling)
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(10.0), Ended)
     said = [record.name for record in caplog.records if record.name.startswith("horsies")]
@@ -387,7 +387,7 @@ def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
         proxy.cut()
-        eventually(lambda: broker.listener().is_deaf)
+        eventually(lambda: broker.listener().is_polling)
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(10.0), Ended)
 
@@ -421,7 +421,7 @@ def test_a_waiter_outlives_an_outage_of_the_whole_database(
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
         proxy.cut()
-        eventually(lambda: broker.listener().is_deaf)
+        eventually(lambda: broker.listener().is_polling)
         proxy.heal()
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(15.0), Ended)

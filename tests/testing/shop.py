@@ -65,7 +65,7 @@ def note(text: str) -> TaskResult[str, TaskError]:
 
 
 @app.task("alarm", queue_name="urgent")
-def alarm(text: str) -> TaskResult[None, TaskError]:
+def wakeup_timer(text: str) -> TaskResult[None, TaskError]:
     log.append(text)
     return TaskResult(ok=None)
 

@@ -61,7 +61,7 @@ def test_what_tasks_send_is_followed() -> None:
 def test_queues_and_priorities_are_served_in_order() -> None:
     shop.note.send("second")
     shop.note.with_options(priority=5).send("first")
-    shop.alarm.send("zeroth")
+    shop.wakeup_timer.send("zeroth")
     drain()
     assert shop.log == ["zeroth", "first", "second"]
 

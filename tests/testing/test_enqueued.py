@@ -51,7 +51,7 @@ def test_queue_priority_key_and_count_can_be_asked_for() -> None:
     assert_enqueued(shop.note, queue_name="urgent", priority=3, key="k", count=1)
     assert_enqueued(shop.note, count=2)
     refute_enqueued(shop.note, {"text": "b"}, queue_name="urgent")
-    assert_enqueued(shop.alarm, count=0)
+    assert_enqueued(shop.wakeup_timer, count=0)
 
 
 def test_what_is_scheduled_is_enqueued_and_tells_when() -> None:
@@ -65,7 +65,7 @@ def test_what_is_scheduled_is_enqueued_and_tells_when() -> None:
 
 def test_a_failure_lists_what_is_enqueued() -> None:
     assert failure(shop.note) == "task 'note' is not enqueued; nothing is"
-    shop.alarm.send("x")
+    shop.wakeup_timer.send("x")
     shop.note.with_options(key="k").send("y")
     words = failure(shop.note, {"text": "z"}, priority=7)
     assert words.startswith("task 'note' with text='z', priority=7 is not enqueued; enqueued are:\n  note ")

@@ -17,13 +17,13 @@ from tests.fixtures.journey import ME
 from tests.fixtures.pools import Pump, open_pool
 
 
-def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> PendingWork:
+def books_of(dispatcher: Pump, prefetch: int | Literal["auto"]) -> PendingWork:
     database = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
     return PendingWork(
         ME,
         database,
         ClaimLimits(5_000, NO_CAPS),
-        pump.roster,
+        dispatcher.children,
         PrefetchPolicy(prefetch, 1),
         Watermarks(["media"]),
         Quarantine(WorkerResilienceConfig()),
@@ -33,24 +33,24 @@ def books_of(pump: Pump, prefetch: int | Literal["auto"]) -> PendingWork:
 
 async def test_what_was_claimed_for_a_larger_frame_is_run_and_not_given_back() -> None:
     """A task that the machine held up makes all of them look slow for a while."""
-    async with open_pool(frame=PREFETCH_MAX) as pump:
-        await pump.until(pump.open_members)
-        books = books_of(pump, "auto")
-        assert books.frames.size == 1
-        claims = [pump.claim("quick") for _ in range(50)]
-        assign_tasks(books, claims)
-        assert books.releases == []
+    async with open_pool(frame=PREFETCH_MAX) as dispatcher:
+        await dispatcher.until(dispatcher.open_members)
+        pending = books_of(dispatcher, "auto")
+        assert pending.prefetch.size == 1
+        claims = [dispatcher.claim("quick") for _ in range(50)]
+        assign_tasks(pending, claims)
+        assert pending.releases == []
         for claim in claims:
-            await pump.ending(claim.id)
+            await dispatcher.ending(claim.id)
 
 
 @pytest.mark.parametrize(("prefetch", "most"), [(0, 1), ("auto", PREFETCH_MAX)])
 async def test_what_fits_nowhere_is_given_back(prefetch: int | Literal["auto"], most: int) -> None:
-    async with open_pool(frame=PREFETCH_MAX) as pump:
-        await pump.until(pump.open_members)
-        books = books_of(pump, prefetch)
-        claims = [pump.claim("quick") for _ in range(most + 2)]
-        assign_tasks(books, claims)
-        assert {claim.id for claim in books.releases} == {claim.id for claim in claims[most:]}
+    async with open_pool(frame=PREFETCH_MAX) as dispatcher:
+        await dispatcher.until(dispatcher.open_members)
+        pending = books_of(dispatcher, prefetch)
+        claims = [dispatcher.claim("quick") for _ in range(most + 2)]
+        assign_tasks(pending, claims)
+        assert {claim.id for claim in pending.releases} == {claim.id for claim in claims[most:]}
         for claim in claims[:most]:
-            await pump.ending(claim.id)
+            await dispatcher.ending(claim.id)

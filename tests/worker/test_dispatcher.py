@@ -32,56 +32,56 @@ LATE, EARLY = "now() - interval '1 s'", "now() - interval '1 min'"
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    pump: Dispatcher
-    books: PendingWork
+    dispatcher: Dispatcher
+    pending: PendingWork
 
     async def quiet(self) -> None:
         """Until every turn is back and there is no reason for another."""
         async with asyncio.timeout(PATIENCE_S):
             # Where there is room for it, a claim from the start that is due leaves within a millisecond.
-            while self.books.in_flight or (self.books.frames.buffers and self._rescan_is_due):  # noqa: ASYNC110 - no event tells
+            while self.pending.in_flight or (self.pending.prefetch.buffers and self._rescan_is_due):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.001)
 
     @property
     def _rescan_is_due(self) -> bool:
-        return self.books.marks.rescan_in_s(0.0) is not None
+        return self.pending.watermarks.rescan_in_s(0.0) is not None
 
     @property
     def claimed(self) -> set[str]:
-        return {buffered.claim.id for buffered in self.books.buffer}
+        return {buffered.claim.id for buffered in self.pending.buffer}
 
 
 @asynccontextmanager
 async def open_pump(
-    database: str, frames: PrefetchPolicy | None = None, resilience: WorkerResilienceConfig | None = None
+    database: str, prefetch: PrefetchPolicy | None = None, resilience: WorkerResilienceConfig | None = None
 ) -> AsyncGenerator[Desk]:
     """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
     config = PostgresConfig(database_url=database)
-    books = PendingWork(
+    pending = PendingWork(
         ME,
         config,
         ClaimLimits(60_000, NO_CAPS),
         [],
-        frames or PrefetchPolicy(8, processes=1),
+        prefetch or PrefetchPolicy(8, processes=1),
         Watermarks(["default"]),
         Quarantine(WorkerResilienceConfig()),
         known=KnownTasks({"add": 1}),
     )
     async with asyncio.TaskGroup() as group:
-        pump = Dispatcher(
+        dispatcher = Dispatcher(
             group,
-            books,
+            pending,
             database=config,
             resilience=resilience or WorkerResilienceConfig(notify_poll_interval_ms=300_000),
             grace_ms=1_000,
-            turns=1,
+            batches=1,
             coalesce=1,
             in_doubt=lambda: None,
         )
-        async with pump:
-            desk = Desk(pump, books)
-            await desk.quiet()
-            yield desk
+        async with dispatcher:
+            hub = Desk(dispatcher, pending)
+            await hub.quiet()
+            yield hub
 
 
 def insert(sql: psycopg.Connection, *, priority: int = 100, enqueued_at: str = LATE) -> tuple[str, str]:
@@ -96,90 +96,90 @@ def insert(sql: psycopg.Connection, *, priority: int = 100, enqueued_at: str = L
 
 
 async def test_news_of_a_queue_that_others_serve_costs_no_turn(database: str, sql: psycopg.Connection) -> None:
-    async with open_pump(database) as desk:
+    async with open_pump(database) as hub:
         task_id, news = insert(sql)
-        desk.pump.heard(f"{news}-of-others")
-        assert desk.books.in_flight == []
-        desk.pump.heard(news)
-        assert len(desk.books.in_flight) == 1
-        await desk.quiet()
-        assert desk.claimed == {task_id}
+        hub.dispatcher.heard(f"{news}-of-others")
+        assert hub.pending.in_flight == []
+        hub.dispatcher.heard(news)
+        assert len(hub.pending.in_flight) == 1
+        await hub.quiet()
+        assert hub.claimed == {task_id}
 
 
 async def test_what_is_heard_after_a_turn_was_made_and_before_it_leaves_is_asked_for_again(
     database: str, sql: psycopg.Connection
 ) -> None:
     """Its lane is none of those that the turn asks."""
-    async with open_pump(database) as desk:
+    async with open_pump(database) as hub:
         first, first_news = insert(sql, priority=100)
         other, other_news = insert(sql, priority=200)
-        desk.pump.heard(first_news)
-        (turn,) = desk.books.in_flight
-        assert [lane.priority for lane in turn.lanes] == [100]
-        desk.pump.heard(other_news)  # nothing of the turn has run yet: the loop was not given a moment
-        await desk.quiet()
-        assert desk.claimed == {first, other}
+        hub.dispatcher.heard(first_news)
+        (batch,) = hub.pending.in_flight
+        assert [lane.priority for lane in batch.lanes] == [100]
+        hub.dispatcher.heard(other_news)  # nothing of the turn has run yet: the loop was not given a moment
+        await hub.quiet()
+        assert hub.claimed == {first, other}
 
 
 async def test_a_mark_that_is_lowered_after_a_turn_was_made_and_before_it_leaves_stays_low(
     database: str, sql: psycopg.Connection
 ) -> None:
     """A row of the same lane that was committed late: the turn begins behind it, and must not hide it when it comes back."""
-    async with open_pump(database) as desk:
+    async with open_pump(database) as hub:
         late, late_news = insert(sql, enqueued_at=LATE)
         early, early_news = insert(sql, enqueued_at=EARLY)
-        desk.pump.heard(late_news)
-        assert len(desk.books.in_flight) == 1
-        desk.pump.heard(early_news)
-        await desk.quiet()
-        assert desk.claimed == {late, early}
+        hub.dispatcher.heard(late_news)
+        assert len(hub.pending.in_flight) == 1
+        hub.dispatcher.heard(early_news)
+        await hub.quiet()
+        assert hub.claimed == {late, early}
 
 
 async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is_looked_for_again(
     database: str, sql: psycopg.Connection
 ) -> None:
     """Somebody's claim held it and failed: the first look skipped it, and the news of the failure comes before its answer."""
-    async with open_pump(database) as desk:
+    async with open_pump(database) as hub:
         early, _ = insert(sql, enqueued_at=EARLY)
         late, late_news = insert(sql, enqueued_at=LATE)
-        desk.pump.heard(late_news)
-        await desk.quiet()
-        assert desk.claimed == {late}  # there is a mark now, and the other row is behind it
+        hub.dispatcher.heard(late_news)
+        await hub.quiet()
+        assert hub.claimed == {late}  # there is a mark now, and the other row is behind it
         with psycopg.connect(database) as holder:
             holder.execute("select from horsies.tasks where status = 'PENDING' for update")
             _, before = row(sql, IDLE)
-            desk.pump.heard(None)
+            hub.dispatcher.heard(None)
             await asyncio.sleep(0)  # the turn departs; its answer is not read before the loop is given a moment again
             eventually(lambda: (now := row(sql, IDLE))[0] and now[1] > before)
-        desk.pump.heard(None)
-        await desk.quiet()
-        assert desk.claimed == {late, early}
+        hub.dispatcher.heard(None)
+        await hub.quiet()
+        assert hub.claimed == {late, early}
 
 
 async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ending of a workflow that a turn is at, whose time to gather is over: it leaves when that turn is back."""
     looks: list[float] = []
-    next_turn = PendingWork.next_turn
+    next_batch = PendingWork.next_batch
 
-    def counted(books: PendingWork, now: float) -> Batch | None:
+    def counted(pending: PendingWork, now: float) -> Batch | None:
         looks.append(now)
-        return next_turn(books, now)
+        return next_batch(pending, now)
 
     monkeypatch.setattr(PendingWork, "next_turn", counted)
-    async with open_pump(database, PrefetchPolicy("auto", processes=1)) as desk:
+    async with open_pump(database, PrefetchPolicy("auto", processes=1)) as hub:
         for _ in range(100):
-            desk.books.frames.observe(10)
+            hub.pending.prefetch.observe(10)
         ended = Ending(new_task_id(), 1, TaskStatus.COMPLETED, root_id=new_task_id())
-        under_way = Batch(ME, desk.books.database, NO_CAPS, [ended])
-        desk.books.in_flight.append(under_way)
-        desk.books.endings.append(ended)
-        desk.books.more = True
+        under_way = Batch(ME, hub.pending.database, NO_CAPS, [ended])
+        hub.pending.in_flight.append(under_way)
+        hub.pending.endings.append(ended)
+        hub.pending.more = True
         looks.clear()
-        desk.pump.release([])  # look
+        hub.dispatcher.release([])  # look
         await asyncio.sleep(10 * GATHER_FRAMED_S)
-        assert desk.books.endings
+        assert hub.pending.endings
         assert 1 <= len(looks) <= 5
-        desk.books.in_flight.remove(under_way)
+        hub.pending.in_flight.remove(under_way)
 
 
 PATIENT = WorkerResilienceConfig(
@@ -191,43 +191,43 @@ PATIENT = WorkerResilienceConfig(
 async def test_a_connection_that_has_served_and_is_lost_is_replaced_without_a_pause(
     database: str, sql: psycopg.Connection
 ) -> None:
-    async with open_pump(database, resilience=PATIENT) as desk:
+    async with open_pump(database, resilience=PATIENT) as hub:
         for _ in range(3):
             task_id, news = insert(sql)
             with sql.transaction():
                 sql.execute("lock table horsies.tasks in exclusive mode")
-                desk.pump.heard(news)
+                hub.dispatcher.heard(news)
                 (pid,) = await asyncio.to_thread(lambda: [wait_until_blocked(sql)])
                 sql.execute("select pg_terminate_backend(%s)", [pid])
-            await _until(lambda task_id=task_id: task_id in desk.claimed)
+            await _until(lambda task_id=task_id: task_id in hub.claimed)
 
 
 @pytest.mark.promise("W11")
 async def test_a_pause_ends_when_the_database_is_reached_by_somebody_else(
     database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_pump(proxy.url, resilience=PATIENT) as desk:
+    async with open_pump(proxy.url, resilience=PATIENT) as hub:
         task_id, news = insert(sql)
         proxy.cut()
-        desk.pump.heard(news)
+        hub.dispatcher.heard(news)
         await _until(lambda: "the database does not serve" in caplog.text)
         proxy.heal()
-        desk.pump.reached()
-        await _until(lambda: task_id in desk.claimed)
+        hub.dispatcher.reached()
+        await _until(lambda: task_id in hub.claimed)
 
 
 @pytest.mark.promise("W11")
 async def test_a_database_that_answers_others_only_is_not_asked_without_a_pause(
     database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_pump(proxy.url, resilience=PATIENT) as desk:
+    async with open_pump(proxy.url, resilience=PATIENT) as hub:
         _, news = insert(sql)
         proxy.cut()
-        desk.pump.heard(news)
+        hub.dispatcher.heard(news)
         for attempt in range(1, 4):
             await _until(lambda attempt=attempt: caplog.text.count("the database does not serve") == attempt)
             for _ in range(1_000):
-                desk.pump.reached()
+                hub.dispatcher.reached()
             assert caplog.text.count("the database does not serve") == attempt
 
 
@@ -246,9 +246,9 @@ async def test_a_pump_that_stumbles_over_an_answer_brings_its_worker_down(
         raise ValueError("of a test")
 
     async def hear_of_work() -> None:
-        async with open_pump(database) as desk:
+        async with open_pump(database) as hub:
             monkeypatch.setattr(PendingWork, "settle", stumble)
-            desk.pump.heard(insert(sql)[1])
+            hub.dispatcher.heard(insert(sql)[1])
             await asyncio.sleep(PATIENCE_S)
 
     with pytest.raises(ExceptionGroup) as raised:

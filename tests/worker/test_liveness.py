@@ -158,105 +158,105 @@ UNWATCHED = RecoveryConfig(frozen_after_ms=None)
 FORGING = "tests.apps.forging:app"
 
 
-async def look_often(pump: Pump, policy: LivenessPolicy, count: int) -> None:
+async def look_often(dispatcher: Pump, policy: LivenessPolicy, count: int) -> None:
     liveness = Liveness(policy)
     for _ in range(count):
-        liveness.look(pump.roster)
+        liveness.look(dispatcher.children)
         await asyncio.sleep(policy.interval_s)
 
 
 @linux_only
 async def test_a_child_that_is_deadlocked_in_c_is_killed() -> None:
-    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
-        stuck = pump.send("sleep_in_c", seconds=600, holding=True)
-        member, _ticket = await pump.beginning(stuck)
+    async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
+        stuck = dispatcher.send("sleep_in_c", seconds=600, holding=True)
+        child, _ticket = await dispatcher.beginning(stuck)
         async with asyncio.timeout(PATIENCE_S):
-            watch = asyncio.create_task(Liveness(QUICK).watch(pump.roster))
-            error = await pump.crash(stuck)
+            watch = asyncio.create_task(Liveness(QUICK).watch(dispatcher.children))
+            error = await dispatcher.crash(stuck)
             watch.cancel()
         assert error.error_code == "WORKER_CRASHED"
-        assert f"the child process (pid {member.pid}) that ran it gave no sign of life" in error.message
+        assert f"the child process (pid {child.pid}) that ran it gave no sign of life" in error.message
         assert "(its process did nothing at all) and was killed" in error.message
-        assert await pump.value("whoami") != member.pid
+        assert await dispatcher.value("whoami") != child.pid
 
 
 @linux_only
 async def test_a_child_that_works_in_c_is_left_alone() -> None:
     """It holds the GIL and says nothing for far longer than one that does nothing may."""
-    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
-        busy = pump.send("work_in_c")
-        member, _ticket = await pump.beginning(busy)
-        await look_often(pump, QUICK, 20)
-        assert member.asked_since is not None  # it has not said a word
-        assert psutil.Process(member.pid).status() != psutil.STATUS_ZOMBIE
-        assert busy not in pump.crashed
-        member.kill()
-        await pump.crash(busy)
+    async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
+        busy = dispatcher.send("work_in_c")
+        child, _ticket = await dispatcher.beginning(busy)
+        await look_often(dispatcher, QUICK, 20)
+        assert child.asked_since is not None  # it has not said a word
+        assert psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE
+        assert busy not in dispatcher.crashed
+        child.kill()
+        await dispatcher.crash(busy)
 
 
 @linux_only
 async def test_a_child_that_waits_in_c_and_lets_others_run_is_never_silent() -> None:
-    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
-        waiting = pump.send("sleep_in_c", seconds=6, holding=False)
-        await pump.beginning(waiting)
-        await look_often(pump, QUICK._replace(frozen_after=1.0), 15)
-        assert (await pump.ending(waiting)).status == "COMPLETED"
+    async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
+        waiting = dispatcher.send("sleep_in_c", seconds=6, holding=False)
+        await dispatcher.beginning(waiting)
+        await look_often(dispatcher, QUICK._replace(frozen_after=1.0), 15)
+        assert (await dispatcher.ending(waiting)).status == "COMPLETED"
 
 
 @linux_only
 async def test_an_idle_child_that_is_stopped_is_replaced_and_what_it_was_given_runs_elsewhere() -> None:
-    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
-        (member,) = pump.roster
-        os.kill(member.pid, signal.SIGSTOP)
-        given = pump.send("whoami")
-        watch = asyncio.create_task(Liveness(QUICK).watch(pump.roster))
-        await pump.until(lambda: given in pump.given_back)
+    async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
+        (child,) = dispatcher.children
+        os.kill(child.pid, signal.SIGSTOP)
+        given = dispatcher.send("whoami")
+        watch = asyncio.create_task(Liveness(QUICK).watch(dispatcher.children))
+        await dispatcher.until(lambda: given in dispatcher.given_back)
         watch.cancel()
-        assert (await pump.ending(given)).status == "COMPLETED"
-        assert pump.done_by[given] != member.pid
+        assert (await dispatcher.ending(given)).status == "COMPLETED"
+        assert dispatcher.done_by[given] != child.pid
 
 
 @linux_only
 async def test_a_stopped_child_lives_while_the_watch_is_off() -> None:
-    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
-        (member,) = pump.roster
-        os.kill(member.pid, signal.SIGSTOP)
-        await look_often(pump, QUICK._replace(frozen_after=None), 10)
-        assert psutil.Process(member.pid).status() == psutil.STATUS_STOPPED
-        os.kill(member.pid, signal.SIGCONT)
-        assert await pump.value("whoami") == member.pid
+    async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
+        (child,) = dispatcher.children
+        os.kill(child.pid, signal.SIGSTOP)
+        await look_often(dispatcher, QUICK._replace(frozen_after=None), 10)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
+        os.kill(child.pid, signal.SIGCONT)
+        assert await dispatcher.value("whoami") == child.pid
 
 
 @linux_only
 async def test_a_pause_of_the_worker_itself_kills_no_child() -> None:
     """A look that comes late starts anew, and by the next one the child has answered."""
-    async with open_pool(FORGING, recovery=UNWATCHED) as pump:
-        (member,) = pump.roster
+    async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
+        (child,) = dispatcher.children
         liveness = Liveness(QUICK)
-        os.kill(member.pid, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGSTOP)
         for _ in range(4):
-            liveness.look(pump.roster)
+            liveness.look(dispatcher.children)
             await asyncio.sleep(2 * REGULAR * QUICK.interval_s)
-        assert member.asked_since is not None
-        os.kill(member.pid, signal.SIGCONT)
-        assert await pump.value("whoami") == member.pid
+        assert child.asked_since is not None
+        os.kill(child.pid, signal.SIGCONT)
+        assert await dispatcher.value("whoami") == child.pid
 
 
 async def test_half_a_message_and_then_silence_costs_a_child_its_life(tmp_path: Path) -> None:
     """Nothing that it says from then on can be understood: it seems silent, though it works."""
-    async with open_pool(FORGING, recovery=UNWATCHED, processes=2) as pump:
+    async with open_pool(FORGING, recovery=UNWATCHED, processes=2) as dispatcher:
         half = struct.pack("!IB", 1 << 24, 17).hex()  # the beginning of a long result
-        forger = pump.send("forge", frames=half, until=str(tmp_path / "never"))
-        other = pump.send("gate", until=str(tmp_path / "go"))
-        forging, _ticket = await pump.beginning(forger)
-        await pump.beginning(other)
-        watch = asyncio.create_task(Liveness(QUICK._replace(frozen_after=None)).watch(pump.roster))
-        error = await pump.crash(forger)
+        forger = dispatcher.send("forge", prefetch=half, until=str(tmp_path / "never"))
+        other = dispatcher.send("gate", until=str(tmp_path / "go"))
+        forging, _ticket = await dispatcher.beginning(forger)
+        await dispatcher.beginning(other)
+        watch = asyncio.create_task(Liveness(QUICK._replace(frozen_after=None)).watch(dispatcher.children))
+        error = await dispatcher.crash(forger)
         watch.cancel()
         assert "it sent a part of a message and not the rest" in error.message
         (tmp_path / "go").touch()
-        assert (await pump.ending(other)).status == "COMPLETED"
-        assert pump.done_by[other] != forging.pid
+        assert (await dispatcher.ending(other)).status == "COMPLETED"
+        assert dispatcher.done_by[other] != forging.pid
 
 
 # -- a whole worker, with the settings as they come

@@ -39,11 +39,11 @@ class Child:
     load: int = 0
     is_open: bool = True
     budget_left: int | None = None
-    tickets: Assignments = field(default_factory=Assignments)
+    assigned: Assignments = field(default_factory=Assignments)
     unsent_bytes: int = 0
 
 
-def books(
+def pending(
     *children: Child,
     prefetch: int | Literal["auto"] = 0,
     concurrency: int = 1,
@@ -53,14 +53,14 @@ def books(
     max_claim_batch: int = 0,
     max_claim_per_worker: int = 0,
 ) -> PendingWork:
-    roster: Any = list(children)
+    pool_children: Any = list(children)
     return PendingWork(
         worker=WORKER,
         database=DATABASE,
         limits=ClaimLimits(5_000, caps, max_claim_batch, max_claim_per_worker),
-        roster=roster,
-        frames=PrefetchPolicy(prefetch, processes, concurrency),
-        marks=Watermarks(queues),
+        children=pool_children,
+        prefetch=PrefetchPolicy(prefetch, processes, concurrency),
+        watermarks=Watermarks(queues),
         quarantine=Quarantine(WorkerResilienceConfig()),
         known=KnownTasks({"add": 1}),
         promotes=False,
@@ -77,75 +77,75 @@ def ending(of: Claim | None = None) -> Ending:
 
 
 def taken(made: PendingWork, now: float = 0.0) -> Batch:
-    turn = made.next_turn(now)
-    assert turn is not None
-    return turn
+    planned = made.next_batch(now)
+    assert planned is not None
+    return planned
 
 
-def wanted_by(turn: Batch | None) -> dict[str, int]:
+def wanted_by(planned: Batch | None) -> dict[str, int]:
     """How many rows it asks for, by the status that they shall have."""
-    return {wanted.status.value: wanted.limit for wanted in (turn.wanted if turn else ())}
+    return {wanted.status.value: wanted.limit for wanted in (planned.wanted if planned else ())}
 
 
 def starting(made: PendingWork, *claims: Claim) -> Batch:
     """A turn in flight that starts these."""
-    turn = Batch(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
-    made.in_flight.append(turn)
-    return turn
+    planned = Batch(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
+    made.in_flight.append(planned)
+    return planned
 
 
-def statements(turn: Batch) -> list[str]:
+def statements(planned: Batch) -> list[str]:
     """What a turn says to the database, in one round trip."""
-    ask = next(run_batch(turn))
+    ask = next(run_batch(planned))
     assert isinstance(ask, Request)
-    return [query.statement.name for query in (*ask.spelled_out, *ask.afterwards)]
+    return [query.statement.name for query in (*ask.spelled_out, *ask.after_commit)]
 
 
 def test_empty_books_have_nothing_to_say() -> None:
-    made = books()
-    assert made.next_turn(0.0) is None
+    made = pending()
+    assert made.next_batch(0.0) is None
     assert made.is_empty
 
 
 def test_twenty_endings_travel_in_one_statement() -> None:
-    made = books()
+    made = pending()
     endings = [ending() for _ in range(20)]
     made.endings.extend(endings)
-    turn = taken(made)
-    assert list(turn.endings) == endings
-    assert statements(turn) == ["begin_batch", "set_batch_limits", "finish_tasks", "commit_batch", "notify_done"]
-    assert made.next_turn(0.0) is None
+    planned = taken(made)
+    assert list(planned.endings) == endings
+    assert statements(planned) == ["begin_batch", "set_batch_limits", "finish_tasks", "commit_batch", "notify_done"]
+    assert made.next_batch(0.0) is None
 
 
 def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
-    made = books(Child(), Child(), prefetch=4)
+    made = pending(Child(), Child(), prefetch=4)
     made.endings.append(ending())
     made.releases.append(claim())
     made.buffer.append(BufferedClaim(claim(), 100.0))
-    turn = taken(made)
-    names = statements(turn)
+    planned = taken(made)
+    names = statements(planned)
     assert names[:5] == ["begin_batch", "set_batch_limits", "finish_tasks", "release_tasks", "start_tasks"]
     assert names[5:8] == ["claim_from_queues", "claim_from_queues", "commit_batch"]  # to run, and to wait
     assert sorted(names[8:]) == ["notify_done", "notify_new_tasks"]  # after the commit: NOTIFY takes a lock
 
 
 def test_very_many_endings_travel_in_several_turns() -> None:
-    made = books()
+    made = pending()
     made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 1))
     assert [len(taken(made).endings), len(taken(made).endings)] == [ENDINGS_PER_BATCH, 1]
 
 
-def refuse(made: PendingWork, turn: Batch, *, is_about_values: bool = True, now: float = 0.0) -> None:
+def refuse(made: PendingWork, planned: Batch, *, is_about_values: bool = True, now: float = 0.0) -> None:
     """As the pump does when the server refuses a turn."""
-    if turn.is_alone:
-        made.refused_alone(turn, RefusedBatch("refused", is_about_values, is_about_server=False), now)
+    if planned.is_alone:
+        made.refused_alone(planned, RefusedBatch("refused", is_about_values, is_about_server=False), now)
     else:
-        made.take_apart(turn)
+        made.take_apart(planned)
 
 
 @pytest.mark.promise("D6")
 def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() -> None:
-    made = books(Child())
+    made = pending(Child())
     first, second, given_back = ending(), ending(), claim()
     made.endings.extend([first, second])
     made.releases.append(given_back)
@@ -153,21 +153,21 @@ def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() 
     assert wanted_by(refused) == {"RUNNING": 1}
     made.take_apart(refused)
     made.endings.append(other := ending())
-    turns = [taken(made) for _ in range(4)]
-    assert [(list(turn.endings), list(turn.releases)) for turn in turns] == [
+    batches = [taken(made) for _ in range(4)]
+    assert [(list(planned.endings), list(planned.releases)) for planned in batches] == [
         ([first], []),
         ([second], []),
         ([], [given_back]),
         ([other], []),
     ]
-    assert [wanted_by(turn) for turn in turns] == [{}, {}, {}, {}]
-    assert ["disable_statement_timeout" in statements(turn) for turn in turns] == [True, True, True, False]
+    assert [wanted_by(planned) for planned in batches] == [{}, {}, {}, {}]
+    assert ["disable_statement_timeout" in statements(planned) for planned in batches] == [True, True, True, False]
     assert wanted_by(taken(made)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("D6")
 def test_claims_travel_alone_until_one_succeeds() -> None:
-    made = books(Child())
+    made = pending(Child())
     made.endings.append(ending())
     made.take_apart(taken(made))
     made.settle(taken(made), BatchResult(), until=0.0)
@@ -183,20 +183,20 @@ def test_claims_travel_alone_until_one_succeeds() -> None:
 
 @pytest.mark.promise("D6")
 def test_an_ending_that_is_refused_alone_is_tried_in_plainer_forms_and_replaced_last() -> None:
-    made = books()
+    made = pending()
     made.endings.append(
         bad := replace(ending(), status=TaskStatus.FAILED, error_code="BAD", may_retry=True, root_id="a")
     )
     made.take_apart(taken(made))
     tried: list[Ending] = []
     for _ in range(4):
-        turn = taken(made)
-        tried += turn.endings
-        refuse(made, turn)
+        planned = taken(made)
+        tried += planned.endings
+        refuse(made, planned)
     without_step = replace(bad, root_id=None)
     assert tried[:3] == [bad, without_step, replace(without_step, may_retry=False)]
     assert tried[3].error_code == "WORKER_SERIALIZATION_ERROR"
-    assert made.next_turn(0.0) is None, "it rests"
+    assert made.next_batch(0.0) is None, "it rests"
     again = taken(made, now=60.0)
     assert list(again.endings) == [tried[3]]
 
@@ -204,7 +204,7 @@ def test_an_ending_that_is_refused_alone_is_tried_in_plainer_forms_and_replaced_
 @pytest.mark.promise("D6", "W11")
 def test_a_result_is_never_replaced_because_of_what_may_pass() -> None:
     """A full disk, a trigger that raises: it waits, with growing pauses, and holds up nobody."""
-    made = books()
+    made = pending()
     made.endings.append(good := ending())
     made.take_apart(taken(made))
     refuse(made, taken(made), is_about_values=False)
@@ -220,7 +220,7 @@ def test_a_result_is_never_replaced_because_of_what_may_pass() -> None:
 
 
 def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None:
-    made = books(Child(), Child())
+    made = pending(Child(), Child())
     small, large, larger = claim(), replace(claim(), args=None), replace(claim(), takes_inputs=True)
     claiming = taken(made)
     runnable = made.settle(claiming, BatchResult(claimed=[[small, large, larger]]), until=0.0)
@@ -228,7 +228,7 @@ def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None
     loading = taken(made)
     assert list(loading.loads) == [large, larger]
     assert "load_payloads" in statements(loading)
-    assert wanted_by(made.next_turn(0.0)) == {}, "their places are taken"
+    assert wanted_by(made.next_batch(0.0)) == {}, "their places are taken"
     read = {large.id: Payload(5, "args", None), larger.id: Payload(9, None, None)}
     assert made.settle(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
     assert list(taken(made).loads) == [larger], "there was no room for it"
@@ -236,27 +236,27 @@ def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None
 
 def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> None:
     child = Child(unsent_bytes=LOAD_BYTES)
-    made = books(child)
+    made = pending(child)
     made.more = False
     made.unread.append(replace(claim(), args=None))
-    assert made.next_turn(0.0) is None
+    assert made.next_batch(0.0) is None
     child.unsent_bytes = 0
     assert taken(made).loads
 
 
 def test_what_is_too_large_for_any_task_ends_and_what_is_lost_is_given_back() -> None:
-    made = books(Child(), Child())
+    made = pending(Child(), Child())
     made.more = False
     made.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
     loading = taken(made)
     assert made.settle(loading, BatchResult(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
-    turn = taken(made)
-    assert [(of.id, of.error_code) for of in turn.endings] == [(huge.id, "WORKER_SERIALIZATION_ERROR")]
-    assert list(turn.releases) == [lost]
+    planned = taken(made)
+    assert [(of.id, of.error_code) for of in planned.endings] == [(huge.id, "WORKER_SERIALIZATION_ERROR")]
+    assert list(planned.releases) == [lost]
 
 
 def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
-    made = books(Child(), Child())
+    made = pending(Child(), Child())
     made.more = False
     made.unread.extend([good := replace(claim(), args=None), bad := replace(claim(), args=None)])
     made.take_apart(taken(made))
@@ -270,70 +270,70 @@ def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
 
 
 def test_what_is_in_flight_is_not_asked_for_twice() -> None:
-    made = books(prefetch=4)
+    made = pending(prefetch=4)
     assert sum(wanted.limit for wanted in taken(made).wanted) == 6  # two processes and four in the buffer
-    assert made.next_turn(0.0) is None
+    assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C13")
 def test_the_buffer_is_never_filled_beyond_its_number() -> None:
-    made = books(prefetch=4)
-    turn = taken(made)
+    made = pending(prefetch=4)
+    planned = taken(made)
     claims = [claim() for _ in range(6)]
-    assert made.settle(turn, BatchResult(claimed=[claims]), until=5.0) == []
+    assert made.settle(planned, BatchResult(claimed=[claims]), until=5.0) == []
     assert len(made.buffer) == 6
-    assert made.next_turn(0.0) is None
+    assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C14")
 def test_a_buffered_claim_is_given_back_when_its_lease_runs_out_here() -> None:
-    made = books(prefetch=4)
+    made = pending(prefetch=4)
     old, young = claim(), claim()
     made.buffer.extend([BufferedClaim(old, 5.0), BufferedClaim(young, 6.0)])
     made.more = False
-    assert made.next_turn(4.9) is None
+    assert made.next_batch(4.9) is None
     assert list(taken(made, 5.0).releases) == [old]
     assert [buffered.claim for buffered in made.buffer] == [young]
 
 
 @pytest.mark.promise("W10")
 def test_when_stopping_nothing_is_claimed_and_the_buffer_is_given_back() -> None:
-    made = books(prefetch=4)
+    made = pending(prefetch=4)
     held = [claim(), claim()]
     made.buffer.extend(BufferedClaim(one, 100.0) for one in held)
     made.stopping = True
-    turn = taken(made)
-    assert list(turn.releases) == held
-    assert not turn.wanted
-    made.settle(turn, NOTHING, until=0.0)
+    planned = taken(made)
+    assert list(planned.releases) == held
+    assert not planned.wanted
+    made.settle(planned, NOTHING, until=0.0)
     assert made.is_empty
 
 
 def test_a_failed_turn_puts_back_all_that_it_carried_in_order() -> None:
-    made = books()
+    made = pending()
     endings, releases = [ending(), ending(), ending()], [claim()]
     made.endings.extend(endings[:2])
     made.releases.extend(releases)
-    turn = taken(made)
+    planned = taken(made)
     made.endings.append(endings[2])
-    made.put_back(turn)
+    made.put_back(planned)
     assert list(made.endings) == endings
     assert made.releases == releases
 
 
 def test_starts_of_a_failed_turn_are_given_back_because_nobody_knows_whether_they_started() -> None:
-    made = books(prefetch=4)
+    made = pending(prefetch=4)
     started = claim()
-    turn = starting(made, started)
-    made.put_back(turn)
+    planned = starting(made, started)
+    made.put_back(planned)
     assert made.releases == [started]
 
 
 def test_what_was_not_started_is_not_run() -> None:
-    made = books(prefetch=4)
+    made = pending(prefetch=4)
     kept, lost = claim(), claim()
-    turn = starting(made, kept, lost)
-    assert made.settle(turn, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
+    planned = starting(made, kept, lost)
+    assert made.settle(planned, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
     assert made.releases == [lost]  # its queue may be full: what is still ours goes back
 
 
@@ -342,44 +342,44 @@ def test_what_was_not_started_is_not_run() -> None:
 
 @pytest.mark.promise("C1", "C12")
 def test_without_a_buffer_only_what_can_run_at_once_is_claimed() -> None:
-    made = books(Child(), Child(load=1), Child(is_open=False), processes=3)
-    turn = taken(made)
-    assert wanted_by(turn) == {"RUNNING": 1}
-    assert [wanted.queue_limit for wanted in turn.wanted] == [None]
+    made = pending(Child(), Child(load=1), Child(is_open=False), processes=3)
+    planned = taken(made)
+    assert wanted_by(planned) == {"RUNNING": 1}
+    assert [wanted.queue_limit for wanted in planned.wanted] == [None]
 
 
 @pytest.mark.promise("C13")
 def test_with_a_buffer_some_run_at_once_and_some_wait() -> None:
-    made = books(Child(), Child(load=1), prefetch=4)
+    made = pending(Child(), Child(load=1), prefetch=4)
     assert wanted_by(taken(made)) == {"RUNNING": 1, "CLAIMED": 4}
 
 
 @pytest.mark.promise("X2", "X4")
 def test_a_child_that_runs_many_at_once_has_room_for_as_many() -> None:
-    made = books(Child(load=3), Child(), concurrency=10)
+    made = pending(Child(load=3), Child(), concurrency=10)
     assert wanted_by(taken(made)) == {"RUNNING": 17}
 
 
 @pytest.mark.promise("C2")
 def test_a_child_near_the_end_of_its_tasks_is_given_no_more_than_are_left() -> None:
-    made = books(Child(budget_left=2), Child(load=9, budget_left=7), concurrency=10)
+    made = pending(Child(budget_left=2), Child(load=9, budget_left=7), concurrency=10)
     assert wanted_by(taken(made)) == {"RUNNING": 3}
 
 
 def test_as_children_become_free_turns_overlap() -> None:
     first, second = Child(), Child(load=1)
-    made = books(first, second)
+    made = pending(first, second)
     assert wanted_by(taken(made)) == {"RUNNING": 1}
     second.load = 0
     assert wanted_by(taken(made)) == {"RUNNING": 1}
-    assert made.next_turn(0.0) is None
+    assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C11", "C12", "C19")
 @pytest.mark.parametrize("caps", [ONE_CAP, Caps(cluster_wide=5)])
 def test_while_something_is_capped_one_turn_at_a_time_claims_and_the_others_still_end_tasks(caps: Caps) -> None:
     first, second = Child(), Child(load=1)
-    made = books(first, second, caps=caps)
+    made = pending(first, second, caps=caps)
     claiming = taken(made)
     assert wanted_by(claiming) == {"RUNNING": 1}
     second.load = 0
@@ -392,71 +392,71 @@ def test_while_something_is_capped_one_turn_at_a_time_claims_and_the_others_stil
 @pytest.mark.promise("C17")
 def test_without_a_buffer_the_ceiling_counts_all_that_is_held() -> None:
     busy = [Child(load=1), Child(load=1), Child(), Child(), Child()]
-    made = books(*busy, processes=5, max_claim_per_worker=3)
+    made = pending(*busy, processes=5, max_claim_per_worker=3)
     assert wanted_by(taken(made)) == {"RUNNING": 1}
-    assert made.next_turn(0.0) is None
+    assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C17")
 def test_without_a_buffer_the_ceiling_counts_endings_until_they_are_committed() -> None:
     """Or for a moment more rows than the ceiling would be RUNNING under this worker's name."""
-    made = books(Child(), Child(), max_claim_per_worker=1)
+    made = pending(Child(), Child(), max_claim_per_worker=1)
     made.more = False
     made.endings.append(ending())
     telling = taken(made)
     made.more = True
-    assert made.next_turn(0.0) is None
+    assert made.next_batch(0.0) is None
     made.settle(telling, NOTHING, until=0.0)
     assert wanted_by(taken(made)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("C17")
 def test_with_a_buffer_the_ceiling_counts_only_what_waits() -> None:
-    made = books(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
+    made = pending(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
     made.buffer.append(BufferedClaim(claim(), 100.0))
     assert wanted_by(taken(made)) == {"CLAIMED": 3}
 
 
 @pytest.mark.promise("C16")
 def test_a_batch_limits_what_one_turn_takes_from_a_queue() -> None:
-    made = books(*[Child() for _ in range(9)], processes=9, max_claim_batch=4)
-    turn = taken(made)
-    assert [(wanted.limit, wanted.queue_limit) for wanted in turn.wanted] == [(9, 4)]
-    assert turn.claim_from is ClaimFrom.START
+    made = pending(*[Child() for _ in range(9)], processes=9, max_claim_batch=4)
+    planned = taken(made)
+    assert [(wanted.limit, wanted.queue_limit) for wanted in planned.wanted] == [(9, 4)]
+    assert planned.claim_from is ClaimFrom.START
 
 
 @pytest.mark.promise("C16")
 @pytest.mark.parametrize(("batch", "expected"), [(1, [(2, 1)]), (2, [(2, 2)]), (5, [(2, 5), (4, 3)])])
 def test_what_runs_and_what_waits_share_one_batch(batch: int, expected: list[tuple[int, int]]) -> None:
-    made = books(Child(), Child(), prefetch=4, max_claim_batch=batch)
+    made = pending(Child(), Child(), prefetch=4, max_claim_batch=batch)
     assert [(wanted.limit, wanted.queue_limit) for wanted in taken(made).wanted] == expected
 
 
 @pytest.mark.promise("C19", "C20")
 def test_where_a_queue_is_counted_each_queue_is_a_lane_of_its_own() -> None:
-    made = books(Child(), queues=("urgent", "default"), caps=ONE_CAP)
-    made.marks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
+    made = pending(Child(), queues=("urgent", "default"), caps=ONE_CAP)
+    made.watermarks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
     for payload in ("5 1000000 default", "9 1000000 default", "7 1000000 urgent"):
-        made.marks.heard(payload)
+        made.watermarks.heard(payload)
     # Before something was claimed from a queue, it is asked from its start.
     served = [
         Claim("id", 1, "add", queue, priority, EPOCH, 1, "{}") for queue, priority in (("urgent", 7), ("default", 9))
     ]
-    made.marks.claimed(served, asked=9, sent_at=made.marks.moment)
-    turn = taken(made)
-    assert turn.claim_from is ClaimFrom.QUEUES
-    assert [(lane.queue_name, lane.priority) for lane in turn.lanes] == [("urgent", 7), ("default", 5)]
-    assert "lock_caps" in statements(turn)
+    made.watermarks.claimed(served, asked=9, sent_at=made.watermarks.moment)
+    planned = taken(made)
+    assert planned.claim_from is ClaimFrom.QUEUES
+    assert [(lane.queue_name, lane.priority) for lane in planned.lanes] == [("urgent", 7), ("default", 5)]
+    assert "lock_caps" in statements(planned)
 
 
 @pytest.mark.promise("C10", "C19")
 def test_where_nothing_is_capped_nothing_is_counted_and_nothing_locked() -> None:
-    made = books(Child())
-    made.marks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
-    made.marks.heard("5 1000000 default")
-    turn = taken(made)
-    assert turn.claim_from is ClaimFrom.MARKS
-    assert statements(turn) == ["begin_batch", "set_batch_limits", "claim_from_watermarks", "commit_batch"]
+    made = pending(Child())
+    made.watermarks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
+    made.watermarks.heard("5 1000000 default")
+    planned = taken(made)
+    assert planned.claim_from is ClaimFrom.WATERMARKS
+    assert statements(planned) == ["begin_batch", "set_batch_limits", "claim_from_watermarks", "commit_batch"]
 
 
 @given(
@@ -472,7 +472,7 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
 ) -> None:
     """The oracle counts rows in the database, where the buffered rows that this turn starts are RUNNING by then."""
     concurrency = 3
-    made = books(
+    made = pending(
         *[Child(load) for load in loads],
         prefetch=prefetch,
         concurrency=concurrency,
@@ -481,8 +481,8 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
         max_claim_batch=batch,
     )
     made.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
-    turn = made.next_turn(0.0)
-    started = len(turn.starts) if turn else 0
+    planned = made.next_batch(0.0)
+    started = len(planned.starts) if planned else 0
     budget = Budget(
         slots=len(loads) * concurrency,
         running=sum(loads) + started,
@@ -491,12 +491,12 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
         max_claim_per_worker=ceiling,
         max_claim_batch=batch,
     )
-    asked: list[ClaimRequest] = list(turn.wanted) if turn else []
+    asked: list[ClaimRequest] = list(planned.wanted) if planned else []
     from_one_queue = sum(min(wanted.limit, wanted.queue_limit or wanted.limit) for wanted in asked)
     assert from_one_queue == budget.queue_limit(QueueRoom(name="default"), budget.pass_limit())
     if not batch:
         assert sum(wanted.limit for wanted in asked) == budget.pass_limit()
-    assert wanted_by(turn).get("RUNNING", 0) <= len(loads) * concurrency - sum(loads) - started
+    assert wanted_by(planned).get("RUNNING", 0) <= len(loads) * concurrency - sum(loads) - started
 
 
 # -- tiny tasks
@@ -504,9 +504,9 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
 
 def test_endings_of_tiny_tasks_wait_a_moment_for_each_other() -> None:
     """While another task will end in a moment, or a turn will come back and bring more."""
-    made = with_tiny_tasks(books(Child(load=1), Child()))
+    made = with_tiny_tasks(pending(Child(load=1), Child()))
     assert made.should_gather()
-    made = with_tiny_tasks(books(Child(), Child()))
+    made = with_tiny_tasks(pending(Child(), Child()))
     starting(made)
     assert made.should_gather()
 
@@ -514,38 +514,38 @@ def test_endings_of_tiny_tasks_wait_a_moment_for_each_other() -> None:
 def with_tiny_tasks(made: PendingWork) -> PendingWork:
     made.endings.append(ending())
     for _ in range(100):
-        made.frames.observe(10)
+        made.prefetch.observe(10)
     return made
 
 
 def test_a_single_tiny_task_is_never_kept_waiting() -> None:
-    assert not with_tiny_tasks(books(Child(), Child())).should_gather()
+    assert not with_tiny_tasks(pending(Child(), Child())).should_gather()
 
 
 def test_endings_do_not_wait_when_there_is_nothing_more_to_do() -> None:
-    made = with_tiny_tasks(books(Child(load=1)))
+    made = with_tiny_tasks(pending(Child(load=1)))
     made.more = False
     assert not made.should_gather()
 
 
 def test_endings_do_not_wait_on_the_way_out() -> None:
-    made = with_tiny_tasks(books(Child(load=1)))
+    made = with_tiny_tasks(pending(Child(load=1)))
     made.stopping = True
     assert not made.should_gather()
 
 
 def test_endings_of_longer_tasks_do_not_wait() -> None:
-    made = with_tiny_tasks(books(Child(load=1)))
-    made.frames.observe(1_000_000)
+    made = with_tiny_tasks(pending(Child(load=1)))
+    made.prefetch.observe(1_000_000)
     assert not made.should_gather()
 
 
 def test_endings_of_frames_do_not_wait_while_a_child_has_room() -> None:
-    assert not with_tiny_tasks(books(Child(load=1), prefetch="auto")).should_gather()
+    assert not with_tiny_tasks(pending(Child(load=1), prefetch="auto")).should_gather()
 
 
 def test_endings_of_frames_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
-    made = with_tiny_tasks(books(Child(load=PREFETCH_MAX), prefetch="auto"))
+    made = with_tiny_tasks(pending(Child(load=PREFETCH_MAX), prefetch="auto"))
     assert made.should_gather()
     made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH))
     assert not made.should_gather(), "more than one turn takes"
@@ -555,24 +555,24 @@ def test_endings_of_frames_wait_for_the_next_claim_while_children_have_enough_to
 
 
 def test_what_was_put_off_is_looked_for_once_per_reason() -> None:
-    made = books()
+    made = pending()
     made.promotes = True
-    turn = taken(made)
-    assert statements(turn) == ["begin_batch", "set_batch_limits", "promote_tasks", "get_next_due", "commit_batch"]
-    assert made.next_turn(0.0) is None
-    made.put_back(turn)
+    planned = taken(made)
+    assert statements(planned) == ["begin_batch", "set_batch_limits", "promote_tasks", "get_next_due", "commit_batch"]
+    assert made.next_batch(0.0) is None
+    made.put_back(planned)
     assert taken(made).promotes
 
 
 @pytest.mark.promise("W10", "W9")
 def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> None:
-    made = books()
+    made = pending()
     interrupted = [ending(), ending()]
     made.interrupted.extend(interrupted)
     made.stopping = True
-    turn = taken(made)
-    assert list(turn.interrupted) == interrupted
-    assert statements(turn) == [
+    planned = taken(made)
+    assert list(planned.interrupted) == interrupted
+    assert statements(planned) == [
         "begin_batch",
         "set_batch_limits",
         "release_interrupted_tasks",  # before the ending, which then finds only the others
@@ -581,37 +581,37 @@ def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> Non
         "notify_done",
         "notify_all_queues",
     ]
-    made.put_back(turn)
+    made.put_back(planned)
     assert made.interrupted == interrupted
 
 
 def test_of_a_task_s_progress_only_the_last_travels() -> None:
-    made = books()
+    made = pending()
     made.progress["an id", 1] = "old"
     made.progress["an id", 1] = "new"
-    turn = taken(made)
-    assert list(turn.progress) == [("an id", 1, "new")]
-    assert "report_progress" in statements(turn)
-    assert made.next_turn(0.0) is None
+    planned = taken(made)
+    assert list(planned.progress) == [("an id", 1, "new")]
+    assert "report_progress" in statements(planned)
+    assert made.next_batch(0.0) is None
 
 
 def test_progress_of_a_failed_turn_travels_again_unless_there_is_news() -> None:
-    made = books()
+    made = pending()
     made.progress.update({("one", 1): "old", ("other", 1): "old"})
-    turn = taken(made)
+    planned = taken(made)
     made.progress["one", 1] = "new"
-    made.put_back(turn)
+    made.put_back(planned)
     assert sorted(taken(made).progress) == [("one", 1, "new"), ("other", 1, "old")]
 
 
 def test_progress_does_not_keep_a_worker_from_leaving() -> None:
-    made = books()
+    made = pending()
     made.progress["an id", 1] = "half"
     assert made.is_empty
 
 
 def test_failed_attempts_that_may_be_retried_are_judged_by_their_policy() -> None:
-    made = books()
+    made = pending()
     failed, final = claim(), ending()
     made.endings.extend([Ending(failed.id, 1, TaskStatus.FAILED, error_code="BROKEN", may_retry=True), final])
     assert statements(taken(made))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_batch"]
@@ -619,7 +619,7 @@ def test_failed_attempts_that_may_be_retried_are_judged_by_their_policy() -> Non
 
 def test_large_results_travel_in_several_turns() -> None:
     """PostgreSQL refuses a message of a gigabyte, and one turn must not hold up everybody."""
-    made = books()
+    made = pending()
     large = "x" * (BYTES_PER_BATCH // 2)
     for _ in range(4):
         of = claim()
@@ -628,7 +628,7 @@ def test_large_results_travel_in_several_turns() -> None:
 
 
 def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
-    made = books()
+    made = pending()
     made.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_BATCH + 1)), ending()])
     assert [len(taken(made).endings), len(taken(made).endings)] == [1, 1]
 
@@ -637,13 +637,13 @@ def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
 @pytest.mark.parametrize("kind", ["endings", "interrupted", "releases"])
 @pytest.mark.parametrize(("caps", "is_told"), [(ONE_CAP, True), (Caps(cluster_wide=5), True), (NO_CAPS, False)])
 def test_others_are_told_of_capacity_that_is_free_again(kind: str, caps: Caps, *, is_told: bool) -> None:
-    made = books(caps=caps)
+    made = pending(caps=caps)
     getattr(made, kind).append(claim() if kind == "releases" else ending())
     assert ("notify_capacity_freed" in statements(taken(made))) is is_told
 
 
-def _read(turn: Batch) -> dict[str, Payload]:
-    return {claim.id: Payload(2, "{}", None) for claim in turn.loads}
+def _read(planned: Batch) -> dict[str, Payload]:
+    return {claim.id: Payload(2, "{}", None) for claim in planned.loads}
 
 
 class NothingIsForgotten(RuleBasedStateMachine):
@@ -657,7 +657,7 @@ class NothingIsForgotten(RuleBasedStateMachine):
 
     @initialize(prefetch=st.integers(0, 5), caps=st.sampled_from([NO_CAPS, ONE_CAP]))
     def begin(self, prefetch: int, caps: Caps) -> None:
-        self.books = books(Child(), Child(), prefetch=prefetch, caps=caps)
+        self.pending = pending(Child(), Child(), prefetch=prefetch, caps=caps)
 
     def new(self) -> Claim:
         made = claim()
@@ -666,28 +666,28 @@ class NothingIsForgotten(RuleBasedStateMachine):
 
     @rule()
     def a_task_ends(self) -> None:
-        self.books.endings.append(ending(self.new()))
+        self.pending.endings.append(ending(self.new()))
 
     @rule()
     def a_large_task_is_to_be_read(self) -> None:
-        self.books.unread.append(replace(self.new(), args=None))
+        self.pending.unread.append(replace(self.new(), args=None))
 
     @precondition(lambda self: self.in_flight)
     @rule(is_about_values=st.booleans())
     def a_turn_is_refused(self, *, is_about_values: bool) -> None:
-        refuse(self.books, self.in_flight.pop(), is_about_values=is_about_values, now=self.now)
+        refuse(self.pending, self.in_flight.pop(), is_about_values=is_about_values, now=self.now)
 
     @rule()
     def a_task_is_interrupted(self) -> None:
-        self.books.interrupted.append(ending(self.new()))
+        self.pending.interrupted.append(ending(self.new()))
 
     @rule()
     def a_task_is_to_be_given_back(self) -> None:
-        self.books.releases.append(self.new())
+        self.pending.releases.append(self.new())
 
     @rule()
     def a_task_waits_in_the_buffer(self) -> None:
-        self.books.buffer.append(BufferedClaim(self.new(), self.now + 5.0))
+        self.pending.buffer.append(BufferedClaim(self.new(), self.now + 5.0))
 
     @rule()
     def time_passes(self) -> None:
@@ -695,29 +695,31 @@ class NothingIsForgotten(RuleBasedStateMachine):
 
     @rule()
     def a_turn_departs(self) -> None:
-        if turn := self.books.next_turn(self.now):
-            self.in_flight.append(turn)
+        if planned := self.pending.next_batch(self.now):
+            self.in_flight.append(planned)
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def a_turn_fails(self) -> None:
-        self.books.put_back(self.in_flight.pop())
+        self.pending.put_back(self.in_flight.pop())
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def a_turn_is_committed(self) -> None:
-        turn = self.in_flight.pop(0)
-        self.books.settle(turn, BatchResult(claimed=[[] for _ in turn.wanted], payloads=_read(turn)), until=self.now)
-        self.known -= {(item.id, item.claim_no) for item in self._told_by(turn)}
+        planned = self.in_flight.pop(0)
+        self.pending.settle(
+            planned, BatchResult(claimed=[[] for _ in planned.wanted], payloads=_read(planned)), until=self.now
+        )
+        self.known -= {(item.id, item.claim_no) for item in self._told_by(planned)}
 
-    def _told_by(self, turn: Batch) -> list[Claim | Ending]:
+    def _told_by(self, planned: Batch) -> list[Claim | Ending]:
         """What the books need not remember any more. (What was not started goes back, in another turn.)"""
-        return [*turn.endings, *turn.interrupted, *turn.releases, *turn.loads]
+        return [*planned.endings, *planned.interrupted, *planned.releases, *planned.loads]
 
     @invariant()
     def what_is_open_is_remembered(self) -> None:
-        assert self.books.remembered() == self.known
-        assert self.books.is_empty == (not self.known and not self.in_flight)
+        assert self.pending.remembered() == self.known
+        assert self.pending.is_empty == (not self.known and not self.in_flight)
 
 
 TestNothingIsForgotten = NothingIsForgotten.TestCase
@@ -731,12 +733,12 @@ def node_ending(root_id: str) -> Ending:
 
 
 def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
-    made = books(Child())
+    made = pending(Child())
     made.more = False
     made.endings.append(node_ending("a"))
-    turn = taken(made)
-    assert wanted_by(turn) == {"RUNNING": 1}
-    said = statements(turn)
+    planned = taken(made)
+    assert wanted_by(planned) == {"RUNNING": 1}
+    said = statements(planned)
     assert (
         said.index("lock_roots")
         < said.index("finish_tasks")
@@ -747,21 +749,21 @@ def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
 
 
 def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> None:
-    made = books(prefetch="auto")
+    made = pending(prefetch="auto")
     first, second, other = node_ending("a"), node_ending("a"), node_ending("b")
     made.endings.append(first)
-    turn = taken(made)
+    planned = taken(made)
     made.endings.extend([second, other])
     assert taken(made).endings == [other]
-    assert made.next_turn(0.0) is None
-    made.settle(turn, BatchResult(claimed=[[] for _ in turn.wanted]), until=0.0)
+    assert made.next_batch(0.0) is None
+    made.settle(planned, BatchResult(claimed=[[] for _ in planned.wanted]), until=0.0)
     assert taken(made).endings == [second]
 
 
 def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_failed() -> None:
-    made = books()
+    made = pending()
     made.endings.append(node_ending("a"))
-    made.settle(turn := taken(made), BatchResult(claimed=[[] for _ in turn.wanted], unsettled=["a"]), until=0.0)
+    made.settle(planned := taken(made), BatchResult(claimed=[[] for _ in planned.wanted], unsettled=["a"]), until=0.0)
     assert not made.is_empty
     made.put_back(again := taken(made))
     assert again.unsettled == ["a"]
@@ -769,6 +771,6 @@ def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_fail
 
 
 def test_plain_tasks_know_nothing_of_workflows() -> None:
-    made = books()
+    made = pending()
     made.endings.append(ending())
     assert not {"lock_roots", "advance_nodes", "enqueue_ready_nodes", "finish_runs"} & {*statements(taken(made))}

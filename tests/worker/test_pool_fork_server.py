@@ -16,19 +16,19 @@ from tests.fixtures.pools import Pump, open_pool
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks from a template on Linux only")
 
 
-async def about(pump: Pump, count: int) -> list[dict[str, Any]]:
+async def about(dispatcher: Pump, count: int) -> list[dict[str, Any]]:
     """Of `count` children, each asked once."""
-    pump.is_paused = True
-    ids = [pump.send("about_process") for _ in range(count)]
-    pump.is_paused = False
-    pump.hand_out()
-    return [json.loads((await pump.ending(task_id)).result or "") for task_id in ids]
+    dispatcher.is_paused = True
+    ids = [dispatcher.send("about_process") for _ in range(count)]
+    dispatcher.is_paused = False
+    dispatcher.hand_out()
+    return [json.loads((await dispatcher.ending(task_id)).result or "") for task_id in ids]
 
 
 @pytest.mark.promise("C4")
 async def test_children_share_what_was_made_at_import_and_nothing_else() -> None:
-    async with open_pool(processes=3) as pump:
-        children = await about(pump, 3)
+    async with open_pool(processes=3) as dispatcher:
+        children = await about(dispatcher, 3)
         assert len({child["pid"] for child in children}) == 3
         assert len({child["parent"] for child in children}) == 1  # the template
         assert children[0]["parent"] != os.getpid()
@@ -41,33 +41,33 @@ async def test_children_share_what_was_made_at_import_and_nothing_else() -> None
 
 
 async def test_the_template_dies_with_its_pool_and_its_children_with_it() -> None:
-    async with open_pool(processes=2) as pump:
-        template = psutil.Process((await about(pump, 1))[0]["parent"])
+    async with open_pool(processes=2) as dispatcher:
+        template = psutil.Process((await about(dispatcher, 1))[0]["parent"])
         family = [template, *template.children()]
         assert len(family) == 3
     assert not any(process.is_running() for process in family)
 
 
 async def test_a_dead_template_is_started_anew_and_its_children_replaced() -> None:
-    async with open_pool(processes=2) as pump:
-        template = (await about(pump, 1))[0]["parent"]
-        before = {member.pid for member in pump.roster}
-        held = pump.send("sleep", seconds=600)
-        await pump.beginning(held)
+    async with open_pool(processes=2) as dispatcher:
+        template = (await about(dispatcher, 1))[0]["parent"]
+        before = {pool_child.pid for pool_child in dispatcher.children}
+        held = dispatcher.send("sleep", seconds=600)
+        await dispatcher.beginning(held)
         os.kill(template, signal.SIGKILL)
-        assert (await pump.crash(held)).error_code == "WORKER_CRASHED"
-        await pump.until(lambda: len(pump.open_members()) == 2, "two children are there again")
-        assert not before & {member.pid for member in pump.roster}
-        assert (await about(pump, 1))[0]["parent"] != template
+        assert (await dispatcher.crash(held)).error_code == "WORKER_CRASHED"
+        await dispatcher.until(lambda: len(dispatcher.open_members()) == 2, "two children are there again")
+        assert not before & {pool_child.pid for pool_child in dispatcher.children}
+        assert (await about(dispatcher, 1))[0]["parent"] != template
 
 
 async def test_killed_children_are_reaped() -> None:
-    async with open_pool(processes=1) as pump:
-        template = psutil.Process((await about(pump, 1))[0]["parent"])
+    async with open_pool(processes=1) as dispatcher:
+        template = psutil.Process((await about(dispatcher, 1))[0]["parent"])
         for _ in range(3):
-            task_id = pump.send("die")
-            await pump.crash(task_id)
-        await pump.value("quick")
+            task_id = dispatcher.send("die")
+            await dispatcher.crash(task_id)
+        await dispatcher.value("quick")
         assert len(template.children()) == 1
 
 

@@ -92,62 +92,62 @@ async def test_an_app_that_cannot_be_loaded_is_refused(
 @pytest.mark.promise("A8", "W8", "W9")
 @pytest.mark.parametrize(("name", "cause"), [("exit_now", "exited with code 3"), ("die", "was killed by SIGKILL")])
 async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, cause: str) -> None:
-    async with open_pool(processes=2, max_tasks=max_tasks) as pump:
-        before = {member.pid for member in pump.roster}
-        task_id = pump.send(name)
-        error = await pump.crash(task_id)
+    async with open_pool(processes=2, max_tasks=max_tasks) as dispatcher:
+        before = {pool_child.pid for pool_child in dispatcher.children}
+        task_id = dispatcher.send(name)
+        error = await dispatcher.crash(task_id)
         assert error.error_code == "WORKER_CRASHED"
         assert cause in error.message
-        await pump.until(lambda: len(pump.open_members()) == 2, "another has taken its place")
-        after = {member.pid for member in pump.roster}
-        assert before - after == {pump.done_by[task_id]}
+        await dispatcher.until(lambda: len(dispatcher.open_members()) == 2, "another has taken its place")
+        after = {pool_child.pid for pool_child in dispatcher.children}
+        assert before - after == {dispatcher.done_by[task_id]}
 
 
 @STARTED
 async def test_a_condemned_task_ends_by_its_verdict_when_its_child_is_killed(
     max_tasks: int | None, tmp_path: Path
 ) -> None:
-    async with open_pool(max_tasks=max_tasks, frame=2) as pump:
-        pump.is_paused = True
-        condemned, behind = pump.send("gate", until=str(tmp_path / "go")), pump.send("quick")
-        pump.is_paused = False
-        pump.hand_out()
-        member, ticket = await pump.beginning(condemned)
-        member.condemn(ticket, "TASK_TIMEOUT", "it did not stop")
-        member.kill()
-        error = await pump.crash(condemned)
+    async with open_pool(max_tasks=max_tasks, frame=2) as dispatcher:
+        dispatcher.is_paused = True
+        condemned, behind = dispatcher.send("gate", until=str(tmp_path / "go")), dispatcher.send("quick")
+        dispatcher.is_paused = False
+        dispatcher.hand_out()
+        pool_child, assignment_no = await dispatcher.beginning(condemned)
+        pool_child.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it did not stop")
+        pool_child.kill()
+        error = await dispatcher.crash(condemned)
         assert (error.error_code, error.message) == ("TASK_TIMEOUT", "it did not stop")
-        assert (await pump.ending(behind)).status == "COMPLETED"
-        assert pump.given_back == [behind]  # it had not begun
+        assert (await dispatcher.ending(behind)).status == "COMPLETED"
+        assert dispatcher.given_back == [behind]  # it had not begun
 
 
 async def test_a_verdict_is_void_when_the_task_ends_by_itself(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool() as pump:
-        task_id = pump.send("gate", until=str(go))
-        member, ticket = await pump.beginning(task_id)
-        member.condemn(ticket, "TASK_TIMEOUT", "it did not stop")
+    async with open_pool() as dispatcher:
+        task_id = dispatcher.send("gate", until=str(go))
+        pool_child, assignment_no = await dispatcher.beginning(task_id)
+        pool_child.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it did not stop")
         go.touch()
-        assert (await pump.ending(task_id)).status == "COMPLETED"
-        member.kill()
-        await pump.until(lambda: member not in pump.roster)
-        assert pump.crashed == {}
+        assert (await dispatcher.ending(task_id)).status == "COMPLETED"
+        pool_child.kill()
+        await dispatcher.until(lambda: pool_child not in dispatcher.children)
+        assert dispatcher.crashed == {}
 
 
 @pytest.mark.promise("C1")
 @STARTED
 async def test_no_more_tasks_run_at_once_than_there_are_processes(max_tasks: int | None) -> None:
-    async with open_pool(processes=2, max_tasks=max_tasks) as pump:
+    async with open_pool(processes=2, max_tasks=max_tasks) as dispatcher:
         for _ in range(20):
-            pump.send("sleep", seconds=0.01)
-        await pump.until(lambda: len(pump.ended) == 20)
-        assert pump.most_at_once == 2
+            dispatcher.send("sleep", seconds=0.01)
+        await dispatcher.until(lambda: len(dispatcher.ended) == 20)
+        assert dispatcher.most_at_once == 2
 
 
 async def test_a_child_says_what_it_does(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool() as pump:
-        (child,) = (psutil.Process(member.pid) for member in pump.roster)
+    async with open_pool() as dispatcher:
+        (child,) = (psutil.Process(pool_child.pid) for pool_child in dispatcher.children)
 
         def title() -> str:
             return Path(f"/proc/{child.pid}/comm").read_text().strip()
@@ -158,11 +158,11 @@ async def test_a_child_says_what_it_does(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
 
         await shows("horsies: idle")
-        task_id = pump.send("gate", until=str(go))
-        await pump.beginning(task_id)
+        task_id = dispatcher.send("gate", until=str(go))
+        await dispatcher.beginning(task_id)
         assert title() == "horsies: gate"
         go.touch()
-        await pump.ending(task_id)
+        await dispatcher.ending(task_id)
         await shows("horsies: idle")
 
 
@@ -171,14 +171,14 @@ async def test_a_child_that_hangs_while_it_leaves_is_killed(
     max_tasks: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool_module, "LEAVE_PATIENCE_S", 0.5)
-    async with open_pool(max_tasks=max_tasks) as pump:
-        os.kill(pump.roster[0].pid, signal.SIGSTOP)
+    async with open_pool(max_tasks=max_tasks) as dispatcher:
+        os.kill(dispatcher.children[0].pid, signal.SIGSTOP)
     assert "has not left within 0.5 s" in caplog.text
 
 
 @STARTED
 async def test_a_thread_that_a_task_has_left_behind_does_not_keep_its_child(max_tasks: int | None) -> None:
-    async with open_pool(max_tasks=max_tasks) as pump:
-        await pump.value("leave_a_thread")
-        (child,) = (psutil.Process(member.pid) for member in pump.roster)
+    async with open_pool(max_tasks=max_tasks) as dispatcher:
+        await dispatcher.value("leave_a_thread")
+        (child,) = (psutil.Process(pool_child.pid) for pool_child in dispatcher.children)
     assert not child.is_running()

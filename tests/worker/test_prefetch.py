@@ -8,20 +8,20 @@ durations = st.lists(st.integers(0, 10_000_000), max_size=200)
 processes = st.integers(1, 64)
 
 
-def measured(frames: PrefetchPolicy, duration_us: int, times: int = 5_000) -> PrefetchPolicy:
+def measured(policy: PrefetchPolicy, duration_us: int, times: int = 5_000) -> PrefetchPolicy:
     for _ in range(times):
-        frames.observe(duration_us)
-    return frames
+        policy.observe(duration_us)
+    return policy
 
 
 @given(durations, processes)
 def test_without_prefetch_a_child_holds_one_task_whatever_was_measured(durations: list[int], processes: int) -> None:
-    frames = PrefetchPolicy(0, processes)
+    policy = PrefetchPolicy(0, processes)
     for duration in durations:
-        frames.observe(duration)
-    assert frames.size == 1
-    assert frames.ceiling == processes
-    assert not frames.buffers
+        policy.observe(duration)
+    assert policy.size == 1
+    assert policy.ceiling == processes
+    assert not policy.buffers
 
 
 @pytest.mark.promise("X2", "X4")
@@ -29,21 +29,21 @@ def test_without_prefetch_a_child_holds_one_task_whatever_was_measured(durations
 def test_a_child_that_runs_many_at_once_has_a_place_for_each_whatever_was_measured(
     durations: list[int], processes: int, concurrency: int, prefetch: int
 ) -> None:
-    frames = PrefetchPolicy(prefetch, processes, concurrency)
+    policy = PrefetchPolicy(prefetch, processes, concurrency)
     for duration in durations:
-        frames.observe(duration)
-    assert frames.size == concurrency
-    assert frames.ceiling == processes * concurrency + prefetch
-    assert frames.room(concurrency - 1) == 1  # nobody waits until half of the places are free
-    assert frames.room(concurrency) == 0
-    assert not frames.is_framed
+        policy.observe(duration)
+    assert policy.size == concurrency
+    assert policy.ceiling == processes * concurrency + prefetch
+    assert policy.capacity(concurrency - 1) == 1  # nobody waits until half of the places are free
+    assert policy.capacity(concurrency) == 0
+    assert not policy.is_framed
 
 
 def test_tasks_are_tiny_when_they_take_less_time_than_a_commit() -> None:
-    assert not PrefetchPolicy(0, 1).are_tiny  # before anything is measured
-    frames = measured(PrefetchPolicy(0, 1), 50)
-    assert frames.are_tiny
-    assert not measured(frames, 1_000_000, times=1).are_tiny
+    assert not PrefetchPolicy(0, 1).tasks_are_short  # before anything is measured
+    policy = measured(PrefetchPolicy(0, 1), 50)
+    assert policy.tasks_are_short
+    assert not measured(policy, 1_000_000, times=1).tasks_are_short
 
 
 @pytest.mark.parametrize("prefetch", [5, "auto"])
@@ -53,11 +53,11 @@ def test_before_anything_is_measured_a_frame_is_one_task(prefetch: int) -> None:
 
 @given(durations, processes)
 def test_a_frame_is_never_empty_and_never_huge(durations: list[int], processes: int) -> None:
-    frames = PrefetchPolicy("auto", processes)
+    policy = PrefetchPolicy("auto", processes)
     for duration in durations:
-        frames.observe(duration)
-        assert 1 <= frames.size <= PREFETCH_MAX
-        assert frames.ceiling == processes * frames.size
+        policy.observe(duration)
+        assert 1 <= policy.size <= PREFETCH_MAX
+        assert policy.ceiling == processes * policy.size
 
 
 @pytest.mark.parametrize(
@@ -68,23 +68,23 @@ def test_a_frame_holds_a_few_milliseconds_of_measured_work(duration_us: int, siz
 
 
 def test_slow_tasks_shrink_the_frames_soon() -> None:
-    frames = measured(PrefetchPolicy("auto", 1), 10)
-    assert frames.size > 100
-    assert measured(frames, 1_000_000, times=1).size == 1
+    policy = measured(PrefetchPolicy("auto", 1), 10)
+    assert policy.size > 100
+    assert measured(policy, 1_000_000, times=1).size == 1
 
 
 @given(st.integers(1, 100), processes)
 def test_a_number_bounds_what_the_worker_holds_beyond_its_children(prefetch: int, processes: int) -> None:
-    frames = measured(PrefetchPolicy(prefetch, processes), 0)
-    assert frames.ceiling == processes + prefetch
-    assert frames.buffers
-    assert (frames.size, frames.most, frames.is_framed) == (1, 1, False), "RUNNING means begun"
+    policy = measured(PrefetchPolicy(prefetch, processes), 0)
+    assert policy.ceiling == processes + prefetch
+    assert policy.buffers
+    assert (policy.size, policy.most, policy.is_framed) == (1, 1, False), "RUNNING means begun"
 
 
 @given(st.integers(0, 300), st.integers(0, 5_000))
 def test_the_room_beside_a_load_never_overfills_a_frame(load: int, duration_us: int) -> None:
-    frames = measured(PrefetchPolicy("auto", 1), duration_us, times=60)
-    room = frames.room(load)
-    assert room >= 0
-    assert room == 0 or load + room == frames.size
-    assert frames.room(0) == frames.size
+    policy = measured(PrefetchPolicy("auto", 1), duration_us, times=60)
+    capacity = policy.capacity(load)
+    assert capacity >= 0
+    assert capacity == 0 or load + capacity == policy.size
+    assert policy.capacity(0) == policy.size

@@ -9,7 +9,7 @@ from horsies.model.task import Claim
 from horsies.worker.pending import PendingWork
 from horsies.worker.reports import ChildReports, TaskEvents
 from horsies.worker.timeouts import TaskStopper
-from tests.worker.test_pending import books, claim
+from tests.worker.test_pending import claim, pending
 
 CRASH = TaskError(error_code="WORKER_CRASHED", message="the child died")
 
@@ -24,7 +24,7 @@ def deaths(claims: list[Claim]) -> list[int]:
 
 @pytest.mark.promise("W9")
 def test_a_task_that_children_die_with_before_it_begins_is_counted_and_ended_the_third_time() -> None:
-    made = books()
+    made = pending()
     held = claim()
     for expected in (1, 2):
         clerk_of(made).died([], [held])
@@ -37,20 +37,20 @@ def test_a_task_that_children_die_with_before_it_begins_is_counted_and_ended_the
 
 @pytest.mark.promise("W9")
 def test_the_task_that_ran_is_to_blame_and_not_those_behind_it() -> None:
-    made = books()
+    made = pending()
     clerk_of(made).died([(claim(), CRASH)], [claim(), replace(claim(), child_deaths=2)])
     assert deaths(made.releases) == [0, 2]
     assert len(made.endings) == 1
 
 
 def test_where_many_run_at_once_it_may_be_one_that_was_on_its_way() -> None:
-    made = books(concurrency=5)
+    made = pending(concurrency=5)
     clerk_of(made).died([(claim(), CRASH)], [claim()])
     assert deaths(made.releases) == [1]
 
 
 def test_children_that_are_killed_because_the_worker_leaves_count_for_nothing() -> None:
-    made = books()
+    made = pending()
     made.stopping = True
     clerk_of(made).died([], [replace(claim(), child_deaths=2)])
     assert deaths(made.releases) == [2]

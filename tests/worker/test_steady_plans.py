@@ -37,7 +37,7 @@ def full_reads(sql: psycopg.Connection) -> int:
     return count
 
 
-def turn(config: PostgresConfig, claim_from: ClaimFrom, endings: list[Ending]) -> Batch:
+def batch(config: PostgresConfig, claim_from: ClaimFrom, endings: list[Ending]) -> Batch:
     wanted = ClaimRequest(ME, TaskStatus.RUNNING, 2, 60_000)
     lanes = [Lane("default", 100, EPOCH)]
     return Batch(ME, config, NO_CAPS, endings, wanted=[wanted], claim_from=claim_from, lanes=lanes)
@@ -52,19 +52,19 @@ async def test_a_worker_that_was_idle_keeps_to_its_indexes_when_much_arrives(
 ) -> None:
     config = PostgresConfig(database_url=database)
     empty(sql)
-    courier = LoopConnection(config, "test")
+    connection = LoopConnection(config, "test")
     try:
-        for claim_from in (ClaimFrom.MARKS, ClaimFrom.QUEUES):
+        for claim_from in (ClaimFrom.WATERMARKS, ClaimFrom.QUEUES):
             for _ in range(USES):
-                await courier.run(run_batch(turn(config, claim_from, [])))
+                await connection.run(run_batch(batch(config, claim_from, [])))
         fill(sql)
         before, endings = full_reads(sql), list[Ending]()
         for _ in range(USES):
-            for claim_from in (ClaimFrom.MARKS, ClaimFrom.QUEUES):
-                endings = endings_of(await courier.run(run_batch(turn(config, claim_from, endings))))
+            for claim_from in (ClaimFrom.WATERMARKS, ClaimFrom.QUEUES):
+                endings = endings_of(await connection.run(run_batch(batch(config, claim_from, endings))))
                 assert len(endings) == 2
     finally:
-        courier.close()  # what it has counted is written then
+        connection.close()  # what it has counted is written then
     eventually(
         lambda: row(sql, "select n_tup_upd >= %s from pg_stat_user_tables where relname = 'tasks'", 4 * USES) == (True,)
     )

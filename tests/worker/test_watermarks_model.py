@@ -75,7 +75,7 @@ class Table:
         queue, priority, moment = Table._place(place)
         if queue != lane.queue_name:
             return False
-        if claim_from is ClaimFrom.MARKS:
+        if claim_from is ClaimFrom.WATERMARKS:
             return priority == lane.priority and moment >= lane.mark
         return (priority, moment) >= (lane.priority, lane.mark)
 
@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(slots=True)
 class Flight:
-    turn: Batch
+    batch: Batch
     known: KnownWakeup
     outcome: BatchResult | None = None
 
@@ -94,42 +94,42 @@ class Flight:
 class Worker:
     """Has room for a few rows, which it is rid of as soon as it has them."""
 
-    def __init__(self, name: str, *, room: int, caps: Caps) -> None:
-        frames = PrefetchPolicy(room, processes=1)
+    def __init__(self, name: str, *, capacity: int, caps: Caps) -> None:
+        prefetch = PrefetchPolicy(capacity, processes=1)
         database = PostgresConfig(database_url="postgresql://nowhere/nothing")
-        self.books = PendingWork(
+        self.pending_work = PendingWork(
             name,
             database,
             ClaimLimits(60_000, caps),
             [],
-            frames,
+            prefetch,
             Watermarks(QUEUES),
             Quarantine(WorkerResilienceConfig()),
             known=KnownTasks({"add": 1}),
         )
-        self.news = Wakeups(self.books, due_in=lambda _: None)
+        self.news = Wakeups(self.pending_work, due_in=lambda _: None)
         self.flights: list[Flight] = []
 
     def depart(self, now: float) -> bool:
-        if self.books.marks.rescan_in_s(now) == 0.0:
-            self.books.more = True  # as the alarm does
-        turn = self.books.next_turn(now)
-        if turn is not None:
-            self.flights.append(Flight(turn, self.news.known))
-        return turn is not None
+        if self.pending_work.watermarks.rescan_in_s(now) == 0.0:
+            self.pending_work.more = True  # as the alarm does
+        batch = self.pending_work.next_batch(now)
+        if batch is not None:
+            self.flights.append(Flight(batch, self.news.known))
+        return batch is not None
 
     def execute(self, flight: Flight, table: Table) -> None:
-        turn = flight.turn
-        claimed = [table.claim(wanted, list(turn.lanes), turn.claim_from) for wanted in turn.wanted]
-        surveys = turn.claim_from is ClaimFrom.START and bool(turn.wanted) and not turn.caps.is_any
+        batch = flight.batch
+        claimed = [table.claim(wanted, list(batch.lanes), batch.claim_from) for wanted in batch.wanted]
+        surveys = batch.claim_from is ClaimFrom.START and bool(batch.wanted) and not batch.caps.is_any
         flight.outcome = BatchResult(claimed=claimed, waiting=table.survey() if surveys else [])
 
     def land(self, flight: Flight) -> None:
         assert flight.outcome is not None
         self.flights.remove(flight)
-        self.news.found(flight.turn, flight.outcome, flight.known, time.monotonic())
-        self.books.settle(flight.turn, flight.outcome, until=LATER * 2)
-        self.books.buffer.clear()
+        self.news.found(flight.batch, flight.outcome, flight.known, time.monotonic())
+        self.pending_work.settle(flight.batch, flight.outcome, until=LATER * 2)
+        self.pending_work.buffer.clear()
 
 
 class NothingIsLost(RuleBasedStateMachine):
@@ -143,7 +143,7 @@ class NothingIsLost(RuleBasedStateMachine):
         self.table = Table()
         self.ids = (f"{number:04}" for number in count())
         self.uncommitted: list[Place] = []
-        self.workers = [Worker("one", room=100, caps=self.CAPS), Worker("two", room=3, caps=self.CAPS)]
+        self.workers = [Worker("one", capacity=100, caps=self.CAPS), Worker("two", capacity=3, caps=self.CAPS)]
         self.unheard: list[list[str]] = [[], []]
         self.is_hostile = False
         self.last = 0
@@ -203,7 +203,7 @@ class NothingIsLost(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.unheard))
     @rule(number=st.integers(0, 1), data=st.data())
-    def hear(self, number: int, data: st.DataObject) -> None:
+    def receive_message(self, number: int, data: st.DataObject) -> None:
         unheard = self.unheard[number]
         if unheard:
             place = data.draw(st.integers(0, len(unheard) - 1))
@@ -247,7 +247,7 @@ class NothingIsLost(RuleBasedStateMachine):
     @invariant()
     def lanes_are_few(self) -> None:
         for worker in self.workers:
-            assert worker.books.marks.lane_count <= SMALL["LANES_PER_QUEUE"] * len(QUEUES)
+            assert worker.pending_work.watermarks.lane_count <= SMALL["LANES_PER_QUEUE"] * len(QUEUES)
 
     def _all_is_found(self) -> None:
         while self.uncommitted:

@@ -38,8 +38,8 @@ def begin(broker: PostgresBroker, graph: Graph, workflow_id: str | None = None) 
 def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
     """A worker's turn, and what its pump would do after it."""
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    turn = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
-    outcome = broker.run(lambda: run_batch(turn))
+    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
+    outcome = broker.run(lambda: run_batch(batch))
     broker.run(partial(settle, outcome.unsettled))
     return outcome
 

@@ -107,8 +107,8 @@ def test_two_turns_of_one_workflow_wait_for_each_other_and_both_count(
         wait_until_blocked(sql, other)
         assert column(sql, "select id from horsies.tasks where status <> 'RUNNING'") == []
         other.commit()
-        for turn in late:
-            turn.result(10)
+        for batch in late:
+            batch.result(10)
     assert states(sql, run) == (DONE, DONE, NodeStatus.ENQUEUED)
 
 

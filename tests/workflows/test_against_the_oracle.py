@@ -100,7 +100,7 @@ def test_the_ends_are_those_of_the_brute_force_model(
         chosen = chance.randint(min(1, len(held)), len(held))
         endings = [ended(claim, fails=chance.random() < 0.4) for claim in held[:chosen]]
         failing |= {way_to(sql, ending.id) for ending in endings if ending.status is TaskStatus.FAILED}
-        outcome = _turn(broker, endings, chance.randint(1, 3))
+        outcome = _batch(broker, endings, chance.randint(1, 3))
         held = [*held[chosen:], *outcome.claimed[0]]
         if chance.random() < 0.5:
             broker.run(partial(settle, outcome.unsettled))
@@ -125,7 +125,7 @@ def _go_on(broker: PostgresBroker, run: str) -> None:
         pass  # a sub-workflow that goes on and ends in failure may pause it again
 
 
-def _turn(broker: PostgresBroker, endings: list[Ending], limit: int) -> BatchResult:
+def _batch(broker: PostgresBroker, endings: list[Ending], limit: int) -> BatchResult:
     wanted = ClaimRequest(ME, TaskStatus.RUNNING, limit, 60_000)
-    turn = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=from_start(["default"]))
-    return broker.run(partial(run_batch, turn))
+    batch = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=from_start(["default"]))
+    return broker.run(partial(run_batch, batch))

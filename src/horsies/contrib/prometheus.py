@@ -52,11 +52,11 @@ def instrument(app: Horsies, *, registry: CollectorRegistry = REGISTRY) -> None:
     _installed_in(registry).add(app)
 
 
-def exposition(app: Horsies, vitals: Callable[[], WorkerStats | None]) -> Callable[[], tuple[bytes, str]]:
+def exposition(app: Horsies, stats: Callable[[], WorkerStats | None]) -> Callable[[], tuple[bytes, str]]:
     """For a worker or a scheduler: what its `/metrics` says, the user's own metrics included, and the type of it."""
     installed = _installed_in(REGISTRY)
     installed.add(app)
-    installed.gauges.vitals = vitals
+    installed.gauges.stats = stats
     return lambda: (generate_latest(REGISTRY), CONTENT_TYPE_LATEST)
 
 
@@ -94,11 +94,11 @@ class EventCounters:
         self._ended = counter("horsies_tasks_ended", "Tasks ended, by status.", kind)
         self._retried = counter("horsies_tasks_retried", "Attempts that failed and are retried.", task)
         self._crashed = counter("horsies_tasks_crashed", "Attempts whose child process died, or was killed.", task)
-        self._reaped = counter("horsies_tasks_reaped", "Tasks of dead workers that this keeper took care of.")
+        self._rescued = counter("horsies_tasks_reaped", "Tasks of dead workers that this keeper took care of.")
         self._expired = counter("horsies_tasks_expired", "Tasks that did not begin in time, found by this keeper.")
         self._slots = counter("horsies_schedule_slots", "What became of slots of schedules, by outcome.", ["outcome"])
         self._workflows = counter("horsies_workflows_started", "Workflows started by this process.")
-        self._buried = counter("horsies_workers_buried", "Workers that this keeper found dead.")
+        self._declared_dead = counter("horsies_workers_buried", "Workers that this keeper found dead.")
         self._born = counter("horsies_children_started", "Child processes started.")
         self._died = counter("horsies_children_died", "Child processes that died unexpectedly.")
         self._recycled = counter("horsies_children_recycled", "Child processes replaced because of their age or size.")
@@ -108,30 +108,30 @@ class EventCounters:
         self._duration = histogram("horsies_task_duration_seconds", "How long attempts ran.", task, buckets=LONG)
         self._wait = histogram("horsies_task_wait_seconds", "From sent or due to begun.", ["queue"], buckets=LONG)
         self._send = histogram("horsies_send_duration_seconds", "How long a send took.", ["queue"], buckets=QUICK)
-        self._turn = histogram("horsies_turn_duration_seconds", "How long a turn took.", buckets=QUICK)
-        self._hear: dict[type[Any], Callable[[Any], None]] = {
+        self._batch = histogram("horsies_turn_duration_seconds", "How long a turn took.", buckets=QUICK)
+        self._on_message: dict[type[Any], Callable[[Any], None]] = {
             events.TasksSent: self._hear_sent,
             events.TasksClaimed: lambda event: self._claimed.labels(*self._who(event)).inc(event.count),
             events.TaskStarted: self._hear_started,
             events.TaskEnded: self._hear_ended,
             events.TaskRetried: self._hear_retried,
-            events.TasksRescued: lambda event: self._reaped.inc(event.count),
+            events.TasksRescued: lambda event: self._rescued.inc(event.count),
             events.TasksExpired: lambda event: self._expired.inc(event.count),
             events.ScheduleSlotDecided: lambda event: self._slots.labels(event.outcome).inc(),
             events.WorkflowStarted: lambda _: self._workflows.inc(),
-            events.WorkerDeclaredDead: lambda _: self._buried.inc(),
+            events.WorkerDeclaredDead: lambda _: self._declared_dead.inc(),
             events.ChildStarted: lambda _: self._born.inc(),
             events.ChildDied: lambda _: self._died.inc(),
             events.ChildRecycled: lambda _: self._recycled.inc(),
             events.DatabaseError: lambda event: self._troubles.labels(event.kind).inc(),
             events.HeartbeatMissed: lambda _: self._missed.inc(),
             events.NotificationsLost: lambda _: self._deaf.inc(),
-            events.BatchCommitted: lambda event: self._turn.observe(event.duration_s),
+            events.BatchCommitted: lambda event: self._batch.observe(event.duration_s),
         }
 
     def __call__(self, event: events.Event) -> None:
-        if hear := self._hear.get(type(event)):
-            hear(event)
+        if receive_message := self._on_message.get(type(event)):
+            receive_message(event)
 
     def _who(
         self, event: events.TasksClaimed | events.TaskStarted | events.TaskEnded | events.TaskRetried
@@ -187,9 +187,9 @@ class QueueDepths:
                 threading.Thread(target=self._ask, name="horsies-depths", daemon=True).start()
         return self._found if self._answered.wait(PATIENCE_S) else None
 
-    def census(self) -> PoolStats | None:
+    def pool_stats(self) -> PoolStats | None:
         """How its connections are; None: the app has none yet."""
-        return None if self._broker is None else self._broker.pools.census()
+        return None if self._broker is None else self._broker.pools.pool_stats()
 
     def _ask(self) -> None:
         found = None
@@ -209,7 +209,7 @@ class StateCollector(Collector):
 
     def __init__(self) -> None:
         self.depths: dict[Horsies, QueueDepths] = {}
-        self.vitals: Callable[[], WorkerStats | None] = lambda: None
+        self.stats: Callable[[], WorkerStats | None] = lambda: None
 
     def describe(self) -> Iterable[Metric]:
         """Their names, without asking anybody."""
@@ -219,9 +219,9 @@ class StateCollector(Collector):
         looks = [depths.look() for depths in self.depths.values()]
         yield _up(is_up=None not in looks)
         yield from _of_queues([depth for look in looks for depth in look or ()])
-        yield from _of_pools([census for depths in self.depths.values() if (census := depths.census())])
-        if vitals := self.vitals():
-            yield from _of_worker(vitals)
+        yield from _of_pools([pool_stats for depths in self.depths.values() if (pool_stats := depths.pool_stats())])
+        if stats := self.stats():
+            yield from _of_worker(stats)
 
 
 def _up(*, is_up: bool) -> Metric:
@@ -252,14 +252,14 @@ def _of_pools(found: Sequence[PoolStats]) -> Iterator[Metric]:
     def gauge(name: str, words: str, value: Callable[[PoolStats], int]) -> Metric:
         return GaugeMetricFamily(f"horsies_pool_{name}", words, sum(map(value, found)) if found else None)
 
-    yield gauge("connections", "Connections of this process that its calls share.", lambda census: census.size)
-    yield gauge("connections_free", "Those that nobody uses.", lambda census: census.available)
-    yield gauge("callers_waiting", "Calls that wait for one to be free.", lambda census: census.waiting)
+    yield gauge("connections", "Connections of this process that its calls share.", lambda pool_stats: pool_stats.size)
+    yield gauge("connections_free", "Those that nobody uses.", lambda pool_stats: pool_stats.available)
+    yield gauge("callers_waiting", "Calls that wait for one to be free.", lambda pool_stats: pool_stats.waiting)
 
 
-def _of_worker(vitals: WorkerStats | None) -> Iterator[Metric]:
+def _of_worker(stats: WorkerStats | None) -> Iterator[Metric]:
     def gauge(name: str, words: str, value: Callable[[WorkerStats], float | None]) -> Metric:
-        found = None if vitals is None else value(vitals)
+        found = None if stats is None else value(stats)
         return GaugeMetricFamily(f"horsies_{name}", words, found)
 
     yield gauge("worker_running", "Tasks that run in this worker.", lambda seen: seen.running)
@@ -271,9 +271,9 @@ def _of_worker(vitals: WorkerStats | None) -> Iterator[Metric]:
     yield gauge(
         "worker_children_memory_bytes", "The same of its children together.", lambda seen: seen.children_memory_bytes
     )
-    yield gauge("worker_keeper", "1 while this worker is the keeper of the cluster.", lambda seen: seen.is_keeper)
+    yield gauge("worker_keeper", "1 while this worker is the keeper of the cluster.", lambda seen: seen.is_leader)
     yield gauge("heartbeat_age_seconds", "Since its last sign of life was taken.", lambda seen: seen.heartbeat_age_s)
     yield gauge(
-        "listener_working", "1 while notifications arrive; 0: this worker polls.", lambda seen: not seen.is_deaf
+        "listener_working", "1 while notifications arrive; 0: this worker polls.", lambda seen: not seen.is_polling
     )
     yield gauge("notification_age_seconds", "Since the last notification.", lambda seen: seen.notification_age_s)

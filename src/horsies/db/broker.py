@@ -218,39 +218,39 @@ class PostgresBroker:
 
     # -- waiting
 
-    def desk(self, subject: WaitSource[A]) -> WaiterHub[A]:
+    def hub(self, subject: WaitSource[A]) -> WaiterHub[A]:
         """Where the callers of this kind wait for this: threads at one desk, each event loop at its own."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
         with self._lock:
-            desks = self._desks if loop is None else self._async_desks.setdefault(loop, {})
-            if subject not in desks:
-                desks[subject] = WaiterHub(subject, self.listener)
-            return desks[subject]
+            hubs = self._desks if loop is None else self._async_desks.setdefault(loop, {})
+            if subject not in hubs:
+                hubs[subject] = WaiterHub(subject, self.listener)
+            return hubs[subject]
 
     def wait(
         self,
-        desk: WaiterHub[A],
-        ticket: Waiter[A],
+        hub: WaiterHub[A],
+        waiter: Waiter[A],
         deadline: float | None,
         is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
     ) -> None:
         """Block until a ticket that was entered at this desk has enough, or the deadline (on the monotonic clock) has passed."""
-        seat = BlockingSleeper(lambda step: self.run(step.verb, again=step.verb))
-        drive(desk.attend(ticket, seat.ring, deadline, is_enough), seat)
+        sleeper = BlockingSleeper(lambda step: self.run(step.verb, again=step.verb))
+        drive(hub.wait_until(waiter, sleeper.wake_subscribers, deadline, is_enough), sleeper)
 
     async def wait_async(
         self,
-        desk: WaiterHub[A],
-        ticket: Waiter[A],
+        hub: WaiterHub[A],
+        waiter: Waiter[A],
         deadline: float | None,
         is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
     ) -> None:
         """The same for asyncio."""
-        seat = AsyncSleeper(lambda step: self.run_async(step.verb, again=step.verb))
-        await drive_async(desk.attend(ticket, seat.ring, deadline, is_enough), seat)
+        sleeper = AsyncSleeper(lambda step: self.run_async(step.verb, again=step.verb))
+        await drive_async(hub.wait_until(waiter, sleeper.wake_subscribers, deadline, is_enough), sleeper)
 
     # -- schema
 

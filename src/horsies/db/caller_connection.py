@@ -262,19 +262,19 @@ _ALREADY_BROKEN = "25P02"
 
 
 def run_on_caller(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
-    loan = adapt_connection(connection)
+    caller = adapt_connection(connection)
     with _explained(schema):
-        return drive(_whole(verb, loan), partial(_answer, loan, schema))
+        return drive(_whole(verb, caller), partial(_answer, caller, schema))
 
 
 async def run_on_caller_async(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
-    loan = await adapt_connection_async(connection)
+    caller = await adapt_connection_async(connection)
     with _explained(schema):
-        return await drive_async(_whole(verb, loan), partial(_answer_async, loan, schema))
+        return await drive_async(_whole(verb, caller), partial(_answer_async, caller, schema))
 
 
-def _whole(verb: Callable[[], Op[T]], loan: CallerConnection[Rows] | CallerConnection[Awaitable[Rows]]) -> Op[T]:
-    return _in_transaction(verb()) if loan.is_alone else verb()
+def _whole(verb: Callable[[], Op[T]], caller: CallerConnection[Rows] | CallerConnection[Awaitable[Rows]]) -> Op[T]:
+    return _in_transaction(verb()) if caller.is_alone else verb()
 
 
 def _in_transaction(op: Op[T]) -> Op[T]:
@@ -289,21 +289,21 @@ def _in_transaction(op: Op[T]) -> Op[T]:
     return result
 
 
-def _answer(loan: CallerConnection[Rows], schema: str, request: AnyRequest) -> list[Rows]:
+def _answer(caller: CallerConnection[Rows], schema: str, request: AnyRequest) -> list[Rows]:
     queries = _queries(request)
     names = [query.statement.name for query in queries]
-    faults.raise_planted(loan.driver, names, "before")
-    answer = [loan.execute(query, schema) for query in queries]
-    faults.raise_planted(loan.driver, names, "after")
+    faults.raise_planted(caller.driver, names, "before")
+    answer = [caller.execute(query, schema) for query in queries]
+    faults.raise_planted(caller.driver, names, "after")
     return answer
 
 
-async def _answer_async(loan: CallerConnection[Awaitable[Rows]], schema: str, request: AnyRequest) -> list[Rows]:
+async def _answer_async(caller: CallerConnection[Awaitable[Rows]], schema: str, request: AnyRequest) -> list[Rows]:
     queries = _queries(request)
     names = [query.statement.name for query in queries]
-    faults.raise_planted(loan.driver, names, "before")
-    answer = [await loan.execute(query, schema) for query in queries]
-    faults.raise_planted(loan.driver, names, "after")
+    faults.raise_planted(caller.driver, names, "before")
+    answer = [await caller.execute(query, schema) for query in queries]
+    faults.raise_planted(caller.driver, names, "after")
     return answer
 
 

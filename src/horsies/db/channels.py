@@ -83,43 +83,48 @@ log = logging.getLogger("horsies.listen")
 class Subscriptions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bells: dict[Channel, dict[str | None, list[Wake]]] = {}
+        self._subscriptions: dict[Channel, dict[str | None, list[Wake]]] = {}
 
-    def add(self, channel: Channel, key: str | None, bell: Wake) -> None:
+    def add(self, channel: Channel, key: str | None, wake_callback: Wake) -> None:
         """Ring this bell for payloads that name this key; None means for every payload."""
         with self._lock:
-            self._bells.setdefault(channel, {}).setdefault(key, []).append(bell)
+            self._subscriptions.setdefault(channel, {}).setdefault(key, []).append(wake_callback)
 
-    def remove(self, channel: Channel, key: str | None, bell: Wake) -> None:
+    def remove(self, channel: Channel, key: str | None, wake_callback: Wake) -> None:
         with self._lock:
-            by_key = self._bells[channel]
-            by_key[key].remove(bell)
+            by_key = self._subscriptions[channel]
+            by_key[key].remove(wake_callback)
             if not by_key[key]:
                 del by_key[key]
 
     def channels(self) -> set[Channel]:
         with self._lock:
-            return {channel for channel, by_key in self._bells.items() if by_key}
+            return {channel for channel, by_key in self._subscriptions.items() if by_key}
 
-    def ring(self, channel: Channel, payload: str) -> None:
+    def wake_subscribers(self, channel: Channel, payload: str) -> None:
         with self._lock:
-            by_key = self._bells.get(channel, {})
+            by_key = self._subscriptions.get(channel, {})
             keys = list(by_key) if payload == ALL_KEYS else [None, *payload.split(" ")]
-            found = [bell for key in keys for bell in by_key.get(key, ())]
-        _ring(found, payload)
+            found = [wake_callback for key in keys for wake_callback in by_key.get(key, ())]
+        _wake(found, payload)
 
-    def ring_all(self, channel: Channel | None = None) -> None:
+    def wake_all(self, channel: Channel | None = None) -> None:
         """Something may have been missed: everyone looks again."""
         with self._lock:
-            channels = [channel] if channel else list(self._bells)
-            found = [bell for name in channels for bells in self._bells.get(name, {}).values() for bell in bells]
-        _ring(found, None)
+            channels = [channel] if channel else list(self._subscriptions)
+            found = [
+                wake_callback
+                for name in channels
+                for subscriptions in self._subscriptions.get(name, {}).values()
+                for wake_callback in subscriptions
+            ]
+        _wake(found, None)
 
 
-def _ring(bells: list[Wake], payload: str | None) -> None:
+def _wake(subscriptions: list[Wake], payload: str | None) -> None:
     """One that fails must not keep the others from being rung, nor end the thread or the reader that rings them."""
-    for bell in bells:
+    for wake_callback in subscriptions:
         try:
-            bell(payload)
+            wake_callback(payload)
         except Exception:
             log.exception("a subscriber failed on a notification")

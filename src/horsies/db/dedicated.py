@@ -104,13 +104,13 @@ class ThreadedConnection:
         """See `Link`. Between two verbs."""
         return self._link.own_session
 
-    async def close(self, farewell: Op[object] | None) -> None:
+    async def close(self, final_op: Op[object] | None) -> None:
         """Say this, if the server still listens. One that is silent is not waited for: a worker that was told to leave leaves."""
         try:
-            if farewell is not None:
+            if final_op is not None:
                 with suppress(psycopg.Error, TimeoutError):
                     async with asyncio.timeout(FINAL_OP_S):
-                        await self.run(farewell)
+                        await self.run(final_op)
         finally:
             self._link.cut()
             self._thread.submit(self._link.close)

@@ -55,7 +55,7 @@ def execute_on(connection: psycopg.Connection, request: Request | Copy | Script,
     if isinstance(request, Copy):
         return _copy_on(connection, request, schema)
     faults.raise_planted(connection, request.names, "before")
-    answers = execute(connection, request.spelled_out, schema, request.afterwards)
+    answers = execute(connection, request.spelled_out, schema, request.after_commit)
     faults.raise_planted(connection, request.names, "after")
     return request.answers(answers)
 
@@ -82,7 +82,7 @@ async def execute_on_async(
     if isinstance(request, Copy):
         return await _copy_on_async(connection, request, schema)
     faults.raise_planted(connection, request.names, "before")
-    answers = await execute_async(connection, request.spelled_out, schema, request.afterwards)
+    answers = await execute_async(connection, request.spelled_out, schema, request.after_commit)
     faults.raise_planted(connection, request.names, "after")
     return request.answers(answers)
 

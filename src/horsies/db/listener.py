@@ -51,7 +51,7 @@ class ReaderHandoff:
     """Of the connections of one listener. `heard` is told of each notification by whoever reads; `wake` wakes the thread."""
 
     def __init__(self, heard: Callable[[str, str], None], wake: Callable[[], None]) -> None:
-        self._heard = heard
+        self._received = heard
         self._wake = wake
         self._wanted_by: LoopNotificationReader | None = None
         self._lent_to: LoopNotificationReader | None = None
@@ -100,13 +100,13 @@ class ReaderHandoff:
             return
         if self._lent_to is None:
             selector.unregister(connection.fileno())
-        self.end_loan()
+        self.end_use()
         if reader is not None and reader.watch(connection.fileno(), partial(self._read_on_loop, connection, reader)):
             self._lent_to = reader
         else:
             selector.register(connection.fileno(), selectors.EVENT_READ)
 
-    def end_loan(self) -> None:
+    def end_use(self) -> None:
         with self.using:  # nobody reads it now, and hardly anybody later: psycopg refuses to read what is closed
             reader, self._lent_to = self._lent_to, None
         if reader is not None:
@@ -114,7 +114,7 @@ class ReaderHandoff:
 
     def _tell(self, heard: list[tuple[str, str]]) -> None:
         for channel, payload in heard:
-            self._heard(channel, payload)
+            self._received(channel, payload)
 
 
 def notifications(connection: psycopg.Connection) -> list[tuple[str, str]]:
@@ -196,7 +196,7 @@ class ListenSelfTest:
         self.has_passed = False
         """Once at least: something can be heard here."""
         self._asked: str | None = None
-        self._heard: str | None = None
+        self._received: str | None = None
 
     @property
     def is_due(self) -> bool:
@@ -212,16 +212,16 @@ class ListenSelfTest:
         notify(self._asked)
         self.due_at = time.monotonic() + ANSWER_S  # from now: a busy pool may have taken its time to send it
 
-    def hear(self, token: str) -> bool:
+    def receive_message(self, token: str) -> bool:
         """From any thread. Whether it is ours: other processes test themselves, too."""
         if token != self._asked:
             return False
-        self._heard = token
+        self._received = token
         return True
 
     def take_answer(self) -> bool:
         """Whether it has come since the last time."""
-        if self._asked is None or self._heard != self._asked:
+        if self._asked is None or self._received != self._asked:
             return False
         self.has_passed = True
         self.rest()
@@ -263,18 +263,18 @@ class Listener:
         self._notify = notify
         self._resilience = resilience
         self._first_test_s = first_test_s
-        self._bells = Subscriptions()
+        self._subscriptions = Subscriptions()
         self._channels = {channel.name_in(config.schema): channel for channel in Channel}
         self._in_force: set[Channel] = set()
         self._deaf = False
-        self.heard_at: float | None = None
+        self.received_at: float | None = None
         """When the last notification came in, on the monotonic clock; None before the first."""
-        self._has_said_deaf = False
+        self._has_logged_polling = False
         self._tried_at = self._reached_at = 0.0
         self._locks: set[str] = set()
         self._held: set[str] = set()
         self._closing = False
-        self._reading = ReaderHandoff(self._heard, self._wake)
+        self._reading = ReaderHandoff(self._received, self._wake)
         self._wake_reader, self._waker = socket.socketpair()
         self._waker.setblocking(False)  # noqa: FBT003 - when it is full, the thread will wake anyway
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
@@ -282,16 +282,16 @@ class Listener:
 
     # -- for those who wait
 
-    def subscribe(self, channel: Channel, key: str | None, bell: Wake) -> bool:
+    def subscribe(self, channel: Channel, key: str | None, wake_callback: Wake) -> bool:
         """Ring this bell for this key (None: every payload). False: LISTEN is not in force yet, but soon; the bell will tell."""
-        self._bells.add(channel, key, bell)
+        self._subscriptions.add(channel, key, wake_callback)
         if channel in self._in_force:
             return True
         self._wake()
         return self._deaf
 
-    def unsubscribe(self, channel: Channel, key: str | None, bell: Wake) -> None:
-        self._bells.remove(channel, key, bell)
+    def unsubscribe(self, channel: Channel, key: str | None, wake_callback: Wake) -> None:
+        self._subscriptions.remove(channel, key, wake_callback)
 
     def hold(self, lock: str) -> None:
         """Hold the advisory lock of this name, shared, while there is a connection that is ours alone. Never waited for: see `holds`."""
@@ -320,7 +320,7 @@ class Listener:
         self._wake()
 
     @property
-    def is_deaf(self) -> bool:
+    def is_polling(self) -> bool:
         """Notifications are known not to arrive: whoever waits must poll."""
         return self._deaf
 
@@ -350,21 +350,21 @@ class Listener:
                 attempt = 0 if self._in_force and self._test.has_passed else attempt + 1
                 self._lost(error, attempt)
             except SharedSession:
-                self._say_deaf("LISTEN does not work through a transaction pooler")
+                self._log_polling("LISTEN does not work through a transaction pooler")
                 self._sleep(RECONNECT_POLL_S)
 
     def _refuse_shared(self, connection: psycopg.Connection) -> None:
         self._is_direct = is_direct(connection)
         if self._is_direct:
             return
-        self._fall_deaf()  # until the opposite is known
+        self._start_polling()  # until the opposite is known
         if is_shared(connection, lambda: self._notify(Channel.TEST, "")):
             raise SharedSession
 
     def _serve(self, connection: psycopg.Connection) -> None:
         self._test = ListenSelfTest(self._first_test_s if self._is_direct else 0.0)
         # What arrives while a LISTEN is being answered is read by psycopg, which hands it on only to a handler.
-        connection.add_notify_handler(lambda heard: self._heard(heard.channel, heard.payload))
+        connection.add_notify_handler(lambda heard: self._received(heard.channel, heard.payload))
         with connection.transaction():
             self._listen(connection, {Channel.TEST})
             self._process = backend_pid(connection)
@@ -383,7 +383,7 @@ class Listener:
             try:
                 while not self._closing:
                     if self._is_direct or self._test.has_passed:
-                        self._listen(connection, self._bells.channels() - self._in_force)
+                        self._listen(connection, self._subscriptions.channels() - self._in_force)
                     self._mind_locks(connection)
                     self._reading.lend(connection, selector)
                     ready = selector.select(max(0.0, self._test.due_at - time.monotonic()))
@@ -391,12 +391,12 @@ class Listener:
                         self._wake_reader.recv(4096)
                     self._reading.read(connection)
                     if self._test.take_answer():
-                        self._turn(to_deaf=False)
+                        self._batch(to_polling=False)
                     if self._test.is_due:
                         self._give_up_unwanted(connection)
                         self._go_on_testing()
             finally:
-                self._reading.end_loan()
+                self._reading.end_use()
 
     def _withdraw(self, connection: psycopg.Connection) -> None:
         commands = [self._unlisten(channel) for channel in self._in_force]
@@ -413,7 +413,7 @@ class Listener:
             with self._reading.using:
                 connection.execute(command.encode())
             self._in_force.add(channel)
-            self._bells.ring_all(channel)
+            self._subscriptions.wake_all(channel)
 
     def _mind_locks(self, connection: psycopg.Connection) -> None:
         if not self._is_direct:
@@ -441,11 +441,11 @@ class Listener:
         return done == (True,)
 
     def _give_up_unwanted(self, connection: psycopg.Connection) -> None:
-        for channel in self._in_force - self._bells.channels() - {Channel.TEST}:
+        for channel in self._in_force - self._subscriptions.channels() - {Channel.TEST}:
             self._in_force.discard(channel)  # first: whoever subscribes from now on sees that it is not
-            if channel in self._bells.channels():  # and this one may not have seen it
+            if channel in self._subscriptions.channels():  # and this one may not have seen it
                 self._in_force.add(channel)
-                self._bells.ring_all(channel)
+                self._subscriptions.wake_all(channel)
             else:
                 with self._reading.using:
                     connection.execute(self._unlisten(channel))
@@ -461,14 +461,14 @@ class Listener:
         """As a literal without an operator: its schema cannot be named in front of a sign."""
         return f"'{waiters_lock(self._config.schema)}'::pg_catalog.int8"
 
-    def _heard(self, name: str, payload: str) -> None:
-        self.heard_at = time.monotonic()
+    def _received(self, name: str, payload: str) -> None:
+        self.received_at = time.monotonic()
         channel = self._channels.get(name)
         if channel is None or channel not in self._in_force:
             return
         if channel is not Channel.TEST:
-            self._bells.ring(channel, payload)
-        elif self._test.hear(payload):
+            self._subscriptions.wake_subscribers(channel, payload)
+        elif self._test.receive_message(payload):
             self._wake()
 
     def _go_on_testing(self) -> None:
@@ -488,31 +488,31 @@ class Listener:
         if not self._is_direct:
             raise SharedSession
         self._test.rest()
-        self._say_deaf("LISTEN/NOTIFY does not arrive on this connection")
-        self._fall_deaf()
+        self._log_polling("LISTEN/NOTIFY does not arrive on this connection")
+        self._start_polling()
 
-    def _say_deaf(self, why: str) -> None:
-        if not self._has_said_deaf:
+    def _log_polling(self, why: str) -> None:
+        if not self._has_logged_polling:
             log.warning("%s; polling instead. Set listen_url to a direct connection to the same database.", why)
-        self._has_said_deaf = True
+        self._has_logged_polling = True
 
-    def _fall_deaf(self) -> None:
-        self._turn(to_deaf=True)
-        self._bells.ring_all()
+    def _start_polling(self) -> None:
+        self._batch(to_polling=True)
+        self._subscriptions.wake_all()
 
-    def _turn(self, *, to_deaf: bool) -> None:
-        was_deaf, self._deaf = self._deaf, to_deaf
-        if subscribers and was_deaf != to_deaf:
+    def _batch(self, *, to_polling: bool) -> None:
+        was_deaf, self._deaf = self._deaf, to_polling
+        if subscribers and was_deaf != to_polling:
             from horsies.events import NotificationsLost, NotificationsRestored  # noqa: PLC0415 - for nobody else
 
-            emit(NotificationsLost() if to_deaf else NotificationsRestored())
+            emit(NotificationsLost() if to_polling else NotificationsRestored())
 
     def _lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()
         self._held = set()
         if attempt <= 1:
             log.warning("the LISTEN connection was lost; polling until it is back: %s", broker_error(error))
-        self._fall_deaf()
+        self._start_polling()
         if attempt:
             delay_ms = self._resilience.delay_ms(attempt - 1, random.uniform(-1, 1))  # noqa: S311 - jitter, no secret
             self._sleep(delay_ms / 1000, may_be_cut_short=True)

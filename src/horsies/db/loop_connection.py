@@ -76,13 +76,13 @@ class LoopConnection:
         """It has a connection, as far as it knows: something can be posted."""
         return self._session is not None and not self._session.is_broken
 
-    def post(self, op: Op[T], landed: Callable[[T | Exception], None]) -> None:
+    def post(self, op: Op[T], on_done: Callable[[T | Exception], None]) -> None:
         """The same for a verb of one request, said at once: where there is one for every task, an asyncio task for each of them costs too much.
 
         Only when it is ready, and again only after it has landed; after an error of the database, `recover` first.
         """
         try:
-            cast("_Session", self._session).post(next(op), lambda answer: landed(_concluded(op, answer)))
+            cast("_Session", self._session).post(next(op), lambda answer: on_done(_concluded(op, answer)))
         except BaseException:
             self.close()
             raise
@@ -129,7 +129,7 @@ class _Session:
         self._connection = connection
         self._pgconn = connection.pgconn
         self._pgconn.enter_pipeline_mode()
-        self._dialogue = Pipeline(connection)
+        self._pipeline = Pipeline(connection)
         self._schema = schema
         self.is_ours = False
         """And settled in: what is said together needs no frame."""
@@ -154,11 +154,11 @@ class _Session:
         asked = cast("Request", request)
         try:
             faults.raise_planted(self._connection, asked.names, "before")
-            self._say(asked, partial(self._heard, asked, answered, is_framed=not self.is_ours))
+            self._say(asked, partial(self._received, asked, answered, is_framed=not self.is_ours))
         except psycopg.Error as error:
             self._loop.call_soon(answered, error)
 
-    def _heard(self, asked: Request, answered: Callable[[OnDone], None], answer: OnDone, *, is_framed: bool) -> None:
+    def _received(self, asked: Request, answered: Callable[[OnDone], None], answer: OnDone, *, is_framed: bool) -> None:
         if isinstance(answer, list):
             try:
                 faults.raise_planted(self._connection, asked.names, "after")
@@ -180,7 +180,7 @@ class _Session:
 
     def _say(self, asked: Request, answered: Callable[[OnDone], None]) -> None:
         queries = asked.queries if self.is_ours else asked.spelled_out
-        self._dialogue.say(queries, self._schema, asked.afterwards)
+        self._pipeline.say(queries, self._schema, asked.after_commit)
         if self._pgconn.flush():
             self._loop.add_writer(self._socket, self._writable)
         self._answered = answered
@@ -197,7 +197,7 @@ class _Session:
 
     def _readable(self) -> None:
         try:
-            if (answer := self._dialogue.hear()) is not None:
+            if (answer := self._pipeline.receive_message()) is not None:
                 self._settle(answer)
         except Exception as error:  # noqa: BLE001 - the loop, which has called us, would only log it
             if self.is_broken:

@@ -95,16 +95,16 @@ class Pipeline:
         self._committed = 0  # as many of these as belong to what was asked
         self._unanswered = 0  # pieces, each of which is committed by itself
 
-    def say(self, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()) -> None:
+    def say(self, queries: Sequence[Query], schema: str, after_commit: Sequence[Query] = ()) -> None:
         is_ours = self._connection.prepare_threshold is not None
         pinned_at = None if is_ours else _place_of_pin(queries)
         if pinned_at is not None:
             queries = [*queries[:pinned_at], PIN, *queries[pinned_at:]]
-        if afterwards and not is_ours:
-            afterwards = [PIN, *afterwards]
+        if after_commit and not is_ours:
+            after_commit = [PIN, *after_commit]
         # All of it, before the first is sent: an error between two would leave half a batch to be run with the next one.
         first = [_encoded(query, schema) for query in queries]
-        then = [_encoded(query, schema) for query in afterwards]
+        then = [_encoded(query, schema) for query in after_commit]
         self._new, self._results, self._committed, self._pinned_at = {}, [], 0, pinned_at
         self._prepared_first = [self._send(text, values) for text, values in first]
         self._pgconn.pipeline_sync()
@@ -127,7 +127,7 @@ class Pipeline:
         self._pgconn.send_query_prepared(name, values)
         return is_new
 
-    def hear(self) -> list[Rows] | None:
+    def receive_message(self) -> list[Rows] | None:
         """Take in what has arrived, also when nothing was asked: the server may have something to say of its own.
 
         The rows of each statement, or the error of the first that failed, once all is there.
@@ -218,15 +218,15 @@ def raise_for_status(result: pq.abc.PGresult) -> pq.abc.PGresult:
 
 
 def execute(
-    connection: psycopg.Connection, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()
+    connection: psycopg.Connection, queries: Sequence[Query], schema: str, after_commit: Sequence[Query] = ()
 ) -> list[Rows]:
     """One round trip, blocking. A connection that is left in the middle of it, by Ctrl-C for one, is closed."""
-    dialogue, pgconn = _dialogue_on(connection), connection.pgconn
+    pipeline, pgconn = _pipeline_on(connection), connection.pgconn
     pgconn.enter_pipeline_mode()
     try:
-        dialogue.say(queries, schema, afterwards)
+        pipeline.say(queries, schema, after_commit)
         _write(pgconn)
-        return _read(pgconn, dialogue)
+        return _read(pgconn, pipeline)
     finally:
         if _is_over(pgconn):
             pgconn.exit_pipeline_mode()
@@ -235,14 +235,14 @@ def execute(
 
 
 async def execute_async(
-    connection: psycopg.AsyncConnection, queries: Sequence[Query], schema: str, afterwards: Sequence[Query] = ()
+    connection: psycopg.AsyncConnection, queries: Sequence[Query], schema: str, after_commit: Sequence[Query] = ()
 ) -> list[Rows]:
     """The same, awaiting. The driver's own pipeline would wait for the commit before it sends what is said afterwards."""
-    dialogue, pgconn = _dialogue_on(connection), connection.pgconn
+    pipeline, pgconn = _pipeline_on(connection), connection.pgconn
     pgconn.enter_pipeline_mode()
     try:
-        dialogue.say(queries, schema, afterwards)
-        return await connection.wait(_exchange(pgconn, dialogue))
+        pipeline.say(queries, schema, after_commit)
+        return await connection.wait(_exchange(pgconn, pipeline))
     finally:
         if _is_over(pgconn):
             pgconn.exit_pipeline_mode()
@@ -250,23 +250,23 @@ async def execute_async(
             await connection.close()
 
 
-def _dialogue_on(connection: psycopg.Connection | psycopg.AsyncConnection) -> Pipeline:
-    dialogue = _pipelines.get(connection)
-    if dialogue is None:
-        dialogue = _pipelines[connection] = Pipeline(connection)
-    return dialogue
+def _pipeline_on(connection: psycopg.Connection | psycopg.AsyncConnection) -> Pipeline:
+    pipeline = _pipelines.get(connection)
+    if pipeline is None:
+        pipeline = _pipelines[connection] = Pipeline(connection)
+    return pipeline
 
 
 def _is_over(pgconn: pq.abc.PGconn) -> bool:
     return pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
 
-def _exchange(pgconn: pq.abc.PGconn, dialogue: Pipeline) -> Generator[Wait, Ready | int, list[Rows]]:
+def _exchange(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> Generator[Wait, Ready | int, list[Rows]]:
     """Says what it waits for, to be called when that is so, or perhaps is."""
     while pgconn.flush():
         yield Wait.RW
         pgconn.consume_input()  # as in `_write`
-    while (answer := dialogue.hear()) is None:
+    while (answer := pipeline.receive_message()) is None:
         yield Wait.R
     return answer
 
@@ -280,12 +280,12 @@ def _write(pgconn: pq.abc.PGconn) -> None:
         pgconn.consume_input()
 
 
-def _read(pgconn: pq.abc.PGconn, dialogue: Pipeline) -> list[Rows]:
+def _read(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> list[Rows]:
     readable = select.poll()
     readable.register(pgconn.socket, select.POLLIN)
     while True:
         readable.poll()
-        if (answer := dialogue.hear()) is not None:
+        if (answer := pipeline.receive_message()) is not None:
             return answer
 
 

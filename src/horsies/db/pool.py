@@ -200,7 +200,7 @@ class ConnectionPools:
         if pool.get_stats()["requests_waiting"]:
             await pool.check()
 
-    def census(self) -> PoolStats:
+    def pool_stats(self) -> PoolStats:
         """Of all of them together, from any thread. Nothing is opened for it."""
         with self._lock:
             pools = [*([self._blocking] if self._blocking else []), *self._awaiting.values()]

@@ -125,7 +125,7 @@ class TransactionFrame:
 @dataclass(frozen=True, slots=True)
 class Request:
     queries: Sequence[Query]
-    afterwards: Sequence[Query] = ()
+    after_commit: Sequence[Query] = ()
     frame: TransactionFrame | None = None
 
     @property
@@ -164,9 +164,9 @@ def execute(*queries: Query) -> Op[list[Rows]]:
     return answer
 
 
-def execute_then_notify(query: Query, *, afterwards: Query) -> Op[Rows]:
+def execute_then_notify(query: Query, *, after_commit: Query) -> Op[Rows]:
     """The rows of one statement, which is a transaction of its own or ends one; the other is not part of it."""
-    (answer,) = yield Request((query,), (afterwards,))
+    (answer,) = yield Request((query,), (after_commit,))
     return answer
 
 

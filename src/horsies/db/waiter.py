@@ -96,7 +96,7 @@ class Waiter(Generic[A]):
         self.entered_at = 0.0
         self.error: BrokerError | None = None
         self.is_over = False  # its time has run out; it waits for the last look
-        self.ring: Callable[[], None] = do_nothing
+        self.wake_subscribers: Callable[[], None] = do_nothing
 
     def is_answered(self) -> bool:
         return not self.open
@@ -129,11 +129,11 @@ class WaiterHub(Generic[A]):
         # Re-entrant, and what is looped over under it is a copy: an abandoned waiter leaves when it is garbage-collected, which
         # may be in the middle of anything.
         self._lock = threading.RLock()
-        self._tickets: dict[str, list[Waiter[A]]] = {}
+        self._waiters: dict[str, list[Waiter[A]]] = {}
         self._wanted: dict[str, None] = {}
         self._look_again: dict[str, float] = {}
-        self._sitting: dict[Waiter[A], None] = {}
-        self._clerk: Waiter[A] | None = None
+        self._sleeping: dict[Waiter[A], None] = {}
+        self._reader: Waiter[A] | None = None
         self._entered_at = 0.0  # when the newest ticket was
         self._looked_at = 0.0  # when everything was last wanted
         self._read_at = float("inf")  # when what is wanted is to be read
@@ -143,38 +143,38 @@ class WaiterHub(Generic[A]):
     # -- for those who wait
 
     @contextmanager
-    def entered(self, ticket: Waiter[A]) -> Generator[None]:
+    def registered(self, waiter: Waiter[A]) -> Generator[None]:
         """What is announced from now on is not missed, whether or not anybody sits."""
-        self._enter(ticket)
+        self._enter(waiter)
         try:
             yield
         finally:
-            self._leave(ticket)
+            self._leave(waiter)
 
-    def attend(
+    def wait_until(
         self,
-        ticket: Waiter[A],
-        ring: Callable[[], None],
+        waiter: Waiter[A],
+        wake_subscribers: Callable[[], None],
         deadline: float | None,
         is_enough: Callable[[Waiter[A]], bool],
     ) -> NextStep[A]:
         """Sit until the ticket has enough, or its time is over and it was looked at once more. Serves as clerk if need be."""
-        self._sit(ticket, ring)
+        self._sit(waiter, wake_subscribers)
         try:
-            while not is_enough(ticket):
-                if ticket.error is not None:
-                    raise ticket.error
+            while not is_enough(waiter):
+                if waiter.error is not None:
+                    raise waiter.error
                 if deadline is not None and time.monotonic() >= deadline:
-                    if not ticket.is_over:
-                        self._look_once_more(ticket)
-                    elif not ticket.asked:
+                    if not waiter.is_over:
+                        self._look_once_more(waiter)
+                    elif not waiter.asked:
                         return
-                yield from self._serve(ticket, deadline)
+                yield from self._serve(waiter, deadline)
         finally:
-            self._rise(ticket)
+            self._rise(waiter)
 
-    def _serve(self, ticket: Waiter[A], deadline: float | None) -> NextStep[A]:
-        step = self._next_step(ticket, deadline)
+    def _serve(self, waiter: Waiter[A], deadline: float | None) -> NextStep[A]:
+        step = self._next_step(waiter, deadline)
         if isinstance(step, Sleep):
             yield step
             return
@@ -190,43 +190,43 @@ class WaiterHub(Generic[A]):
 
     # -- tickets
 
-    def _enter(self, ticket: Waiter[A]) -> None:
+    def _enter(self, waiter: Waiter[A]) -> None:
         with self._lock:
-            now = self._entered_at = ticket.entered_at = time.monotonic()
-            if not self._tickets:
+            now = self._entered_at = waiter.entered_at = time.monotonic()
+            if not self._waiters:
                 self._looked_at = now
-            for key in ticket.open:
-                self._tickets.setdefault(key, []).append(ticket)
-            self._want(ticket.open, max(now, ticket.look_from))
-            self._ring_clerk()
+            for key in waiter.open:
+                self._waiters.setdefault(key, []).append(waiter)
+            self._want(waiter.open, max(now, waiter.look_from))
+            self._wake_reader()
 
-    def _leave(self, ticket: Waiter[A]) -> None:
+    def _leave(self, waiter: Waiter[A]) -> None:
         with self._lock:
-            for key in ticket.open:
-                self._tickets[key].remove(ticket)
-                if not self._tickets[key]:
+            for key in waiter.open:
+                self._waiters[key].remove(waiter)
+                if not self._waiters[key]:
                     self._forget(key)
-            if not self._tickets and self._hearing is not None:
-                self._hearing.unsubscribe(self._subject.channel, None, self._heard)
+            if not self._waiters and self._hearing is not None:
+                self._hearing.unsubscribe(self._subject.channel, None, self._received)
                 self._hearing = None
 
-    def _sit(self, ticket: Waiter[A], ring: Callable[[], None]) -> None:
+    def _sit(self, waiter: Waiter[A], wake_subscribers: Callable[[], None]) -> None:
         with self._lock:
-            ticket.ring = ring
-            self._sitting[ticket] = None
-            self._clerk = self._clerk or ticket
+            waiter.wake_subscribers = wake_subscribers
+            self._sleeping[waiter] = None
+            self._reader = self._reader or waiter
 
-    def _rise(self, ticket: Waiter[A]) -> None:
+    def _rise(self, waiter: Waiter[A]) -> None:
         with self._lock:
-            ticket.ring = do_nothing
-            del self._sitting[ticket]
-            if self._clerk is ticket:
-                self._clerk = next((other for other in self._sitting if other.open), None)
-                self._ring_clerk()
+            waiter.wake_subscribers = do_nothing
+            del self._sleeping[waiter]
+            if self._reader is waiter:
+                self._reader = next((other for other in self._sleeping if other.open), None)
+                self._wake_reader()
 
-    def _ring_clerk(self) -> None:
-        if self._clerk is not None:
-            self._clerk.ring()
+    def _wake_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.wake_subscribers()
 
     # -- what is wanted
 
@@ -234,23 +234,23 @@ class WaiterHub(Generic[A]):
         for key in list(keys):
             self._wanted[key] = None
             self._read_at = min(self._read_at, read_at)
-            for ticket in list(self._tickets[key]):
-                ticket.asked.add(key)
+            for waiter in list(self._waiters[key]):
+                waiter.asked.add(key)
 
     def _want_all(self, now: float, read_at: float) -> None:
         self._looked_at = now
-        self._want(self._tickets, read_at)
+        self._want(self._waiters, read_at)
 
-    def _look_once_more(self, ticket: Waiter[A]) -> None:
+    def _look_once_more(self, waiter: Waiter[A]) -> None:
         """At the end of its time: it may have ended unheard. What is asked for already is only hurried."""
         with self._lock:
-            ticket.is_over = True
+            waiter.is_over = True
             self._read_at = time.monotonic()
-            if not ticket.asked:
-                self._want(ticket.open, self._read_at)
-            self._ring_clerk()
+            if not waiter.asked:
+                self._want(waiter.open, self._read_at)
+            self._wake_reader()
 
-    def _heard(self, payload: str | None) -> None:
+    def _received(self, payload: str | None) -> None:
         """Called by the listener's thread."""
         with self._lock:
             now = time.monotonic()
@@ -264,52 +264,52 @@ class WaiterHub(Generic[A]):
                 self._want_all(now, self._all_at)
             else:
                 for key in payload.split(" "):
-                    if tickets := self._tickets.get(key):
-                        self._want([key], self._late(now, max(ticket.entered_at for ticket in tickets)))
+                    if waiters := self._waiters.get(key):
+                        self._want([key], self._late(now, max(waiter.entered_at for waiter in waiters)))
             if self._wanted:
-                self._ring_clerk()
+                self._wake_reader()
 
     def _late(self, now: float, waiting_since: float) -> float:
         """How late an answer may be read that somebody has waited for since then."""
-        crowd = min((len(self._tickets) - 1) / MANY_WAITERS, 1.0)
+        crowd = min((len(self._waiters) - 1) / MANY_WAITERS, 1.0)
         return now + (now - waiting_since) * SLACK * crowd
 
     # -- the clerk
 
-    def _next_step(self, ticket: Waiter[A], deadline: float | None) -> Sleep | ReadKeys[A]:
+    def _next_step(self, waiter: Waiter[A], deadline: float | None) -> Sleep | ReadKeys[A]:
         with self._lock:
             now = time.monotonic()
-            wake_at = float("inf") if deadline is None or ticket.is_over else deadline
-            if self._clerk is ticket:
-                self._hear(now)
+            wake_at = float("inf") if deadline is None or waiter.is_over else deadline
+            if self._reader is waiter:
+                self._on_message(now)
                 wake_at = min(wake_at, self._look_round(now))
                 if self._wanted:
-                    ready_at = self._ready_at(ticket, now)
+                    ready_at = self._ready_at(waiter, now)
                     if ready_at <= now:
                         return self._take_batch()
                     wake_at = min(wake_at, ready_at)
             return Sleep(min(max(wake_at - now, 0.0), LONGEST_REST_S))
 
-    def _ready_at(self, clerk: Waiter[A], now: float) -> float:
-        if clerk.is_over or len(self._wanted) >= BATCH:
+    def _ready_at(self, reader: Waiter[A], now: float) -> float:
+        if reader.is_over or len(self._wanted) >= BATCH:
             return now
         return max(self._read_at, self._in_force_at)
 
-    def _hear(self, now: float) -> None:
+    def _on_message(self, now: float) -> None:
         """Before the first read, or an ending could slip between; and again when the broker was closed and has another listener."""
         listener = self._listener()
         if listener is self._hearing:
             return
         if self._hearing is not None:
-            self._hearing.unsubscribe(self._subject.channel, None, self._heard)
+            self._hearing.unsubscribe(self._subject.channel, None, self._received)
         self._hearing = listener
-        is_in_force = listener.subscribe(self._subject.channel, None, self._heard)
-        self._in_force_at = now if is_in_force or listener.is_deaf else now + LISTEN_IN_FORCE_S
+        is_in_force = listener.subscribe(self._subject.channel, None, self._received)
+        self._in_force_at = now if is_in_force or listener.is_polling else now + LISTEN_IN_FORCE_S
 
     def _look_round(self, now: float) -> float:
         """Want what is due to be looked at; when to look round again."""
-        poll_s = POLL_WITHOUT_LISTEN_S if self._hearing is not None and self._hearing.is_deaf else POLL_S
-        poll_s *= 1 + len(self._tickets) // BATCH  # that many reads
+        poll_s = POLL_WITHOUT_LISTEN_S if self._hearing is not None and self._hearing.is_polling else POLL_S
+        poll_s *= 1 + len(self._waiters) // BATCH  # that many reads
         if now >= self._looked_at + poll_s:
             self._want_all(now, now)
         due = [key for key, moment in list(self._look_again.items()) if moment <= now]
@@ -331,45 +331,45 @@ class WaiterHub(Generic[A]):
             now = time.monotonic()
             concerned: dict[Waiter[A], None] = {}
             for key in keys:
-                for ticket in list(self._tickets.get(key, ())):
-                    self._tell(ticket, key, found[key])
-                    concerned[ticket] = None
+                for waiter in list(self._waiters.get(key, ())):
+                    self._tell(waiter, key, found[key])
+                    concerned[waiter] = None
                 if found[key].is_final:
                     self._forget(key)
-                elif key in self._tickets and (look_again_s := found[key].look_again_s) is not None:
+                elif key in self._waiters and (look_again_s := found[key].look_again_s) is not None:
                     self._look_again[key] = now + max(look_again_s, 0.001)
-            for ticket in concerned:
-                if ticket.news or ticket.is_over:
-                    ticket.ring()
+            for waiter in concerned:
+                if waiter.news or waiter.is_over:
+                    waiter.wake_subscribers()
 
-    def _tell(self, ticket: Waiter[A], key: str, found: ReadResult[A]) -> None:
-        ticket.answers[key] = found.answer
+    def _tell(self, waiter: Waiter[A], key: str, found: ReadResult[A]) -> None:
+        waiter.answers[key] = found.answer
         if key not in self._wanted or found.is_final:
-            ticket.asked.discard(key)
+            waiter.asked.discard(key)
         if found.is_final:
-            ticket.news.append(key)
-            ticket.open.pop(key, None)  # last: whoever looks without the lock goes when nothing is open
+            waiter.news.append(key)
+            waiter.open.pop(key, None)  # last: whoever looks without the lock goes when nothing is open
 
     def _forget(self, key: str) -> None:
-        self._tickets.pop(key, None)
+        self._waiters.pop(key, None)
         self._wanted.pop(key, None)
         self._look_again.pop(key, None)
 
     def _put_back(self, keys: Iterable[str]) -> None:
         with self._lock:
-            self._wanted = {key: None for key in keys if key in self._tickets} | self._wanted
+            self._wanted = {key: None for key in keys if key in self._waiters} | self._wanted
             self._read_at = time.monotonic()
 
     def _fail(self, error: BrokerError) -> None:
         with self._lock:
-            for ticket in list(self._sitting):
-                if ticket.asked:
-                    ticket.asked.clear()
-                    ticket.error = error
-                    ticket.ring()
+            for waiter in list(self._sleeping):
+                if waiter.asked:
+                    waiter.asked.clear()
+                    waiter.error = error
+                    waiter.wake_subscribers()
             # Whoever does something else meanwhile asks again when it sits down.
-            away = {ticket for tickets in list(self._tickets.values()) for ticket in tickets} - self._sitting.keys()
-            self._wanted = dict.fromkeys(key for ticket in away for key in ticket.asked)
+            away = {waiter for waiters in list(self._waiters.values()) for waiter in waiters} - self._sleeping.keys()
+            self._wanted = dict.fromkeys(key for waiter in away for key in waiter.asked)
             self._read_at = time.monotonic()
 
 
@@ -382,16 +382,16 @@ class BlockingSleeper:
 
     def __init__(self, read: Callable[[ReadKeys[Any]], Any]) -> None:
         self._read = read
-        self._bell = threading.Event()
+        self._wake_callback = threading.Event()
 
-    def ring(self) -> None:
-        self._bell.set()
+    def wake_subscribers(self) -> None:
+        self._wake_callback.set()
 
     def __call__(self, step: Sleep | ReadKeys[Any]) -> Any:
         if isinstance(step, ReadKeys):
             return self._read(step)
-        self._bell.wait(step.timeout_s)
-        self._bell.clear()
+        self._wake_callback.wait(step.timeout_s)
+        self._wake_callback.clear()
         return None
 
 
@@ -400,18 +400,18 @@ class AsyncSleeper:
 
     def __init__(self, read: Callable[[ReadKeys[Any]], Awaitable[Any]]) -> None:
         self._read = read
-        self._bell = asyncio.Event()
+        self._wake_callback = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def ring(self) -> None:
+    def wake_subscribers(self) -> None:
         with suppress(RuntimeError):  # the loop was closed while this waiter was being thrown away
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._wake_callback.set)
 
     async def __call__(self, step: Sleep | ReadKeys[Any]) -> Any:
         if isinstance(step, ReadKeys):
             return await self._read(step)
         with suppress(TimeoutError):
             async with asyncio.timeout(step.timeout_s):
-                await self._bell.wait()
-        self._bell.clear()
+                await self._wake_callback.wait()
+        self._wake_callback.clear()
         return None

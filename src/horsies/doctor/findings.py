@@ -93,7 +93,7 @@ class FindingCode(StrEnum):
     # -- workers
     NO_WORKERS = "NO_WORKERS"
     STALE_WORKERS = "STALE_WORKERS"
-    KEEPER_MISSING = "KEEPER_MISSING"
+    LEADER_MISSING = "KEEPER_MISSING"
     WORKER_VERSIONS_DIFFER = "WORKER_VERSIONS_DIFFER"
     QUEUE_WITHOUT_WORKER = "QUEUE_WITHOUT_WORKER"
     QUEUE_UNKNOWN = "QUEUE_UNKNOWN"
@@ -380,7 +380,7 @@ CATALOGUE: Final[Mapping[FindingCode, FindingText]] = {
         "Workers have not given a sign of life for long, and no keeper has struck them off.",
         "Look whether they run and reach the database; start a worker, and its keeper cleans up after those that do not.",
     ),
-    FindingCode.KEEPER_MISSING: FindingText(
+    FindingCode.LEADER_MISSING: FindingText(
         _ERROR,
         "Workers are alive, but none of them is the keeper: crashed tasks are not recovered, nothing expires.",
         "Read the workers' logs for `the keeper could not`, and restart one of them.",

@@ -28,22 +28,22 @@ def check_workers(case: CheckContext) -> Op[list[Finding]]:
         return [*found, Finding(FindingCode.NO_WORKERS, "no worker is alive")]
     return [
         *found,
-        *_keeper_missing(living, lag),
+        *_leader_missing(living, lag),
         *_versions_differ(living),
         *_queues_differ(case, living),
         *_tasks_clash(clashes),
     ]
 
 
-def _keeper_missing(living: Sequence[Row], lag: Sequence[Row]) -> Iterator[Finding]:
+def _leader_missing(living: Sequence[Row], lag: Sequence[Row]) -> Iterator[Finding]:
     oldest_s = max(row[6] for row in living)
     if not lag and oldest_s > SETTLED_S:
         yield Finding(
-            FindingCode.KEEPER_MISSING, f"{len(living)} workers are alive, and nobody holds the keeper's lease"
+            FindingCode.LEADER_MISSING, f"{len(living)} workers are alive, and nobody holds the keeper's lease"
         )
     for (since_s,) in lag:
         if since_s > SETTLED_S and oldest_s > SETTLED_S:
-            yield Finding(FindingCode.KEEPER_MISSING, f"the keeper's lease ran out {format_duration(since_s)} ago")
+            yield Finding(FindingCode.LEADER_MISSING, f"the keeper's lease ran out {format_duration(since_s)} ago")
 
 
 def _versions_differ(living: Sequence[Row]) -> Iterator[Finding]:

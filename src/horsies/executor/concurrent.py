@@ -45,15 +45,19 @@ class ConcurrentRunner:
     """Works through the desk. Everything but `_run_on_thread`, `_hear` and the two calls from there happens on the event loop."""
 
     def __init__(
-        self, tasks: Mapping[str, BaseTask[..., Any]], desk: ExecutorInbox, loop: ChildEventLoop, concurrency: int
+        self,
+        tasks: Mapping[str, BaseTask[..., Any]],
+        tasks_inbox: ExecutorInbox,
+        loop: ChildEventLoop,
+        concurrency: int,
     ) -> None:
         self._tasks = tasks
-        self._desk = desk
+        self._tasks_inbox = tasks_inbox
         self._concurrency = concurrency
         self._own_loop, self._loop = loop, loop.get()
-        self._progress = ProgressReports(desk.send)
+        self._progress = ProgressReports(tasks_inbox.send)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="horsies-task")
-        self._seats: dict[int, _Slot] = {}
+        self._occupied: dict[int, _Slot] = {}
         self._ended: list[bytes] = []
         self._changed = asyncio.Event()
         self._has_asked_loop = False
@@ -65,23 +69,23 @@ class ConcurrentRunner:
 
     async def _work(self, early: Sequence[Message]) -> None:
         if early:
-            self._desk.hear(self, early)
-        threading.Thread(target=self._hear, name="horsies-reader", daemon=True).start()
+            self._tasks_inbox.receive_message(self, early)
+        threading.Thread(target=self._on_message, name="horsies-reader", daemon=True).start()
         while True:
             self._changed.clear()
-            self._turn()
-            if self._desk.is_stopping and not (self._seats or self._ended or self._desk.has_more):
+            self._batch()
+            if self._tasks_inbox.is_stopping and not (self._occupied or self._ended or self._tasks_inbox.has_more):
                 return
             await self._changed.wait()
 
-    def _turn(self) -> None:
+    def _batch(self) -> None:
         """Tell what has ended and what begins, then begin it."""
-        batch = [begin(assignment) for assignment in self._desk.take(self._concurrency - len(self._seats))]
+        batch = [begin(assignment) for assignment in self._tasks_inbox.take(self._concurrency - len(self._occupied))]
         frames, self._ended = self._ended, []
-        frames += [pack(Began(running.assignment.ticket)) for running in batch]
+        frames += [pack(Began(running.assignment.assignment_no)) for running in batch]
         if frames:
-            self._desk.send(b"".join(frames))
-            set_title(f"{len(self._seats) + len(batch)} at once" if self._seats or batch else "idle")
+            self._tasks_inbox.send(b"".join(frames))
+            set_title(f"{len(self._occupied) + len(batch)} at once" if self._occupied or batch else "idle")
         for running in batch:
             self._start(running)
 
@@ -95,10 +99,10 @@ class ConcurrentRunner:
         if prepared.task.is_async:
             on_loop = InterruptCoroutine(running)
             task = self._loop.create_task(self._run_on_loop(on_loop, running, prepared), context=context)
-            self._seats[running.assignment.ticket] = _Slot(running, on_loop.stop, task)
+            self._occupied[running.assignment.assignment_no] = _Slot(running, on_loop.stop, task)
         else:
             on_thread = InterruptThread(running)
-            self._seats[running.assignment.ticket] = _Slot(running, on_thread.stop)
+            self._occupied[running.assignment.assignment_no] = _Slot(running, on_thread.stop)
             self._threads.submit(context.run, self._run_on_thread, on_thread, running, prepared)
 
     async def _run_on_loop(self, on_loop: InterruptCoroutine, running: RunningTask, call: PreparedCall) -> None:
@@ -110,25 +114,25 @@ class ConcurrentRunner:
         self._soon(self._end, running, done)
 
     def _end(self, running: RunningTask, done: Done) -> None:
-        ticket = running.assignment.ticket
-        self._seats.pop(ticket, None)
-        self._ended += (self._progress.ended(ticket), self._desk.ending(done))
+        assignment_no = running.assignment.assignment_no
+        self._occupied.pop(assignment_no, None)
+        self._ended += (self._progress.ended(assignment_no), self._tasks_inbox.ending(done))
         self._changed.set()
 
-    def _interrupt(self, ticket: int, reason: Reason) -> None:
-        if seat := self._seats.get(ticket):
-            seat.running.ask(reason)
-            seat.stop()
+    def _interrupt(self, assignment_no: int, reason: Reason) -> None:
+        if slot := self._occupied.get(assignment_no):
+            slot.running.ask(reason)
+            slot.stop()
 
     def _show_life(self) -> None:
         self._has_asked_loop = False
-        self._desk.send(pack(LoopAlive()))
+        self._tasks_inbox.send(pack(LoopAlive()))
 
     # -- other threads
 
-    def _hear(self) -> None:
+    def _on_message(self) -> None:
         while True:
-            self._desk.hear(self)
+            self._tasks_inbox.receive_message(self)
 
     def woken(self) -> None:
         self._soon(self._changed.set)
@@ -138,11 +142,11 @@ class ConcurrentRunner:
             self._has_asked_loop = True
             self._soon(self._show_life)
         current = asyncio.current_task(self._loop)
-        seats = list(self._seats.items()) if current else ()
-        return next((ticket for ticket, seat in seats if seat.task is current), ANY)
+        occupied = list(self._occupied.items()) if current else ()
+        return next((assignment_no for assignment_no, slot in occupied if slot.task is current), ANY)
 
-    def interrupt(self, ticket: int, reason: Reason) -> None:
-        self._soon(self._interrupt, ticket, reason)
+    def interrupt(self, assignment_no: int, reason: Reason) -> None:
+        self._soon(self._interrupt, assignment_no, reason)
 
     def _soon(self, callback: Callable[..., object], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: the child is leaving

@@ -41,12 +41,21 @@ class RunningTask:
     after the task's own code, cannot be followed by a second one. A task that swallows it is left alone until it is killed.
     """
 
-    __slots__ = ("assignment", "began_ns", "is_cancelled", "is_over", "is_struck", "is_timed_out", "misfit", "span")
+    __slots__ = (
+        "assignment",
+        "began_ns",
+        "is_cancelled",
+        "is_interrupted",
+        "is_over",
+        "is_timed_out",
+        "misfit",
+        "span",
+    )
 
     def __init__(self, assignment: Assignment, began_ns: int) -> None:
         self.assignment = assignment
         self.began_ns = began_ns
-        self.is_timed_out = self.is_cancelled = self.is_struck = self.is_over = False
+        self.is_timed_out = self.is_cancelled = self.is_interrupted = self.is_over = False
         self.misfit = Misfit.NONE
         self.span: Span | None = None
 
@@ -67,8 +76,8 @@ class RunningTask:
 
     def strike(self) -> None:
         """Raises the soft stop if it was asked for and has not been raised yet."""
-        if self.is_asked and not self.is_struck:
-            self.is_struck = True
+        if self.is_asked and not self.is_interrupted:
+            self.is_interrupted = True
             raise self.soft_stop(self.soft_stop.__doc__)
 
 
@@ -83,7 +92,7 @@ def context_of(running: RunningTask, report: Callable[[int, float | None, str | 
 
     def report_own(fraction: float | None, message: str | None) -> None:
         if not running.is_over:  # a thread that it has left behind
-            report(assignment.ticket, fraction, message)
+            report(assignment.assignment_no, fraction, message)
 
     current = CurrentTask(
         task_id=assignment.task_id,
@@ -228,7 +237,7 @@ def failed(
 ) -> Done:
     """`is_own`: the library made the error, and not the task."""
     return Done(
-        ticket=running.assignment.ticket,
+        assignment_no=running.assignment.assignment_no,
         status=status.value,
         duration_us=_duration_us(running),
         error_code=error.error_code,
@@ -247,7 +256,7 @@ def _returned(running: RunningTask, task: BaseTask[..., Any], returned: object) 
         return failed(running, result, max_bytes=task.result.max_bytes, is_own=is_own)
     duration_us = _duration_us(running)
     log.debug("task %s completed in %.1f ms", task.name, duration_us / 1000)
-    return Done(running.assignment.ticket, TaskStatus.COMPLETED.value, duration_us, None, result, None)
+    return Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
 
 
 def _tell_failed(running: RunningTask, error: TaskError) -> None:
@@ -307,31 +316,31 @@ class ProgressReports:
         self._send = send
         self._talkers: set[int] = set()
         self._inbox: SimpleQueue[Progress] = SimpleQueue()
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._wakeup: SimpleQueue[None] = SimpleQueue()
         self._told: dict[int, _Reported] = {}
         self._state = threading.Lock()  # for `_told`, and for taking from the inbox
         threading.Thread(target=self._deliver, name="horsies-progress", daemon=True).start()
 
-    def report(self, ticket: int, fraction: float | None, message: str | None) -> None:
-        self._talkers.add(ticket)
-        self._inbox.put(Progress(ticket, fraction, message))
-        self._bell.put(None)
+    def report(self, assignment_no: int, fraction: float | None, message: str | None) -> None:
+        self._talkers.add(assignment_no)
+        self._inbox.put(Progress(assignment_no, fraction, message))
+        self._wakeup.put(None)
 
-    def ended(self, ticket: int) -> bytes:
+    def ended(self, assignment_no: int) -> bytes:
         """The last report, if it still waits, to be sent ahead of the ending."""
-        if ticket not in self._talkers:  # the usual case, at the cost of one look
+        if assignment_no not in self._talkers:  # the usual case, at the cost of one look
             return b""
-        self._talkers.discard(ticket)
+        self._talkers.discard(assignment_no)
         with self._state:
             self._take_in()
-            told = self._told.pop(ticket, None)
+            told = self._told.pop(assignment_no, None)
             return pack(told.waiting) if told and told.waiting else b""
 
     def _deliver(self) -> None:
         due_in_s: float | None = None
         while True:
             with suppress(Empty):
-                self._bell.get(timeout=due_in_s)
+                self._wakeup.get(timeout=due_in_s)
             with self._state:
                 self._take_in()
                 now = time.monotonic()
@@ -343,7 +352,7 @@ class ProgressReports:
         with suppress(Empty):
             while True:
                 progress = self._inbox.get_nowait()
-                self._told.setdefault(progress.ticket, _Reported()).waiting = progress
+                self._told.setdefault(progress.assignment_no, _Reported()).waiting = progress
 
     def _send_due(self, now: float) -> None:
         due = [told for told in self._told.values() if told.waiting and told.due_at <= now]

@@ -82,7 +82,7 @@ class ForkServerMain:
             for fd, _events in poll.poll():
                 if fd != self._control.fileno():
                     poll.unregister(fd)
-                    self._reap(fd)
+                    self._collect_exits(fd)
                 elif (link := self._answer(poll)) is not None:
                     return link
 
@@ -131,7 +131,7 @@ class ForkServerMain:
         for pidfd in self._children:
             os.close(pidfd)
 
-    def _reap(self, pidfd: int) -> None:
+    def _collect_exits(self, pidfd: int) -> None:
         pid = self._children.pop(pidfd)
         _pid, status = os.waitpid(pid, 0)
         os.close(pidfd)

@@ -87,7 +87,7 @@ class RunsTasks(Protocol):
     """Who runs the tasks. All are called by whoever hears."""
 
     def woken(self) -> None: ...
-    def interrupt(self, ticket: int, reason: Reason) -> None: ...
+    def interrupt(self, assignment_no: int, reason: Reason) -> None: ...
     def pinged(self) -> int:
         """Let the event loop answer, too, if there is one. The ticket of the coroutine that it executes, or `ANY`."""
         ...
@@ -118,14 +118,14 @@ class ExecutorInbox:
         self._inbox = inbox
         self._max_memory_mb = max_memory_mb
         self._rss_mb = rss_mb
-        self._tray: deque[Assignment] = deque()
+        self._pending: deque[Assignment] = deque()
         self._last_taken = ANY
         self._is_leaving = False
         self._state = threading.Lock()
         self._sending = threading.Lock()  # never taken before `_state` is
         self.is_stopping = False
 
-    def hear(self, runs: RunsTasks, early: Iterable[Message] = ()) -> None:
+    def receive_message(self, runs: RunsTasks, early: Iterable[Message] = ()) -> None:
         """Wait for messages, unless there are some already, and take them in. By one thread at a time."""
         try:
             for message in early or self._inbox.receive():
@@ -137,14 +137,14 @@ class ExecutorInbox:
     def take(self, at_most: int) -> list[Assignment]:
         """What is to begin next, in the order it came."""
         with self._state:
-            taken = [self._tray.popleft() for _ in range(min(at_most, len(self._tray)))]
+            taken = [self._pending.popleft() for _ in range(min(at_most, len(self._pending)))]
             if taken:
-                self._last_taken = taken[-1].ticket
+                self._last_taken = taken[-1].assignment_no
             return taken
 
     @property
     def has_more(self) -> bool:
-        return bool(self._tray)
+        return bool(self._pending)
 
     def send(self, frames: bytes) -> None:
         with self._sending:
@@ -161,9 +161,9 @@ class ExecutorInbox:
             return pack(done, *self._given_back())
 
     def _given_back(self) -> list[Returned]:
-        tickets = [assignment.ticket for assignment in self._tray]
-        self._tray.clear()
-        return [Returned(tickets)] if tickets else []
+        assignment_nos = [assignment.assignment_no for assignment in self._pending]
+        self._pending.clear()
+        return [Returned(assignment_nos)] if assignment_nos else []
 
     def _take_in(self, message: Message, runs: RunsTasks) -> None:
         if isinstance(message, Interrupt):
@@ -175,7 +175,7 @@ class ExecutorInbox:
         with self._state:
             match message:
                 case RunTasks(assignments):
-                    self._tray.extend(Assignment(*fields) for fields in assignments)
+                    self._pending.extend(Assignment(*fields) for fields in assignments)
                     if self._is_leaving:
                         self.send(pack(*self._given_back()))  # it was on its way when we said so
                 case Recall(behind):
@@ -192,15 +192,15 @@ class ExecutorInbox:
     def _interrupt(self, message: Interrupt, runs: RunsTasks) -> None:
         """What is cancelled before it began ends without beginning. (A time-out cannot come before the beginning.)"""
         with self._state:
-            early = next((waiting for waiting in self._tray if waiting.ticket == message.ticket), None)
+            early = next((waiting for waiting in self._pending if waiting.assignment_no == message.assignment_no), None)
             if early and message.reason == "cancel":
-                self._tray.remove(early)
+                self._pending.remove(early)
                 self.send(pack(_never_began(early)))
         if not early:
-            runs.interrupt(message.ticket, message.reason)
+            runs.interrupt(message.assignment_no, message.reason)
 
 
 def _never_began(early: Assignment) -> Done:
     error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it began")
     text = encode_error(error, task_id=early.task_id)
-    return Done(early.ticket, TaskStatus.CANCELLED.value, 0, error.error_code, None, text)
+    return Done(early.assignment_no, TaskStatus.CANCELLED.value, 0, error.error_code, None, text)

@@ -76,12 +76,14 @@ class InterruptMainThread:
 
     def stop(self, running: RunningTask) -> None:
         """From any thread."""
-        threading.Thread(target=self._nudge, args=[running], name="horsies-soft-stop", daemon=True).start()
+        threading.Thread(
+            target=self._signal_until_raised, args=[running], name="horsies-soft-stop", daemon=True
+        ).start()
 
-    def _nudge(self, running: RunningTask) -> None:
+    def _signal_until_raised(self, running: RunningTask) -> None:
         """Again and again: a signal that comes just before a blocking call does not interrupt it, and its handler waits, too."""
         pause_s = FIRST_PAUSE_S
-        while not (running.is_struck or running.is_over):
+        while not (running.is_interrupted or running.is_over):
             signal.pthread_kill(self._ident, SOFT_STOP_SIGNAL)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -118,11 +120,11 @@ class InterruptThread:
 
     def stop(self) -> None:
         """From another thread."""
-        if self._running.is_struck:
+        if self._running.is_interrupted:
             return
         with self._gate:
             if self._ident is not None:
-                self._running.is_struck = True
+                self._running.is_interrupted = True
                 _set_async_exc(self._ident, id(self._running.soft_stop))
 
     def _enter(self) -> None:
@@ -133,7 +135,7 @@ class InterruptThread:
     def _leave(self) -> None:
         with self._gate:
             self._ident = None
-            if self._running.is_struck:
+            if self._running.is_interrupted:
                 _withdraw()  # else it would strike the next task
 
 
@@ -161,6 +163,6 @@ class InterruptCoroutine:
             self._task = None
 
     def stop(self) -> None:
-        if self._task and not self._running.is_struck:
-            self._running.is_struck = True
+        if self._task and not self._running.is_interrupted:
+            self._running.is_interrupted = True
             self._task.cancel()

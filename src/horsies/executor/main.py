@@ -158,21 +158,21 @@ def _serve(
     link: ParentSocket, inbox: Inbox, boot: Boot, early: list[Message], app: Horsies, loop: ChildEventLoop
 ) -> None:
     rss_mb = rss_meter()
-    desk = ExecutorInbox(link, inbox, boot.max_memory_mb, rss_mb)
+    tasks_inbox = ExecutorInbox(link, inbox, boot.max_memory_mb, rss_mb)
     crew = (
-        SequentialRunner(app.known_tasks, desk, loop)
+        SequentialRunner(app.known_tasks, tasks_inbox, loop)
         if boot.concurrency == 1
-        else _crowd(app, desk, loop, boot.concurrency)
+        else _many(app, tasks_inbox, loop, boot.concurrency)
     )
     set_title("idle")
     if boot.max_memory_mb is not None:
         gc.collect()  # it is measured by what it keeps
     gc.freeze()  # what is loaded stays: no collection, and not the end of the process either, need look at it
-    desk.send(pack(Ready(os.getpid(), rss_mb())))
+    tasks_inbox.send(pack(Ready(os.getpid(), rss_mb())))
     crew.work(early)
 
 
-def _crowd(app: Horsies, desk: ExecutorInbox, loop: ChildEventLoop, concurrency: int) -> "ConcurrentRunner":
+def _many(app: Horsies, tasks_inbox: ExecutorInbox, loop: ChildEventLoop, concurrency: int) -> "ConcurrentRunner":
     from horsies.executor.concurrent import ConcurrentRunner  # noqa: PLC0415 - brings asyncio
 
-    return ConcurrentRunner(app.known_tasks, desk, loop, concurrency)
+    return ConcurrentRunner(app.known_tasks, tasks_inbox, loop, concurrency)

@@ -46,7 +46,7 @@ class EmptyMessage(tuple[()]):
 
 
 class Assignment(NamedTuple):
-    ticket: int
+    assignment_no: int
     task_id: str
     task_name: str
     queue_name: str
@@ -99,7 +99,7 @@ class Recall(NamedTuple):
 class Interrupt(NamedTuple):
     """Make this task raise, so that it can clean up and end."""
 
-    ticket: int
+    assignment_no: int
     reason: Reason
 
 
@@ -140,13 +140,13 @@ class Refused(NamedTuple):
 class Began(NamedTuple):
     """User code of this ticket starts now."""
 
-    ticket: int
+    assignment_no: int
 
 
 class Progress(NamedTuple):
     """How far this ticket is, in the task's own words."""
 
-    ticket: int
+    assignment_no: int
     fraction: float | None
     message: str | None
 
@@ -157,7 +157,7 @@ class Done(NamedTuple):
     `misfit`: it was not begun, because this child cannot run it; what there is instead is the error that says why.
     """
 
-    ticket: int
+    assignment_no: int
     status: str
     duration_us: int
     error_code: str | None
@@ -185,7 +185,7 @@ class LoopAlive(EmptyMessage):
 class Returned(NamedTuple):
     """To a recall, or because it is leaving: these have not begun and never will here."""
 
-    tickets: list[int]
+    assignment_nos: list[int]
 
 
 # -- to and from the template
@@ -250,7 +250,7 @@ class Unpacker:
         self._max_frame = max_frame
 
     @property
-    def is_mid_frame(self) -> bool:
+    def is_mid_message(self) -> bool:
         """A part of a message has arrived."""
         return bool(self._buffer)
 
@@ -304,7 +304,7 @@ class ReportUnpacker(Unpacker):
         if at > stop:
             raise ProtocolError("a report of an ending is too short")
         fields = _DONE_HEAD.unpack_from(self._buffer, body)
-        ticket, status, flags, duration_us, retry_after_ms, code_bytes, result_bytes, error_bytes = fields
+        assignment_no, status, flags, duration_us, retry_after_ms, code_bytes, result_bytes, error_bytes = fields
         code = error = result = None
         # Either a result, or a code and an error: the database refuses anything else, together with what other tasks report.
         if status == _COMPLETED:
@@ -320,7 +320,7 @@ class ReportUnpacker(Unpacker):
         if not is_in_order or not -1 <= retry_after_ms <= MAX_RETRY_AFTER_S * 1000:
             raise ProtocolError("a report of an ending is not in order")
         return Done(
-            ticket,
+            assignment_no,
             _STATUSES[status],
             duration_us,
             code,
@@ -380,9 +380,18 @@ def _pack_began(began: Began) -> bytes:
 
 
 def _pack_done(done: Done) -> bytes:
-    ticket, status, duration_us, error_code, result_text, error_text, wants_retry, retry_after_ms, leaving, misfit = (
-        done
-    )
+    (
+        assignment_no,
+        status,
+        duration_us,
+        error_code,
+        result_text,
+        error_text,
+        wants_retry,
+        retry_after_ms,
+        leaving,
+        misfit,
+    ) = done
     code = b"" if error_code is None else error_code.encode()
     # What cannot be encoded is refused by the other end, and this child replaced; the codec lets none of it through.
     result = b"" if result_text is None else result_text.encode("utf-8", "surrogatepass")
@@ -390,7 +399,7 @@ def _pack_done(done: Done) -> bytes:
     head = _DONE_FRAME.pack(
         _KIND_BYTES + _DONE_HEAD.size + len(code) + len(result) + len(error),
         _DONE,
-        ticket,
+        assignment_no,
         _STATUS_NUMBERS[status],
         (_WANTS_RETRY if wants_retry else 0) | (_LEAVING if leaving else 0) | misfit << _MISFIT_SHIFT,
         duration_us,
@@ -434,8 +443,8 @@ def _is_text_or_none(value: Any) -> bool:
 def _are_tickets(value: Any) -> bool:
     if not isinstance(value, list):
         return False
-    tickets = cast("list[Any]", value)
-    return all(map(_is_number, tickets)) and len(set(tickets)) == len(tickets)
+    assignment_nos = cast("list[Any]", value)
+    return all(map(_is_number, assignment_nos)) and len(set(assignment_nos)) == len(assignment_nos)
 
 
 _SMALL_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[_Check, ...]]]] = dict(

@@ -41,8 +41,8 @@ TICK_S = 0.01
 class StandbyReader:
     """`hear` waits for messages and takes them in; `changed` wakes the main thread when it waits and does not read."""
 
-    def __init__(self, hear: Callable[[], None], changed: threading.Event) -> None:
-        self._hear = hear
+    def __init__(self, receive_message: Callable[[], None], changed: threading.Event) -> None:
+        self._on_message = receive_message
         self._changed = changed
         self._reading = threading.Lock()  # held by the one who reads
         self._readings = self._waits = 0  # of the main thread
@@ -59,7 +59,7 @@ class StandbyReader:
             self._changed.wait()
             return
         try:
-            self._hear()
+            self._on_message()
         finally:
             self._reading.release()
         self._readings += 1
@@ -82,7 +82,7 @@ class StandbyReader:
     def _read(self) -> None:
         waits = self._waits
         while self._waits == waits:
-            self._hear()
+            self._on_message()
         self._reading.release()
         self._changed.set()  # from now on the main thread reads, also if what came was not for it
 
@@ -101,14 +101,16 @@ class SequentialRunner:
     tasks never find themselves on a thread with a running loop: `asyncio.run()` in them works.
     """
 
-    def __init__(self, tasks: Mapping[str, BaseTask[..., Any]], desk: ExecutorInbox, loop: ChildEventLoop) -> None:
+    def __init__(
+        self, tasks: Mapping[str, BaseTask[..., Any]], tasks_inbox: ExecutorInbox, loop: ChildEventLoop
+    ) -> None:
         self._tasks = tasks
-        self._desk = desk
+        self._tasks_inbox = tasks_inbox
         self._loop = loop
         self._main = InterruptMainThread()
-        self._progress = ProgressReports(desk.send)
+        self._progress = ProgressReports(tasks_inbox.send)
         self._changed = threading.Event()
-        self._relief = StandbyReader(lambda: desk.hear(self), self._changed)
+        self._standby = StandbyReader(lambda: tasks_inbox.receive_message(self), self._changed)
         self._title = ""
         self._running: RunningTask | None = None
         self._asked: tuple[int, Reason] | None = None  # to stop, the last one
@@ -117,33 +119,33 @@ class SequentialRunner:
     def work(self, early: Sequence[Message]) -> None:
         """Until told to stop and nothing is left. One write per task: an ending and the next beginning."""
         if early:
-            self._desk.hear(self, early)
-        self._relief.start()
+            self._tasks_inbox.receive_message(self, early)
+        self._standby.start()
         ended = b""
         while True:
             self._changed.clear()
-            if batch := self._desk.take(1):
+            if batch := self._tasks_inbox.take(1):
                 ended = self._run(batch[0], ended)
             elif ended:
-                self._desk.send(ended)
+                self._tasks_inbox.send(ended)
                 ended = b""
-            elif self._desk.is_stopping and not self._desk.has_more:
+            elif self._tasks_inbox.is_stopping and not self._tasks_inbox.has_more:
                 return
             else:
                 self._show("idle")
-                self._relief.wait()
+                self._standby.wait()
 
     def _run(self, assignment: Assignment, ended: bytes) -> bytes:
         """Report what ended before and what begins now; the frames of its own ending."""
         self._show(assignment.task_name)
         running = begin(assignment)
         self._running, self._stop = running, lambda: self._main.stop(running)
-        if self._asked and self._asked[0] == assignment.ticket:
+        if self._asked and self._asked[0] == assignment.assignment_no:
             running.ask(self._asked[1])  # on its way from the tray it was found neither there nor here
-        self._desk.send(ended + pack(Began(assignment.ticket)))
+        self._tasks_inbox.send(ended + pack(Began(assignment.assignment_no)))
         done = self._done(running)
         running.is_over, self._running = True, None
-        return self._progress.ended(assignment.ticket) + self._desk.ending(done)
+        return self._progress.ended(assignment.assignment_no) + self._tasks_inbox.ending(done)
 
     def _done(self, running: RunningTask) -> Done:
         prepared = prepare(self._tasks, running)
@@ -175,9 +177,9 @@ class SequentialRunner:
     def pinged(self) -> int:
         return ANY  # no task waits for another here
 
-    def interrupt(self, ticket: int, reason: Reason) -> None:
-        self._asked = ticket, reason
+    def interrupt(self, assignment_no: int, reason: Reason) -> None:
+        self._asked = assignment_no, reason
         running = self._running
-        if running and running.assignment.ticket == ticket:
+        if running and running.assignment.assignment_no == assignment_no:
             running.ask(reason)
             self._stop()

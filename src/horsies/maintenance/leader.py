@@ -162,14 +162,14 @@ class MaintenanceLeader:
         return 0.0
 
     async def _do_duties(self) -> None:
-        await self._do_or_rest("bury_the_dead", self._bury_the_dead, otherwise=self._watch.break_off)
-        reaped = await self._do(rescue.rescue_orphans)
-        if reaped and reaped.count:
-            log.warning("ended or gave back %d tasks of dead workers", reaped.count)
+        await self._do_or_rest("bury_the_dead", self._remove_dead_workers, otherwise=self._watch.break_off)
+        rescued = await self._do(rescue.rescue_orphans)
+        if rescued and rescued.count:
+            log.warning("ended or gave back %d tasks of dead workers", rescued.count)
             if subscribers:
-                emit(TasksRescued(reaped.count))
-        if reaped and reaped.due_s is not None:
-            self._due_in(reaped.due_s)
+                emit(TasksRescued(rescued.count))
+        if rescued and rescued.due_s is not None:
+            self._due_in(rescued.due_s)
         await self._do(rescue.release_overdue)
         await self._do(rescue.promote_late)
         await self._do(rescue.cancel_returned)
@@ -211,7 +211,7 @@ class MaintenanceLeader:
         otherwise()
         return None
 
-    async def _bury_the_dead(self) -> None:
+    async def _remove_dead_workers(self) -> None:
         asked_at = time.monotonic()
         gone = await self._get_gone()
         heartbeats = await self._link.run(rescue.get_heartbeats())

@@ -89,13 +89,13 @@ def rescue_orphans(aside: SkippedRow | None = None) -> Op[RescuedTasks]:
     served: list[RescuedTasks] = []
     for worker, orphans in by_worker.items():
         served += yield from run_isolated(
-            duty, orphans, partial(_reap, worker), id_of=_id_of, aside=aside, last_resort=_end_orphan
+            duty, orphans, partial(_rescue, worker), id_of=_id_of, aside=aside, last_resort=_end_orphan
         )
-    due_s = [reaped.due_s for reaped in served if reaped.due_s is not None]
-    return RescuedTasks(sum(reaped.count for reaped in served), min(due_s, default=None))
+    due_s = [rescued.due_s for rescued in served if rescued.due_s is not None]
+    return RescuedTasks(sum(rescued.count for rescued in served), min(due_s, default=None))
 
 
-def _reap(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
+def _rescue(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
     roots = sorted({row[4] for row in orphans if row[4] is not None and row[2] == TaskStatus.RUNNING})
     _, _, _, locked = yield from execute(
         SQL["begin_rescue"](),

@@ -54,12 +54,8 @@ RESERVED_CODES: Final = frozenset(
 """What no code of the user's may give an error; UNHANDLED_ERROR says nothing that is not so."""
 
 
-# --------
-# The mapping from exceptions to error codes.
-#
-# The nearest class in the MRO of the exception decides, first by the task's map, then by the app's. A group of
-# exceptions (`asyncio.TaskGroup` raises them) stands for its members where these agree: a map that contains that class
-# also knows a group that consists only of those.
+# Exceptions are mapped to error codes by the nearest class in their MRO, first in the map of the task, then in the map of
+# the app. An exception group counts as one of its members when all members map to the same code.
 
 
 class ExceptionMap(Mapping[type[BaseException], str]):

@@ -133,7 +133,7 @@ def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]
     """Their ids; with a key, the id of the task that has it, which may be another."""
     if key is None and len(first := next(_slices(tasks))) == len(tasks):
         ids = [task.id for task in tasks]
-        yield from execute_then_notify(_insert(first, "after_commit"), afterwards=SQL["notify_enqueued"](ids=ids))
+        yield from execute_then_notify(_insert(first, "after_commit"), after_commit=SQL["notify_enqueued"](ids=ids))
         return ids
     yield from rows(SQL["begin_send"]())
     if _can_be_copied(tasks):
@@ -152,7 +152,7 @@ def enqueue_again(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[T
     is_new = probe == [(False,)]
     ids = (yield from enqueue_within(tasks, key)) if is_new else [task.id for task in tasks]
     # The first attempt may have been cut off before it told anybody.
-    yield from execute_then_notify(SQL["commit_send"](), afterwards=SQL["notify_enqueued"](ids=ids[:SLICE_ROWS]))
+    yield from execute_then_notify(SQL["commit_send"](), after_commit=SQL["notify_enqueued"](ids=ids[:SLICE_ROWS]))
     return ids
 
 

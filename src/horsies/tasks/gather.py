@@ -37,60 +37,60 @@ class Gathering(Generic[T]):
 
     def all(self) -> list[TaskResult[T, TaskError]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")
-        ticket = self._ticket()
-        if ticket.open:
+        waiter = self._waiter()
+        if waiter.open:
             try:
-                wait_until_ended(self._broker(), ticket, self._deadline)
+                wait_until_ended(self._broker(), waiter, self._deadline)
             finally:
-                self._keep_all(ticket)
-        return self._results(ticket)
+                self._keep_all(waiter)
+        return self._results(waiter)
 
     async def all_async(self) -> list[TaskResult[T, TaskError]]:
-        ticket = self._ticket()
-        if ticket.open:
+        waiter = self._waiter()
+        if waiter.open:
             try:
-                await wait_until_ended_async(self._broker(), ticket, self._deadline)
+                await wait_until_ended_async(self._broker(), waiter, self._deadline)
             finally:
-                self._keep_all(ticket)
-        return self._results(ticket)
+                self._keep_all(waiter)
+        return self._results(waiter)
 
     def completed(self) -> Generator[TaskHandle[T]]:
         """Each handle once, those first that are known to have ended."""
-        ticket = self._ticket()
+        waiter = self._waiter()
         yield from self._known()
-        if ticket.open:
+        if waiter.open:
             broker = self._broker()
-            desk = broker.desk(ENDINGS)
-            with desk.entered(ticket):
-                while ticket.open or ticket.news:
-                    broker.wait(desk, ticket, self._deadline, Waiter[WaitAnswer].has_news)
-                    yield from self._news(ticket)
+            hub = broker.hub(ENDINGS)
+            with hub.registered(waiter):
+                while waiter.open or waiter.news:
+                    broker.wait(hub, waiter, self._deadline, Waiter[WaitAnswer].has_news)
+                    yield from self._news(waiter)
 
     async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
-        ticket = self._ticket()
+        waiter = self._waiter()
         for handle in self._known():
             yield handle
-        if ticket.open:
+        if waiter.open:
             broker = self._broker()
-            desk = broker.desk(ENDINGS)
-            with desk.entered(ticket):
-                while ticket.open or ticket.news:
-                    await broker.wait_async(desk, ticket, self._deadline, Waiter[WaitAnswer].has_news)
-                    for handle in self._news(ticket):
+            hub = broker.hub(ENDINGS)
+            with hub.registered(waiter):
+                while waiter.open or waiter.news:
+                    await broker.wait_async(hub, waiter, self._deadline, Waiter[WaitAnswer].has_news)
+                    for handle in self._news(waiter):
                         yield handle
 
-    def _ticket(self) -> Waiter[WaitAnswer]:
+    def _waiter(self) -> Waiter[WaitAnswer]:
         return Waiter(handle.task_id for handle in self._handles if handle.ended is None)
 
     def _known(self) -> list[TaskHandle[T]]:
         return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
 
-    def _news(self, ticket: Waiter[WaitAnswer]) -> Generator[TaskHandle[T]]:
-        if not ticket.news:
-            raise self._too_late(ticket)
-        while ticket.news:
-            task_id = ticket.news.popleft()
-            self._keep(task_id, ticket.answers[task_id])
+    def _news(self, waiter: Waiter[WaitAnswer]) -> Generator[TaskHandle[T]]:
+        if not waiter.news:
+            raise self._too_late(waiter)
+        while waiter.news:
+            task_id = waiter.news.popleft()
+            self._keep(task_id, waiter.answers[task_id])
             yield from self._by_id[task_id]
 
     def _keep(self, task_id: TaskId, answer: WaitAnswer) -> None:
@@ -98,18 +98,18 @@ class Gathering(Generic[T]):
             for handle in self._by_id[task_id]:
                 handle.keep(answer)
 
-    def _keep_all(self, ticket: Waiter[WaitAnswer]) -> None:
+    def _keep_all(self, waiter: Waiter[WaitAnswer]) -> None:
         """Also when the waiting failed: what is known need not be asked for again."""
-        for task_id, answer in ticket.answers.items():
+        for task_id, answer in waiter.answers.items():
             self._keep(task_id, answer)
 
-    def _results(self, ticket: Waiter[WaitAnswer]) -> list[TaskResult[T, TaskError]]:
+    def _results(self, waiter: Waiter[WaitAnswer]) -> list[TaskResult[T, TaskError]]:
         return [
-            handle.receive(handle.ended or ticket.answers[handle.task_id], self._timeout_ms) for handle in self._handles
+            handle.receive(handle.ended or waiter.answers[handle.task_id], self._timeout_ms) for handle in self._handles
         ]
 
-    def _too_late(self, ticket: Waiter[WaitAnswer]) -> WaitTimeoutError:
-        left = [task_id for task_id in self._by_id if task_id in ticket.open]
+    def _too_late(self, waiter: Waiter[WaitAnswer]) -> WaitTimeoutError:
+        left = [task_id for task_id in self._by_id if task_id in waiter.open]
         named = ", ".join(left[:NAMED_AT_MOST]) + (", ..." if len(left) > NAMED_AT_MOST else "")
         return WaitTimeoutError(
             f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they go on"

@@ -49,22 +49,22 @@ class TaskHandle(Generic[T_co]):
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on; 0 only looks."""
         if self._ended is None:
-            broker, deadline, ticket = self.broker, deadline_of(timeout_ms), self._ticket()
+            broker, deadline, waiter = self.broker, deadline_of(timeout_ms), self._waiter()
             refuse_in_event_loop("get()", "await handle.get_async()")
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
-            wait_until_ended(broker, ticket, deadline)
-            return self.receive(ticket.answers[self.task_id], timeout_ms)
+            wait_until_ended(broker, waiter, deadline)
+            return self.receive(waiter.answers[self.task_id], timeout_ms)
         return self.receive(self._ended, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """The same for asyncio code."""
         if self._ended is None:
-            broker, deadline, ticket = self.broker, deadline_of(timeout_ms), self._ticket()
+            broker, deadline, waiter = self.broker, deadline_of(timeout_ms), self._waiter()
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
-            await wait_until_ended_async(broker, ticket, deadline)
-            return self.receive(ticket.answers[self.task_id], timeout_ms)
+            await wait_until_ended_async(broker, waiter, deadline)
+            return self.receive(waiter.answers[self.task_id], timeout_ms)
         return self.receive(self._ended, timeout_ms)
 
     def status(self) -> TaskStatus | None:
@@ -155,7 +155,7 @@ class TaskHandle(Generic[T_co]):
                     )
                 )
 
-    def _ticket(self) -> Waiter[WaitAnswer]:
+    def _waiter(self) -> Waiter[WaitAnswer]:
         """A task has not ended in the moment after its send. To look for that while it is being claimed would be in its way."""
         is_new = time.monotonic() < self._sent_at + AT_ONCE_S
         return Waiter([self.task_id], look_from=self._sent_at + SOON_S if is_new else 0.0)

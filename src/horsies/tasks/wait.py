@@ -41,20 +41,20 @@ def deadline_of(timeout_ms: float | None) -> float | None:
     return time.monotonic() + timeout_ms / 1000
 
 
-def wait_until_ended(broker: "PostgresBroker", ticket: Waiter[WaitAnswer], deadline: float | None) -> None:
+def wait_until_ended(broker: "PostgresBroker", waiter: Waiter[WaitAnswer], deadline: float | None) -> None:
     """Returns when all of the ticket's tasks have ended, or at the deadline.
 
     An unknown id is waited for like any other: its send may commit later.
     """
-    desk = broker.desk(ENDINGS)
-    with desk.entered(ticket):
-        broker.wait(desk, ticket, deadline)
+    hub = broker.hub(ENDINGS)
+    with hub.registered(waiter):
+        broker.wait(hub, waiter, deadline)
 
 
-async def wait_until_ended_async(broker: "PostgresBroker", ticket: Waiter[WaitAnswer], deadline: float | None) -> None:
-    desk = broker.desk(ENDINGS)
-    with desk.entered(ticket):
-        await broker.wait_async(desk, ticket, deadline)
+async def wait_until_ended_async(broker: "PostgresBroker", waiter: Waiter[WaitAnswer], deadline: float | None) -> None:
+    hub = broker.hub(ENDINGS)
+    with hub.registered(waiter):
+        await broker.wait_async(hub, waiter, deadline)
 
 
 def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAnswer]]]:

@@ -102,16 +102,16 @@ async def _on_loop(job: DrainJob) -> Attempt:
     on_loop = InterruptCoroutine(job.running)
     if job.timeout_s is None:
         return await on_loop.call(job.call.function)
-    alarm = asyncio.get_running_loop().call_later(job.timeout_s, _time_is_up, job.running, on_loop.stop)
+    wakeup_timer = asyncio.get_running_loop().call_later(job.timeout_s, _time_is_up, job.running, on_loop.stop)
     try:
         return await on_loop.call(job.call.function)
     finally:
-        alarm.cancel()
+        wakeup_timer.cancel()
 
 
 def _on_thread(job: DrainJob, function: Callable[[], Any]) -> Attempt:
     on_thread = InterruptThread(job.running)
-    with _alarm(job, on_thread.stop):
+    with _wakeup_timer(job, on_thread.stop):
         return on_thread.call(function)
 
 
@@ -119,14 +119,14 @@ def _on_main_thread(job: DrainJob, function: Callable[[], Any]) -> Attempt:
     before = signal.getsignal(SOFT_STOP_SIGNAL)
     main = InterruptMainThread()
     try:
-        with _alarm(job, partial(main.stop, job.running)):
+        with _wakeup_timer(job, partial(main.stop, job.running)):
             return main.call(job.running, function)
     finally:
         signal.signal(SOFT_STOP_SIGNAL, before)
 
 
 @contextmanager
-def _alarm(job: DrainJob, stop: Callable[[], object]) -> Generator[None]:
+def _wakeup_timer(job: DrainJob, stop: Callable[[], object]) -> Generator[None]:
     if job.timeout_s is None:
         yield
         return

@@ -56,25 +56,25 @@ class InlineBroker(UnpooledBroker):
 
     def wait(
         self,
-        desk: WaiterHub[A],
-        ticket: Waiter[A],
+        hub: WaiterHub[A],
+        waiter: Waiter[A],
         deadline: float | None,
         is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
     ) -> None:
         self._drain()
         with _waiting():
-            super().wait(desk, ticket, deadline, is_enough)
+            super().wait(hub, waiter, deadline, is_enough)
 
     async def wait_async(
         self,
-        desk: WaiterHub[A],
-        ticket: Waiter[A],
+        hub: WaiterHub[A],
+        waiter: Waiter[A],
         deadline: float | None,
         is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
     ) -> None:
         await self._drain_async()
         with _waiting():
-            await super().wait_async(desk, ticket, deadline, is_enough)
+            await super().wait_async(hub, waiter, deadline, is_enough)
 
     def _drain(self) -> None:
         with _deeper():

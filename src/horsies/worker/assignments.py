@@ -20,20 +20,20 @@ class Assignments:
         self._given: dict[int, Claim] = {}
         self._begun: dict[int, float] = {}
         """When each of them began, on the monotonic clock."""
-        self._verdicts: dict[int, TaskError] = {}
+        self._kill_reasons: dict[int, TaskError] = {}
         self._abandoned: set[int] = set()
-        self._frames: deque[tuple[int, int]] = deque()
+        self._prefetch: deque[tuple[int, int]] = deque()
         """Of those that have not all begun: the last ticket, and what the child had worked when they were given."""
         self._last = 0
 
     def __len__(self) -> int:
         return len(self._given)
 
-    def __contains__(self, ticket: int) -> bool:
-        return ticket in self._given
+    def __contains__(self, assignment_no: int) -> bool:
+        return assignment_no in self._given
 
-    def __getitem__(self, ticket: int) -> Claim:
-        return self._given[ticket]
+    def __getitem__(self, assignment_no: int) -> Claim:
+        return self._given[assignment_no]
 
     @property
     def has_begun(self) -> bool:
@@ -45,7 +45,7 @@ class Assignments:
 
     def worked_before(self, worked_us: int) -> int:
         """How much of its work the child has done since the first that has not begun was given."""
-        return worked_us - self._frames[0][1] if self._frames else 0
+        return worked_us - self._prefetch[0][1] if self._prefetch else 0
 
     @property
     def is_deserted(self) -> bool:
@@ -57,83 +57,87 @@ class Assignments:
 
     def running(self) -> list[tuple[int, Claim]]:
         """What has begun."""
-        return [(ticket, self._given[ticket]) for ticket in self._begun]
+        return [(assignment_no, self._given[assignment_no]) for assignment_no in self._begun]
 
     def running_since(self) -> list[tuple[float, Claim]]:
         """What has begun, and when, on the monotonic clock."""
-        return [(began_at, self._given[ticket]) for ticket, began_at in self._begun.items()]
+        return [(began_at, self._given[assignment_no]) for assignment_no, began_at in self._begun.items()]
 
-    def running_claim(self, ticket: int) -> Claim | None:
+    def running_claim(self, assignment_no: int) -> Claim | None:
         """What runs under this ticket, if it still does."""
-        return self._given.get(ticket) if ticket in self._begun else None
+        return self._given.get(assignment_no) if assignment_no in self._begun else None
 
-    def is_waiting(self, ticket: int) -> bool:
+    def is_waiting(self, assignment_no: int) -> bool:
         """It has been given and has not begun."""
-        return ticket in self._given and ticket not in self._begun
+        return assignment_no in self._given and assignment_no not in self._begun
 
-    def is_condemned(self, ticket: int) -> bool:
+    def has_kill_reason(self, assignment_no: int) -> bool:
         """It is decided how it ends if its child dies."""
-        return ticket in self._verdicts
+        return assignment_no in self._kill_reasons
 
     def give(self, claims: Iterable[Claim], worked_us: int) -> RunTasks:
         """To a child that has worked so much in its life."""
         if not self.has_unbegun:
-            self._frames.clear()
+            self._prefetch.clear()
         run = RunTasks([])
         for claim in claims:
             self._last += 1
             run.assignments.append(fields_of(self._last, claim))
             self._given[self._last] = claim if claim.weight <= KEPT_BYTES else replace(claim, args="", inputs=None)
-        self._frames.append((self._last, worked_us))
+        self._prefetch.append((self._last, worked_us))
         return run
 
-    def begin(self, ticket: int, began_at: float) -> Claim:
-        self._begun[ticket] = began_at
-        while self._frames and self._frames[0][0] <= ticket:
-            self._frames.popleft()
-        return self._given[ticket]
+    def begin(self, assignment_no: int, began_at: float) -> Claim:
+        self._begun[assignment_no] = began_at
+        while self._prefetch and self._prefetch[0][0] <= assignment_no:
+            self._prefetch.popleft()
+        return self._given[assignment_no]
 
-    def end(self, ticket: int) -> Claim:
-        self._begun.pop(ticket, None)
-        self._verdicts.pop(ticket, None)
-        return self._given.pop(ticket)
+    def end(self, assignment_no: int) -> Claim:
+        self._begun.pop(assignment_no, None)
+        self._kill_reasons.pop(assignment_no, None)
+        return self._given.pop(assignment_no)
 
-    def take_back(self, tickets: Iterable[int]) -> list[Claim]:
-        return [self._given.pop(ticket) for ticket in tickets]
+    def take_back(self, assigned: Iterable[int]) -> list[Claim]:
+        return [self._given.pop(assignment_no) for assignment_no in assigned]
 
-    def condemn(self, ticket: int, verdict: TaskError) -> None:
-        if ticket in self._given:
-            self._verdicts[ticket] = verdict
+    def set_kill_reason(self, assignment_no: int, kill_reason: TaskError) -> None:
+        if assignment_no in self._given:
+            self._kill_reasons[assignment_no] = kill_reason
 
-    def abandon(self, ticket: int) -> tuple[Claim, TaskError]:
+    def abandon(self, assignment_no: int) -> tuple[Claim, TaskError]:
         """Forget a task that does not stop; how it ends."""
-        verdict = self._verdicts.get(ticket) or TaskError(
+        kill_reason = self._kill_reasons.get(assignment_no) or TaskError(
             error_code=OperationalErrorCode.WORKER_CRASHED, message="it was left behind because it did not stop"
         )
-        self._abandoned.add(ticket)
-        return self.end(ticket), verdict
+        self._abandoned.add(assignment_no)
+        return self.end(assignment_no), kill_reason
 
-    def is_abandoned(self, ticket: int) -> bool:
-        return ticket in self._abandoned
+    def is_abandoned(self, assignment_no: int) -> bool:
+        return assignment_no in self._abandoned
 
-    def forget(self, ticket: int) -> None:
+    def forget(self, assignment_no: int) -> None:
         """An abandoned one has ended after all, and nobody wants to know any more."""
-        self._abandoned.remove(ticket)
+        self._abandoned.remove(assignment_no)
 
-    def bequeath(self, crash: TaskError) -> tuple[list[tuple[Claim, TaskError]], list[Claim]]:
+    def report_crash(self, crash: TaskError) -> tuple[list[tuple[Claim, TaskError]], list[Claim]]:
         """The child is dead: what had begun and how it ends, and what had not. (Whom a verdict waits for counts as begun.)"""
-        begun = self._begun.keys() | self._verdicts.keys()
-        ended = [(claim, self._verdicts.get(ticket, crash)) for ticket, claim in self._given.items() if ticket in begun]
-        unbegun = [claim for ticket, claim in self._given.items() if ticket not in begun]
+        begun = self._begun.keys() | self._kill_reasons.keys()
+        ended = [
+            (claim, self._kill_reasons.get(assignment_no, crash))
+            for assignment_no, claim in self._given.items()
+            if assignment_no in begun
+        ]
+        unbegun = [claim for assignment_no, claim in self._given.items() if assignment_no not in begun]
         self._given.clear()
         self._begun.clear()
         return ended, unbegun
 
 
-def fields_of(ticket: int, claim: Claim) -> Fields:
+def fields_of(assignment_no: int, claim: Claim) -> Fields:
     """What a child is told of a claim."""
     return (
-        ticket,
+        assignment_no,
         claim.id,
         claim.task_name,
         claim.queue_name,

@@ -50,7 +50,7 @@ SQL = load(__file__)
 
 
 class ClaimFrom(Enum):
-    MARKS = auto()
+    WATERMARKS = auto()
     """A lane for each queue and priority, each from its mark."""
     QUEUES = auto()
     """A lane for each queue, from its mark: where queues are counted."""
@@ -168,46 +168,46 @@ class BatchResult:
     """Of `loads`: what was read. A claim that is missing is no longer ours."""
     found: Sequence[TaskId] = ()
     """By a step of a search."""
-    fates: Mapping[TaskId, UnfitOutcome] = field(default_factory=dict[TaskId, UnfitOutcome])
+    unfit_outcomes: Mapping[TaskId, UnfitOutcome] = field(default_factory=dict[TaskId, UnfitOutcome])
     """Of `unfit`: what became of each. One that is missing is no longer ours."""
 
 
-def run_batch(turn: Batch) -> Op[BatchResult]:
-    if turn.search is not None:
-        return (yield from _search(turn.worker, turn.search))
-    finals = [*(ending for ending in turn.endings if not ending.may_retry), *turn.interrupted]
-    retriable = [ending for ending in turn.endings if ending.may_retry]
-    counted = {lane.queue_name for lane in turn.lanes} if turn.wanted else set[str]()
-    keys = turn.caps.keys(counted | {claim.queue_name for claim in turn.starts})
-    lock, advance = _workflows(turn)
+def run_batch(batch: Batch) -> Op[BatchResult]:
+    if batch.search is not None:
+        return (yield from _search(batch.worker, batch.search))
+    finals = [*(ending for ending in batch.endings if not ending.may_retry), *batch.interrupted]
+    retriable = [ending for ending in batch.endings if ending.may_retry]
+    counted = {lane.queue_name for lane in batch.lanes} if batch.wanted else set[str]()
+    keys = batch.caps.keys(counted | {claim.queue_name for claim in batch.starts})
+    lock, advance = _workflows(batch)
     steps: list[tuple[str, Query]] = [
-        *([("limit", SQL["disable_statement_timeout"]())] if turn.is_alone else []),
+        *([("limit", SQL["disable_statement_timeout"]())] if batch.is_alone else []),
         *(("lock roots", query) for query in lock),
-        *([("interrupt", release_interrupted(turn.worker, turn.interrupted))] if turn.interrupted else []),
-        *([("finish", finish(turn.worker, finals))] if finals else []),
-        *([("retry", end_or_retry(turn.worker, retriable))] if retriable else []),
+        *([("interrupt", release_interrupted(batch.worker, batch.interrupted))] if batch.interrupted else []),
+        *([("finish", finish(batch.worker, finals))] if finals else []),
+        *([("retry", end_or_retry(batch.worker, retriable))] if retriable else []),
         *(("advance", query) for query in advance),
-        *([("release", release(turn.worker, turn.releases, _deaths(turn.releases)))] if turn.releases else []),
-        *([("set aside", set_aside(turn.worker, turn.unfit))] if turn.unfit else []),
-        *([("ahead", set_aside_ahead(unknown))] if turn.unfit and (unknown := _unknown(turn)) else []),
-        *([("progress", report_progress(turn.worker, turn.progress))] if turn.progress else []),
-        *([("promote", promote()), ("next due", get_next_due())] if turn.promotes else []),
-        *([("lock", lock_caps(keys, turn.database.schema))] if keys and (turn.starts or turn.wanted) else []),
-        *([("start", start(turn.worker, turn.starts, turn.caps))] if turn.starts else []),
-        *(("claim", _claim(turn, wanted)) for wanted in turn.wanted),
-        *([("survey", find_queue_heads(turn.lanes))] if _surveys(turn) else []),
-        *([("load", load_payloads(turn.worker, turn.loads))] if turn.loads else []),
+        *([("release", release(batch.worker, batch.releases, _deaths(batch.releases)))] if batch.releases else []),
+        *([("set aside", set_aside(batch.worker, batch.unfit))] if batch.unfit else []),
+        *([("ahead", set_aside_ahead(unknown))] if batch.unfit and (unknown := _unknown(batch)) else []),
+        *([("progress", report_progress(batch.worker, batch.progress))] if batch.progress else []),
+        *([("promote", promote()), ("next due", get_next_due())] if batch.promotes else []),
+        *([("lock", lock_caps(keys, batch.database.schema))] if keys and (batch.starts or batch.wanted) else []),
+        *([("start", start(batch.worker, batch.starts, batch.caps))] if batch.starts else []),
+        *(("claim", _claim(batch, wanted)) for wanted in batch.wanted),
+        *([("survey", find_queue_heads(batch.lanes))] if _surveys(batch) else []),
+        *([("load", load_payloads(batch.worker, batch.loads))] if batch.loads else []),
     ]
-    frame = _frame(turn.database.statement_timeout_ms)
-    answers: list[Rows] = yield Request([query for _, query in steps], _notices(turn), frame)
+    frame = _frame(batch.database.statement_timeout_ms)
+    answers: list[Rows] = yield Request([query for _, query in steps], _notices(batch), frame)
     by_step: dict[str, list[Rows]] = {}
     for (step, _), answer in zip(steps, answers, strict=True):
         by_step.setdefault(step, []).append(answer)
     return _outcome(by_step)
 
 
-def _unknown(turn: Batch) -> list[UnfitClaim]:
-    return [each for each in turn.unfit if each.misfit is Misfit.UNKNOWN and each.may_wait]
+def _unknown(batch: Batch) -> list[UnfitClaim]:
+    return [each for each in batch.unfit if each.misfit is Misfit.UNKNOWN and each.may_wait]
 
 
 def _deaths(claims: Sequence[Claim]) -> dict[TaskId, int]:
@@ -233,42 +233,42 @@ def _frame(statement_timeout_ms: int) -> TransactionFrame:
     return TransactionFrame((SQL["begin_batch"](), limits), SQL["commit_batch"]())
 
 
-def _workflows(turn: Batch) -> tuple[list[Query], list[Query]]:
+def _workflows(batch: Batch) -> tuple[list[Query], list[Query]]:
     """What advances the workflows of what ends in this turn: the locks, first of all, and the step, once it has ended."""
-    ended = turn.of_workflows
-    roots = sorted({ending.root_id for ending in ended if ending.root_id} | set(turn.unsettled))
+    ended = batch.of_workflows
+    roots = sorted({ending.root_id for ending in ended if ending.root_id} | set(batch.unsettled))
     if not roots:
         return [], []
     task_ids = [ending.id for ending in ended]
     # In a turn of its own a step may take its time; in one that ends tasks, others wait for it.
-    step = full_step(roots, task_ids) if turn.unsettled else quick_step(roots, task_ids)
+    step = full_step(roots, task_ids) if batch.unsettled else quick_step(roots, task_ids)
     return [lock_roots(roots)], step
 
 
-def _claim(turn: Batch, wanted: ClaimRequest) -> Query:
-    if turn.claim_from is ClaimFrom.MARKS:
-        return claim_from_watermarks(wanted, turn.lanes)
-    return claim_from_queues(wanted, turn.lanes)
+def _claim(batch: Batch, wanted: ClaimRequest) -> Query:
+    if batch.claim_from is ClaimFrom.WATERMARKS:
+        return claim_from_watermarks(wanted, batch.lanes)
+    return claim_from_queues(wanted, batch.lanes)
 
 
-def _surveys(turn: Batch) -> bool:
+def _surveys(batch: Batch) -> bool:
     """A claim that is filled by the first of many queues has not seen the others, and nobody tells again of what was there before us.
 
     Where queues are counted, each claim asks all of them anyway.
     """
-    is_counted = turn.caps.is_any or any(wanted.queue_limit is not None for wanted in turn.wanted)
-    return turn.claim_from is ClaimFrom.START and bool(turn.wanted) and len(turn.lanes) > 1 and not is_counted
+    is_counted = batch.caps.is_any or any(wanted.queue_limit is not None for wanted in batch.wanted)
+    return batch.claim_from is ClaimFrom.START and bool(batch.wanted) and len(batch.lanes) > 1 and not is_counted
 
 
-def _notices(turn: Batch) -> list[Query]:
-    back = [*turn.releases, *[each.claim for each in turn.unfit]] if turn.unfit else turn.releases
+def _notices(batch: Batch) -> list[Query]:
+    back = [*batch.releases, *[each.claim for each in batch.unfit]] if batch.unfit else batch.releases
     notices: list[Query] = notify_new(back)
-    if turn.endings:
+    if batch.endings:
         # Also those that turn out not to be ours: an earlier COMMIT whose answer was lost may have ended them unannounced.
-        notices.append(notify_done([ending.id for ending in turn.endings]))
-    if turn.interrupted:
-        notices += [notify_done([ending.id for ending in turn.interrupted]), notify_everyone()]
-    if turn.frees_capped:
+        notices.append(notify_done([ending.id for ending in batch.endings]))
+    if batch.interrupted:
+        notices += [notify_done([ending.id for ending in batch.interrupted]), notify_everyone()]
+    if batch.frees_capped:
         notices.append(notify_freed())
     return notices
 
@@ -290,7 +290,7 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> BatchResult:
         waiting=[lane for (lane,) in rows("survey")],
         unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
         payloads=payloads_from_rows(rows("load")),
-        fates={task_id: UnfitOutcome(fate) for task_id, fate in rows("set aside")},
+        unfit_outcomes={task_id: UnfitOutcome(unfit_outcome) for task_id, unfit_outcome in rows("set aside")},
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
         overdue=any(is_due for _, is_due in rows("next due")),
     )

@@ -28,8 +28,8 @@ class Capacity:
 
     worker: str
     limits: ClaimLimits
-    frames: PrefetchPolicy
-    roster: Sequence[Child]
+    prefetch: PrefetchPolicy
+    children: Sequence[Child]
     buffer: Sized
     unread: Sized
     unfit: Sized
@@ -40,12 +40,12 @@ class Capacity:
     def to_run(self) -> int:
         """How many more tasks the children can take now."""
         free = -len(self.unread)
-        for member in self.roster:
-            if member.is_open:
-                room = self.frames.room(member.load)
-                free += room if member.budget_left is None else min(room, member.budget_left)
-        for turn in self.in_flight:
-            free -= len(turn.starts) + len(turn.loads) + _promised(turn, TaskStatus.RUNNING)
+        for child in self.children:
+            if child.is_open:
+                capacity = self.prefetch.capacity(child.load)
+                free += capacity if child.budget_left is None else min(capacity, child.budget_left)
+        for planned in self.in_flight:
+            free -= len(planned.starts) + len(planned.loads) + _promised(planned, TaskStatus.RUNNING)
         return max(0, free)
 
     def wanted(self, starting: int, now: float) -> list[ClaimRequest]:
@@ -54,7 +54,7 @@ class Capacity:
         if free <= 0:
             return []
         run = max(0, min(self.to_run() - starting, free))
-        hold = free - run if self.frames.buffers else 0
+        hold = free - run if self.prefetch.buffers else 0
         batch = self.limits.max_claim_batch
         wanted = [self._want(TaskStatus.RUNNING, run, batch or None, now)] if run else []
         if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
@@ -63,13 +63,13 @@ class Capacity:
 
     def _free(self, starting: int) -> int:
         """How many more rows may be ours, beside those that are started now."""
-        free = self.frames.ceiling - self._held() - starting
+        free = self.prefetch.ceiling - self._held() - starting
         ceiling = self.limits.max_claim_per_worker
         if not ceiling:
             return free
-        if self.frames.buffers:
+        if self.prefetch.buffers:
             # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
-            buffered = sum(len(turn.starts) + _promised(turn, TaskStatus.CLAIMED) for turn in self.in_flight)
+            buffered = sum(len(planned.starts) + _promised(planned, TaskStatus.CLAIMED) for planned in self.in_flight)
             return min(free, ceiling - len(self.buffer) - buffered)
         return min(free, ceiling - self._held() - self._leaving())
 
@@ -89,19 +89,20 @@ class Capacity:
     def _held(self) -> int:
         """Rows that are ours, or may be when the turns in flight come back."""
         held = len(self.buffer) + len(self.unread) + len(self.unfit)
-        for member in self.roster:
-            held += member.load
-        for turn in self.in_flight:
-            held += len(turn.starts) + len(turn.loads) + sum([wanted.limit for wanted in turn.wanted])
+        for child in self.children:
+            held += child.load
+        for planned in self.in_flight:
+            held += len(planned.starts) + len(planned.loads) + sum([wanted.limit for wanted in planned.wanted])
         return held
 
     def _leaving(self) -> int:
         """Rows that are still ours until the turns in flight are committed."""
         return sum(
-            len(turn.endings) + len(turn.interrupted) + len(turn.releases) + len(turn.unfit) for turn in self.in_flight
+            len(planned.endings) + len(planned.interrupted) + len(planned.releases) + len(planned.unfit)
+            for planned in self.in_flight
         )
 
 
-def _promised(turn: Batch, status: TaskStatus) -> int:
+def _promised(planned: Batch, status: TaskStatus) -> int:
     """How many rows it may claim in this status."""
-    return sum([wanted.limit for wanted in turn.wanted if wanted.status is status])
+    return sum([wanted.limit for wanted in planned.wanted if wanted.status is status])

@@ -106,7 +106,7 @@ class ChildSocket:
         self,
         ours: socket.socket,
         *,
-        hear: Callable[[Message], None],
+        receive_message: Callable[[Message], None],
         settled: Callable[[], None],
         lost: Callable[[str | None], None],
         drained: Callable[[], None],
@@ -114,7 +114,7 @@ class ChildSocket:
     ) -> None:
         ours.settimeout(0)
         self._socket = ours
-        self._hear = hear
+        self._on_message = receive_message
         self._settled = settled
         self._lost = lost
         self._drained = drained
@@ -135,9 +135,9 @@ class ChildSocket:
         return len(self._out)
 
     @property
-    def is_mid_frame(self) -> bool:
+    def is_mid_message(self) -> bool:
         """A message has arrived in part."""
-        return self._unpacker.is_mid_frame
+        return self._unpacker.is_mid_message
 
     def send(self, message: Message) -> None:
         """To a child that is dead it goes nowhere."""
@@ -174,7 +174,7 @@ class ChildSocket:
             data = self._socket.recv(RECV_BYTES)
             self.received += len(data)
             for message in self._unpacker.feed(data):
-                self._hear(message)
+                self._on_message(message)
         except OSError:
             return False
         except ProtocolError as error:
@@ -210,7 +210,7 @@ NAMES_SHOWN = 5
 class ReportHandler(Protocol):
     """Who hears what a member has to say. Always called on the event loop."""
 
-    def began(self, member: "Child", ticket: int, claim: Claim) -> None: ...
+    def began(self, child: "Child", assignment_no: int, claim: Claim) -> None: ...
     def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
     def done(self, claim: Claim, done: Done) -> None: ...
     def returned(self, claims: list[Claim]) -> None: ...
@@ -242,7 +242,7 @@ class Child:
         self._boot = boot
         self._changed = changed
         self._max_payload = max_payload
-        self.tickets = Assignments()
+        self.assigned = Assignments()
         self._age = RecyclePolicy(budget)
         self._process: Process | None = None
         self._line: ChildSocket | None = None
@@ -253,7 +253,7 @@ class Child:
         self.recalled = False
         self.began_at = 0.0
         self._worked_us = 0
-        self._born_at = self._ready_at = time.monotonic()
+        self._started_at = self._ready_at = time.monotonic()
         self._has_news = False
         self._killed_for: str | None = None
         self.asked_since: float | None = None
@@ -263,22 +263,22 @@ class Child:
         self.loop_answers = 0
         self._is_blocked = False
         self._on_loop = ANY
-        self.spare_room: Callable[[], int] | None = None
+        self.spare_capacity: Callable[[], int] | None = None
         """A spare's: what the others leave it to do."""
 
     # -- life
 
-    async def start(self, births: ProcessFactory) -> None:
+    async def start(self, factory: ProcessFactory) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = await births.start(theirs)
+                self._process = await factory.start(theirs)
             except BaseException:
                 ours.close()
                 raise
         self._line = ChildSocket(
             ours,
-            hear=self._hear,
+            receive_message=self._on_message,
             settled=self._settled,
             lost=self._lost,
             drained=self._reports.settled,
@@ -312,20 +312,20 @@ class Child:
     def kill_blocked(self) -> None:
         """One of its tasks blocks the event loop, so that none of the others can end."""
         log.error("child %d is killed: its event loop is blocked; it runs %s", self.pid, self.describe_running())
-        blocker = self.tickets.running_claim(self._on_loop)
-        if blocker is not None and not self.tickets.is_condemned(self._on_loop):
+        blocker = self.assigned.running_claim(self._on_loop)
+        if blocker is not None and not self.assigned.has_kill_reason(self._on_loop):
             describe_exit = f"it blocked the event loop of its child process (pid {self.pid}), which was killed"
-            self.condemn(self._on_loop, OperationalErrorCode.WORKER_CRASHED, describe_exit)
+            self.set_kill_reason(self._on_loop, OperationalErrorCode.WORKER_CRASHED, describe_exit)
         who = "" if blocker is None else f", {blocker.task_name},"
         self.kill(f"another task{who} of the same child process (pid {self.pid}) blocked its event loop; it was killed")
 
-    def bequeath(self, cause: str) -> None:
+    def report_crash(self, cause: str) -> None:
         """It is dead: tell what had begun, and what had not."""
         crash = TaskError(
             error_code=OperationalErrorCode.WORKER_CRASHED,
             message=self._killed_for or f"the child process (pid {self.pid}) {cause} while it ran this task",
         )
-        self._reports.died(*self.tickets.bequeath(crash))
+        self._reports.died(*self.assigned.report_crash(crash))
 
     def _lost(self, trouble: str | None) -> None:
         """It cannot be talked to any longer. Without trouble it may be dying by itself, and its exit code tells more than we could."""
@@ -355,38 +355,38 @@ class Child:
     def budget_left(self) -> int | None:
         """How many tasks it may still be given; None: any number."""
         left = self._age.left
-        if self.spare_room is None:
+        if self.spare_capacity is None:
             return left
-        room = max(0, self.spare_room())
-        return room if left is None else min(room, left)
+        capacity = max(0, self.spare_capacity())
+        return capacity if left is None else min(capacity, left)
 
     @property
     def load(self) -> int:
-        return len(self.tickets)
+        return len(self.assigned)
 
     def stuck_behind(self, now: float, slow_after_s: float, slow_together_s: float) -> int | None:
         """Nobody has asked yet for those that wait here, and what runs before them has taken long: one task, or `ANY` when it is many together.
 
         One task may also seem so because the machine was busy elsewhere: by the time the child hears of it, it has ended.
         """
-        if self._boot.concurrency > 1 or self.recalled or not self.tickets.has_begun:
+        if self._boot.concurrency > 1 or self.recalled or not self.assigned.has_begun:
             return None
         if self._ahead_s(now) > slow_together_s:
             return ANY
-        return self.tickets.running()[0][0] if now - self.began_at > slow_after_s else None
+        return self.assigned.running()[0][0] if now - self.began_at > slow_after_s else None
 
     def _ahead_s(self, now: float) -> float:
         """Only what tasks take counts, and not what comes between them: that is the same wherever they run."""
-        return now - self.began_at + self.tickets.worked_before(self._worked_us) / 1_000_000
+        return now - self.began_at + self.assigned.worked_before(self._worked_us) / 1_000_000
 
     def _is_slow(self, now: float) -> bool:
         """Its current task takes so long that nothing should wait behind it."""
-        return self._boot.concurrency == 1 and self.tickets.has_begun and now - self.began_at > SLOW_AFTER_S
+        return self._boot.concurrency == 1 and self.assigned.has_begun and now - self.began_at > SLOW_AFTER_S
 
     def assign(self, claims: Sequence[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
         for share in _shares(claims) if len(claims) > 1 else (claims,):
-            run = self.tickets.give(share, self._worked_us)
+            run = self.assigned.give(share, self._worked_us)
             self._age.given += len(run.assignments)
             self._send(run)
 
@@ -408,9 +408,9 @@ class Child:
         return self.loop_answers
 
     @property
-    def is_mid_frame(self) -> bool:
+    def is_mid_message(self) -> bool:
         """It has begun to send a message and has not ended it."""
-        return self._line is not None and self._line.is_mid_frame
+        return self._line is not None and self._line.is_mid_message
 
     @property
     def received(self) -> int:
@@ -419,7 +419,7 @@ class Child:
 
     def describe_running(self) -> str:
         """The names of its tasks, for the log."""
-        names = sorted({claim.task_name for _, claim in self.tickets.running()})
+        names = sorted({claim.task_name for _, claim in self.assigned.running()})
         shown = ", ".join(names[:NAMES_SHOWN])
         return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown or "nothing"
 
@@ -431,31 +431,31 @@ class Child:
     def close_blocked(self) -> None:
         """Its event loop does not run: ask for what has not begun, and take no new work until it runs again."""
         self._is_blocked = True
-        if self.tickets.has_unbegun:
+        if self.assigned.has_unbegun:
             self._send(Recall(ANY))
 
     # -- stopping a task
 
-    def interrupt(self, ticket: int, reason: Reason) -> None:
+    def interrupt(self, assignment_no: int, reason: Reason) -> None:
         """Make the task raise."""
-        self._send(Interrupt(ticket, reason))
+        self._send(Interrupt(assignment_no, reason))
 
-    def condemn(self, ticket: int, error_code: str, message: str) -> None:
+    def set_kill_reason(self, assignment_no: int, error_code: str, message: str) -> None:
         """If the child dies before this task has ended, the task ends so, and not as crashed."""
-        self.tickets.condemn(ticket, TaskError(error_code=error_code, message=message))
+        self.assigned.set_kill_reason(assignment_no, TaskError(error_code=error_code, message=message))
 
-    def abandon(self, ticket: int) -> tuple[Claim, TaskError]:
+    def abandon(self, assignment_no: int) -> tuple[Claim, TaskError]:
         """Forget a task that does not stop, to be ended as it was condemned to. The child runs others beside it: it retires, and is
         killed when nothing is left in it but what was abandoned.
         """
-        abandoned = self.tickets.abandon(ticket)
+        abandoned = self.assigned.abandon(assignment_no)
         self._age.is_retired = True
         self._kill_if_deserted()
         self._changed()
         return abandoned
 
     def _kill_if_deserted(self) -> None:
-        if self.tickets.is_deserted:
+        if self.assigned.is_deserted:
             self.kill()
 
     # -- growing old
@@ -470,7 +470,7 @@ class Child:
         """Its replacement is wanted, or will be soon."""
         return self._age.is_aged(time.monotonic() - self._ready_at)
 
-    def reprieve(self) -> bool:
+    def extend(self) -> bool:
         """Nobody can take its place: better an old child than none. False: it cannot go on, because it leaves a task behind."""
         if self._age.is_retired:
             return False
@@ -486,23 +486,23 @@ class Child:
 
     # -- what it says
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         self.asked_since = None
         # A beginning by itself changes nothing that anybody could act on, and there is one for every task.
         self._has_news = self._has_news or not isinstance(message, Began)
         match message:
-            case Began(ticket) if self.tickets.is_waiting(ticket):
+            case Began(assignment_no) if self.assigned.is_waiting(assignment_no):
                 self.began_at = time.monotonic()
-                self._reports.began(self, ticket, self.tickets.begin(ticket, self.began_at))
-            case Progress(ticket, fraction, words):
-                if ticket in self.tickets:  # else it comes from a thread that a task has left behind
-                    self._reports.progressed(self.tickets[ticket], fraction, words)
+                self._reports.began(self, assignment_no, self.assigned.begin(assignment_no, self.began_at))
+            case Progress(assignment_no, fraction, words):
+                if assignment_no in self.assigned:  # else it comes from a thread that a task has left behind
+                    self._reports.progressed(self.assigned[assignment_no], fraction, words)
             case Done() if self._may_end(message):
                 self._ended(message)
-            case Returned(tickets) if all(map(self.tickets.is_waiting, tickets)):
-                self._take_back(tickets)
-            case Done(ticket) if self.tickets.is_abandoned(ticket):
-                self.tickets.forget(ticket)
+            case Returned(assigned) if all(map(self.assigned.is_waiting, assigned)):
+                self._take_back(assigned)
+            case Done(assignment_no) if self.assigned.is_abandoned(assignment_no):
+                self.assigned.forget(assignment_no)
             case _:
                 self._hear_of_itself(message)
 
@@ -525,20 +525,20 @@ class Child:
 
     def _may_end(self, done: Done) -> bool:
         """What has not begun can only have been cancelled."""
-        return done.ticket in self.tickets and (
-            self.tickets.running_claim(done.ticket) is not None or done.status == TaskStatus.CANCELLED.value
+        return done.assignment_no in self.assigned and (
+            self.assigned.running_claim(done.assignment_no) is not None or done.status == TaskStatus.CANCELLED.value
         )
 
     def _ended(self, done: Done) -> None:
         self.recalled = False
         self._worked_us += done.duration_us
         self._age.is_too_big = self._age.is_too_big or done.leaving
-        self._reports.done(self.tickets.end(done.ticket), done)
+        self._reports.done(self.assigned.end(done.assignment_no), done)
 
-    def _take_back(self, tickets: list[int]) -> None:
-        self._age.given -= len(tickets)
-        self._reports.returned(self.tickets.take_back(tickets))
-        if not self.tickets:
+    def _take_back(self, assigned: list[int]) -> None:
+        self._age.given -= len(assigned)
+        self._reports.returned(self.assigned.take_back(assigned))
+        if not self.assigned:
             self.recalled = False  # nothing runs whose end could say so
 
     def _measured(self, rss_mb: float) -> None:
@@ -552,7 +552,7 @@ class Child:
             self.kill()
         else:
             self._ready_at = time.monotonic()
-            self._age.start_s = self._ready_at - self._born_at
+            self._age.start_s = self._ready_at - self._started_at
             self.ready.set()
             self._changed()
 

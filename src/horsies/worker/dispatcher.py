@@ -62,10 +62,10 @@ T = TypeVar("T")
 class InFlightBatch(NamedTuple):
     """A turn on its way."""
 
-    turn: Batch
+    batch: Batch
     known: KnownWakeup
     departed: float
-    landed: "asyncio.Future[None]"
+    on_done: "asyncio.Future[None]"
 
 
 class LostBatch(NamedTuple):
@@ -90,7 +90,7 @@ class BatchSender:
         count: int,
         *,
         resilience: WorkerResilienceConfig,
-        landed: Callable[[InFlightBatch, BatchResult | DriverError], None],
+        on_done: Callable[[InFlightBatch, BatchResult | DriverError], None],
         lost: Callable[[LostBatch], None],
         connected: Callable[[], None],
     ) -> None:
@@ -101,7 +101,7 @@ class BatchSender:
         self._established: set[LoopConnection] = set()
         self._waiting: deque[InFlightBatch] = deque()
         self._connecting: dict[LoopConnection, asyncio.Task[None] | None] = {}
-        self._landed = landed
+        self._landed = on_done
         self._lost = lost
         self._connected = connected
         self._under_way: set[asyncio.Future[None]] = set()
@@ -118,8 +118,8 @@ class BatchSender:
         for connecting in self._connecting.values():
             if connecting is not None:
                 connecting.cancel()
-        for courier in self._rests:
-            courier.close()
+        for connection in self._rests:
+            connection.close()
 
     async def _close_with_the_group(self) -> None:
         """When the worker comes to its end by an error, its children's last words change nothing, and nothing more is claimed."""
@@ -134,18 +134,18 @@ class BatchSender:
             return False
         if self._idle[-1].has_session:  # asked several times per task, and nearly always so
             return True
-        return any(courier.is_ready or self._rests[courier].until <= now for courier in self._idle) or (
+        return any(connection.is_ready or self._rests[connection].until <= now for connection in self._idle) or (
             not self.has_session
         )
 
     def can_send_at(self) -> float | None:
         """When the first of those that are idle and rest may connect again."""
-        return min((self._rests[courier].until for courier in self._idle), default=None)
+        return min((self._rests[connection].until for connection in self._idle), default=None)
 
     @property
     def has_session(self) -> bool:
         """At least one has a connection."""
-        return any(courier.is_ready for courier in self._rests)
+        return any(connection.is_ready for connection in self._rests)
 
     async def have_landed(self, within_s: float) -> bool:
         """Whether all that are under way now are back by then. Those that leave later do not matter."""
@@ -154,13 +154,13 @@ class BatchSender:
         _, unanswered = await asyncio.wait(self._under_way, timeout=within_s)
         return not unanswered
 
-    def send(self, turn: Batch, known: KnownWakeup) -> None:
+    def send(self, batch: Batch, known: KnownWakeup) -> None:
         """By one who can."""
-        flight = InFlightBatch(turn, known, time.monotonic(), self._loop.create_future())
-        self._under_way.add(flight.landed)
-        courier = self._take_ready()
-        if courier is not None:
-            self._post(courier, flight)
+        flight = InFlightBatch(batch, known, time.monotonic(), self._loop.create_future())
+        self._under_way.add(flight.on_done)
+        connection = self._take_ready()
+        if connection is not None:
+            self._post(connection, flight)
         else:
             self._waiting.append(flight)
             self._connect(self._take_rested())
@@ -173,98 +173,98 @@ class BatchSender:
         return None
 
     def _take_rested(self) -> LoopConnection:
-        courier = min(self._idle, key=lambda courier: self._rests[courier].until)
-        self._idle.remove(courier)
-        return courier
+        connection = min(self._idle, key=lambda connection: self._rests[connection].until)
+        self._idle.remove(connection)
+        return connection
 
     async def lend(self, op: Op[T]) -> T | None:
         """Run something else on an idle courier that has a connection; None if there is none."""
-        courier = self._take_ready()
-        if courier is None:
+        connection = self._take_ready()
+        if connection is None:
             return None
         try:
-            return await courier.run(op)
+            return await connection.run(op)
         finally:
-            self._idle.append(courier)
+            self._idle.append(connection)
             if self.is_open:
                 self._send_waiting()
                 self._connected()
 
     # -- with a connection
 
-    def _post(self, courier: LoopConnection, flight: InFlightBatch) -> None:
+    def _post(self, connection: LoopConnection, flight: InFlightBatch) -> None:
         try:
-            courier.post(run_batch(flight.turn), partial(self._answered, courier, flight))
+            connection.post(run_batch(flight.batch), partial(self._answered, connection, flight))
         except Exception as error:  # noqa: BLE001 - see above
             self._attend(_fall(error))
 
-    def _answered(self, courier: LoopConnection, flight: InFlightBatch, outcome: BatchResult | Exception) -> None:
+    def _answered(self, connection: LoopConnection, flight: InFlightBatch, outcome: BatchResult | Exception) -> None:
         if not self.is_open:
             return
         try:
             match outcome:
                 case BatchResult():
-                    self._established.add(courier)
-                    self._land(courier, flight, outcome)
+                    self._established.add(connection)
+                    self._land(connection, flight, outcome)
                 case DriverError():
-                    self._attend(self._recover(courier, flight, outcome))
+                    self._attend(self._recover(connection, flight, outcome))
                 case _:
                     self._attend(_fall(outcome))
         except Exception as error:  # noqa: BLE001 - see above
             self._attend(_fall(error))
 
-    async def _recover(self, courier: LoopConnection, flight: InFlightBatch, error: DriverError) -> None:
-        await courier.recover(error)
+    async def _recover(self, connection: LoopConnection, flight: InFlightBatch, error: DriverError) -> None:
+        await connection.recover(error)
         if classify(error) is ErrorKind.CONNECTION_LOST:
-            courier.close()  # it may be open, to a server that has become a standby
-        if courier.is_ready:
-            self._land(courier, flight, error)
+            connection.close()  # it may be open, to a server that has become a standby
+        if connection.is_ready:
+            self._land(connection, flight, error)
             return
-        is_first = courier in self._established
-        self._established.discard(courier)
+        is_first = connection in self._established
+        self._established.discard(connection)
         if not is_first:
-            self._rests[courier].begin()
-        self._idle.append(courier)
+            self._rests[connection].begin()
+        self._idle.append(connection)
         self._lose(LostBatch(error, flight, is_first=is_first))
 
-    def _land(self, courier: LoopConnection, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
-        self._idle.append(courier)
+    def _land(self, connection: LoopConnection, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
+        self._idle.append(connection)
         self._send_waiting()
         self._landed(flight, outcome)
         self._forget(flight)
 
     def _forget(self, flight: InFlightBatch) -> None:
-        self._under_way.discard(flight.landed)
-        flight.landed.set_result(None)
+        self._under_way.discard(flight.on_done)
+        flight.on_done.set_result(None)
 
     # -- without one
 
-    def _connect(self, courier: LoopConnection) -> None:
-        self._established.discard(courier)
-        self._connecting[courier] = None
-        self._connecting[courier] = self._attend(self._open(courier))
+    def _connect(self, connection: LoopConnection) -> None:
+        self._established.discard(connection)
+        self._connecting[connection] = None
+        self._connecting[connection] = self._attend(self._open(connection))
 
-    async def _open(self, courier: LoopConnection) -> None:
+    async def _open(self, connection: LoopConnection) -> None:
         """Without a turn: one that becomes free meanwhile takes it along, and nothing is lost if this takes long or fails."""
         try:
-            await courier.run(_nothing())
+            await connection.run(_nothing())
         except DriverError as error:
-            del self._connecting[courier]
-            self._rests[courier].begin()
-            self._idle.append(courier)
+            del self._connecting[connection]
+            self._rests[connection].begin()
+            self._idle.append(connection)
             # Each that waits has one that connects for it. For the last of them there is none now.
             flight = self._waiting.pop() if len(self._waiting) > len(self._connecting) else None
             self._lose(LostBatch(error, flight, is_first=False))
         else:
-            del self._connecting[courier]
-            self._rests[courier].succeeded()
-            self._idle.append(courier)
+            del self._connecting[connection]
+            self._rests[connection].succeeded()
+            self._idle.append(connection)
             self._send_waiting()
             self._connected()
 
     def _send_waiting(self) -> None:
-        while self._waiting and (courier := self._take_ready()) is not None:
-            self._post(courier, self._waiting.popleft())
+        while self._waiting and (connection := self._take_ready()) is not None:
+            self._post(connection, self._waiting.popleft())
 
     def _lose(self, loss: LostBatch) -> None:
         if self.is_open:
@@ -294,28 +294,28 @@ async def _fall(error: Exception) -> None:
 # Hand out what is RUNNING in the database to the children that run it.
 
 
-def assign_tasks(books: PendingWork, claims: list[Claim]) -> None:
+def assign_tasks(pending: PendingWork, claims: list[Claim]) -> None:
     """In order of service, always to the child with the least before it. What fits nowhere, because a child has died meanwhile, goes back."""
     shares: dict[Child, list[Claim]] = {}
-    if not books.stopping:
-        shares = {member: [] for member in books.roster if member.is_open}
-    room = {member: _room(books, member) for member in shares}
-    for claim in books.marks.in_order(claims):
-        free = [member for member in shares if room[member] > 0]
+    if not pending.stopping:
+        shares = {child: [] for child in pending.children if child.is_open}
+    capacity = {child: _capacity(pending, child) for child in shares}
+    for claim in pending.watermarks.in_order(claims):
+        free = [child for child in shares if capacity[child] > 0]
         if not free:
-            books.releases.append(claim)
+            pending.releases.append(claim)
             continue
-        member = min(free, key=lambda member: member.load + len(shares[member]))
-        shares[member].append(claim)
-        room[member] -= 1
-    for member, share in shares.items():
+        child = min(free, key=lambda child: child.load + len(shares[child]))
+        shares[child].append(claim)
+        capacity[child] -= 1
+    for child, share in shares.items():
         if share:
-            member.assign(share)
+            child.assign(share)
 
 
-def _room(books: PendingWork, member: Child) -> int:
-    room = books.frames.most - member.load
-    return room if member.budget_left is None else min(room, member.budget_left)
+def _capacity(pending: PendingWork, child: Child) -> int:
+    capacity = pending.prefetch.most - child.load
+    return capacity if child.budget_left is None else min(capacity, child.budget_left)
 
 
 FINAL_BATCH_S = 5.0
@@ -333,33 +333,37 @@ class Dispatcher:
     def __init__(
         self,
         group: asyncio.TaskGroup,
-        books: PendingWork,
+        pending: PendingWork,
         *,
         database: PostgresConfig,
         resilience: WorkerResilienceConfig,
         grace_ms: int,
-        turns: int,
+        batches: int,
         coalesce: int,
         in_doubt: Callable[[], None],
     ) -> None:
-        self._books = books
+        self._pending = pending
         self._backoff = Backoff(resilience)
         self._coalesce = coalesce
         self._unread = 0
         self._gather_until: float | None = None
         self._in_doubt = in_doubt
         self._grace_s = grace_ms / 1000
-        self._stops = TaskStopper(books, self._grace_s)
-        self.herald = TaskEvents()
-        self.alarm = WakeupTimer(books, self._stops, poll_s=resilience.notify_poll_interval_ms / 1000, rung=self._go)
-        self._news = Wakeups(books, due_in=self.alarm.due_in)
-        self.clerk = ChildReports(books, self._stops, self.herald, entered=self._go, armed=self.alarm.mind_deadlines)
-        self._couriers = BatchSender(
+        self._stopper = TaskStopper(pending, self._grace_s)
+        self.events = TaskEvents()
+        self.wakeup_timer = WakeupTimer(
+            pending, self._stopper, poll_s=resilience.notify_poll_interval_ms / 1000, on_timer=self._go
+        )
+        self._news = Wakeups(pending, due_in=self.wakeup_timer.due_in)
+        self.reports = ChildReports(
+            pending, self._stopper, self.events, entered=self._go, armed=self.wakeup_timer.mind_deadlines
+        )
+        self._sender = BatchSender(
             group,
             database,
-            turns,
+            batches,
             resilience=resilience,
-            landed=self._landed,
+            on_done=self._landed,
             lost=self._lost,
             connected=self._connected,
         )
@@ -371,23 +375,23 @@ class Dispatcher:
         self._warn_after = 0.0
 
     async def __aenter__(self) -> Self:
-        self._couriers.open()
+        self._sender.open()
         self._go()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._couriers.close()
-        self.alarm.close()
+        self._sender.close()
+        self.wakeup_timer.close()
 
     async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
-        self._books.stopping = True
+        self._pending.stopping = True
         log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
-        for member in self._books.roster:
-            if member.tickets.has_unbegun:
-                member.recall(ANY)
+        for child in self._pending.children:
+            if child.assigned.has_unbegun:
+                child.recall(ANY)
         self._go()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
@@ -397,22 +401,22 @@ class Dispatcher:
             self.hurry()
             self._loop.call_later(self._grace_s, self._leave_soon)
             await self._drained.wait()
-        if not self._books.is_empty:
+        if not self._pending.is_empty:
             raise GaveUp("the database is away and it is time to leave: what has ended here could not be written down")
 
     def hurry(self) -> None:
         """Stop what runs: softly at first, by a kill when asked again, and then not even the database is waited for."""
-        if self._stops.is_interrupting:
+        if self._stopper.is_interrupting:
             log.warning("killing what still runs: %s", self._describe_running())
-            self._stops.kill_all()
+            self._stopper.kill_all()
             self._leave_soon()
         else:
             log.warning("interrupting what still runs: %s", self._describe_running())
-            self._stops.interrupt_all()
+            self._stopper.interrupt_all()
         self._go()
 
     def _describe_wait(self, timeout_ms: int | None) -> str:
-        count = sum(len(member.tickets.running_since()) for member in self._books.roster)
+        count = sum(len(child.assigned.running_since()) for child in self._pending.children)
         if not count:
             return "no task is running"
         limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
@@ -420,7 +424,7 @@ class Dispatcher:
 
     def _describe_running(self) -> str:
         """Name the tasks that have run for the longest."""
-        running = [each for member in self._books.roster for each in member.tickets.running_since()]
+        running = [each for child in self._pending.children for each in child.assigned.running_since()]
         running.sort(key=lambda each: each[0])
         now = time.monotonic()
         shown = [
@@ -437,7 +441,7 @@ class Dispatcher:
     @property
     def has_killed(self) -> bool:
         """Tasks were interrupted, because they did not end in time."""
-        return self._stops.has_interrupted
+        return self._stopper.has_interrupted
 
     # -- what happens
 
@@ -448,8 +452,8 @@ class Dispatcher:
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         """These are asked to stop, and killed when their grace is over."""
-        self._stops.cancel(task_ids)
-        self.alarm.mind_deadlines()
+        self._stopper.cancel(task_ids)
+        self.wakeup_timer.mind_deadlines()
 
     def reached(self) -> None:
         """Somebody else has just reached the database: a pause because it was away is over."""
@@ -458,24 +462,24 @@ class Dispatcher:
 
     async def lend_connection(self, op: Op[T]) -> T | None:
         """Run this on a connection of ours, if one is idle; None if not."""
-        return await self._couriers.lend(op)
+        return await self._sender.lend(op)
 
     # -- what the database says is ours
 
-    async def strangers(self, held: Sequence[Claim]) -> list[Claim]:
+    async def unknown_claims(self, held: Sequence[Claim]) -> list[Claim]:
         """Of the rows that the database says are ours, those we know nothing of."""
         # A turn under way may just have claimed them: its answer comes first. Not for long: this is the heartbeat's time.
-        if self._unknown(held) and not await self._couriers.have_landed(within_s=ANSWER_S):
+        if self._unknown(held) and not await self._sender.have_landed(within_s=ANSWER_S):
             return []
         return self._unknown(held)
 
     def _unknown(self, held: Sequence[Claim]) -> list[Claim]:
-        remembered = self._books.remembered()
+        remembered = self._pending.remembered()
         return [claim for claim in held if (claim.id, claim.claim_no) not in remembered]
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Give back what no child was ever handed."""
-        self._books.releases.extend(claims)
+        self._pending.releases.extend(claims)
         self._go()
 
     # -- turns
@@ -494,21 +498,21 @@ class Dispatcher:
         Children report that they are ready before the worker is registered: what it claimed then would be taken for an orphan's.
         """
         self._unread = 0
-        if not self._couriers.is_open:
+        if not self._sender.is_open:
             return
         now = time.monotonic()
-        while self._may_send(now) and (turn := self._books.next_turn(now)):
+        while self._may_send(now) and (batch := self._pending.next_batch(now)):
             self._gather_until = None
-            self._couriers.send(turn, self._news.known)
-        if self._books.stopping and self._books.is_empty:
+            self._sender.send(batch, self._news.known)
+        if self._pending.stopping and self._pending.is_empty:
             self._drained.set()
-        self.alarm.set(now, self._next_departure(now))
+        self.wakeup_timer.set(now, self._next_departure(now))
 
     def _may_send(self, now: float) -> bool:
-        if now < self._backoff.until or not self._couriers.can_send(now):
+        if now < self._backoff.until or not self._sender.can_send(now):
             return False
-        if self._books.should_gather():
-            self._gather_until = self._gather_until or now + self._books.frames.gather_s
+        if self._pending.should_gather():
+            self._gather_until = self._gather_until or now + self._pending.prefetch.gather_s
             return now >= self._gather_until
         self._gather_until = None
         return True
@@ -517,36 +521,36 @@ class Dispatcher:
         """When a turn may leave, though nothing has happened by then."""
         if now < self._backoff.until:
             return self._backoff.until
-        if not self._couriers.can_send(now):
-            return self._couriers.can_send_at()  # and whoever comes back looks for what has become due meanwhile
+        if not self._sender.can_send(now):
+            return self._sender.can_send_at()  # and whoever comes back looks for what has become due meanwhile
         # What is over has not led to a turn: what waits, waits for one that is in flight.
         moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
-        if self._books.buffer:
-            moments.append(self._books.buffer[0].until)
-        if suspects := self._books.quarantine.waiting:
-            moments += [suspect.not_before for suspect in suspects if suspect.not_before > now]
+        if self._pending.buffer:
+            moments.append(self._pending.buffer[0].until)
+        if quarantined := self._pending.quarantine.waiting:
+            moments += [suspect.not_before for suspect in quarantined if suspect.not_before > now]
         return min(moments, default=None)
 
     def _landed(self, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
         if isinstance(outcome, DriverError):
-            self._failed(flight.turn, outcome)
+            self._failed(flight.batch, outcome)
         else:
             self._arrived(flight, outcome)
         self._go()
 
     def _arrived(self, flight: InFlightBatch, outcome: BatchResult) -> None:
-        turn, departed = flight.turn, flight.departed
-        if turn.search is not None:
-            self._searched(turn, outcome.found, None)
+        batch, departed = flight.batch, flight.departed
+        if batch.search is not None:
+            self._searched(batch, outcome.found, None)
             return
         self._backoff.succeeded()
         if any(outcome.claimed):
             self._claimed_at = time.monotonic()
         if subscribers:
-            self.herald.turned(turn, outcome, time.monotonic() - departed)
-        self._news.found(turn, outcome, flight.known, departed)
+            self.events.turned(batch, outcome, time.monotonic() - departed)
+        self._news.found(batch, outcome, flight.known, departed)
         assign_tasks(
-            self._books, self._books.settle(turn, outcome, until=departed + self._books.limits.lease_ms / 1000)
+            self._pending, self._pending.settle(batch, outcome, until=departed + self._pending.limits.lease_ms / 1000)
         )
 
     # -- trouble
@@ -558,27 +562,27 @@ class Dispatcher:
     def _lost(self, loss: LostBatch) -> None:
         """A connection was lost, or could not be made. The worker pauses only when it has no other."""
         if loss.flight is not None:
-            self._books.put_back(loss.flight.turn)
-            self._books.marks.heard(None)
+            self._pending.put_back(loss.flight.batch)
+            self._pending.watermarks.heard(None)
         if subscribers:
             emit(DatabaseError(classify(loss.error).name.lower()))
         self._in_doubt()
         if loss.is_first:
             log.warning("a database connection was lost, connecting again: %s", broker_error(loss.error))
-        elif self._couriers.has_session:
+        elif self._sender.has_session:
             log.warning("a database connection is missing, the others go on: %s", broker_error(loss.error))
         else:
             self._backoff.failed(broker_error(loss.error), unreached=True)
         self._go()
 
-    def _failed(self, turn: Batch, error: DriverError) -> None:
-        self._books.marks.heard(None)
+    def _failed(self, batch: Batch, error: DriverError) -> None:
+        self._pending.watermarks.heard(None)
         trouble = classify(error)
         if subscribers:
             emit(DatabaseError(trouble.name.lower()))
         match trouble:
             case ErrorKind.CONTENTION:
-                self._books.put_back(turn)
+                self._pending.put_back(batch)
                 self._backoff.contended()
                 if isinstance(error, LockTimeout):
                     # Ours hold theirs for milliseconds, so it is somebody else who does: a stranger, or a transaction left open.
@@ -588,40 +592,42 @@ class Dispatcher:
                         broker_error(error),
                     )
             case ErrorKind.CONNECTION_LOST:
-                self._books.put_back(turn)
+                self._pending.put_back(batch)
                 self._in_doubt()
                 self._backoff.failed(broker_error(error))
             case _:
-                self._refused(turn, error)
+                self._refused(batch, error)
 
-    def _refused(self, turn: Batch, error: DriverError) -> None:
+    def _refused(self, batch: Batch, error: DriverError) -> None:
         """The server has rolled it back, and says why. Some part of it was at fault: see `quarantine`."""
         refusal = RefusedBatch(str(broker_error(error)), is_about_values(error), is_about_server(error))
-        if turn.search is not None:
-            self._searched(turn, refusal, error)
-        elif turn.is_alone:
-            self._refused_alone(turn, refusal)
-        elif turn.only_claims:
+        if batch.search is not None:
+            self._searched(batch, refusal, error)
+        elif batch.is_alone:
+            self._refused_alone(batch, refusal)
+        elif batch.only_claims:
             # What was answered may be what we cannot read: then it is committed.
             self._in_doubt()
             self._claim_error = error
             has_claimed = time.monotonic() - self._claimed_at < CLAIMED_LATELY_S
-            self._books.begin_search(turn, time.monotonic, has_claimed=has_claimed)
+            self._pending.begin_search(batch, time.monotonic, has_claimed=has_claimed)
         else:
             log.info("the database refused a batch, its parts are sent again one by one: %s", refusal.words)
             self._in_doubt()
-            self._books.take_apart(turn)
+            self._pending.take_apart(batch)
 
-    def _refused_alone(self, turn: Batch, refusal: RefusedBatch) -> None:
+    def _refused_alone(self, batch: Batch, refusal: RefusedBatch) -> None:
         now = time.monotonic()
-        rest_s = self._books.refused_alone(turn, refusal, now)
+        rest_s = self._pending.refused_alone(batch, refusal, now)
         if rest_s and now >= self._warn_after:  # a full disk refuses hundreds of them
             self._warn_after = now + WARN_EVERY_S
-            log.warning("%s cannot be stored yet, trying again in %.1f s: %s", turn.name_of_part, rest_s, refusal.words)
+            log.warning(
+                "%s cannot be stored yet, trying again in %.1f s: %s", batch.name_of_part, rest_s, refusal.words
+            )
 
-    def _searched(self, turn: Batch, answer: SearchAnswer, error: DriverError | None) -> None:
+    def _searched(self, batch: Batch, answer: SearchAnswer, error: DriverError | None) -> None:
         """A step in the search for a row that cannot be claimed was answered."""
-        is_found = self._books.continue_search(turn, answer)
+        is_found = self._pending.continue_search(batch, answer)
         if is_found is False:
             reason = error or self._claim_error
             if reason is not None:

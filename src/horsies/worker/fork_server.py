@@ -52,25 +52,25 @@ class ForkServer:
         self._boot = boot
         self._env = env
         self._boot_timeout_s = boot_timeout_s
-        self._nursery: _ForkServerProcess | None = None
+        self._server: _ForkServerProcess | None = None
         self._one_at_a_time = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
-        return self._nursery.pid if self._nursery else None
+        return self._server.pid if self._server else None
 
     async def start(self, theirs: socket.socket) -> Process:
         async with self._one_at_a_time:
-            if self._nursery is None or self._nursery.is_dead:
-                self._nursery = None
-                self._nursery = await self._open()
-            nursery = self._nursery
-        return await nursery.fork(theirs)
+            if self._server is None or self._server.is_dead:
+                self._server = None
+                self._server = await self._open()
+            server = self._server
+        return await server.fork(theirs)
 
     async def close(self) -> None:
         """Its children have left by now, or leave with it."""
-        if self._nursery:
-            await self._nursery.close()
+        if self._server:
+            await self._server.close()
 
     async def _open(self) -> "_ForkServerProcess":
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,10 +80,10 @@ class ForkServer:
             except BaseException:
                 ours.close()
                 raise
-        nursery = _ForkServerProcess(process, ours)
-        self._group.create_task(nursery.live(self._boot, self._boot_timeout_s))
-        await nursery.is_open
-        return nursery
+        server = _ForkServerProcess(process, ours)
+        self._group.create_task(server.live(self._boot, self._boot_timeout_s))
+        await server.is_open
+        return server
 
 
 class _ForkServerProcess:
@@ -94,7 +94,7 @@ class _ForkServerProcess:
         self._process = process
         self._control = control
         self._children: dict[int, _ForkedProcess] = {}
-        self._births: deque[asyncio.Future[_ForkedProcess]] = deque()
+        self._factory: deque[asyncio.Future[_ForkedProcess]] = deque()
         self._loop = asyncio.get_running_loop()
         self._dead = asyncio.Event()
         self.is_open: asyncio.Future[None] = self._loop.create_future()
@@ -133,7 +133,7 @@ class _ForkServerProcess:
             socket.send_fds(self._control, [pack(Fork())], [theirs.fileno()])
         except OSError as error:
             raise SpawnError(f"the template process does not answer: {error}") from error
-        self._births.append(birth)
+        self._factory.append(birth)
         return await birth
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class _ForkServerProcess:
             self._control.close()
         self._dead.set()
         reason = SpawnError(self.refusal or f"the process that loads the app {how} while it was {self.doing}")
-        for waiting in (self.is_open, *self._births):
+        for waiting in (self.is_open, *self._factory):
             if not waiting.done():
                 waiting.set_exception(reason)
         for child in self._children.values():
@@ -168,7 +168,7 @@ class _ForkServerProcess:
             return False
         try:
             for message in ReportUnpacker().feed(data):
-                self._hear(message, fds)
+                self._on_message(message, fds)
         except ProtocolError as error:  # a module that is imported there has written to the socket
             log.error("the template (pid %d) sent what it never sends (%s), and is killed", self.pid, error)  # noqa: TRY400 - it is no bug of ours
             self.kill()
@@ -177,7 +177,7 @@ class _ForkServerProcess:
                 os.close(fd)
         return bool(data)
 
-    def _hear(self, message: Message, fds: list[int]) -> None:
+    def _on_message(self, message: Message, fds: list[int]) -> None:
         match message:
             case Booting(what):
                 self.doing = what
@@ -188,7 +188,7 @@ class _ForkServerProcess:
                     self.is_open.set_result(None)
             case Refused(reason):
                 self._refused(reason)
-            case Forked(pid) if fds and self._births and pid not in self._children:
+            case Forked(pid) if fds and self._factory and pid not in self._children:
                 self._born(_ForkedProcess(pid, fds.pop()))
             case ForkExited(pid, code) if pid in self._children:
                 self._children.pop(pid).ended(code)
@@ -196,14 +196,14 @@ class _ForkServerProcess:
                 raise ProtocolError(f"{type(message).__name__} out of order")
 
     def _refused(self, reason: str) -> None:
-        if not self._births:
+        if not self._factory:
             self.refusal = reason
-        elif not (birth := self._births.popleft()).done():
+        elif not (birth := self._factory.popleft()).done():
             birth.set_exception(SpawnError(reason))
 
     def _born(self, child: "_ForkedProcess") -> None:
         self._children[child.pid] = child
-        birth = self._births.popleft()
+        birth = self._factory.popleft()
         if birth.done():  # nobody waits for it any more
             child.kill()
         else:

@@ -29,8 +29,8 @@ class WorkerStats:
     memory_bytes: float
     children_memory_bytes: float
     heartbeat_age_s: float | None
-    is_keeper: bool
-    is_deaf: bool
+    is_leader: bool
+    is_polling: bool
     notification_age_s: float | None
 
 
@@ -38,7 +38,7 @@ class HealthSource(Protocol):
     """Who is looked at, as soon as it has reached its database."""
 
     def unready(self) -> Iterator[str]: ...
-    def vitals(self) -> WorkerStats | None: ...
+    def stats(self) -> WorkerStats | None: ...
 
 
 class HealthCheck:
@@ -63,8 +63,8 @@ class HealthCheck:
         """Why it cannot do its work now; nothing: it can."""
         return ["the database has not been reached yet"] if self.subject is None else list(self.subject.unready())
 
-    def vitals(self) -> WorkerStats | None:
-        return None if self.subject is None else self.subject.vitals()
+    def stats(self) -> WorkerStats | None:
+        return None if self.subject is None else self.subject.stats()
 
 
 def silence(answered_at: float, ask_s: float, *, is_missing: bool) -> Iterator[str]:
@@ -82,16 +82,16 @@ def silence(answered_at: float, ask_s: float, *, is_missing: bool) -> Iterator[s
 class WorkerHealth:
     """The services of one incarnation of a worker."""
 
-    books: PendingWork
+    pending: PendingWork
     pool: ChildPool
     heartbeat: Heartbeat
-    keeper: MaintenanceLeader
+    leader: MaintenanceLeader
     listener: Callable[[], Listener]
     is_stopping: Callable[[], bool]
     _health: HealthSnapshots = field(default_factory=HealthSnapshots)
 
     def unready(self) -> Iterator[str]:
-        heartbeat, wanted = self.heartbeat, self.books.frames.processes
+        heartbeat, wanted = self.heartbeat, self.pending.prefetch.processes
         if self.is_stopping():
             yield "the worker is stopping"
         if (ready := self.pool.ready_count) < wanted:
@@ -101,21 +101,21 @@ class WorkerHealth:
         else:
             yield from silence(heartbeat.answered_at, heartbeat.beat_s, is_missing=heartbeat.is_missing)
 
-    def vitals(self) -> WorkerStats:
-        books, listener, now = self.books, self.listener(), time.monotonic()
-        children = self._health.children([member.pid for member in list(books.roster)])
+    def stats(self) -> WorkerStats:
+        pending, listener, now = self.pending, self.listener(), time.monotonic()
+        children = self._health.children([child.pid for child in list(pending.children)])
         return WorkerStats(
             children=self.pool.ready_count,
-            children_wanted=books.frames.processes,
-            slots=books.frames.processes * books.frames.concurrency,
-            running=books.running_count,
-            buffered=len(books.buffer),
+            children_wanted=pending.prefetch.processes,
+            slots=pending.prefetch.processes * pending.prefetch.concurrency,
+            running=pending.running_count,
+            buffered=len(pending.buffer),
             memory_bytes=self._health.parent().memory_mb * (1 << 20),
             children_memory_bytes=children.memory_mb * (1 << 20),
             heartbeat_age_s=_age(self.heartbeat.answered_at, now),
-            is_keeper=self.keeper.is_elected,
-            is_deaf=listener.is_deaf,
-            notification_age_s=_age(listener.heard_at, now),
+            is_leader=self.leader.is_elected,
+            is_polling=listener.is_polling,
+            notification_age_s=_age(listener.received_at, now),
         )
 
 

@@ -110,8 +110,8 @@ class Heartbeat:
     def __init__(  # noqa: PLR0913 - what it registers, and whom it tells
         self,
         group: asyncio.TaskGroup,
-        books: PendingWork,
-        pump: Dispatcher,
+        pending: PendingWork,
+        dispatcher: Dispatcher,
         *,
         database: PostgresConfig,
         resilience: WorkerResilienceConfig,
@@ -121,8 +121,8 @@ class Heartbeat:
         app: str,
     ) -> None:
         self._group = group
-        self._books = books
-        self._pump = pump
+        self._pending = pending
+        self._dispatcher = dispatcher
         self._resilience = resilience
         self.beat_s = recovery.heartbeat_ms / 1000
         self._snapshot_s = recovery.snapshot_ms / 1000
@@ -130,11 +130,11 @@ class Heartbeat:
         self._in_doubt = in_doubt
         self._listener = listener
         self._app = app
-        self._lock = worker_lock_scope(database.schema) + books.worker
+        self._lock = worker_lock_scope(database.schema) + pending.worker
         self._locked_in: int | None = None
-        self._registered: Mapping[str, int] = dict(books.known.signatures)
+        self._registered: Mapping[str, int] = dict(pending.known.signatures)
         self._hurries_left = HURRIES
-        self._strangers: frozenset[Claim] = frozenset()
+        self._unknown_claims: frozenset[Claim] = frozenset()
         self._patience: asyncio.Timeout | None = None
         self._health = HealthSnapshots()
         self._link = ThreadedConnection(database, "heartbeat")
@@ -158,7 +158,7 @@ class Heartbeat:
     ) -> None:
         self._beating.cancel()
         # After an error tasks may still be ours by the database's account: the row stays, for whoever recovers them.
-        await self._link.close(rows(SQL["deregister_worker"](id=self._books.worker)) if kind is None else None)
+        await self._link.close(rows(SQL["deregister_worker"](id=self._pending.worker)) if kind is None else None)
         self._listener().let_go(self._lock)
 
     async def _beat_for_ever(self) -> None:
@@ -183,8 +183,8 @@ class Heartbeat:
             else:
                 self._tell_others(was_missing=was_missing, is_asked_for=is_asked_for)
                 await self._take_lock()
-                self._pump.cancel({row[0] for row in held if row[-1]})
-                await self._look_for_strangers(claims_from_rows([row[:-1] for row in held]))
+                self._dispatcher.cancel({row[0] for row in held if row[-1]})
+                await self._find_unknown_claims(claims_from_rows([row[:-1] for row in held]))
 
     async def _run_beat(self, *, was_missing: bool) -> Rows:
         """On a connection of the pump's if there is none for it: a full server must not make a worker look dead that works."""
@@ -193,7 +193,7 @@ class Heartbeat:
         except DriverError as error:
             if not was_missing or classify(error) is not ErrorKind.CONNECTION_LOST:
                 raise  # it is tried again at once, with a new connection
-            held = await self._pump.lend_connection(self._beat())
+            held = await self._dispatcher.lend_connection(self._beat())
             if held is None:
                 raise
             return held
@@ -220,7 +220,7 @@ class Heartbeat:
         return session is not None and session == self._locked_in and self._listener().holds(self._lock)
 
     def _next_beat_s(self) -> float:
-        if self._strangers:
+        if self._unknown_claims:
             return LOOK_AGAIN_S
         # What is held has to be announced; a few beats later it is known not to be held, and nobody hurries any longer.
         is_unannounced = self._link.own_session is not None and self._hurries_left > 0
@@ -234,34 +234,36 @@ class Heartbeat:
     def _tell_others(self, *, was_missing: bool, is_asked_for: bool) -> None:
         """The database answers. A beat that the pump itself has asked for after a failed turn must not end the pause after that turn."""
         if was_missing or not is_asked_for:
-            self._pump.reached()
+            self._dispatcher.reached()
         if was_missing:
             self._listener().retry_now()
 
-    async def _look_for_strangers(self, held: Sequence[Claim]) -> None:
-        found = frozenset(await self._pump.strangers(held))
-        certain = found & self._strangers
-        self._strangers = found - certain
+    async def _find_unknown_claims(self, held: Sequence[Claim]) -> None:
+        found = frozenset(await self._dispatcher.unknown_claims(held))
+        certain = found & self._unknown_claims
+        self._unknown_claims = found - certain
         if certain:
             log.warning("giving back %d tasks whose claim was answered to nobody", len(certain))
-            self._pump.release(list(certain))
+            self._dispatcher.release(list(certain))
 
     def _beat(self) -> Op[Rows]:
-        worker = self._books.worker
+        worker = self._pending.worker
         # Alone: nothing that takes long may hold up the sign of life, and together they would be one transaction.
         holds_lock = self._holds_lock
         self._hurries_left = 0 if holds_lock else self._hurries_left - 1
         if not (yield from self._sign_of_life(SQL["record_heartbeat"](id=worker, holds_lock=holds_lock))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
         # One that is stopping takes nothing more, and a task that its children do not have is not waited for here.
-        known = {} if self._books.stopping else dict(self._books.known.signatures)
+        known = {} if self._pending.stopping else dict(self._pending.known.signatures)
         changed = [] if known == self._registered else [self._change_tasks(known)]
         held, *_ = yield from execute(get_held(worker), *changed, *self._snapshots())
         self._registered = known
         return held
 
     def _change_tasks(self, known: Mapping[str, int]) -> Query:
-        return SQL["update_known_tasks"](id=self._books.worker, task_names=list(known), signatures=list(known.values()))
+        return SQL["update_known_tasks"](
+            id=self._pending.worker, task_names=list(known), signatures=list(known.values())
+        )
 
     def _sign_of_life(self, sign: Query) -> Op[bool]:
         """Whether it was taken. The answer is what the database's clock says."""
@@ -269,7 +271,7 @@ class Heartbeat:
         row = yield from one(sign)
         self.answered_at, self.is_missing = time.monotonic(), False
         if row is not None:
-            self._pump.herald.ahead_s = row[0] - (asked_at + time.time()) / 2
+            self._dispatcher.events.ahead_s = row[0] - (asked_at + time.time()) / 2
         return row is not None
 
     def _snapshots(self) -> list[Query]:
@@ -277,11 +279,11 @@ class Heartbeat:
         if now < self._snapshot_at:
             return []
         self._snapshot_at = now + self._snapshot_s
-        parent, children = self._health.parent(), self._health.children([m.pid for m in list(self._books.roster)])
+        parent, children = self._health.parent(), self._health.children([m.pid for m in list(self._pending.children)])
         snapshot = SQL["insert_snapshot"](
-            id=self._books.worker,
-            tasks_running=self._books.running_count,
-            tasks_claimed=len(self._books.buffer),
+            id=self._pending.worker,
+            tasks_running=self._pending.running_count,
+            tasks_claimed=len(self._pending.buffer),
             memory_usage_mb=parent.memory_mb,
             children_memory_mb=children.memory_mb,
             cpu_percent=parent.cpu_percent,
@@ -325,7 +327,7 @@ class Heartbeat:
     async def _warn_of_clashes(self) -> None:
         """Say which tasks workers of other apps know too. Best effort: `horsies doctor` says the same."""
         try:
-            clashes = await self._link.run(rows(SQL["get_task_clashes"](id=self._books.worker)))
+            clashes = await self._link.run(rows(SQL["get_task_clashes"](id=self._pending.worker)))
         except DriverError as error:
             log.debug("task names of other apps could not be read: %s", broker_error(error))
             return
@@ -340,12 +342,12 @@ class Heartbeat:
 
     def _registration(self) -> Query:
         return SQL["register_worker"](
-            id=self._books.worker,
+            id=self._pending.worker,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            processes=self._books.frames.processes,
-            concurrency=self._books.frames.concurrency,
-            queues=list(self._books.marks.queues),
+            processes=self._pending.prefetch.processes,
+            concurrency=self._pending.prefetch.concurrency,
+            queues=list(self._pending.watermarks.queues),
             library_version=version("horsies"),
             task_names=list(self._registered),
             signatures=list(self._registered.values()),

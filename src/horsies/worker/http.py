@@ -207,7 +207,7 @@ def _readyz(checkup: HealthCheck) -> HttpAnswer:
 def _metrics(app: Horsies, checkup: HealthCheck) -> Callable[[], HttpAnswer]:
     try:
         # By name: what hangs on a worker stands above it, and comes with an extra.
-        expose = import_module("horsies.contrib.prometheus").exposition(app, checkup.vitals)
+        expose = import_module("horsies.contrib.prometheus").exposition(app, checkup.stats)
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise

@@ -55,9 +55,9 @@ class PendingWork:
     worker: str
     database: PostgresConfig
     limits: ClaimLimits
-    roster: Sequence[Child]
-    frames: PrefetchPolicy
-    marks: Watermarks
+    children: Sequence[Child]
+    prefetch: PrefetchPolicy
+    watermarks: Watermarks
     quarantine: Quarantine
     """Parts of turns that the database refused."""
     endings: deque[Ending] = field(default_factory=deque[Ending])
@@ -86,14 +86,14 @@ class PendingWork:
     promotes: bool = True
     """Something that was put off may be due."""
     stopping: bool = False
-    _room: Capacity = field(init=False)
+    _capacity: Capacity = field(init=False)
 
     def __post_init__(self) -> None:
-        self._room = Capacity(
+        self._capacity = Capacity(
             self.worker,
             self.limits,
-            self.frames,
-            self.roster,
+            self.prefetch,
+            self.children,
             self.buffer,
             self.unread,
             self.unfit,
@@ -106,22 +106,22 @@ class PendingWork:
         """Tiny tasks travel together: while others will report in a moment, a turn for one of them alone costs as much as one for
         all. Only while there is more to do: a single task is never kept waiting.
         """
-        if not (self.endings and self.more and self.frames.are_tiny) or self.stopping:
+        if not (self.endings and self.more and self.prefetch.tasks_are_short) or self.stopping:
             return False
-        if self.frames.is_framed:
+        if self.prefetch.is_framed:
             # The children have enough to do until the next claim, which takes along what has ended by then.
-            return not self._room.to_run() and len(self.endings) < ENDINGS_PER_BATCH
-        return bool(self.in_flight) or any(member.load for member in self.roster)
+            return not self._capacity.to_run() and len(self.endings) < ENDINGS_PER_BATCH
+        return bool(self.in_flight) or any(child.load for child in self.children)
 
     # -- taking a turn
 
-    def next_turn(self, now: float) -> Batch | None:
+    def next_batch(self, now: float) -> Batch | None:
         """All that can be done now, or None when there is nothing to do."""
         self._let_go(now)
         if (self.quarantine.waiting or self.search_step or self.unread) and (
-            turn := self._special_turn(now)
+            batch := self._special_batch(now)
         ) is not None:
-            return self._depart(turn)
+            return self._depart(batch)
         endings = self._endings()
         # What ends a node may make the next one ready, in the very turn that could claim it.
         self.more = self.more or any(ending.root_id is not None for ending in endings)
@@ -133,7 +133,7 @@ class PendingWork:
         if not (told or starts or wanted or self._may_promote):
             return None
         releases, self.releases = self.releases, []
-        return self._depart(self._turn(endings, releases, starts, wanted, now))
+        return self._depart(self._batch(endings, releases, starts, wanted, now))
 
     def _endings(self) -> list[Ending]:
         """As many as travel well together: PostgreSQL takes no message of a gigabyte."""
@@ -154,32 +154,34 @@ class PendingWork:
         """Workflows that a turn is at: another would only wait for its lock, and carry less than one that is sent afterwards. With frames
         the children have other work meanwhile.
         """
-        if not self.frames.is_framed:
+        if not self.prefetch.is_framed:
             return set()
-        return {ending.root_id for turn in self.in_flight for ending in turn.of_workflows if ending.root_id is not None}
+        return {
+            ending.root_id for batch in self.in_flight for ending in batch.of_workflows if ending.root_id is not None
+        }
 
     def _ready_roots(self) -> set[str]:
         """Workflows whose next step may travel with others."""
         return self.unsettled - self.quarantine.roots if self.unsettled else self.unsettled
 
-    def _special_turn(self, now: float) -> Batch | None:
+    def _special_batch(self, now: float) -> Batch | None:
         """What must not travel with anything else."""
-        return self.quarantine.next_turn(now) or self._search_turn() or self._load_turn()
+        return self.quarantine.next_batch(now) or self._search_batch() or self._load_batch()
 
-    def _search_turn(self) -> Batch | None:
+    def _search_batch(self) -> Batch | None:
         step, self.search_step = self.search_step, None
-        return None if step is None else replace(self._empty_turn(), search=step)
+        return None if step is None else replace(self._empty_batch(), search=step)
 
-    def _load_turn(self) -> Batch | None:
+    def _load_batch(self) -> Batch | None:
         """One at a time, and not while the children have not taken in what was read before: the parent holds few of them."""
-        if not self.unread or any(turn.loads for turn in self.in_flight):
+        if not self.unread or any(batch.loads for batch in self.in_flight):
             return None
-        if sum(member.unsent_bytes for member in self.roster) >= LOAD_BYTES:
+        if sum(child.unsent_bytes for child in self.children) >= LOAD_BYTES:
             return None
         loads = [self.unread.popleft() for _ in range(min(len(self.unread), LOADS_PER_BATCH))]
-        return replace(self._empty_turn(), loads=loads)
+        return replace(self._empty_batch(), loads=loads)
 
-    def _empty_turn(self) -> Batch:
+    def _empty_batch(self) -> Batch:
         return Batch(self.worker, self.database, self.limits.caps, ())
 
     def _let_go(self, now: float) -> None:
@@ -196,16 +198,16 @@ class PendingWork:
     def _starts(self) -> list[Claim]:
         if self.stopping or not self.buffer:
             return []
-        return [self.buffer.popleft().claim for _ in range(min(self._room.to_run(), len(self.buffer)))]
+        return [self.buffer.popleft().claim for _ in range(min(self._capacity.to_run(), len(self.buffer)))]
 
     def _wanted(self, starts: Sequence[Claim], now: float) -> list[ClaimRequest]:
         if self.stopping or not self.more or self.search is not None:
             return []
-        if (self.limits.caps.is_any or self.claims_travel_alone) and any(turn.wanted for turn in self.in_flight):
+        if (self.limits.caps.is_any or self.claims_travel_alone) and any(batch.wanted for batch in self.in_flight):
             return []  # while something is capped, claims of one worker would only wait for each other's lock
-        return self._room.wanted(len(starts), now)
+        return self._capacity.wanted(len(starts), now)
 
-    def _turn(
+    def _batch(
         self, endings: list[Ending], releases: list[Claim], starts: list[Claim], wanted: list[ClaimRequest], now: float
     ) -> Batch:
         claim_from, lanes = self._place(wanted, now) if wanted else (ClaimFrom.START, [])
@@ -234,76 +236,76 @@ class PendingWork:
         )
 
     def _place(self, wanted: Sequence[ClaimRequest], now: float) -> tuple[ClaimFrom, list[Lane]]:
-        if self.marks.wants_start(now):
-            return ClaimFrom.START, self.marks.starts()
+        if self.watermarks.wants_start(now):
+            return ClaimFrom.START, self.watermarks.starts()
         if self.limits.caps.is_any or self.limits.max_claim_batch:
             # By queue, also those without a mark: a claim that met a cap has not seen all that waits.
-            return ClaimFrom.QUEUES, self.marks.first_lanes()
-        return ClaimFrom.MARKS, self.marks.lanes(sum(each.limit for each in wanted))
+            return ClaimFrom.QUEUES, self.watermarks.first_lanes()
+        return ClaimFrom.WATERMARKS, self.watermarks.lanes(sum(each.limit for each in wanted))
 
-    def _depart(self, turn: Batch) -> Batch:
-        self.in_flight.append(turn)
-        return turn
+    def _depart(self, batch: Batch) -> Batch:
+        self.in_flight.append(batch)
+        return batch
 
     # -- closing a turn
 
-    def put_back(self, turn: Batch) -> None:
+    def put_back(self, batch: Batch) -> None:
         """It failed, or nobody knows: everything it carried is still to be done."""
-        self._land(turn)
-        if turn.is_alone:
-            self.quarantine.put_back(turn)
+        self._land(batch)
+        if batch.is_alone:
+            self.quarantine.put_back(batch)
             return
-        self.search_step = self.search_step or turn.search
-        self.unread.extendleft(reversed(turn.loads))
-        self.endings.extendleft(reversed(turn.endings))
-        self.interrupted.extend(turn.interrupted)
-        self.releases.extend(turn.releases)
-        self.unfit.extend(turn.unfit)
-        self.releases.extend(turn.starts)  # whether or not they were started: their user code has not run
-        for task_id, claim_no, text in turn.progress:
+        self.search_step = self.search_step or batch.search
+        self.unread.extendleft(reversed(batch.loads))
+        self.endings.extendleft(reversed(batch.endings))
+        self.interrupted.extend(batch.interrupted)
+        self.releases.extend(batch.releases)
+        self.unfit.extend(batch.unfit)
+        self.releases.extend(batch.starts)  # whether or not they were started: their user code has not run
+        for task_id, claim_no, text in batch.progress:
             self.progress.setdefault((task_id, claim_no), text)  # unless there is news of it
-        self.promotes = self.promotes or turn.promotes
-        self.unsettled.update(turn.unsettled)
+        self.promotes = self.promotes or batch.promotes
+        self.unsettled.update(batch.unsettled)
 
-    def take_apart(self, turn: Batch) -> None:
+    def take_apart(self, batch: Batch) -> None:
         """The database refused it, for whatever reason: each part travels alone from now on, and a claim not beside others."""
-        self._land(turn)
-        self.quarantine.admit(split_batch(turn))
-        self.claims_travel_alone = self.claims_travel_alone or bool(turn.wanted)
+        self._land(batch)
+        self.quarantine.admit(split_batch(batch))
+        self.claims_travel_alone = self.claims_travel_alone or bool(batch.wanted)
 
-    def refused_alone(self, turn: Batch, refusal: RefusedBatch, now: float) -> float | None:
+    def refused_alone(self, batch: Batch, refusal: RefusedBatch, now: float) -> float | None:
         """A single part was refused. How many seconds it rests; None: it is done with."""
-        self._land(turn)
-        if turn.progress or (turn.loads and self._is_given_up(turn, refusal)):
-            self.quarantine.leave(turn)
+        self._land(batch)
+        if batch.progress or (batch.loads and self._is_given_up(batch, refusal)):
+            self.quarantine.leave(batch)
             words = f"its arguments cannot be read. {refusal.words}"
-            self.endings.extend(failed_ending(claim, words) for claim in turn.loads)
+            self.endings.extend(failed_ending(claim, words) for claim in batch.loads)
             return None
-        if turn.unfit and refusal.is_about_values:
-            self.quarantine.leave(turn)
-            self.endings.extend(each.ending for each in turn.unfit)
+        if batch.unfit and refusal.is_about_values:
+            self.quarantine.leave(batch)
+            self.endings.extend(each.ending for each in batch.unfit)
             return None
-        plainer = without_extras(turn, refusal.words, is_about_values=refusal.is_about_values)
-        return self.quarantine.refused(turn, plainer, now)
+        plainer = without_extras(batch, refusal.words, is_about_values=refusal.is_about_values)
+        return self.quarantine.refused(batch, plainer, now)
 
-    def _is_given_up(self, turn: Batch, refusal: RefusedBatch) -> bool:
+    def _is_given_up(self, batch: Batch, refusal: RefusedBatch) -> bool:
         """A payload that cannot be read is not tried for ever: its task holds a place meanwhile."""
         return refusal.is_about_values or (
-            not refusal.is_about_server and self.quarantine.failures(turn) >= LOAD_FAILURES_MAX
+            not refusal.is_about_server and self.quarantine.failures(batch) >= LOAD_FAILURES_MAX
         )
 
-    def begin_search(self, turn: Batch, now: Callable[[], float], *, has_claimed: bool) -> None:
+    def begin_search(self, batch: Batch, now: Callable[[], float], *, has_claimed: bool) -> None:
         """A claim was refused that travelled alone."""
-        self._land(turn)
+        self._land(batch)
         if self.search is not None:
             return  # of another that was under way at the same time
-        widest = max(turn.wanted, key=lambda wanted: wanted.limit)
-        self.search = find_bad_rows(widest, turn.lanes, self.left_out, now, has_claimed=has_claimed)
+        widest = max(batch.wanted, key=lambda wanted: wanted.limit)
+        self.search = find_bad_rows(widest, batch.lanes, self.left_out, now, has_claimed=has_claimed)
         self.search_step = next(self.search)
 
-    def continue_search(self, turn: Batch, answer: SearchAnswer) -> bool | None:
+    def continue_search(self, batch: Batch, answer: SearchAnswer) -> bool | None:
         """A step was answered. At the end of the search: whether somebody was to blame."""
-        self._land(turn)
+        self._land(batch)
         if self.search is None:
             return None
         try:
@@ -313,30 +315,30 @@ class PendingWork:
             return bool(end.value)
         return None
 
-    def settle(self, turn: Batch, outcome: BatchResult, until: float) -> list[Claim]:
+    def settle(self, batch: Batch, outcome: BatchResult, until: float) -> list[Claim]:
         """It was committed. Returns what is now RUNNING and waits for a child."""
-        self._land(turn)
-        if turn.is_alone:
-            self.quarantine.leave(turn)
-        if turn.wanted:
+        self._land(batch)
+        if batch.is_alone:
+            self.quarantine.leave(batch)
+        if batch.wanted:
             self.claims_travel_alone = False
         self.unsettled.update(outcome.unsettled)
-        runnable = [claim for claim in turn.starts if claim.id in outcome.started]
+        runnable = [claim for claim in batch.starts if claim.id in outcome.started]
         # Lost, or their queue is full: what is still ours goes back.
-        self.releases.extend(claim for claim in turn.starts if claim.id not in outcome.started)
+        self.releases.extend(claim for claim in batch.starts if claim.id not in outcome.started)
         departed = until - self.limits.lease_ms / 1000
-        for each in turn.unfit:
-            self._set_aside(each, outcome.fates.get(each.id), departed)
-        for wanted, found in zip(turn.wanted, outcome.claimed, strict=True):
+        for each in batch.unfit:
+            self._set_aside(each, outcome.unfit_outcomes.get(each.id), departed)
+        for wanted, found in zip(batch.wanted, outcome.claimed, strict=True):
             claims = self._runnable(found)
             if wanted.status is TaskStatus.RUNNING:
                 runnable.extend(claims)
             else:
-                self.buffer.extend(BufferedClaim(claim, until) for claim in self.marks.in_order(claims))
+                self.buffer.extend(BufferedClaim(claim, until) for claim in self.watermarks.in_order(claims))
         if any(claim.is_unread for claim in runnable):
-            self.unread.extend(claim for claim in self.marks.in_order(runnable) if claim.is_unread)
+            self.unread.extend(claim for claim in self.watermarks.in_order(runnable) if claim.is_unread)
             runnable = [claim for claim in runnable if not claim.is_unread]
-        return runnable + self._loaded(turn, outcome) if turn.loads else runnable
+        return runnable + self._loaded(batch, outcome) if batch.loads else runnable
 
     def _runnable(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Those of tasks that this worker knows."""
@@ -346,20 +348,20 @@ class PendingWork:
         self.unfit += [unknown_here(claim) for claim in claims if claim.task_name not in names]
         return [claim for claim in claims if claim.task_name in names]
 
-    def _set_aside(self, unfit: UnfitClaim, fate: UnfitOutcome | None, now: float) -> None:
-        if fate is UnfitOutcome.NOBODY:
+    def _set_aside(self, unfit: UnfitClaim, unfit_outcome: UnfitOutcome | None, now: float) -> None:
+        if unfit_outcome is UnfitOutcome.NOBODY:
             claim = unfit.claim
             extra = {"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt}
             log.warning("task %s failed: %s", claim.task_name, unfit.error_code, extra=extra)
             self.endings.append(unfit.ending)
-        elif fate is not None:
+        elif unfit_outcome is not None:
             # Also where nobody can run it: more of it may be in the queue, and passing over a row is far cheaper than to set it aside.
             self.known.avoid(unfit, now + AVOIDED_S)
 
-    def _loaded(self, turn: Batch, outcome: BatchResult) -> list[Claim]:
+    def _loaded(self, batch: Batch, outcome: BatchResult) -> list[Claim]:
         """Those whose payload is there now."""
         loaded: list[Claim] = []
-        for claim in turn.loads:
+        for claim in batch.loads:
             payload = outcome.payloads.get(claim.id)
             if payload is None:
                 self.releases.append(claim)  # it was ended, or taken, by somebody else
@@ -371,15 +373,15 @@ class PendingWork:
                 loaded.append(replace(claim, args=payload.args, inputs=payload.inputs))
         return loaded
 
-    def _land(self, turn: Batch) -> None:
-        self.in_flight.remove(turn)
+    def _land(self, batch: Batch) -> None:
+        self.in_flight.remove(batch)
 
     # -- questions
 
     @property
     def is_empty(self) -> bool:
         """Nothing is held, and nothing is left to be told."""
-        idle = not any(member.load for member in self.roster)
+        idle = not any(child.load for child in self.children)
         return idle and not (
             self.endings
             or self.quarantine.holds_claims
@@ -394,28 +396,28 @@ class PendingWork:
 
     @property
     def running_count(self) -> int:
-        return sum(member.load for member in self.roster)
+        return sum(child.load for child in self.children)
 
     def remembered(self) -> set[tuple[TaskId, int]]:
         """Every claim that this worker knows of, wherever it is."""
         return {(item.id, item.claim_no) for item in self._everything()}
 
     def _everything(self) -> Iterator[Claim | Ending | UnfitClaim]:
-        for member in self.roster:
-            yield from (claim for _, claim in member.tickets.all())
+        for child in self.children:
+            yield from (claim for _, claim in child.assigned.all())
         yield from self.endings
         yield from self.interrupted
         yield from self.releases
         yield from self.unfit
         yield from (buffered.claim for buffered in self.buffer)
         yield from self.unread
-        for turn in (*self.in_flight, *self.quarantine.turns()):
-            yield from turn.endings
-            yield from turn.interrupted
-            yield from turn.releases
-            yield from turn.unfit
-            yield from turn.starts
-            yield from turn.loads
+        for batch in (*self.in_flight, *self.quarantine.batches()):
+            yield from batch.endings
+            yield from batch.interrupted
+            yield from batch.releases
+            yield from batch.unfit
+            yield from batch.starts
+            yield from batch.loads
 
 
 def _too_large(payload: Payload) -> str:

@@ -40,7 +40,7 @@ class PrefetchPolicy:
         self._tasks = self._tasks * remembered + 1.0
 
     @property
-    def are_tiny(self) -> bool:
+    def tasks_are_short(self) -> bool:
         """Tasks take less time than the commit between two of them."""
         return self._worked_us < SHORT_TASK_US * self._tasks
 
@@ -78,7 +78,7 @@ class PrefetchPolicy:
         """With a number, rows wait as CLAIMED in the parent. "auto" needs no such buffer: its frames keep the children fed."""
         return self.prefetch != "auto" and self.prefetch > 0
 
-    def room(self, load: int) -> int:
+    def capacity(self, load: int) -> int:
         """What fits beside what a child already holds. A frame that is nearly full counts as full: small refills cost commits."""
         free = self.size - load
         if not self.is_framed:

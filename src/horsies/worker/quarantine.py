@@ -37,7 +37,7 @@ log = logging.getLogger("horsies.worker")
 class QuarantinedPart:
     """A turn of one part. It waits until `not_before`, on the monotonic clock."""
 
-    turn: Batch
+    batch: Batch
     failures: int = 0
     not_before: float = 0.0
 
@@ -54,103 +54,104 @@ class Quarantine:
     def holds_claims(self) -> bool:
         """There is something in it that only this worker can bring to an end. The steps of workflows, and what is due, others see to as well."""
         return any(
-            turn.endings or turn.interrupted or turn.releases or turn.unfit or turn.loads for turn in self.turns()
+            batch.endings or batch.interrupted or batch.releases or batch.unfit or batch.loads
+            for batch in self.batches()
         )
 
-    def admit(self, turns: Sequence[Batch]) -> None:
-        self.waiting.extend(QuarantinedPart(turn) for turn in turns)
+    def admit(self, batches: Sequence[Batch]) -> None:
+        self.waiting.extend(QuarantinedPart(batch) for batch in batches)
 
     @property
     def holds_promotion(self) -> bool:
         """What is due is looked for alone until it can be."""
-        return any(turn.promotes for turn in self.turns())
+        return any(batch.promotes for batch in self.batches())
 
     @property
     def roots(self) -> set[str]:
         """Workflows whose next step is tried alone."""
-        return {root for turn in self.turns() for root in turn.unsettled}
+        return {root for batch in self.batches() for root in batch.unsettled}
 
-    def next_turn(self, now: float) -> Batch | None:
+    def next_batch(self, now: float) -> Batch | None:
         """One that may be tried now."""
         for suspect in self.waiting:
             if suspect.not_before <= now:
                 self.waiting.remove(suspect)
                 self.under_way.append(suspect)
-                return suspect.turn
+                return suspect.batch
         return None
 
-    def failures(self, turn: Batch) -> int:
+    def failures(self, batch: Batch) -> int:
         """How often this one, which is under way, was refused alone before."""
-        return next(suspect.failures for suspect in self.under_way if suspect.turn is turn)
+        return next(suspect.failures for suspect in self.under_way if suspect.batch is batch)
 
-    def leave(self, turn: Batch) -> None:
+    def leave(self, batch: Batch) -> None:
         """It was committed."""
-        self._take(turn)
+        self._take(batch)
 
-    def put_back(self, turn: Batch) -> None:
+    def put_back(self, batch: Batch) -> None:
         """It has to be tried again, and nothing is known against it."""
-        self.waiting.append(self._take(turn))
+        self.waiting.append(self._take(batch))
 
-    def refused(self, turn: Batch, plainer: Batch | None, now: float) -> float:
+    def refused(self, batch: Batch, plainer: Batch | None, now: float) -> float:
         """It was refused alone: try it in this plainer form at once, or as it is after a pause. The pause, in seconds."""
-        suspect = self._take(turn)
+        suspect = self._take(batch)
         if plainer is not None:
             self.waiting.append(QuarantinedPart(plainer))
             return 0.0
         delay_s = self.resilience.delay_ms(suspect.failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
-        self.waiting.append(QuarantinedPart(turn, suspect.failures + 1, now + delay_s))
+        self.waiting.append(QuarantinedPart(batch, suspect.failures + 1, now + delay_s))
         return delay_s
 
-    def turns(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """All of them, waiting or under way."""
         for suspect in (*self.waiting, *self.under_way):
-            yield suspect.turn
+            yield suspect.batch
 
-    def _take(self, turn: Batch) -> QuarantinedPart:
-        suspect = next(suspect for suspect in self.under_way if suspect.turn is turn)
+    def _take(self, batch: Batch) -> QuarantinedPart:
+        suspect = next(suspect for suspect in self.under_way if suspect.batch is batch)
         self.under_way.remove(suspect)
         return suspect
 
 
-def split_batch(turn: Batch) -> list[Batch]:
+def split_batch(batch: Batch) -> list[Batch]:
     """A turn for each part, but for what it claims: that is planned again. What was to start goes back, because its user code has not begun."""
-    empty = Batch(turn.worker, turn.database, turn.caps, (), is_alone=True, frees_capped=False)
-    frees = turn.caps.is_any
+    empty = Batch(batch.worker, batch.database, batch.caps, (), is_alone=True, frees_capped=False)
+    frees = batch.caps.is_any
     return [
-        *(replace(empty, endings=[ending], frees_capped=frees) for ending in turn.endings),
-        *(replace(empty, interrupted=[ending], frees_capped=frees) for ending in turn.interrupted),
-        *(replace(empty, releases=[claim], frees_capped=frees) for claim in (*turn.releases, *turn.starts)),
-        *(replace(empty, unfit=[each], frees_capped=frees) for each in turn.unfit),
-        *(replace(empty, progress=[report]) for report in turn.progress),
-        *(replace(empty, unsettled=[root]) for root in turn.unsettled),
-        *(replace(empty, loads=[claim]) for claim in turn.loads),
-        *([replace(empty, promotes=True)] if turn.promotes else []),
+        *(replace(empty, endings=[ending], frees_capped=frees) for ending in batch.endings),
+        *(replace(empty, interrupted=[ending], frees_capped=frees) for ending in batch.interrupted),
+        *(replace(empty, releases=[claim], frees_capped=frees) for claim in (*batch.releases, *batch.starts)),
+        *(replace(empty, unfit=[each], frees_capped=frees) for each in batch.unfit),
+        *(replace(empty, progress=[report]) for report in batch.progress),
+        *(replace(empty, unsettled=[root]) for root in batch.unsettled),
+        *(replace(empty, loads=[claim]) for claim in batch.loads),
+        *([replace(empty, promotes=True)] if batch.promotes else []),
     ]
 
 
-def without_extras(turn: Batch, words: str, *, is_about_values: bool) -> Batch | None:
+def without_extras(batch: Batch, words: str, *, is_about_values: bool) -> Batch | None:
     """What to try for an ending that was refused alone, or None if there is nothing left to leave out.
 
     `is_about_values`: the server will never store these values, so an error takes their place in the end.
     """
-    endings = turn.endings or turn.interrupted
+    endings = batch.endings or batch.interrupted
     if not endings:
         return None
     (ending,) = endings
     if ending.root_id is not None:
-        return _with(turn, replace(ending, root_id=None))
+        return _with(batch, replace(ending, root_id=None))
     if not is_about_values:
         return None
     if ending.may_retry:
-        return _with(turn, replace(ending, may_retry=False))
+        return _with(batch, replace(ending, may_retry=False))
     if ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
         return None
-    return _with(turn, failed_ending(ending, words))
+    return _with(batch, failed_ending(ending, words))
 
 
-def _with(turn: Batch, ending: Ending) -> Batch:
+def _with(batch: Batch, ending: Ending) -> Batch:
     """An interrupted task that could not be released is ended like any other."""
-    return replace(turn, endings=[ending], interrupted=())
+    return replace(batch, endings=[ending], interrupted=())
 
 
 def failed_ending(held: Claim | Ending, words: str) -> Ending:

@@ -56,13 +56,13 @@ class TaskEvents:
         story = self._stories.setdefault((claim.id, claim.claim_no), _Attempt(claim))
         story.duration_s = done.duration_us / 1_000_000
 
-    def turned(self, turn: Batch, outcome: BatchResult, duration_s: float) -> None:
+    def turned(self, batch: Batch, outcome: BatchResult, duration_s: float) -> None:
         """It was committed."""
         claims = [claim for group in outcome.claimed for claim in group]
         self._claimed(claims)
-        for ending in (*turn.endings, *turn.interrupted):
+        for ending in (*batch.endings, *batch.interrupted):
             self._ended(ending, outcome)
-        for claim in (*turn.releases, *turn.unfit):
+        for claim in (*batch.releases, *batch.unfit):
             self._stories.pop((claim.id, claim.claim_no), None)
         emit(BatchCommitted(len(outcome.ended), len(claims), duration_s))
 
@@ -95,56 +95,56 @@ class ChildReports:
 
     def __init__(
         self,
-        books: PendingWork,
-        stops: TaskStopper,
-        herald: TaskEvents,
+        pending: PendingWork,
+        stopper: TaskStopper,
+        events: TaskEvents,
         *,
         entered: Callable[[], None],
         armed: Callable[[], None],
     ) -> None:
-        self._books = books
-        self._stops = stops
-        self._herald = herald
+        self._pending = pending
+        self._stopper = stopper
+        self._events = events
         self._entered = entered
         self._armed = armed
 
-    def began(self, member: Child, ticket: int, claim: Claim) -> None:
-        self._stops.began(member, ticket, claim)
+    def began(self, child: Child, assignment_no: int, claim: Claim) -> None:
+        self._stopper.began(child, assignment_no, claim)
         if subscribers:
-            self._herald.began(claim)
-        if self._stops.next_at is not None:
+            self._events.began(claim)
+        if self._stopper.next_at is not None:
             self._armed()
 
     def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None:
-        self._books.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
+        self._pending.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
 
     def done(self, claim: Claim, done: Done) -> None:
         if done.duration_us:  # else it was cancelled before it began
-            self._books.frames.observe(done.duration_us)
-        self._books.progress.pop((claim.id, claim.claim_no), None)
+            self._pending.prefetch.observe(done.duration_us)
+        self._pending.progress.pop((claim.id, claim.claim_no), None)
         if done.misfit is Misfit.NONE:
-            self._stops.end(claim, ending_of(claim, done))
+            self._stopper.end(claim, ending_of(claim, done))
         else:
-            self._stops.dismiss(claim)
-            self._books.unfit.append(self._unfit(claim, done))
+            self._stopper.dismiss(claim)
+            self._pending.unfit.append(self._unfit(claim, done))
         if subscribers:
-            self._herald.done(claim, done)
+            self._events.done(claim, done)
 
     def _unfit(self, claim: Claim, done: Done) -> UnfitClaim:
         """What a child cannot run."""
         if done.misfit is Misfit.UNKNOWN:
-            if claim.task_name in self._books.known.signatures:
+            if claim.task_name in self._pending.known.signatures:
                 log.warning(
                     "child processes of this worker do not have task %s; it is left to other workers", claim.task_name
                 )
-                self._books.known.forget(claim.task_name)
+                self._pending.known.forget(claim.task_name)
             return unknown_here(claim)
-        signature = self._books.known.signatures.get(claim.task_name)
+        signature = self._pending.known.signatures.get(claim.task_name)
         log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
         return UnfitClaim(claim, done.misfit, signature, done.error_code or "", done.error or "{}")
 
     def returned(self, claims: list[Claim]) -> None:
-        self._books.releases.extend(claims)
+        self._pending.releases.extend(claims)
 
     def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
         """What had begun ends as its verdict says; what had not goes back, and costs no attempt, unless children die with it again and again.
@@ -153,14 +153,14 @@ class ChildReports:
         that was on its way.
         """
         for claim, error in begun:
-            self._stops.fail(claim, error)
-        counts = not self._books.stopping and (not begun or self._books.frames.concurrency > 1)
+            self._stopper.fail(claim, error)
+        counts = not self._pending.stopping and (not begun or self._pending.prefetch.concurrency > 1)
         for claim in unbegun:
             deaths = claim.child_deaths + 1 if counts else claim.child_deaths
             if counts and deaths >= DEATHS_MAX:
-                self._stops.fail(claim, _never_begun(deaths))
+                self._stopper.fail(claim, _never_begun(deaths))
             else:
-                self._books.releases.append(replace(claim, child_deaths=deaths))
+                self._pending.releases.append(replace(claim, child_deaths=deaths))
         self._entered()
 
     def settled(self) -> None:

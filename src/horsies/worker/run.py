@@ -141,14 +141,14 @@ async def _run_incarnations(
     app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: HealthCheck, control: WorkerControl | None
 ) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    life = StopRequests(control.tell_ready if control else lambda: None)
+    stop_requests = StopRequests(control.tell_ready if control else lambda: None)
     checkup.loop = asyncio.get_running_loop()
     if control:
-        control.attach(life.ask)
-    with nullcontext() if control else signals(life.ask):
+        control.attach(stop_requests.ask)
+    with nullcontext() if control else signals(stop_requests.ask):
         while True:
             try:
-                return await _run(app, config, known, life, checkup)
+                return await _run(app, config, known, stop_requests, checkup)
             except BaseExceptionGroup as group:
                 error = root_cause(group)
                 if not isinstance(error, DeclaredDead):
@@ -163,40 +163,40 @@ class StopRequests:
         self.ready = ready
         self.asked = asyncio.Event()
         self.schedules_are_stored = asyncio.Event()
-        self.pump: Dispatcher | None = None
+        self.dispatcher: Dispatcher | None = None
         self.heartbeat: Heartbeat | None = None
 
     def ask(self) -> None:
         if self.heartbeat:
             self.heartbeat.stop_registering()
-        if self.asked.is_set() and self.pump:
-            self.pump.hurry()
+        if self.asked.is_set() and self.dispatcher:
+            self.dispatcher.hurry()
         self.asked.set()
 
 
 async def _run(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], life: StopRequests, checkup: HealthCheck
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], stop_requests: StopRequests, checkup: HealthCheck
 ) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
-    roster: list[Child] = []
-    books = _open_books(app, config, known, worker, roster)
+    children: list[Child] = []
+    pending = _open_books(app, config, known, worker, children)
     in_doubt = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        pump = Dispatcher(
+        dispatcher = Dispatcher(
             group,
-            books,
+            pending,
             database=database,
             resilience=app.config.resilience,
             grace_ms=recovery.grace_ms,
-            turns=min(BATCHES_AT_MOST, config.process_count * config.concurrency),
+            batches=min(BATCHES_AT_MOST, config.process_count * config.concurrency),
             coalesce=config.coalesce_notifies,
             in_doubt=in_doubt.set,
         )
-        life.pump = pump
+        stop_requests.dispatcher = dispatcher
         heartbeat = Heartbeat(
             group,
-            books,
-            pump,
+            pending,
+            dispatcher,
             database=database,
             resilience=app.config.resilience,
             recovery=recovery,
@@ -204,39 +204,41 @@ async def _run(
             listener=app.broker.listener,
             app=app.name,
         )
-        life.heartbeat = heartbeat
-        pool = ChildPool(group, roster, pump.clerk, _pool_options(app, config))
-        keeper = MaintenanceLeader(
+        stop_requests.heartbeat = heartbeat
+        pool = ChildPool(group, children, dispatcher.reports, _pool_options(app, config))
+        leader = MaintenanceLeader(
             group,
             worker,
             database=database,
             recovery=recovery,
             retention=app.config.retention,
-            due_in=pump.alarm.due_in,
+            due_in=dispatcher.wakeup_timer.due_in,
         )
-        checkup.subject = WorkerHealth(books, pool, heartbeat, keeper, app.broker.listener, life.asked.is_set)
-        scheduling = _scheduler(group, app, life.schedules_are_stored) if config.scheduler else nullcontext()
-        async with pool, heartbeat, keeper, pump, scheduling:
-            with _hearing(app.broker, worker, pump, concerns=books.marks.concerns, beat_now=in_doubt.set):
-                queues = ", ".join(books.marks.queues)
+        checkup.subject = WorkerHealth(
+            pending, pool, heartbeat, leader, app.broker.listener, stop_requests.asked.is_set
+        )
+        scheduling = _scheduler(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
+        async with pool, heartbeat, leader, dispatcher, scheduling:
+            with _hearing(app.broker, worker, dispatcher, concerns=pending.watermarks.concerns, beat_now=in_doubt.set):
+                queues = ", ".join(pending.watermarks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
-                life.ready()
-                await life.asked.wait()
-                await pump.drain(config.shutdown_timeout_ms)
+                stop_requests.ready()
+                await stop_requests.asked.wait()
+                await dispatcher.drain(config.shutdown_timeout_ms)
     log.info("stopped")
-    return ExitCode.KILLED_TASKS if pump.has_killed else ExitCode.CLEAN
+    return ExitCode.KILLED_TASKS if dispatcher.has_killed else ExitCode.CLEAN
 
 
 def _open_books(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], worker: str, roster: list[Child]
+    app: Horsies, config: WorkerConfig, known: Mapping[str, int], worker: str, children: list[Child]
 ) -> PendingWork:
-    books = PendingWork(
+    pending = PendingWork(
         worker=worker,
         database=app.broker.config,
         limits=claim_limits_for(app.config, config),
-        roster=roster,
-        frames=prefetch_policy_for(app.config, config),
-        marks=watermarks_for(app.config, config),
+        children=children,
+        prefetch=prefetch_policy_for(app.config, config),
+        watermarks=watermarks_for(app.config, config),
         quarantine=Quarantine(app.config.resilience),
         known=KnownTasks(dict(known)),
     )
@@ -244,12 +246,12 @@ def _open_books(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",
         config.process_count,
         app.config.cluster_wide_cap,
-        config.max_claim_per_worker or books.frames.described_ceiling,
+        config.max_claim_per_worker or pending.prefetch.described_ceiling,
         config.max_claim_batch,
         config.concurrency,
         app.config.prefetch_buffer,
     )
-    return books
+    return pending
 
 
 def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
@@ -314,7 +316,7 @@ class RationedPool:
 def _hearing(
     broker: PostgresBroker,
     worker: str,
-    pump: Dispatcher,
+    dispatcher: Dispatcher,
     *,
     concerns: Callable[[str | None], bool],
     beat_now: Callable[[], None],
@@ -329,13 +331,13 @@ def _hearing(
 
     def new(payload: str | None) -> None:
         if payload is None and listener.is_listening:
-            loop.call_soon_threadsafe(pump.reached)
+            loop.call_soon_threadsafe(dispatcher.reached)
         if not concerns(payload):
             return
         if threading.get_ident() == here:
-            pump.heard(payload)
+            dispatcher.heard(payload)
         else:
-            loop.call_soon_threadsafe(pump.heard, payload)
+            loop.call_soon_threadsafe(dispatcher.heard, payload)
 
     def control(payload: str | None) -> None:
         match (payload or "").split(" "):

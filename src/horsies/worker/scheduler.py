@@ -69,14 +69,14 @@ class Scheduler:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._heard)
+        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._received)
         self._scheduling = self._group.create_task(self._schedule())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._heard)
+        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._received)
         self._stopping.set()
         self._woken.set()
         if kind is None:
@@ -84,7 +84,7 @@ class Scheduler:
         self._scheduling.cancel()
         await self._link.close(None)
 
-    def _heard(self, payload: str | None) -> None:
+    def _received(self, payload: str | None) -> None:
         is_back = payload is None and self._broker.listener().is_listening
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self._loop.call_soon_threadsafe(self._wake, is_back)
@@ -247,5 +247,5 @@ class SchedulerHealth:
         else:
             yield from silence(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
 
-    def vitals(self) -> None:
+    def stats(self) -> None:
         """What there is to tell of it is counted from events."""

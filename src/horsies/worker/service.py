@@ -198,7 +198,7 @@ def _leaving_at_once() -> Generator[None]:
     """There is no event loop yet, and nothing to bring to an end."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
-        _be_deaf()
+        _ignore_signals()
         raise StoppedEarly
 
     former = {number: signal.signal(number, leave) for number in _STOPPING}
@@ -221,10 +221,10 @@ def signals(ask: Callable[[], None]) -> Generator[None]:
     finally:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
-        _be_deaf()
+        _ignore_signals()
 
 
-def _be_deaf() -> None:
+def _ignore_signals() -> None:
     """Or one more Ctrl-C, while the last connections are closed, would kill a process that has done all it was asked to."""
     for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)

@@ -193,66 +193,66 @@ class Liveness:
         self._reported: set[Child] = set()
         self._blocked: set[Child] = set()
 
-    async def watch(self, roster: Iterable[Child]) -> None:
+    async def watch(self, children: Iterable[Child]) -> None:
         while True:
             await asyncio.sleep(self._policy.interval_s)
             try:
-                self.look(list(roster))
+                self.look(list(children))
             except Exception:  # a look that fails must not end the worker
                 log.exception("could not look after the children")
 
-    def look(self, roster: Iterable[Child]) -> None:
+    def look(self, children: Iterable[Child]) -> None:
         now = time.monotonic()
-        ready = {member for member in roster if member.ready.is_set()}
-        self._silent = {member: seen for member, seen in self._silent.items() if member in ready}
+        ready = {child for child in children if child.ready.is_set()}
+        self._silent = {child: seen for child, seen in self._silent.items() if child in ready}
         self._reported &= ready
         self._blocked &= ready
-        for member in ready:
-            if member.asked_since is None:
-                self._silent.pop(member, None)
-                self._reported.discard(member)
-                self._look_at_loop(member, now)
+        for child in ready:
+            if child.asked_since is None:
+                self._silent.pop(child, None)
+                self._reported.discard(child)
+                self._check_loop(child, now)
             else:
-                self._look_at_silent(member, now)
-            member.ping(now)
+                self._check_silent(child, now)
+            child.ping(now)
 
-    def _look_at_silent(self, member: Child, now: float) -> None:
+    def _check_silent(self, child: Child, now: float) -> None:
         """It has been asked at the last look, at least, and has not said a word."""
-        before, threads_before, received_before = self._silent.get(member, (None, None, 0))
-        threads, received = threads_of(member.pid), member.received
+        before, threads_before, received_before = self._silent.get(child, (None, None, 0))
+        threads, received = threads_of(child.pid), child.received
         doing = activity_of(threads_before, threads, now - before.seen_at if before else 0.0)
-        is_stuck = member.is_mid_frame and received - received_before < SWALLOWED_BYTES
+        is_stuck = child.is_mid_message and received - received_before < SWALLOWED_BYTES
         silence = watched_children(before, now, doing, self._policy, is_stuck=is_stuck)
-        self._silent[member] = silence, threads, received
+        self._silent[child] = silence, threads, received
         silent_s = now - silence.silent_since
         if reason := why_kill(silence, self._policy):
             words = f"gave no sign of life for {silent_s:.0f} s ({reason})"
-            log.error("child %d %s and is killed; it runs %s", member.pid, words, member.describe_running())
-            member.kill(f"the child process (pid {member.pid}) that ran it {words} and was killed")
-        elif silent_s > REPORT_AFTER_S and member not in self._reported:
-            self._reported.add(member)
+            log.error("child %d %s and is killed; it runs %s", child.pid, words, child.describe_running())
+            child.kill(f"the child process (pid {child.pid}) that ran it {words} and was killed")
+        elif silent_s > REPORT_AFTER_S and child not in self._reported:
+            self._reported.add(child)
             log.warning(
                 "child %d has given no sign of life for %.0f s; it runs %s",
-                member.pid,
+                child.pid,
                 silent_s,
-                member.describe_running(),
+                child.describe_running(),
             )
 
-    def _look_at_loop(self, member: Child, now: float) -> None:
+    def _check_loop(self, child: Child, now: float) -> None:
         """Its interpreter answers. An event loop that does not can begin nothing: what waits there is better off elsewhere."""
-        asked = member.loop_asked_since
-        if asked is None or not member.tickets.has_begun or now - asked <= BLOCKED_AFTER_S:
-            self._blocked.discard(member)
+        asked = child.loop_asked_since
+        if asked is None or not child.assigned.has_begun or now - asked <= BLOCKED_AFTER_S:
+            self._blocked.discard(child)
             return
-        if member not in self._blocked:
-            self._blocked.add(member)
+        if child not in self._blocked:
+            self._blocked.add(child)
             log.warning(
                 "the event loop of child %d has not run for %.0f s: a coroutine blocks it; it runs %s",
-                member.pid,
+                child.pid,
                 now - asked,
-                member.describe_running(),
+                child.describe_running(),
             )
-        member.close_blocked()
+        child.close_blocked()
 
 
 BOOT_TIMEOUT_S = 120.0
@@ -298,15 +298,15 @@ class ChildPool:
     """Keeps `roster` filled. Entering waits until every child is ready; leaving stops them."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, roster: list[Child], reports: ReportHandler, options: PoolOptions
+        self, group: asyncio.TaskGroup, children: list[Child], reports: ReportHandler, options: PoolOptions
     ) -> None:
         self._group = group
-        self._roster = roster
+        self._children = children
         self._reports = reports
         self._options = options
-        self._births: ProcessFactory = SpawnFactory(options.env)
+        self._factory: ProcessFactory = SpawnFactory(options.env)
         if not options.recycles and can_fork():
-            self._births = ForkServer(group, options.boot, options.env, options.boot_timeout_s)
+            self._factory = ForkServer(group, options.boot, options.env, options.boot_timeout_s)
         self._places: list[Child] = []
         self._spare: Child | None = None
         self._leavers: set[Child] = set()
@@ -329,10 +329,10 @@ class ChildPool:
         self._report_baseline()
         # On its own, and not at the heartbeat: children are to be watched also while the database is away.
         self._watching = self._group.create_task(
-            Liveness(LivenessPolicy.of(self._options.recovery)).watch(self._roster)
+            Liveness(LivenessPolicy.of(self._options.recovery)).watch(self._children)
         )
-        self._tend()  # somebody may have died while the others were starting
-        log.info("children are ready: pids %s", ", ".join(str(member.pid) for member in self._places))
+        self._reconcile()  # somebody may have died while the others were starting
+        log.info("children are ready: pids %s", ", ".join(str(child.pid) for child in self._places))
         return self
 
     async def __aexit__(
@@ -343,17 +343,17 @@ class ChildPool:
             await self._end_all()
             return
         self._is_closing = True
-        for member in self._roster:
-            if member.ready.is_set():
-                self._tell_to_leave(member)
+        for child in self._children:
+            if child.ready.is_set():
+                self._tell_to_leave(child)
             else:
-                member.kill()
+                child.kill()
         await self._until_all_are_dead()
 
     async def _end_all(self) -> None:
         self._is_closing = True
-        for life in self._lives:
-            life.cancel()
+        for stop_requests in self._lives:
+            stop_requests.cancel()
         await self._until_all_are_dead()
 
     async def _until_all_are_dead(self) -> None:
@@ -361,12 +361,12 @@ class ChildPool:
             await asyncio.wait(self._lives)
         if self._watching:
             self._watching.cancel()
-        await self._births.close()
+        await self._factory.close()
 
     def _report_baseline(self) -> None:
         limit_mb, baseline_mb = (
             self._options.max_memory_per_child_mb,
-            max((member.rss_mb for member in self._places), default=0.0),
+            max((child.rss_mb for child in self._places), default=0.0),
         )
         if limit_mb is not None and baseline_mb > HIGH_BASELINE * limit_mb:
             log.warning(
@@ -379,77 +379,77 @@ class ChildPool:
     # -- one child's life
 
     def _new(self, budget: int | None) -> Child:
-        member = Child(
+        child = Child(
             self._reports,
             self._options.boot,
             budget=budget,
-            changed=self._tend,
+            changed=self._reconcile,
             max_payload=self._options.max_payload_bytes,
         )
-        life = self._group.create_task(self._live(member))
-        self._lives.add(life)
-        life.add_done_callback(self._lives.discard)
-        return member
+        stop_requests = self._group.create_task(self._live(child))
+        self._lives.add(stop_requests)
+        stop_requests.add_done_callback(self._lives.discard)
+        return child
 
-    async def _live(self, member: Child) -> None:
+    async def _live(self, child: Child) -> None:
         try:
-            await member.start(self._births)
+            await child.start(self._factory)
         except SpawnError as error:
-            self._bury(member, str(error))
+            self._on_exit(child, str(error))
             return
-        self._roster.append(member)
+        self._children.append(child)
         try:
-            cause = await self._until_dead(member)
+            cause = await self._until_dead(child)
         except BaseException:
-            member.kill()
-            await member.wait_until_dead()
+            child.kill()
+            await child.wait_until_dead()
             raise
         finally:
-            self._roster.remove(member)
-        member.bequeath(cause)
-        self._bury(member, cause)
+            self._children.remove(child)
+        child.report_crash(cause)
+        self._on_exit(child, cause)
 
-    async def _until_dead(self, member: Child) -> str:
+    async def _until_dead(self, child: Child) -> str:
         if self._is_closing:
-            member.kill()
+            child.kill()
         async with asyncio.TaskGroup() as both:
-            booting = both.create_task(self._see_it_boot(member))
-            cause = await member.wait_until_dead()
+            booting = both.create_task(self._see_it_boot(child))
+            cause = await child.wait_until_dead()
             booting.cancel()
         return cause
 
-    async def _see_it_boot(self, member: Child) -> None:
-        await watch_boot(member, self._options.boot_timeout_s)
-        if member.ready.is_set():
+    async def _see_it_boot(self, child: Child) -> None:
+        await watch_boot(child, self._options.boot_timeout_s)
+        if child.ready.is_set():
             self._pause_s = 0.0
             if subscribers:
-                emit(ChildStarted(member.pid))
+                emit(ChildStarted(child.pid))
 
-    def _bury(self, member: Child, cause: str) -> None:
-        was_place = member in self._places
-        is_expected = member in self._leavers or member.is_retiring
-        self._forget(member)
+    def _on_exit(self, child: Child, cause: str) -> None:
+        was_place = child in self._places
+        is_expected = child in self._leavers or child.is_retiring
+        self._forget(child)
         if self._is_closing:
             return
-        if not member.ready.is_set():
-            self._failed(member.refusal or (cause if not member.pid else self._unborn(member, cause)))
+        if not child.ready.is_set():
+            self._failed(child.refusal or (cause if not child.pid else self._unborn(child, cause)))
         elif not is_expected:
-            log.warning("child %d %s; another takes its place", member.pid, cause)
+            log.warning("child %d %s; another takes its place", child.pid, cause)
         elif was_place:
-            log.info("child %d has left: it %s", member.pid, cause)
-        if subscribers and member.ready.is_set():
-            emit(ChildRecycled(member.pid) if is_expected else ChildDied(member.pid, cause))
-        self._tend()
+            log.info("child %d has left: it %s", child.pid, cause)
+        if subscribers and child.ready.is_set():
+            emit(ChildRecycled(child.pid) if is_expected else ChildDied(child.pid, cause))
+        self._reconcile()
 
-    def _unborn(self, member: Child, cause: str) -> str:
-        return f"the child process {cause} while it was {member.doing}"
+    def _unborn(self, child: Child, cause: str) -> str:
+        return f"the child process {cause} while it was {child.doing}"
 
-    def _forget(self, member: Child) -> None:
-        if member in self._places:
-            self._places.remove(member)
-        if member is self._spare:
+    def _forget(self, child: Child) -> None:
+        if child in self._places:
+            self._places.remove(child)
+        if child is self._spare:
             self._spare = None
-        self._leavers.discard(member)
+        self._leavers.discard(child)
 
     def _failed(self, reason: str) -> None:
         """A child did not become ready. At the start that is the end; later the others go on."""
@@ -460,26 +460,26 @@ class ChildPool:
         self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
         self._not_before = time.monotonic() + self._pause_s
         log.error("a replacement child did not start, the next try is in %g s: %s", self._pause_s, reason)
-        asyncio.get_running_loop().call_later(self._pause_s, self._tend)
+        asyncio.get_running_loop().call_later(self._pause_s, self._reconcile)
 
     @property
     def ready_count(self) -> int:
         """How many places have somebody who can work."""
-        return sum(member.ready.is_set() for member in list(self._places))
+        return sum(child.ready.is_set() for child in list(self._places))
 
     # -- replacement
 
-    def _tend(self) -> None:
+    def _reconcile(self) -> None:
         """Bring the pool closer to what it should be. Called whenever something has changed, on the event loop."""
         if self._is_closing:
             return
         if self._starting:
-            if all(member.ready.is_set() for member in self._places) and not self._starting.done():
+            if all(child.ready.is_set() for child in self._places) and not self._starting.done():
                 self._starting.set_result(None)
             return
         self._hand_over()
         self._fill()
-        self._reprieve()
+        self._extend()
         self._order_spare()
 
     def _hand_over(self) -> None:
@@ -487,59 +487,59 @@ class ChildPool:
         spare = self._spare
         if spare is None or not spare.ready.is_set():
             return
-        if not any(member.is_retiring for member in self._places):
-            next((member for member in self._places if member.retire()), None)
-        due = next((member for member in self._places if member.is_retiring and not member.load), None)
+        if not any(child.is_retiring for child in self._places):
+            next((child for child in self._places if child.retire()), None)
+        due = next((child for child in self._places if child.is_retiring and not child.load), None)
         if due:
             self._places.remove(due)
             self._leavers.add(due)
             self._tell_to_leave(due)
-            self._seat(spare)
+            self._promote_spare(spare)
 
     def _fill(self) -> None:
         """Places of the dead go to the spare, ready or not, and then to new children."""
         while len(self._places) < self._options.processes:
             if self._spare:
-                self._seat(self._spare)
+                self._promote_spare(self._spare)
             elif time.monotonic() >= self._not_before:
                 self._places.append(self._new(self._options.budget()))
             else:
                 return
 
-    def _seat(self, spare: Child) -> None:
-        spare.spare_room = None
+    def _promote_spare(self, spare: Child) -> None:
+        spare.spare_capacity = None
         self._places.append(spare)
         self._spare = None
 
-    def _reprieve(self) -> None:
+    def _extend(self) -> None:
         """While no replacement can be started, those who should leave go on."""
         if not self._pause_s:
             return
-        for member in self._places:
-            if member.is_retiring and member.reprieve():
-                log.warning("child %d goes on beyond its limits until another can take its place", member.pid)
+        for child in self._places:
+            if child.is_retiring and child.extend():
+                log.warning("child %d goes on beyond its limits until another can take its place", child.pid)
 
     def _order_spare(self) -> None:
         """One at a time, and not before the last one who was replaced is gone: memory is sized for one more child."""
         if self._spare or self._leavers or time.monotonic() < self._not_before:
             return
-        if any(member.is_aged for member in self._places):
+        if any(child.is_aged for child in self._places):
             self._spare = self._new(self._options.budget())
-            self._spare.spare_room = self._spare_room
+            self._spare.spare_capacity = self._spare_capacity
 
-    def _spare_room(self) -> int:
+    def _spare_capacity(self) -> int:
         """What those who retire have left to do, less what they still do: together they never do more than was asked for."""
         concurrency = self._options.concurrency
-        left = sum(max(0, concurrency - member.load) for member in self._places if member.is_retiring)
+        left = sum(max(0, concurrency - child.load) for child in self._places if child.is_retiring)
         return left - (self._spare.load if self._spare else 0)
 
-    def _tell_to_leave(self, member: Child) -> None:
-        member.stop()
-        asyncio.get_running_loop().call_later(LEAVE_PATIENCE_S, self._lose_patience, member)
+    def _tell_to_leave(self, child: Child) -> None:
+        child.stop()
+        asyncio.get_running_loop().call_later(LEAVE_PATIENCE_S, self._lose_patience, child)
 
-    def _lose_patience(self, member: Child) -> None:
-        if member in self._roster and not member.load:
+    def _lose_patience(self, child: Child) -> None:
+        if child in self._children and not child.load:
             log.error(
-                "child %d has not left within %g s, killing it: it is at %s", member.pid, LEAVE_PATIENCE_S, member.doing
+                "child %d has not left within %g s, killing it: it is at %s", child.pid, LEAVE_PATIENCE_S, child.doing
             )
-            member.kill()
+            child.kill()

@@ -34,8 +34,8 @@ class StopStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    member: Child
-    ticket: int
+    child: Child
+    assignment_no: int
     stage: StopStage
     loop_answers: int = 0
     """How often the event loop had answered when the task was abandoned."""
@@ -44,8 +44,8 @@ class Deadline:
     def is_pending(self) -> bool:
         """There may still be something to do about it."""
         if self.stage is StopStage.LOOP:
-            return self.member.loop_answers == self.loop_answers and bool(self.member.load)
-        return self.ticket in self.member.tickets
+            return self.child.loop_answers == self.loop_answers and bool(self.child.load)
+        return self.assignment_no in self.child.assigned
 
 
 @dataclass(slots=True)
@@ -83,8 +83,8 @@ log = logging.getLogger("horsies.worker")
 class TaskStopper:
     """Knows who was asked to stop and why, and what their ending is called."""
 
-    def __init__(self, books: PendingWork, grace_s: float) -> None:
-        self._books = books
+    def __init__(self, pending: PendingWork, grace_s: float) -> None:
+        self._pending = pending
         self._grace_s = grace_s
         self._deadlines = Deadlines()
         self._asked: set[tuple[TaskId, int]] = set()
@@ -98,26 +98,28 @@ class TaskStopper:
 
     # -- reasons to stop
 
-    def began(self, member: Child, ticket: int, claim: Claim) -> None:
+    def began(self, child: Child, assignment_no: int, claim: Claim) -> None:
         if self.is_interrupting:
-            self._interrupt(member, ticket, claim)  # it was on its way when all were asked
+            self._interrupt(child, assignment_no, claim)  # it was on its way when all were asked
         elif claim.timeout_ms is not None:
-            self._deadlines.add(time.monotonic() + claim.timeout_ms / 1000, Deadline(member, ticket, StopStage.ASK))
+            self._deadlines.add(
+                time.monotonic() + claim.timeout_ms / 1000, Deadline(child, assignment_no, StopStage.ASK)
+            )
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
-        for member in self._books.roster:
-            for ticket, claim in member.tickets.all():
+        for child in self._pending.children:
+            for assignment_no, claim in child.assigned.all():
                 if claim.id in task_ids:
-                    self._ask(member, ticket, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
+                    self._ask(child, assignment_no, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
 
     def interrupt_all(self) -> None:
         """The worker must leave. What does not end in its grace is killed; its policy says whether it runs again."""
         self.is_interrupting = True
-        for member in self._books.roster:
-            for ticket, claim in member.tickets.running():
-                self._interrupt(member, ticket, claim)
+        for child in self._pending.children:
+            for assignment_no, claim in child.assigned.running():
+                self._interrupt(child, assignment_no, claim)
 
-    def _interrupt(self, member: Child, ticket: int, claim: Claim) -> None:
+    def _interrupt(self, child: Child, assignment_no: int, claim: Claim) -> None:
         key = claim.id, claim.claim_no
         if key in self._interrupted:
             return
@@ -125,45 +127,45 @@ class TaskStopper:
         if key in self._asked:
             return  # it was cancelled, or is over its time: that is how it ends, and its grace is running
         self._interrupted.add(key)
-        self._ask(member, ticket, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
+        self._ask(child, assignment_no, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
 
     def kill_all(self) -> None:
         self.interrupt_all()
-        for member in self._books.roster:
-            member.kill()
+        for child in self._pending.children:
+            child.kill()
 
     def enforce(self, now: float) -> None:
         for deadline in self._deadlines.due(now):
             if deadline.stage is StopStage.LOOP:
                 if deadline.is_pending:
-                    deadline.member.kill_blocked()
+                    deadline.child.kill_blocked()
                 continue
-            claim = deadline.member.tickets.running_claim(deadline.ticket)
+            claim = deadline.child.assigned.running_claim(deadline.assignment_no)
             if claim is None:
                 continue  # it has ended
             if deadline.stage is StopStage.ASK:
                 words = f"it ran longer than its timeout_ms={claim.timeout_ms}"
-                self._ask(deadline.member, deadline.ticket, claim, "timeout", OutcomeCode.TASK_TIMEOUT, words)
-            elif self._books.frames.concurrency == 1:
-                deadline.member.kill()
+                self._ask(deadline.child, deadline.assignment_no, claim, "timeout", OutcomeCode.TASK_TIMEOUT, words)
+            elif self._pending.prefetch.concurrency == 1:
+                deadline.child.kill()
             else:
                 # Others run beside it: it is ended in the database and left behind; what it still returns is fenced off.
-                self._abandon(deadline.member, deadline.ticket)
+                self._abandon(deadline.child, deadline.assignment_no)
 
-    def _abandon(self, member: Child, ticket: int) -> None:
+    def _abandon(self, child: Child, assignment_no: int) -> None:
         """End a task in the database and leave it behind. If it blocks the event loop, the others in its child will not end either."""
-        asked, now = member.ask_loop(), time.monotonic()
-        self.fail(*member.abandon(ticket))
+        asked, now = child.ask_loop(), time.monotonic()
+        self.fail(*child.abandon(assignment_no))
         patience_s = max(self._grace_s, LOOP_ANSWER_S)
-        self._deadlines.add(now + patience_s, Deadline(member, ticket, StopStage.LOOP, asked))
+        self._deadlines.add(now + patience_s, Deadline(child, assignment_no, StopStage.LOOP, asked))
 
-    def _ask(self, member: Child, ticket: int, claim: Claim, reason: Reason, code: str, words: str) -> None:
+    def _ask(self, child: Child, assignment_no: int, claim: Claim, reason: Reason, code: str, words: str) -> None:
         key = claim.id, claim.claim_no
-        member.condemn(ticket, code, f"{words}, and it did not end within {self._grace_s:g} s")
+        child.set_kill_reason(assignment_no, code, f"{words}, and it did not end within {self._grace_s:g} s")
         if key not in self._asked:
             self._asked.add(key)
-            member.interrupt(ticket, reason)
-            self._deadlines.add(time.monotonic() + self._grace_s, Deadline(member, ticket, StopStage.KILL))
+            child.interrupt(assignment_no, reason)
+            self._deadlines.add(time.monotonic() + self._grace_s, Deadline(child, assignment_no, StopStage.KILL))
 
     # -- endings
 
@@ -174,9 +176,9 @@ class TaskStopper:
         if key in self._interrupted and ending.status is not TaskStatus.COMPLETED:
             self._interrupted.discard(key)
             error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
-            self._books.interrupted.append(_failed(claim, error, may_retry=False))
+            self._pending.interrupted.append(_failed(claim, error, may_retry=False))
         else:
-            self._books.endings.append(ending)
+            self._pending.endings.append(ending)
 
     def dismiss(self, claim: Claim) -> None:
         """It was not begun, and goes back."""
@@ -197,9 +199,9 @@ class TaskStopper:
         self._asked.discard(key)
         if key in self._interrupted:
             self._interrupted.discard(key)
-            self._books.interrupted.append(_failed(claim, error, may_retry=False))
+            self._pending.interrupted.append(_failed(claim, error, may_retry=False))
         else:
-            self._books.endings.append(_failed(claim, error, may_retry=claim.retries_left))
+            self._pending.endings.append(_failed(claim, error, may_retry=claim.retries_left))
 
 
 def ending_of(claim: Claim, done: Done) -> Ending:

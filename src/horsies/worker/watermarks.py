@@ -48,7 +48,7 @@ _HINT = re.compile(r"(-?[0-9]{1,10}) (-?[0-9]{1,18}) (.+)", re.DOTALL)
 @dataclass(slots=True)
 class _LaneState:
     mark: datetime
-    claimed_mark: datetime | None = None
+    claimed_watermark: datetime | None = None
     """Where the last claim put the mark; None before the first. Not moved by hints."""
     woken: int = 0
     """The `moment` of the last hint."""
@@ -165,7 +165,11 @@ class Watermarks:
         lane = self._lanes[queue].get(priority)
         if lane is None:
             lane = self._add(queue, priority, enqueued_at)
-        elif not is_trusted and lane.claimed_mark is not None and enqueued_at < lane.claimed_mark - LOWER_AT_MOST:
+        elif (
+            not is_trusted
+            and lane.claimed_watermark is not None
+            and enqueued_at < lane.claimed_watermark - LOWER_AT_MOST
+        ):
             self._look_from_start(is_hint=True)
             return True
         self._wake(queue, priority, lane)
@@ -227,7 +231,7 @@ class Watermarks:
                 self._wake(queue, priority, lane)
             unseen = [enqueued_at for moment, enqueued_at in lane.hints if moment > sent_at]
             lane.mark = min([mark, *unseen])
-            lane.claimed_mark = mark
+            lane.claimed_watermark = mark
             is_sure = is_sure and len(unseen) < REMEMBERED
         for queue in {queue for queue, _ in oldest}:
             self._bound(queue)

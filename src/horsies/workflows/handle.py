@@ -61,17 +61,17 @@ RunAnswer: TypeAlias = RunEnd | NoEnd
 
 def wait_until_run_ends(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
     """Returns when the run has ended or is paused, or at the deadline. An unknown one is waited for: its start may commit later."""
-    desk, ticket = broker.desk(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with desk.entered(ticket):
-        broker.wait(desk, ticket, deadline)
-    return ticket.answers[workflow_id]
+    hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
+    with hub.registered(waiter):
+        broker.wait(hub, waiter, deadline)
+    return waiter.answers[workflow_id]
 
 
 async def wait_until_run_ends_async(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
-    desk, ticket = broker.desk(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with desk.entered(ticket):
-        await broker.wait_async(desk, ticket, deadline)
-    return ticket.answers[workflow_id]
+    hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
+    with hub.registered(waiter):
+        await broker.wait_async(hub, waiter, deadline)
+    return waiter.answers[workflow_id]
 
 
 def read_run_ends(workflow_ids: list[str]) -> Op[Mapping[str, ReadResult[RunAnswer]]]:

@@ -104,7 +104,7 @@ def start(beginning: StartedNode) -> Op[str]:
         root = yield from start_within(beginning)
     else:
         told = SQL["notify_started"](ids=beginning.task_ids)
-        answer = yield from execute_then_notify(_insert(beginning, "after_commit"), afterwards=told)
+        answer = yield from execute_then_notify(_insert(beginning, "after_commit"), after_commit=told)
         root = yield from _started(beginning, answer)
     if beginning.needs_step:
         yield from settle([root])
