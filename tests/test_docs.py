@@ -61,7 +61,8 @@ def test_every_finding_of_the_doctor_is_explained_in_its_own_words() -> None:
     assert told == known
 
 
-PAGES = [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]
+ROOT = DOCS.parent
+PAGES = [*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 LINK = re.compile(r"\]\((?P<page>[^)#:]*)(?:#(?P<heading>[^)]*))?\)")
 
 
@@ -71,7 +72,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_page_or_a_part_of_it_leads_there(page: Path) -> None:
     astray = [
         link[0]
