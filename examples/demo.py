@@ -1,4 +1,4 @@
-"""`make demo`: a worker with two processes, tasks of every kind, and what became of them."""
+"""Run `make demo`: start a worker with two processes, send tasks of every kind and show their results."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ PATIENCE_MS = 30_000
 
 console = Console()
 for variable in ("HORSIES_DATABASE_URL", "DATABASE_URL"):
-    os.environ.pop(variable, None)  # a demo leaves your database alone
+    os.environ.pop(variable, None)  # the demo must not use your database
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
 
 @contextmanager
 def worker() -> Generator[None]:
-    """A real worker, as `horsies worker examples.demo_tasks:app --processes 2` starts one."""
+    """Run a worker, as `horsies worker examples.demo_tasks:app --processes 2` does."""
     command = [sys.executable, "-m", "horsies.cli.main", "worker", "examples.demo_tasks:app", "--processes", "2"]
     process = subprocess.Popen([*command, "--loglevel", "ERROR"])
     try:
@@ -58,7 +58,7 @@ def run_many() -> None:
     sent = time.perf_counter()
     for number, handle in enumerate(track(handles, f"{MANY} x resize", console=console)):
         if handle.get(PATIENCE_MS).unwrap().image_id != number:
-            raise RuntimeError(f"task {handle.task_id} came back with another's result")
+            raise RuntimeError(f"task {handle.task_id} returned the result of another task")
     done = time.perf_counter()
     console.print(f"sent {MANY / (sent - started):.0f}/s one by one; all results after {done - started:.2f} s\n")
 
@@ -66,13 +66,13 @@ def run_many() -> None:
 def show_kinds() -> None:
     sent: dict[str, TaskHandle[object]] = {
         "ok": resize.send(7),
-        "an error of the domain": charge.send(1999),
-        "an exception": divide.send(1, 0),
+        "domain error": charge.send(1999),
+        "exception": divide.send(1, 0),
         "async": fetch.send("home"),
-        "its child is killed": crash.send(),
+        "child is killed": crash.send(),
         "after the kill": resize.send(8, width=64),
     }
-    table = Table("kind", "status", "result", title="What became of them")
+    table = Table("kind", "status", "result", title="Results by kind")
     for kind, handle in sent.items():
         result = handle.get(PATIENCE_MS)
         if result.is_ok():

@@ -1,4 +1,4 @@
-"""The tasks of the demo: one of each kind of ending."""
+"""Define the tasks of the demo: one for each kind of outcome."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from horsies import Horsies, TaskError, TaskResult
 
-app = Horsies()  # nothing configured: the embedded PostgreSQL of this project
+app = Horsies()  # without configuration: the embedded PostgreSQL of this project
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Thumbnail:
 
 @app.task("resize")
 def resize(image_id: int, *, width: int = 800) -> TaskResult[Thumbnail, TaskError]:
-    """Ends well."""
+    """Succeed."""
     time.sleep(0.01)
     return TaskResult(ok=Thumbnail(image_id, width))
 
 
 @app.task("charge")
 def charge(cents: int) -> TaskResult[str, TaskError]:
-    """Ends with an error of the domain: a value like any other."""
+    """Return a domain error as a value."""
     return TaskResult(
         err=TaskError(error_code="CARD_DECLINED", message=f"the bank declined {cents / 100:.2f}", data={"cents": cents})
     )
@@ -34,19 +34,19 @@ def charge(cents: int) -> TaskResult[str, TaskError]:
 
 @app.task("divide")
 def divide(a: int, b: int) -> TaskResult[float, TaskError]:
-    """Raises, if it is told to divide by zero."""
+    """Raise an exception if `b` is zero."""
     return TaskResult(ok=a / b)
 
 
 @app.task("fetch")
 async def fetch(page: str) -> TaskResult[str, TaskError]:
-    """Runs on an event loop."""
+    """Run on the event loop of the child."""
     await asyncio.sleep(0.05)
     return TaskResult(ok=f"<h1>{page}</h1>")
 
 
 @app.task("crash")
 def crash() -> TaskResult[None, TaskError]:
-    """Takes its whole process down, as the kernel does when memory runs out."""
+    """Kill the child process, as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
     return TaskResult(ok=None)

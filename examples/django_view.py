@@ -1,4 +1,4 @@
-"""A Django view that stores an order and sends the task that confirms it, in one transaction. A whole project in one file.
+"""A Django project in one file: a view stores an order and sends the task that confirms it, in one transaction.
 
 $ export DATABASE_URL=postgresql://localhost/shop
 $ horsies worker examples.django_view:app &
@@ -8,7 +8,7 @@ $ curl -d item=saddle localhost:8000/orders
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# (Django comes without types)
+# (Django has no type annotations)
 
 import os
 import sys
@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from horsies import Horsies, TaskError, TaskResult
 
-_place = conninfo_to_dict(os.environ["DATABASE_URL"])
+_database = conninfo_to_dict(os.environ["DATABASE_URL"])
 
 settings.configure(
     DEBUG=True,
@@ -34,11 +34,11 @@ settings.configure(
     DATABASES={
         "default": {
             "ENGINE": "django.db.backends.postgresql",
-            "NAME": _place.get("dbname", ""),
-            "USER": _place.get("user", ""),
-            "PASSWORD": _place.get("password", ""),
-            "HOST": _place.get("host", ""),
-            "PORT": _place.get("port", ""),
+            "NAME": _database.get("dbname", ""),
+            "USER": _database.get("user", ""),
+            "PASSWORD": _database.get("password", ""),
+            "HOST": _database.get("host", ""),
+            "PORT": _database.get("port", ""),
         }
     },
 )
@@ -57,8 +57,8 @@ class Order(models.Model):
 
 @app.task("confirm_order")
 def confirm_order(order_id: int) -> TaskResult[str, TaskError]:
-    close_old_connections()  # what Django does before each request
-    order = Order.objects.get(pk=order_id)  # it is there: it was committed together with this task
+    close_old_connections()  # as Django does before each request
+    order = Order.objects.get(pk=order_id)  # it exists: it was committed together with this task
     order.confirmed = True
     order.save()
     return TaskResult(ok=f"order {order.pk} of a {order.item} is confirmed")
@@ -82,7 +82,7 @@ def place_order(request: HttpRequest) -> JsonResponse:
             handle = confirm_order.with_options(connection=connection).send(order.pk)
             take_from_stock(order.item)
     except OutOfStockError:
-        return JsonResponse({"error": "out of stock"}, status=409)  # neither the order nor the task was ever there
+        return JsonResponse({"error": "out of stock"}, status=409)  # neither the order nor the task was committed
     return JsonResponse({"order": order.pk, "task": handle.task_id}, status=201)
 
 
@@ -90,7 +90,7 @@ urlpatterns = [path("orders", place_order)]
 
 
 def create_table() -> None:
-    """Instead of migrations, which a project of one file has not."""
+    """Create the table of orders, because a project in one file has no migrations."""
     if "shop_order" not in connection.introspection.table_names():
         with connection.schema_editor() as editor:
             editor.create_model(Order)

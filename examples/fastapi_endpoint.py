@@ -1,4 +1,4 @@
-"""A FastAPI endpoint that hands slow work to a worker, and another one that tells what became of it.
+"""A FastAPI endpoint that sends slow work to a worker, and another endpoint that returns the result.
 
 $ horsies worker examples.fastapi_endpoint:app &
 $ uvicorn examples.fastapi_endpoint:api
@@ -37,7 +37,7 @@ async def make_report(year: int) -> TaskResult[Report, TaskError]:
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
     yield
-    await app.close_async()  # the connections of this event loop
+    await app.close_async()  # closes the connections of this event loop
 
 
 api = FastAPI(lifespan=lifespan)

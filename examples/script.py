@@ -1,4 +1,4 @@
-"""A plain script: define tasks, send them, wait for their results.
+"""A script that defines a task, sends it several times and waits for the results.
 
 $ horsies worker examples.script:app --processes 2 &
 $ python -m examples.script

@@ -1,9 +1,9 @@
-"""An order and the task that confirms it, in one SQLAlchemy transaction: both are committed, or neither.
+"""Store an order and send the task that confirms it in one SQLAlchemy transaction: both are committed, or neither is.
 
-Without this, a crash between `session.commit()` and a send loses the confirmation; the other way round, a worker may look for an
-order that is not committed yet, or never will be. Here `horsies.tasks` is the outbox, and there is nothing to relay.
+If the task were sent after `session.commit()`, a crash between the two would lose the confirmation. If it were sent before, a worker could
+look for an order that is not committed yet, or never will be. Here the table `horsies.tasks` is the outbox, and no relay process is needed.
 
-    $ export DATABASE_URL=postgresql+psycopg://localhost/shop   # both SQLAlchemy and horsies take it
+    $ export DATABASE_URL=postgresql+psycopg://localhost/shop   # used by SQLAlchemy and by horsies
     $ horsies worker examples.sqlalchemy_outbox:app &
     $ python -m examples.sqlalchemy_outbox
 """
@@ -34,16 +34,16 @@ class Order(Base):
 @app.task("confirm_order")
 def confirm_order(order_id: int) -> TaskResult[str, TaskError]:
     with Session(engine) as session, session.begin():
-        order = session.get_one(Order, order_id)  # it is there: it was committed together with this task
+        order = session.get_one(Order, order_id)  # it exists: it was committed together with this task
         order.confirmed = True
         return TaskResult(ok=f"order {order.id} of a {order.item} is confirmed")
 
 
 def place_order(session: Session, item: str) -> str:
-    """Part of the caller's transaction; the id of the task that will confirm it."""
+    """Add an order in the caller's transaction, and return the id of the task that will confirm it."""
     order = Order(item=item)
     session.add(order)
-    session.flush()  # gives the order its id
+    session.flush()  # assigns the id of the order
     return confirm_order.with_options(connection=session).send(order.id).task_id
 
 
@@ -51,12 +51,12 @@ def main() -> None:
     Base.metadata.create_all(engine)
     with Session(engine) as session:
         task_id = place_order(session, "saddle")
-        session.commit()  # now the worker wakes
+        session.commit()  # now the worker is notified
     print(app.handle(task_id, confirm_order).get(timeout_ms=30_000).unwrap())
 
     with Session(engine) as session:
         task_id = place_order(session, "sleigh")
-        session.rollback()  # neither the order nor the task was ever there
+        session.rollback()  # neither the order nor the task was committed
     print(app.handle(task_id, confirm_order).get(timeout_ms=0).unwrap_err().error_code)
 
 

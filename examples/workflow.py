@@ -1,4 +1,4 @@
-"""A workflow: values flow from task to task, over a list that is known only when it runs, and a failure is a value too.
+"""A workflow that passes results from task to task, maps a task over a list that is only known at run time, and handles a failure as a value.
 
 $ horsies worker examples.workflow:app --processes 2 &
 $ python -m examples.workflow
@@ -23,7 +23,7 @@ def measure(word: str) -> TaskResult[int, TaskError]:
 
 @app.task("translate")
 async def translate(text: str) -> TaskResult[str, TaskError]:
-    return TaskResult(err=TaskError(error_code="NO_DICTIONARY", message=f"nobody can translate {text!r}"))
+    return TaskResult(err=TaskError(error_code="NO_DICTIONARY", message=f"there is no dictionary for {text!r}"))
 
 
 @app.task("total")
@@ -38,7 +38,7 @@ def report(letters: TaskResult[int, TaskError], translation: TaskResult[str, Tas
 
 
 words = split.node(node_id="words")(TEXT)
-lengths = measure.map_node(node_id="lengths", max_parallel=2)(each(words))  # once for each word
+lengths = measure.map_node(node_id="lengths", max_parallel=2)(each(words))  # one run for each word
 letters = total.node(node_id="letters")(from_node(lengths))
 translation = translate.node(node_id="translation")(TEXT)
 end = report.node(node_id="report", allow_failed_deps=True)(result_from(letters), result_from(translation))

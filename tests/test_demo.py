@@ -69,7 +69,7 @@ def test_the_demo_shows_every_ending_and_leaves_nothing_behind(home: Path) -> No
     token = secrets.token_hex(8)
     done = demo(home, token)
     assert done.returncode == 0, done.stdout
-    assert "What became of them" in done.stdout
+    assert "Results by kind" in done.stdout
     for shown in (
         "Thumbnail(image_id=7, width=800)",
         "CARD_DECLINED",
