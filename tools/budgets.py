@@ -32,13 +32,25 @@ MAX_LOCAL_IMPORTS: Final = 48  # function-level imports of our own modules; only
 # Folders that may import our own modules inside functions: commands that must start quickly, and what needs an extra.
 LOCAL_IMPORTS_ALLOWED: Final = ("cli/*", "contrib/*", "testing/*")
 
-# Modules that fewer than two others import, and why each is a module of its own.
+# Modules that fewer than two others import, and why each is a module of its own. A module with a .sql file beside it needs no entry: the two
+# are one unit, and tests EXPLAIN its statements. Entry points and packages need none either.
 SEAMS: Final = {
     "cli/*.py": "one command each, added by cli/main.py",
     "contrib/*.py": "optional extras, imported by users or loaded by name",
     "core/models/*.py": "import paths that older documents use",
+    "db/caller_connection.py": "runs statements on connections of other libraries; tested against each of them",
+    "db/loop_connection.py": "a connection driven by an event loop; tested without a worker",
     "doctor/*.py": "one group of checks each, run by doctor/run.py",
+    "embedded/*.py": "needs an extra, and modules that exist on Linux and macOS only",
+    "executor/concurrent.py": "needs asyncio, which a child that runs one task at a time does not load",
+    "executor/fork_server.py": "loaded by name in the fork server's process",
+    "executor/main.py": "loaded by name in a child process",
+    "executor/sequential.py": "the counterpart of executor/concurrent.py",
+    "maintenance/failure_detector.py": "a pure decision; tested without a database",
+    "model/pydantic_codec.py": "needs pydantic, which is loaded only for values that JSON does not have",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
+    "worker/child_socket.py": "tested on a socket pair, without a process",
+    "worker/fork_server.py": "the second implementation of ProcessFactory",
 }
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -206,7 +218,7 @@ def _lone_modules(tree: Tree, limits: Limits) -> Iterator[Violation]:
     for module in tree.modules:
         patterns = [pattern for pattern in limits.seams if fnmatch(module.relative, pattern)]
         used.update(patterns)
-        if patterns or module.path.stem in {"__init__", "__main__"} or module.name in _entry_points(tree.root):
+        if patterns or _needs_no_importer(module, tree.root):
             continue
         names = sorted(importers[module.name])
         if len(names) < 2:  # noqa: PLR2004 - the rule itself
@@ -218,6 +230,11 @@ def _lone_modules(tree: Tree, limits: Limits) -> Iterator[Violation]:
             )
     for pattern in limits.seams.keys() - used:
         yield Violation("importers", "tools/budgets.py", f"SEAMS lists {pattern}, which does not exist; remove it")
+
+
+def _needs_no_importer(module: Module, root: Path) -> bool:
+    is_entry = module.path.stem in {"__init__", "__main__"} or module.name in _entry_points(root)
+    return is_entry or module.path.with_suffix(".sql").exists()
 
 
 def importers_of(tree: Tree) -> Mapping[str, set[str]]:

@@ -101,7 +101,7 @@ def documented_walks(page: str) -> list[DocumentedWalk]:
     """Read the walks back from the page."""
     generated = _split(_split(page, BEGIN)[1], END)[0]
     headings = list(_HEADING.finditer(generated))
-    ends = [heading.start() for heading in headings[1:]] + [len(generated)]
+    ends = [*(heading.start() for heading in headings), len(generated)][1:]
     return [
         DocumentedWalk(
             heading["title"],
