@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [operation for operation in OPERATIONS if operation.name in (options.operation or _NAMES)]
     if options.write and len(chosen) < len(OPERATIONS):
         _parser().error("--write needs all operations; leave out --operation")
+    signal.signal(
+        signal.SIGTERM, lambda _signal, _frame: sys.exit(128 + signal.SIGTERM)
+    )  # stop the worker and the server
     try:
         walks = trace(chosen, options.runs)
     except (HorsiesError, WalkError) as error:
