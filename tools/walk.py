@@ -15,6 +15,7 @@ A real worker runs on the embedded PostgreSQL, with one child. Producer, parent 
 """
 
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -38,6 +39,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "architecture.md"
 
 RUNS: Final = 8
+MAX_RUNS: Final = 80  # the number of a window is one byte, and there are three operations
 WARM_UPS: Final = 3
 QUIET_S: Final = 0.15  # a window closes when it has had no new function for this long
 WINDOW_S: Final = 5.0  # or after this long at the latest
@@ -65,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [operation for operation in OPERATIONS if operation.name in (options.operation or _NAMES)]
     if options.write and len(chosen) < len(OPERATIONS):
         _parser().error("--write needs all operations; leave out --operation")
+    if not 1 <= options.runs <= MAX_RUNS:
+        _parser().error(f"--runs takes 1 to {MAX_RUNS}")
     signal.signal(
         signal.SIGTERM, lambda _signal, _frame: sys.exit(128 + signal.SIGTERM)
     )  # stop the worker and the server
@@ -114,21 +118,21 @@ def _as_json(walks: Sequence[Walk]) -> str:
 
 def trace(operations: Sequence[Operation], runs: int) -> list[Walk]:
     """Trace each operation in a worker of its own, on one server."""
-    with _temporary_folder() as folder:
-        os.environ["HORSIES_EMBEDDED_DIR"] = str(folder / "server")
-        for variable in ("HORSIES_DATABASE_URL", "DATABASE_URL", "HORSIES_APP", "HORSIES_FAULTS"):
-            os.environ.pop(variable, None)  # the walk takes place on a server of its own
-        prepare_folder(folder)
-        install(folder, PRODUCER)
-        try:
-            app.broker.ensure_schema_initialized()
-            return [
-                _trace_operation(operation, folder, first=1 + index * runs, runs=runs)
-                for index, operation in enumerate(operations)
-            ]
-        finally:
-            sys.setprofile(None)
-            app.close()
+    folder = _temporary_folder()
+    os.environ["HORSIES_EMBEDDED_DIR"] = str(folder / "server")
+    for variable in ("HORSIES_DATABASE_URL", "DATABASE_URL", "HORSIES_APP", "HORSIES_FAULTS"):
+        os.environ.pop(variable, None)  # the walk takes place on a server of its own
+    prepare_folder(folder)
+    install(folder, PRODUCER)
+    try:
+        app.broker.ensure_schema_initialized()
+        return [
+            _trace_operation(operation, folder, first=1 + index * runs, runs=runs)
+            for index, operation in enumerate(operations)
+        ]
+    finally:
+        sys.setprofile(None)
+        app.close()
 
 
 def _trace_operation(operation: Operation, folder: Path, *, first: int, runs: int) -> Walk:
@@ -146,15 +150,15 @@ def _trace_operation(operation: Operation, folder: Path, *, first: int, runs: in
     return Walk(operation.name, operation.title, _steps_in_all(folder, windows))
 
 
-@contextmanager
-def _temporary_folder() -> Generator[Path]:
-    """Make a folder directly in /tmp: as root the server runs as another user, who must be able to enter it."""
+def _temporary_folder() -> Path:
+    """Make a folder directly in /tmp: as root the server runs as another user, who must be able to enter it.
+
+    The server stops when this process exits, and the folder is deleted after that: exit handlers run in reverse order.
+    """
     folder = Path(tempfile.mkdtemp(prefix="horsies-walk-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o711)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 @contextmanager
