@@ -108,7 +108,17 @@ RETIRED: Final = (
     _word("meanwhile", "in the meantime, or leave it out", Where.TEXT),
 )
 
-RETIRED_PHRASES: Final = {"for ever": "forever, or without a limit", "in vain": "without success"}
+RETIRED_PHRASES: Final = {
+    "for ever": "forever, or without a limit",
+    "in vain": "without success",
+    # Words that are allowed in text, but not in these phrases, where they can only be the retired ones.
+    "a turn": "a batch",
+    "the turn": "the batch",
+    "each turn": "each batch",
+    "every turn": "every batch",
+    "next turn": "next batch",
+    "the books": "the pending work",
+}
 
 ALLOWED: Final = {
     # text that may stand although it contains a retired word: the reason
