@@ -17,7 +17,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers bench-workflows chaos promises clean
+.PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,12 @@ chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing
 
 promises: $(ready) ## which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")
+
+walk: $(ready) ## the files and functions that one task passes through; ARGS=--write puts them into docs/architecture.md
+	@$(bin)/python -m tools.walk $(ARGS)
+
+budgets: $(ready) ## the limits on size, names and imports of src/
+	@$(bin)/python -m tools.budgets $(ARGS)
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv benchmarks/.peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
