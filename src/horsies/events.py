@@ -158,7 +158,7 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseError:
-    """A turn failed and will be repeated. `kind` is expected (contention), lost, refused or unexpected."""
+    """A turn failed and will be repeated. `kind` is contention, connection_lost, invalid_data or unexpected."""
 
     kind: str
 

@@ -94,21 +94,21 @@ class EventCounters:
         self._ended = counter("horsies_tasks_ended", "Tasks ended, by status.", kind)
         self._retried = counter("horsies_tasks_retried", "Attempts that failed and are retried.", task)
         self._crashed = counter("horsies_tasks_crashed", "Attempts whose child process died, or was killed.", task)
-        self._rescued = counter("horsies_tasks_reaped", "Tasks of dead workers that this keeper took care of.")
-        self._expired = counter("horsies_tasks_expired", "Tasks that did not begin in time, found by this keeper.")
+        self._rescued = counter("horsies_tasks_rescued", "Tasks of dead workers that this leader took care of.")
+        self._expired = counter("horsies_tasks_expired", "Tasks that did not begin in time, found by this leader.")
         self._slots = counter("horsies_schedule_slots", "What became of slots of schedules, by outcome.", ["outcome"])
         self._workflows = counter("horsies_workflows_started", "Workflows started by this process.")
-        self._declared_dead = counter("horsies_workers_buried", "Workers that this keeper found dead.")
+        self._declared_dead = counter("horsies_workers_declared_dead", "Workers that this leader found dead.")
         self._born = counter("horsies_children_started", "Child processes started.")
         self._died = counter("horsies_children_died", "Child processes that died unexpectedly.")
         self._recycled = counter("horsies_children_recycled", "Child processes replaced because of their age or size.")
-        self._troubles = counter("horsies_database_troubles", "Turns that failed and were repeated, by kind.", ["kind"])
+        self._troubles = counter("horsies_database_errors", "Turns that failed and were repeated, by kind.", ["kind"])
         self._missed = counter("horsies_heartbeats_missed", "Heartbeats that the database did not take.")
-        self._deaf = counter("horsies_listener_fell_deaf", "How often notifications ceased to arrive.")
+        self._deaf = counter("horsies_notifications_lost", "How often notifications ceased to arrive.")
         self._duration = histogram("horsies_task_duration_seconds", "How long attempts ran.", task, buckets=LONG)
         self._wait = histogram("horsies_task_wait_seconds", "From sent or due to begun.", ["queue"], buckets=LONG)
         self._send = histogram("horsies_send_duration_seconds", "How long a send took.", ["queue"], buckets=QUICK)
-        self._batch = histogram("horsies_turn_duration_seconds", "How long a turn took.", buckets=QUICK)
+        self._batch = histogram("horsies_batch_duration_seconds", "How long a turn took.", buckets=QUICK)
         self._on_message: dict[type[Any], Callable[[Any], None]] = {
             events.TasksSent: self._hear_sent,
             events.TasksClaimed: lambda event: self._claimed.labels(*self._who(event)).inc(event.count),
@@ -271,7 +271,7 @@ def _of_worker(stats: WorkerStats | None) -> Iterator[Metric]:
     yield gauge(
         "worker_children_memory_bytes", "The same of its children together.", lambda seen: seen.children_memory_bytes
     )
-    yield gauge("worker_keeper", "1 while this worker is the keeper of the cluster.", lambda seen: seen.is_leader)
+    yield gauge("worker_leader", "1 while this worker is the leader of the cluster.", lambda seen: seen.is_leader)
     yield gauge("heartbeat_age_seconds", "Since its last sign of life was taken.", lambda seen: seen.heartbeat_age_s)
     yield gauge(
         "listener_working", "1 while notifications arrive; 0: this worker polls.", lambda seen: not seen.is_polling
