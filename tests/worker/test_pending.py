@@ -14,7 +14,7 @@ from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
-from horsies.tasks.claim import EPOCH, LOAD_BYTES, NO_CAPS, Caps, ClaimRequest, Payload
+from horsies.tasks.claim import EPOCH, MAX_LOAD_BYTES, NO_CAPS, Caps, ClaimRequest, Payload
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
 from horsies.worker.assignments import Assignments
@@ -235,7 +235,7 @@ def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None
 
 
 def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> None:
-    child = Child(unsent_bytes=LOAD_BYTES)
+    child = Child(unsent_bytes=MAX_LOAD_BYTES)
     made = pending(child)
     made.more = False
     made.unread.append(replace(claim(), args=None))

@@ -121,7 +121,7 @@ class Worker:
     def execute(self, flight: Flight, table: Table) -> None:
         batch = flight.batch
         claimed = [table.claim(wanted, list(batch.lanes), batch.claim_from) for wanted in batch.wanted]
-        surveys = batch.claim_from is ClaimFrom.START and bool(batch.wanted) and not batch.caps.is_any
+        surveys = batch.claim_from is ClaimFrom.START and bool(batch.wanted) and not batch.caps.has_limits
         flight.outcome = BatchResult(claimed=claimed, waiting=table.survey() if surveys else [])
 
     def land(self, flight: Flight) -> None:

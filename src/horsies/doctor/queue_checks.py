@@ -6,7 +6,7 @@ from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.doctor.findings import LISTED, NAMED, CheckContext, Finding, FindingCode, tasks
 from horsies.model.validation import format_duration
 from horsies.tasks.queues import QueueSummary, list_queues
-from horsies.tasks.unknown import COUNTED_AT_MOST, list_unknown
+from horsies.tasks.unknown import MAX_COUNTED, list_unknown_tasks
 from horsies.workflows.inspect import get_stuck
 
 LIMIT = 1_000
@@ -67,8 +67,8 @@ def _of_queue(case: CheckContext, line: QueueSummary, *, is_served: bool) -> Ite
 def check_unknown(_case: CheckContext) -> Op[list[Finding]]:
     """What waits for a worker that can run it."""
     found: list[Finding] = []
-    for line in (yield from list_unknown()):
-        count = f"{line.count} or more" if line.count >= COUNTED_AT_MOST else f"{line.count}"
+    for line in (yield from list_unknown_tasks()):
+        count = f"{line.count} or more" if line.count >= MAX_COUNTED else f"{line.count}"
         seen = f"{count} tasks named {line.task_name!r} wait since {line.since:%Y-%m-%d %H:%M:%S%z}"
         known = {"task_name": line.task_name, "count": line.count, "since": line.since.isoformat()}
         found.append(Finding(FindingCode.TASKS_CHANGED if line.is_refused else FindingCode.TASKS_UNKNOWN, seen, known))

@@ -30,8 +30,8 @@ from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienc
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import claims_from_rows
-from horsies.tasks.release import get_held
-from horsies.tasks.unknown import offer_again
+from horsies.tasks.release import get_held_tasks
+from horsies.tasks.unknown import offer_tasks_again
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.pending import PendingWork
 from horsies.worker.service import Backoff, NothingStarted
@@ -256,7 +256,7 @@ class Heartbeat:
         # One that is stopping takes nothing more, and a task that its children do not have is not waited for here.
         known = {} if self._pending.stopping else dict(self._pending.known.signatures)
         changed = [] if known == self._registered else [self._change_tasks(known)]
-        held, *_ = yield from execute(get_held(worker), *changed, *self._snapshots())
+        held, *_ = yield from execute(get_held_tasks(worker), *changed, *self._snapshots())
         self._registered = known
         return held
 
@@ -320,7 +320,7 @@ class Heartbeat:
             else:
                 break
         try:
-            await self._link.run(offer_again())
+            await self._link.run(offer_tasks_again())
         except DriverError as error:
             log.debug("what waits for a worker like this one is left to the keeper: %s", broker_error(error))
 

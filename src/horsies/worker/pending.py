@@ -12,8 +12,8 @@ from horsies.model.config import PostgresConfig
 from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import LOAD_BYTES, ClaimRequest, Lane, Payload
-from horsies.tasks.unknown import KnownTasks, UnfitClaim, UnfitOutcome, unknown_here
+from horsies.tasks.claim import MAX_LOAD_BYTES, ClaimRequest, Lane, Payload
+from horsies.tasks.unknown import KnownTasks, UnfitClaim, UnfitOutcome, unknown_task_claim
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, SearchStep
 from horsies.worker.capacity import Capacity, ClaimLimits
 from horsies.worker.child import Child
@@ -176,7 +176,7 @@ class PendingWork:
         """One at a time, and not while the children have not taken in what was read before: the parent holds few of them."""
         if not self.unread or any(batch.loads for batch in self.in_flight):
             return None
-        if sum(child.unsent_bytes for child in self.children) >= LOAD_BYTES:
+        if sum(child.unsent_bytes for child in self.children) >= MAX_LOAD_BYTES:
             return None
         loads = [self.unread.popleft() for _ in range(min(len(self.unread), LOADS_PER_BATCH))]
         return replace(self._empty_batch(), loads=loads)
@@ -203,7 +203,7 @@ class PendingWork:
     def _wanted(self, starts: Sequence[Claim], now: float) -> list[ClaimRequest]:
         if self.stopping or not self.more or self.search is not None:
             return []
-        if (self.limits.caps.is_any or self.claims_travel_alone) and any(batch.wanted for batch in self.in_flight):
+        if (self.limits.caps.has_limits or self.claims_travel_alone) and any(batch.wanted for batch in self.in_flight):
             return []  # while something is capped, claims of one worker would only wait for each other's lock
         return self._capacity.wanted(len(starts), now)
 
@@ -231,14 +231,14 @@ class PendingWork:
             wanted=wanted,
             claim_from=claim_from,
             lanes=lanes,
-            frees_capped=self.limits.caps.is_any and bool(endings or releases or unfit or interrupted),
+            frees_capped=self.limits.caps.has_limits and bool(endings or releases or unfit or interrupted),
             unsettled=sorted(unsettled),
         )
 
     def _place(self, wanted: Sequence[ClaimRequest], now: float) -> tuple[ClaimFrom, list[Lane]]:
         if self.watermarks.wants_start(now):
             return ClaimFrom.START, self.watermarks.starts()
-        if self.limits.caps.is_any or self.limits.max_claim_batch:
+        if self.limits.caps.has_limits or self.limits.max_claim_batch:
             # By queue, also those without a mark: a claim that met a cap has not seen all that waits.
             return ClaimFrom.QUEUES, self.watermarks.first_lanes()
         return ClaimFrom.WATERMARKS, self.watermarks.lanes(sum(each.limit for each in wanted))
@@ -345,7 +345,7 @@ class PendingWork:
         names = self.known.signatures
         if all([claim.task_name in names for claim in claims]):  # noqa: C419 - a generator takes longer, and there are few
             return claims
-        self.unfit += [unknown_here(claim) for claim in claims if claim.task_name not in names]
+        self.unfit += [unknown_task_claim(claim) for claim in claims if claim.task_name not in names]
         return [claim for claim in claims if claim.task_name in names]
 
     def _set_aside(self, unfit: UnfitClaim, unfit_outcome: UnfitOutcome | None, now: float) -> None:

@@ -13,7 +13,7 @@ from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.status import Misfit
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.unknown import UnfitClaim, unknown_here
+from horsies.tasks.unknown import UnfitClaim, unknown_task_claim
 from horsies.worker.batch import Batch, BatchResult
 from horsies.worker.child import Child
 from horsies.worker.pending import PendingWork
@@ -138,7 +138,7 @@ class ChildReports:
                     "child processes of this worker do not have task %s; it is left to other workers", claim.task_name
                 )
                 self._pending.known.forget(claim.task_name)
-            return unknown_here(claim)
+            return unknown_task_claim(claim)
         signature = self._pending.known.signatures.get(claim.task_name)
         log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
         return UnfitClaim(claim, done.misfit, signature, done.error_code or "", done.error or "{}")

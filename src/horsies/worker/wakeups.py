@@ -55,7 +55,7 @@ class Wakeups:
             self._put_off(int(later[1]) / 1_000_000)
             return False
         if payload == "freed":
-            if not self._pending.limits.caps.is_any:
+            if not self._pending.limits.caps.has_limits:
                 return False  # capped capacity, which this worker does not wait for
         elif not self._pending.watermarks.heard(payload):
             return False

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from horsies.model.task import Claim
-from horsies.tasks.claim import EPOCH, HIGHEST_PRIORITY, LOWEST_PRIORITY, Lane, from_start
+from horsies.tasks.claim import EPOCH, HIGHEST_PRIORITY, LOWEST_PRIORITY, Lane, lanes_from_start
 
 REST_PER_COST = 50
 FEW_LANES, LANES_AT_ONCE = 8, 32
@@ -111,7 +111,7 @@ class Watermarks:
 
     def starts(self) -> list[Lane]:
         """Each queue from its start, in order of service."""
-        return from_start(self.queues)
+        return lanes_from_start(self.queues)
 
     def lanes(self, wanted: int) -> list[Lane]:
         """Each queue and priority from its mark, in order of service; of very many, the first that are awake."""
