@@ -2,7 +2,7 @@
 
 from horsies.db.migrate import SQL as MIGRATE
 from horsies.db.migrate import library_version
-from horsies.db.partitions import DAYS_AHEAD, get_rights
+from horsies.db.partitions import DAYS_AHEAD, get_privileges
 from horsies.db.statement import Op, load, one, rows
 from horsies.doctor.findings import CheckContext, Finding, FindingCode
 
@@ -36,8 +36,8 @@ def check_privileges(case: CheckContext) -> Op[list[Finding]]:
 
 
 def check_days_privilege(case: CheckContext) -> Op[list[Finding]]:
-    rights = yield from get_rights(case.schema)
-    if rights.suffice:
+    rights = yield from get_privileges(case.schema)
+    if rights.are_sufficient:
         return []
     seen = f"{rights.user} is no member of {rights.owner}, who owns the tables, or may not create in the schema"
     return [Finding(FindingCode.DAYS_PRIVILEGE_MISSING, seen, {"owner": rights.owner})]
