@@ -76,7 +76,7 @@ async def test_text_that_cannot_be_stored_is_refused_whole_and_nothing_of_its_ba
 
 async def test_a_value_that_no_statement_takes_is_refused_by_its_type(database: str) -> None:
     async with courier_to(database) as courier:
-        with pytest.raises(TypeError, match="never told a dict"):
+        with pytest.raises(TypeError, match="cannot be a dict"):
             await courier.run(first("select %(value)s::text", value={}))
         assert await courier.run(first("select 1")) == (1,)
 
