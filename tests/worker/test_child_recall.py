@@ -21,7 +21,7 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
     async with open_pool(frame=3) as dispatcher:
         slow, *behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         child, assignment_no = await dispatcher.beginning(slow)
-        assert child.assigned.has_unbegun
+        assert child.assignments.has_unbegun
         assert child.stuck_behind(child.began_at + 1, slow_after_s=0.5, slow_together_s=9) == assignment_no
         dispatcher.is_paused = True
         child.recall(assignment_no)
@@ -66,7 +66,7 @@ async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -
         slow = dispatcher.send("gate", until=str(go))
         child, _ticket = await dispatcher.beginning(slow)
         child.began_at -= 1
-        assert (child.recalled, child.load, child.is_open) == (False, 1, False)
+        assert (child.is_recalled, child.load, child.is_open) == (False, 1, False)
         go.touch()
         await dispatcher.ending(slow)
         assert child.is_open

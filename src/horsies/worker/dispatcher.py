@@ -390,7 +390,7 @@ class Dispatcher:
         self._pending.stopping = True
         log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
         for child in self._pending.children:
-            if child.assigned.has_unbegun:
+            if child.assignments.has_unbegun:
                 child.recall(ANY)
         self._go()
         try:
@@ -416,7 +416,7 @@ class Dispatcher:
         self._go()
 
     def _describe_wait(self, timeout_ms: int | None) -> str:
-        count = sum(len(child.assigned.running_since()) for child in self._pending.children)
+        count = sum(len(child.assignments.running_since()) for child in self._pending.children)
         if not count:
             return "no task is running"
         limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
@@ -424,7 +424,7 @@ class Dispatcher:
 
     def _describe_running(self) -> str:
         """Name the tasks that have run for the longest."""
-        running = [each for child in self._pending.children for each in child.assigned.running_since()]
+        running = [each for child in self._pending.children for each in child.assignments.running_since()]
         running.sort(key=lambda each: each[0])
         now = time.monotonic()
         shown = [

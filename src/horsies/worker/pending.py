@@ -404,7 +404,7 @@ class PendingWork:
 
     def _everything(self) -> Iterator[Claim | Ending | UnfitClaim]:
         for child in self.children:
-            yield from (claim for _, claim in child.assigned.all())
+            yield from (claim for _, claim in child.assignments.all())
         yield from self.endings
         yield from self.interrupted
         yield from self.releases

@@ -173,7 +173,7 @@ class WakeupTimer:
         if (rescan_s := self._pending.watermarks.rescan_in_s(now)) is not None and not self._pending.more:
             yield now + max(rescan_s, 0.001)
         if self._pending.prefetch.is_framed and any(
-            m.assigned.has_unbegun and not m.recalled for m in self._pending.children
+            m.assignments.has_unbegun and not m.is_recalled for m in self._pending.children
         ):
             yield now + SLOW_AFTER_S / 2
         if self._due_at is not None:
@@ -199,6 +199,6 @@ class WakeupTimer:
 
     def _recall_from_the_slow(self, now: float) -> None:
         for child in self._pending.children:
-            behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S) if child.assigned.has_unbegun else None
+            behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S) if child.assignments.has_unbegun else None
             if behind is not None:
                 child.recall(behind)
