@@ -51,6 +51,6 @@ def test_where_many_run_at_once_it_may_be_one_that_was_on_its_way() -> None:
 
 def test_children_that_are_killed_because_the_worker_leaves_count_for_nothing() -> None:
     made = pending()
-    made.stopping = True
+    made.is_stopping = True
     clerk_of(made).on_death([], [replace(claim(), child_deaths=2)])
     assert deaths(made.releases) == [2]

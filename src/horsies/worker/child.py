@@ -44,8 +44,7 @@ from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
-from horsies.worker.assignments import Assignments
-from horsies.worker.prefetch import SLOW_AFTER_S
+from horsies.worker.assignments import SLOW_AFTER_S, Assignments
 from horsies.worker.spawn import Process, ProcessFactory, describe_exit
 
 ASSIGNMENT_BYTES = 1 << 25
@@ -57,12 +56,12 @@ log = logging.getLogger("horsies.worker")
 class ReportHandler(Protocol):
     """Receives what children report. Always called on the event loop."""
 
-    def on_begin(self, child: "Child", assignment_no: int, claim: Claim) -> None: ...
+    def on_began(self, child: "Child", assignment_no: int, claim: Claim) -> None: ...
     def on_progress(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
     def on_done(self, claim: Claim, done: Done) -> None: ...
     def on_returned(self, claims: list[Claim]) -> None: ...
     def on_death(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None: ...
-    def on_read_complete(self) -> None: ...
+    def on_reports_read(self) -> None: ...
 
 
 class Child:
@@ -118,9 +117,9 @@ class Child:
         self._socket = ChildSocket(
             ours,
             on_message=self._on_message,
-            on_read_complete=self._on_read_complete,
+            on_reports_read=self._on_reports_read,
             on_closed=self._on_closed,
-            on_drained=self._reports.on_read_complete,
+            on_drained=self._reports.on_reports_read,
             max_payload=self._max_payload,
         )
         self._socket.send(self._boot)
@@ -166,7 +165,7 @@ class Child:
             error_code=OperationalErrorCode.WORKER_CRASHED,
             message=self._kill_reason or f"the child process (pid {self.pid}) {cause} while it ran this task",
         )
-        self._reports.on_death(*self.assignments.report_crash(crash))
+        self._reports.on_death(*self.assignments.remove_all(crash))
 
     def _on_closed(self, reason: str | None) -> None:
         # Without a reason it may be exiting on its own, and its exit code says more than we could.
@@ -210,22 +209,22 @@ class Child:
 
         One task may also seem slow because the machine was busy. By the time the child reads the recall, that task has ended.
         """
-        if self._boot.concurrency > 1 or self.is_recalled or not self.assignments.has_begun:
+        if self._boot.concurrency > 1 or self.is_recalled or not self.assignments.has_running:
             return None
         running_s = now - self.began_at
         # Count only the time inside tasks. What is between them takes as long in any other child.
-        if running_s + self.assignments.worked_before(self._worked_us) / 1_000_000 > slow_together_s:
+        if running_s + self.assignments.work_ahead_us(self._worked_us) / 1_000_000 > slow_together_s:
             return ANY
         return self.assignments.running()[0][0] if running_s > slow_after_s else None
 
     def _is_slow(self, now: float) -> bool:
         """Whether its current task has taken so long that no other should wait behind it."""
-        return self._boot.concurrency == 1 and self.assignments.has_begun and now - self.began_at > SLOW_AFTER_S
+        return self._boot.concurrency == 1 and self.assignments.has_running and now - self.began_at > SLOW_AFTER_S
 
     def assign(self, claims: Sequence[Claim]) -> None:
         """Send it these tasks. Their rows must be RUNNING in the database already."""
         for share in _split_by_size(claims) if len(claims) > 1 else (claims,):
-            run = self.assignments.give(share, self._worked_us)
+            run = self.assignments.add(share, self._worked_us)
             self._recycling.assigned += len(run.assignments)
             self._send(run)
 
@@ -270,7 +269,7 @@ class Child:
     def close_blocked(self) -> None:
         """Assign nothing more until its event loop runs again, and ask for its unbegun tasks."""
         self._is_loop_blocked = True
-        if self.assignments.has_unbegun:
+        if self.assignments.has_waiting:
             self._send(Recall(ANY))
 
     # -- stopping a task
@@ -287,12 +286,12 @@ class Child:
         """Forget a task that does not stop, and return how it ends. The child still runs others: it retires, and is killed when they have ended."""
         abandoned = self.assignments.abandon(assignment_no)
         self._recycling.is_retired = True
-        self._kill_if_deserted()
+        self._kill_if_abandoned()
         self._on_change()
         return abandoned
 
-    def _kill_if_deserted(self) -> None:
-        if self.assignments.is_deserted:
+    def _kill_if_abandoned(self) -> None:
+        if self.assignments.has_only_abandoned:
             self.kill()
 
     # -- recycling
@@ -330,7 +329,7 @@ class Child:
         match message:
             case Began(assignment_no) if self.assignments.is_waiting(assignment_no):
                 self.began_at = time.monotonic()
-                self._reports.on_begin(self, assignment_no, self.assignments.begin(assignment_no, self.began_at))
+                self._reports.on_began(self, assignment_no, self.assignments.begin(assignment_no, self.began_at))
             case Progress(assignment_no, fraction, text):
                 if assignment_no in self.assignments:  # else it comes from a thread that outlived its task
                     self._reports.on_progress(self.assignments[assignment_no], fraction, text)
@@ -339,7 +338,7 @@ class Child:
             case Returned(assignment_nos) if all(map(self.assignments.is_waiting, assignment_nos)):
                 self._on_returned(assignment_nos)
             case Done(assignment_no) if self.assignments.is_abandoned(assignment_no):
-                self.assignments.forget(assignment_no)
+                self.assignments.forget_abandoned(assignment_no)
             case _:
                 self._on_process_message(message)
 
@@ -393,14 +392,14 @@ class Child:
             self.ready.set()
             self._on_change()
 
-    def _on_read_complete(self) -> None:
+    def _on_reports_read(self) -> None:
         if not self._has_reports:
             return
         self._has_reports = False
-        self._kill_if_deserted()
+        self._kill_if_abandoned()
         if self.is_near_limit:
             self._on_change()
-        self._reports.on_read_complete()
+        self._reports.on_reports_read()
 
     def _send(self, message: Message) -> None:
         if self._socket:
@@ -424,7 +423,7 @@ def _split_by_size(claims: Iterable[Claim]) -> Iterator[list[Claim]]:
 class ChildSocket:
     """Exchange whole messages with a child, without ever blocking the event loop.
 
-    `on_message` gets each message, and raises ProtocolError for one that is not allowed now; `on_read_complete` follows all that arrived together.
+    `on_message` gets each message, and raises ProtocolError for one that is not allowed now; `on_reports_read` follows all that arrived together.
     `on_drained`: what could not be written at once is written. `on_closed`: the other end is closed (None), or has sent something invalid (the reason).
     """
 
@@ -433,7 +432,7 @@ class ChildSocket:
         ours: socket.socket,
         *,
         on_message: Callable[[Message], None],
-        on_read_complete: Callable[[], None],
+        on_reports_read: Callable[[], None],
         on_closed: Callable[[str | None], None],
         on_drained: Callable[[], None],
         max_payload: int = DEFAULT_MAX_BYTES,
@@ -441,7 +440,7 @@ class ChildSocket:
         ours.settimeout(0)
         self._socket = ours
         self._on_message = on_message
-        self._on_read_complete = on_read_complete
+        self._on_reports_read = on_reports_read
         self._on_closed = on_closed
         self._on_drained = on_drained
         self._unpacker = ReportUnpacker(max_payload)
@@ -489,7 +488,7 @@ class ChildSocket:
         if not self._read():
             self.close()
             self._on_closed(self._error)
-        self._on_read_complete()
+        self._on_reports_read()
 
     def _read(self) -> bool:
         """Read once. False if nothing more will come."""

@@ -108,7 +108,7 @@ class TaskStopper:
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         for child in self._pending.children:
-            for assignment_no, claim in child.assignments.all():
+            for assignment_no, claim in child.assignments.items():
                 if claim.id in task_ids:
                     self._ask(child, assignment_no, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
 
