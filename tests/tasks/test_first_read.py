@@ -9,7 +9,7 @@ import pytest
 from horsies import TaskResult
 from horsies.db.broker import PostgresBroker
 from horsies.tasks import handle as handle_module
-from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.finish import finish_tasks, notify_done
 from tests.fixtures.brokers import without_polling
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, completed, do, row
@@ -36,7 +36,7 @@ def is_new_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def end_unannounced(broker: PostgresBroker) -> list[str]:
     claims = claim(broker)
-    do(broker, finish(ME, [completed(held, "3") for held in claims]))
+    do(broker, finish_tasks(ME, [completed(held, "3") for held in claims]))
     return [held.id for held in claims]
 
 
