@@ -80,9 +80,9 @@ def test_wrong_usage(doctor: Run, words: tuple[str, ...]) -> None:
 
 
 def test_an_unreachable_database_is_a_finding_and_the_command_exits(horsies: Horsies) -> None:
-    said = horsies("doctor", "--database-url", GONE)
-    assert said.code == 1
-    assert said.out.startswith("error   DATABASE_UNREACHABLE: PostgreSQL: connection failed")
-    assert "my-secret" not in said.out + said.err
-    assert said.err == ""
+    result = horsies("doctor", "--database-url", GONE)
+    assert result.code == 1
+    assert result.out.startswith("error   DATABASE_UNREACHABLE: PostgreSQL: connection failed")
+    assert "my-secret" not in result.out + result.err
+    assert result.err == ""
     assert json.loads(horsies("doctor", "--json", "--database-url", GONE).out)["severity"] == "error"
