@@ -1,4 +1,4 @@
-"""Many tasks in one child, children that come and go under load, and the health that workers report."""
+"""Many tasks in one child, recycling under load, and the health that workers report."""
 
 import time
 from collections.abc import Generator
@@ -35,7 +35,7 @@ def test_thousands_of_async_sleeps_in_one_child_take_little_longer_than_one(
 
 
 @pytest.mark.promise("X1", "X3")
-def test_sync_tasks_run_beside_async_ones_and_failures_stay_their_own(
+def test_sync_tasks_run_beside_async_ones_and_failures_affect_no_others(
     basic: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     worker(CLUSTER, processes=1, options=("--concurrency=8",), env=settings())
@@ -76,7 +76,7 @@ def test_recycling_under_load_never_leaves_fewer_children_than_processes(
 
 
 def is_alive(child: psutil.Process) -> bool:
-    """Asked once: it may be gone a moment later."""
+    """Return whether it is alive now: it may exit at any time."""
     try:
         return child.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -95,7 +95,7 @@ def cluster(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 
 
 @pytest.mark.promise("C8", "T5")
-def test_health_snapshots_tell_what_a_worker_and_its_children_use(
+def test_health_snapshots_show_what_a_worker_and_its_children_use(
     cluster: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker(CLUSTER, processes=2, options=("--concurrency=3",), env=settings())
@@ -120,7 +120,7 @@ def test_health_snapshots_tell_what_a_worker_and_its_children_use(
 
 
 @pytest.mark.promise("T5")
-async def test_health_has_an_async_twin_and_one_state_for_each_worker(
+async def test_health_has_an_async_variant_and_one_state_for_each_worker(
     cluster: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Many tasks: each runs exactly once, in order, at most so many at a time, and the slow ones hold up nobody."""
+"""Many tasks: each runs exactly once, in order, within the limits, and slow tasks delay no others."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_tasks_run_by_priority_and_then_in_the_order_they_were_sent(
 
 
 @pytest.mark.promise("W4", "C22")
-def test_tasks_that_are_not_due_are_left_alone_and_those_past_their_time_never_run(
+def test_tasks_that_are_not_due_wait_and_expired_tasks_never_run(
     basic: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     for column_name, moment in (("enqueued_at", "1 day"), ("good_until", "-1 second")):
@@ -72,7 +72,7 @@ def test_tasks_that_are_not_due_are_left_alone_and_those_past_their_time_never_r
 def test_no_more_run_at_once_than_there_are_processes(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
-    """Every gate opens the next one's door, so two are open at any time if two run at once, and never three."""
+    """Each gate opens the one after the next, so two run at any time, and never three."""
     doors = [tmp_path / f"door {number}" for number in range(8)]
     note = tmp_path / "begun"
     for door in doors:
@@ -104,10 +104,10 @@ def test_a_worker_holds_no_more_than_its_processes_and_its_buffer(
 
 
 @pytest.mark.parametrize("prefetch", MODES)
-def test_a_slow_task_holds_up_nobody(
+def test_a_slow_task_delays_no_other(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
-    """What was hoarded behind it in its child is recalled and runs in the other one, while the slow one is still running."""
+    """What was prefetched behind it in its child is recalled and runs in the other child while the slow task still runs."""
     worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
     warm_up(basic)
     log, door = tmp_path / "log", tmp_path / "open"
@@ -126,13 +126,13 @@ def test_a_slow_task_holds_up_nobody(
 def test_tasks_that_end_together_are_finished_together(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """While one ending waits for a lock, twenty more come in: they cost one statement, and so one transaction."""
+    """While one ending waits for a lock, twenty more arrive: they need one statement, and so one transaction."""
     worker("tests.apps.tuned:app", processes=1, env=tuned("auto"))
     warm_up(basic)
     log = tmp_path / "log"
 
     def handed_over() -> list[object]:
-        """All of them, or fewer on a busy machine: no more is claimed meanwhile. Nothing as long as one of them has not run."""
+        """Return the RUNNING tasks, once all of them have run; fewer than all on a busy machine. Nothing more is claimed until then."""
         ids = column(sql, "select id from horsies.tasks where status = 'RUNNING'")
         return ids if len(ids) == len(numbers(log)) > 5 else []
 

@@ -1,4 +1,4 @@
-"""A stranger notifies: any role that may connect to the database may, on every channel."""
+"""Forged notifications: any role that may connect to the database can send them, on every channel."""
 
 import random
 import time
@@ -27,7 +27,7 @@ Stranger = Callable[[Channel, str], None]
 
 @pytest.fixture
 def stranger(plain_user: PlainUser, database: str) -> Generator[Stranger]:
-    """A role without any right in the schema."""
+    """Notify as a role without any privilege in the schema."""
     with psycopg.connect(plain_user.url(database), autocommit=True) as connection:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("select from horsies.tasks")
@@ -39,7 +39,7 @@ def stranger(plain_user: PlainUser, database: str) -> Generator[Stranger]:
 
 
 def assert_unharmed(*programs: Program) -> None:
-    """They still run, leave as they should, and have had nothing to complain of."""
+    """Check that they still run, exit cleanly, and have logged no error."""
     for program in programs:
         assert program.process.poll() is None
         assert program.terminate() == 0  # and the log is complete
@@ -64,7 +64,7 @@ def assert_unharmed(*programs: Program) -> None:
     ],
     ids=lambda payload: payload[:24],
 )
-def test_no_payload_costs_a_result(basic: Any, worker: StartWorker, stranger: Stranger, payload: str) -> None:
+def test_no_payload_loses_a_result(basic: Any, worker: StartWorker, stranger: Stranger, payload: str) -> None:
     running = worker(APP)
     for number in range(10):  # each time: it may not listen yet when it says that it is ready
         stranger(Channel.NEW, payload)
@@ -74,7 +74,7 @@ def test_no_payload_costs_a_result(basic: Any, worker: StartWorker, stranger: St
 
 
 @pytest.mark.promise("D6")
-def test_a_task_is_cancelled_by_its_row_and_by_no_message(
+def test_a_task_is_cancelled_by_its_row_and_not_by_a_notification(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, stranger: Stranger, tmp_path: Path
 ) -> None:
     running = worker(
@@ -99,10 +99,10 @@ def test_a_task_is_cancelled_by_its_row_and_by_no_message(
 
 
 @pytest.mark.promise("D6")
-def test_a_flood_of_messages_leads_to_few_heartbeats(
+def test_a_flood_of_notifications_causes_few_heartbeats(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, stranger: Stranger
 ) -> None:
-    """Counted by the transactions that change the worker's row, whatever time the flood takes."""
+    """Counted by the transactions that change the worker's row, however long the flood takes."""
     running = worker(APP, env={"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"})
     (me,) = row(sql, "select id::text from horsies.workers")
     sql.execute("create table beats (at timestamptz)")
@@ -145,7 +145,7 @@ NUMBERS = [
 
 
 def hostile(count: int, workers: list[str], tasks: list[str]) -> Iterator[tuple[Channel, str]]:
-    """All channels and verbs, with values that are wrong in every way that comes to mind, and ids that are right."""
+    """Yield notifications for all channels and verbs, with invalid values of many kinds and with valid ids."""
     random_ = random.Random(15)  # noqa: S311 - the same every time
     now_us = int(time.time() * 1_000_000)
 
@@ -187,7 +187,7 @@ def hostile(count: int, workers: list[str], tasks: list[str]) -> Iterator[tuple[
 
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("prefetch", ["0", "auto"])
-def test_two_hundred_hostile_notifications_touch_no_task(
+def test_two_hundred_forged_notifications_change_no_task(
     basic: Any,
     worker: StartWorker,
     sql: psycopg.Connection,
@@ -195,7 +195,7 @@ def test_two_hundred_hostile_notifications_touch_no_task(
     tmp_path: Path,
     prefetch: str,
 ) -> None:
-    """While two workers run tasks, one of them with a schedule, and producers wait for results. Every message is sent ten times."""
+    """While two workers run tasks, one of them with a schedule, and producers wait for results. Each is sent ten times."""
     env = {"HORSIES_TEST_PREFETCH": prefetch}
     programs = [worker(BESIEGED, processes=2, env=env), worker(BESIEGED, options=("--scheduler",), env=env)]
     registered = "select id::text from horsies.workers order by id"

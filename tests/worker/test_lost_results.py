@@ -1,4 +1,4 @@
-"""Faults at one exact statement of a worker: an answer that is lost, a refusal, a death. Every task ends exactly once."""
+"""Faults at one statement of a worker: a lost answer, an error, a crash. Every task ends exactly once."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_every_task_ends_exactly_once_whatever_answer_is_lost(
 
 
 @pytest.mark.promise("W11")
-def test_a_starting_turn_whose_answer_is_lost_runs_its_tasks_once(
+def test_a_batch_that_starts_tasks_and_whose_answer_is_lost_runs_them_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -69,7 +69,7 @@ def test_a_starting_turn_whose_answer_is_lost_runs_its_tasks_once(
 
 
 @pytest.mark.promise("W11")
-def test_what_was_claimed_for_nobody_is_given_back_and_runs_once(
+def test_claims_whose_answer_was_lost_are_released_and_run_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -81,10 +81,10 @@ def test_what_was_claimed_for_nobody_is_given_back_and_runs_once(
     assert row(sql, "select claim_no, attempts from horsies.finished") == (2, 1)
 
 
-def test_a_release_whose_answer_is_lost_is_made_again(
+def test_a_release_whose_answer_is_lost_is_repeated(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """On the way out: what waits in the buffer must not stay with a worker that has gone."""
+    """During a shutdown: buffered claims must not stay with a worker that has exited."""
     log, door = tmp_path / "log", tmp_path / "open"
     running = worker("tests.apps.tuned:app", processes=1, env=tuned("8"), faults="release_tasks:after:drop")
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
@@ -168,10 +168,10 @@ def _busy(sql: psycopg.Connection) -> bool:
     return bool(sessions)
 
 
-def test_a_worker_that_dies_while_its_turn_waits_for_a_lock_leaves_the_task_in_one_place(
+def test_a_worker_that_dies_while_its_batch_waits_for_a_lock_leaves_the_task_in_one_place(
     worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """What was sent is worked through: the server does not look whether anybody still waits for the answer."""
+    """The server executes what was sent, without checking whether the client is still connected."""
     running = worker(processes=1)
     door = tmp_path / "open"
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
@@ -186,10 +186,10 @@ def test_a_worker_that_dies_while_its_turn_waits_for_a_lock_leaves_the_task_in_o
 
 
 @pytest.mark.parametrize("refusal", ["data_exception", "program_limit_exceeded"])
-def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_as_they_should(
+def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_are_stored(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, refusal: str
 ) -> None:
-    """The server itself says no here: a rule of its own stands in for whatever it cannot store."""
+    """The server itself refuses it: a constraint stands in for any value that it cannot store."""
     rule = (
         "create function refuse() returns trigger language plpgsql as $$ begin "
         f"if new.result::text = '13' then raise {refusal} using message = 'not this one'; end if; "
@@ -206,7 +206,7 @@ def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_as_t
     assert "not this one" in refused.message
 
 
-def test_contention_is_retried_without_a_word(basic: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_contention_is_retried_without_a_log_line(basic: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
     sql.execute("create sequence tries")
     sql.execute(
         "create function refuse() returns trigger language plpgsql as $$ begin "
