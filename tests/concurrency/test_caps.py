@@ -126,6 +126,6 @@ def test_a_lock_of_another_program_is_logged_and_waited_for(
     with psycopg.connect(database) as stranger:
         stranger.execute("select pg_advisory_xact_lock(hashtextextended('horsies cap horsies cluster', 0))")
         insert_lines(sql, tmp_path / "log", 1)
-        running.wait_for_log("waited in vain for a lock that another session holds", 30)
+        running.wait_for_log("timed out waiting for a lock that another session holds", 30)
         stranger.rollback()
     assert wait_until_ended(sql, 1) == {"COMPLETED": 1}

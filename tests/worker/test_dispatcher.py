@@ -164,7 +164,7 @@ async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, mon
         looks.append(now)
         return next_batch(pending, now)
 
-    monkeypatch.setattr(PendingWork, "next_turn", counted)
+    monkeypatch.setattr(PendingWork, "next_batch", counted)
     async with open_dispatcher(database, PrefetchPolicy("auto", processes=1)) as fixture:
         for _ in range(100):
             fixture.pending.prefetch.observe(10)

@@ -50,7 +50,7 @@ def test_every_task_ends_exactly_once_whatever_answer_is_lost(
     assert sorted(numbers(log)) == list(range(40))
     assert column(sql, "select distinct attempts from horsies.finished") == [1]
     if fault.endswith("error"):
-        running.wait_for_log("the database refused a batch.*planted fault")
+        running.wait_for_log("batch refused by the database.*planted fault")
     else:
         running.wait_for_log("planted fault")
     assert not any("starting anew" in line for line in running.logs)

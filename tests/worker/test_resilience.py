@@ -68,7 +68,7 @@ def test_a_full_disk_is_waited_for_and_the_result_is_kept(
         "create trigger full_disk before insert on horsies.finished for each row execute function rule_on_endings()"
     )
     (tmp_path / "open").touch()
-    running.wait_for_log("cannot be stored yet.*No space left on device")
+    running.wait_for_log("not stored yet.*No space left on device")
     sql.execute(rule_on_endings("return new"))
     assert gate.get(PATIENCE_MS).ok_value == pid
 

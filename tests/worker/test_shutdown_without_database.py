@@ -47,7 +47,7 @@ def test_a_third_signal_does_not_wait_for_the_database_either(
     running.signal(signal.SIGTERM)
     running.wait_for_log("stopping")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("interrupting what still runs")
+    running.wait_for_log("interrupting running tasks")
     running.signal(signal.SIGTERM)
     assert running.wait(40) == GAVE_UP
 
