@@ -123,9 +123,9 @@ def test_a_lock_of_another_program_is_logged_and_waited_for(
     worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
     running = worker(CLUSTER, processes=1, env=settings(cluster_wide_cap=1))
-    with psycopg.connect(database) as stranger:
-        stranger.execute("select pg_advisory_xact_lock(hashtextextended('horsies cap horsies cluster', 0))")
+    with psycopg.connect(database) as other_program:
+        other_program.execute("select pg_advisory_xact_lock(hashtextextended('horsies cap horsies cluster', 0))")
         insert_lines(sql, tmp_path / "log", 1)
         running.wait_for_log("timed out waiting for a lock that another session holds", 30)
-        stranger.rollback()
+        other_program.rollback()
     assert wait_until_ended(sql, 1) == {"COMPLETED": 1}

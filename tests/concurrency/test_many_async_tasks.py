@@ -39,10 +39,10 @@ def test_sync_tasks_run_beside_async_ones_and_failures_affect_no_others(
     basic: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     worker(CLUSTER, processes=1, options=("--concurrency=8",), env=settings())
-    door = tmp_path / "open"
+    gate_file = tmp_path / "open"
     gates = [
-        basic.gate.send(str(tmp_path / "sync"), str(door)),
-        basic.gate_async.send(str(tmp_path / "async"), str(door)),
+        basic.gate.send(str(tmp_path / "sync"), str(gate_file)),
+        basic.gate_async.send(str(tmp_path / "async"), str(gate_file)),
     ]
     pids = [begun(tmp_path / "sync"), begun(tmp_path / "async")]
     assert pids[0] == pids[1]  # one child
@@ -50,7 +50,7 @@ def test_sync_tasks_run_beside_async_ones_and_failures_affect_no_others(
     codes = [handle.get(PATIENCE_MS).err_value.error_code for handle in broken]
     assert codes == ["UNHANDLED_ERROR", "DECLINED", "RETURN_TYPE_MISMATCH"]
     assert basic.add.send(2, 3).get(PATIENCE_MS).ok_value == 5
-    door.touch()
+    gate_file.touch()
     assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
 
 

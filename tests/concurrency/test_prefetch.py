@@ -79,21 +79,21 @@ def test_an_expired_lease_is_taken_by_another_worker_and_the_first_one_does_not_
     """The first is paused, so that it cannot release them itself; the second runs what it held, once."""
     env = settings(prefetch_buffer=4, claim_lease_ms=1_000, recovery={"dead_after_ms": 60_000})
     first = worker(CLUSTER, env=env)
-    door, log = tmp_path / "open", tmp_path / "log"
-    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    gate_file, log = tmp_path / "open", tmp_path / "log"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     begun(tmp_path / "begun")
     second = worker(CLUSTER, env=env)
-    insert(sql, "gate", begun=str(tmp_path / "other"), until=str(tmp_path / "other door"))
+    insert(sql, "gate", begun=str(tmp_path / "other"), until=str(tmp_path / "other open"))
     begun(tmp_path / "other")
     second.signal(signal.SIGSTOP)
     insert_lines(sql, log, 3)
     eventually(lambda: statuses(sql) == {"RUNNING": 2, "CLAIMED": 3}, seen=lambda: statuses(sql))
     first.signal(signal.SIGSTOP)
     second.signal(signal.SIGCONT)
-    (tmp_path / "other door").touch()
+    (tmp_path / "other open").touch()
     eventually(lambda: statuses(sql) == {"RUNNING": 1, "COMPLETED": 4}, 30, seen=lambda: statuses(sql))
     first.signal(signal.SIGCONT)
-    door.touch()
+    gate_file.touch()
     assert wait_until_ended(sql, 5) == {"COMPLETED": 5}
     assert sorted(numbers(log)) == [0, 1, 2]
     assert row(

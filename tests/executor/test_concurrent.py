@@ -24,7 +24,7 @@ async def test_thousands_of_coroutines_sleep_at_the_same_time() -> None:
 @pytest.mark.promise("X2")
 async def test_no_more_than_the_concurrency_run_at_once(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=3, frame=10) as dispatcher:  # ten at hand, three at once
+    async with open_pool(concurrency=3, prefetch=10) as dispatcher:  # ten at hand, three at once
         for number in range(10):
             dispatcher.send("gate_async" if number % 2 else "gate", until=str(go))
         await dispatcher.until(lambda: len(dispatcher.begun) == 3)
@@ -64,7 +64,7 @@ async def test_one_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
 
 async def test_what_has_not_begun_can_be_recalled_from_a_crowd(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=2, frame=5) as dispatcher:
+    async with open_pool(concurrency=2, prefetch=5) as dispatcher:
         ids = [dispatcher.send("gate_async", until=str(go)) for _ in range(5)]
         await dispatcher.until(lambda: len(dispatcher.begun) == 2)
         (member,) = dispatcher.children
@@ -81,7 +81,7 @@ async def test_what_has_not_begun_can_be_recalled_from_a_crowd(tmp_path: Path) -
 @pytest.mark.promise("A8", "W9")
 async def test_all_that_ran_in_a_crowd_dies_with_it(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=3, frame=5) as dispatcher:
+    async with open_pool(concurrency=3, prefetch=5) as dispatcher:
         ids = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]
         ids.append(dispatcher.send("gate", until=str(go)))
         unbegun = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]

@@ -68,7 +68,7 @@ async def forge(dispatcher: FakeDispatcher, frames: bytes, folder: Path) -> tupl
 @pytest.mark.promise("A8")
 @pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED.keys())
 async def test_what_no_child_says_costs_it_its_life_and_nobody_else_anything(frames: bytes, tmp_path: Path) -> None:
-    async with open_pool(FORGING, processes=2, frame=3) as dispatcher:
+    async with open_pool(FORGING, processes=2, prefetch=3) as dispatcher:
         forger, behind, other = await forge(dispatcher, frames, tmp_path)
         error = await dispatcher.crash(forger)
         assert error.error_code == "WORKER_CRASHED"
@@ -81,7 +81,7 @@ async def test_what_no_child_says_costs_it_its_life_and_nobody_else_anything(fra
 
 @pytest.mark.parametrize("message", [Pong(7), Pong(99), LoopAlive(), Progress(99, 0.5, "x"), Progress(1, 0.5, "x")])
 async def test_what_any_child_may_say_changes_nothing(message: Message, tmp_path: Path) -> None:
-    async with open_pool(FORGING, processes=2, frame=3) as dispatcher:
+    async with open_pool(FORGING, processes=2, prefetch=3) as dispatcher:
         forger, _behind, other = await forge(dispatcher, pack(message), tmp_path)
         (tmp_path / "never").touch()
         (tmp_path / "go").touch()

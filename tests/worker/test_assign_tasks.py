@@ -32,7 +32,7 @@ def pending_for(dispatcher: FakeDispatcher, prefetch: int | Literal["auto"]) -> 
 
 async def test_claims_made_when_the_limit_was_higher_run_and_are_not_released() -> None:
     """One task that the machine delayed lowers the limit for a while."""
-    async with open_pool(frame=PREFETCH_MAX) as dispatcher:
+    async with open_pool(prefetch=PREFETCH_MAX) as dispatcher:
         await dispatcher.until(dispatcher.open_children)
         pending = pending_for(dispatcher, "auto")
         assert pending.prefetch.child_limit == 1
@@ -45,7 +45,7 @@ async def test_claims_made_when_the_limit_was_higher_run_and_are_not_released() 
 
 @pytest.mark.parametrize(("prefetch", "most"), [(0, 1), ("auto", PREFETCH_MAX)])
 async def test_claims_that_fit_nowhere_are_released(prefetch: int | Literal["auto"], most: int) -> None:
-    async with open_pool(frame=PREFETCH_MAX) as dispatcher:
+    async with open_pool(prefetch=PREFETCH_MAX) as dispatcher:
         await dispatcher.until(dispatcher.open_children)
         pending = pending_for(dispatcher, prefetch)
         claims = [dispatcher.claim("quick") for _ in range(most + 2)]

@@ -59,7 +59,9 @@ def test_tasks_that_are_not_due_wait_and_expired_tasks_never_run(
     worker(processes=1)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
     expected = {"PENDING": 1, "EXPIRED": 1, "COMPLETED": 1}
-    eventually(lambda: statuses(sql) == expected, seen=lambda: statuses(sql))  # the keeper ends what is too late
+    eventually(
+        lambda: statuses(sql) == expected, seen=lambda: statuses(sql)
+    )  # the maintenance leader ends expired tasks
     assert row(sql, "select claim_no, started_at, error_code from horsies.finished where status = 'EXPIRED'") == (
         0,
         None,
@@ -73,17 +75,17 @@ def test_no_more_run_at_once_than_there_are_processes(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
     """Each gate opens the one after the next, so two run at any time, and never three."""
-    doors = [tmp_path / f"door {number}" for number in range(8)]
+    gate_files = [tmp_path / f"open {number}" for number in range(8)]
     note = tmp_path / "begun"
-    for door in doors:
-        insert(sql, "gate", begun=str(note), until=str(door))
+    for gate_file in gate_files:
+        insert(sql, "gate", begun=str(note), until=str(gate_file))
     running = worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
     children = {child.pid for child in running.children()}
-    for ended, door in enumerate(doors):
-        ahead = min(ended + 2, len(doors))
+    for ended, gate_file in enumerate(gate_files):
+        ahead = min(ended + 2, len(gate_files))
         eventually(lambda ahead=ahead: len(numbers(note)) == ahead, what=f"{ahead} have begun")
         assert row(sql, "select count(*) from horsies.tasks where status = 'RUNNING'") <= (2,)
-        door.touch()
+        gate_file.touch()
         eventually(lambda ended=ended: statuses(sql)["COMPLETED"] == ended + 1)
     assert set(numbers(note)) == children
 
@@ -93,12 +95,12 @@ def test_a_worker_holds_no_more_than_its_processes_and_its_buffer(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker("tests.apps.tuned:app", processes=2, env=tuned("3"))
-    door = tmp_path / "open"
+    gate_file = tmp_path / "open"
     for _ in range(10):
-        insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+        insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     held = {"RUNNING": 2, "CLAIMED": 3, "PENDING": 5}
     eventually(lambda: statuses(sql) == held, seen=lambda: statuses(sql))
-    door.touch()
+    gate_file.touch()
     assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
     assert len(numbers(tmp_path / "begun")) == 10
 
@@ -110,14 +112,14 @@ def test_a_slow_task_delays_no_other(
     """What was prefetched behind it in its child is recalled and runs in the other child while the slow task still runs."""
     worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
     warm_up(basic)
-    log, door = tmp_path / "log", tmp_path / "open"
-    with sql.transaction():  # all at once, so that they share a frame
-        slow = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    log, gate_file = tmp_path / "log", tmp_path / "open"
+    with sql.transaction():  # all at once, so that one child prefetches them
+        slow = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
         insert_lines(sql, log, 100)
     begun(tmp_path / "begun")
     eventually(lambda: len(numbers(log)) == 100, what="all the others have run", seen=lambda: len(numbers(log)))
     assert row(sql, "select status from horsies.tasks where id = %s", slow) == ("RUNNING",)
-    door.touch()
+    gate_file.touch()
     wait_until_ended(sql, 60 + 101)
     assert sorted(numbers(log)) == list(range(100))
     assert column(sql, "select distinct attempts from horsies.finished") == [1]

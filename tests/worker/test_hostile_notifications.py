@@ -22,11 +22,11 @@ APP = "tests.apps.tuned:app"
 BESIEGED = "tests.apps.besieged:app"
 LONGEST = 7_999  # bytes of a payload
 
-Stranger = Callable[[Channel, str], None]
+Forge = Callable[[Channel, str], None]
 
 
 @pytest.fixture
-def stranger(plain_user: PlainUser, database: str) -> Generator[Stranger]:
+def forge(plain_user: PlainUser, database: str) -> Generator[Forge]:
     """Notify as a role without any privilege in the schema."""
     with psycopg.connect(plain_user.url(database), autocommit=True) as connection:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -64,10 +64,10 @@ def assert_unharmed(*programs: Program) -> None:
     ],
     ids=lambda payload: payload[:24],
 )
-def test_no_payload_loses_a_result(basic: Any, worker: StartWorker, stranger: Stranger, payload: str) -> None:
+def test_no_payload_loses_a_result(basic: Any, worker: StartWorker, forge: Forge, payload: str) -> None:
     running = worker(APP)
     for number in range(10):  # each time: it may not listen yet when it says that it is ready
-        stranger(Channel.NEW, payload)
+        forge(Channel.NEW, payload)
         result = basic.add.send(1, number).get(PATIENCE_MS)
         assert result.is_ok(), result
     assert_unharmed(running)
@@ -75,7 +75,7 @@ def test_no_payload_loses_a_result(basic: Any, worker: StartWorker, stranger: St
 
 @pytest.mark.promise("D6")
 def test_a_task_is_cancelled_by_its_row_and_not_by_a_notification(
-    basic: Any, worker: StartWorker, sql: psycopg.Connection, stranger: Stranger, tmp_path: Path
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, forge: Forge, tmp_path: Path
 ) -> None:
     running = worker(
         APP, processes=2, env={"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"}
@@ -85,9 +85,9 @@ def test_a_task_is_cancelled_by_its_row_and_not_by_a_notification(
     (me,) = row(sql, "select claimed_by::text from horsies.tasks")
     beats = "select heartbeat_at from horsies.workers"
     before = row(sql, beats)
-    stranger(Channel.CONTROL, f"{me} cancel {innocent.task_id}")
+    forge(Channel.CONTROL, f"{me} cancel {innocent.task_id}")
     eventually(lambda: row(sql, beats) != before, what="it has looked")
-    # The rest of that look is over when one that was asked for later has been acted on: a real cancellation.
+    # That heartbeat is over when a later one has been acted on: a real cancellation.
     other = basic.gate.send(str(tmp_path / "other begun"), str(tmp_path / "never"))
     begun(tmp_path / "other begun")
     other.cancel()
@@ -100,7 +100,7 @@ def test_a_task_is_cancelled_by_its_row_and_not_by_a_notification(
 
 @pytest.mark.promise("D6")
 def test_a_flood_of_notifications_causes_few_heartbeats(
-    basic: Any, worker: StartWorker, sql: psycopg.Connection, stranger: Stranger
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, forge: Forge
 ) -> None:
     """Counted by the transactions that change the worker's row, however long the flood takes."""
     running = worker(APP, env={"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"})
@@ -113,8 +113,8 @@ def test_a_flood_of_notifications_causes_few_heartbeats(
     sql.execute("create trigger count_beats after update on horsies.workers for each row execute function count_beat()")
     began = time.monotonic()
     for _ in range(500):
-        stranger(Channel.CONTROL, f"{me} ping")
-        stranger(Channel.CONTROL, f"{me} cancel {uuid4()}")
+        forge(Channel.CONTROL, f"{me} ping")
+        forge(Channel.CONTROL, f"{me} cancel {uuid4()}")
     most = (time.monotonic() - began) / 0.05 + 2
     eventually(lambda: row(sql, "select max(at) < clock_timestamp() - interval '500 ms' from beats") == (True,))
     assert 1 <= int(str(row(sql, "select count(*) from beats")[0])) <= most
@@ -191,7 +191,7 @@ def test_two_hundred_forged_notifications_change_no_task(
     basic: Any,
     worker: StartWorker,
     sql: psycopg.Connection,
-    stranger: Stranger,
+    forge: Forge,
     tmp_path: Path,
     prefetch: str,
 ) -> None:
@@ -211,7 +211,7 @@ def test_two_hundred_forged_notifications_change_no_task(
         live = [str(task_id) for task_id in column(sql, "select id::text from horsies.tasks")]
         for channel, payload in hostile(200, workers, [innocent.task_id, *live]):
             for _ in range(10):
-                stranger(channel, payload)
+                forge(channel, payload)
         assert [future.result() for future in results] == [n + 1 for n in range(300)]
     assert innocent.status() == "RUNNING"
     (tmp_path / "open").touch()

@@ -12,12 +12,12 @@ from tests.fixtures.journey import column, row
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
-TURN = ["begin_batch", "set_batch_limits", "finish_tasks", "claim_from_queues", "commit_batch"]
+BATCH = ["begin_batch", "set_batch_limits", "finish_tasks", "claim_from_queues", "commit_batch"]
 MODES = ["0", "8", "auto"]
-QUICK_KEEPER = {
+QUICK_MAINTENANCE = {
     "HORSIES_TEST_HEARTBEAT_MS": "300",
     "HORSIES_TEST_DEAD_AFTER_MS": "1500",
-    "HORSIES_TEST_KEEPER_MS": "200",
+    "HORSIES_TEST_MAINTENANCE_MS": "200",
 }
 
 
@@ -85,16 +85,16 @@ def test_a_release_whose_answer_is_lost_is_repeated(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     """During a shutdown: buffered claims must not stay with a worker that has exited."""
-    log, door = tmp_path / "log", tmp_path / "open"
+    log, gate_file = tmp_path / "log", tmp_path / "open"
     running = worker("tests.apps.tuned:app", processes=1, env=tuned("8"), faults="release_tasks:after:drop")
-    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     begun(tmp_path / "begun")
     insert_lines(sql, log, 5)
     eventually(lambda: statuses(sql) == {"RUNNING": 1, "CLAIMED": 5}, seen=lambda: statuses(sql))
     running.process.terminate()
     running.wait_for_log("planted fault")
     eventually(lambda: statuses(sql)["PENDING"] == 5)
-    door.touch()
+    gate_file.touch()
     assert running.wait() == 0
     assert statuses(sql) == {"COMPLETED": 1, "PENDING": 5}
 
@@ -105,7 +105,7 @@ def test_a_release_whose_answer_is_lost_is_repeated(
 def test_a_heartbeat_that_is_lost_does_no_harm(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, statement: str, when: str
 ) -> None:
-    # The lost claim makes the worker look at once, and not at the next beat.
+    # The lost claim causes a heartbeat at once.
     faults = f"{statement}:{when}:drop,claim_from_queues:before:drop"
     running = worker("tests.apps.tuned:app", processes=1, env=tuned(), faults=faults)
     assert basic.add.send(1, 1).get(20_000).ok_value == 2
@@ -120,7 +120,7 @@ def test_a_heartbeat_that_is_lost_does_no_harm(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("statement", TURN)
+@pytest.mark.parametrize("statement", BATCH)
 def test_a_worker_that_dies_at_any_statement_leaves_every_task_in_one_place(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, statement: str, when: str
 ) -> None:
@@ -134,24 +134,24 @@ def test_a_worker_that_dies_at_any_statement_leaves_every_task_in_one_place(
         until_ready=False,
     )
     assert running.wait() == -9
-    # A child may still be writing its last line, and the server may still be working on the last turn.
+    # A child may still be writing its last line, and the server may still be executing the last batch.
     eventually(lambda: not _busy(sql))
-    found = statuses(sql)  # which also looks for tasks that are in both places
-    assert found.total() == 20
-    assert set(found) <= {"PENDING", "RUNNING", "COMPLETED"}
+    counts = statuses(sql)  # which also fails for tasks that are in both tables
+    assert counts.total() == 20
+    assert set(counts) <= {"PENDING", "RUNNING", "COMPLETED"}
     owners = column(sql, "select distinct claimed_by from horsies.tasks where status = 'RUNNING'")
-    assert owners == (column(sql, "select id from horsies.workers") if found["RUNNING"] else [])
+    assert owners == (column(sql, "select id from horsies.workers") if counts["RUNNING"] else [])
     ran = numbers(log)
     assert len(ran) == len(set(ran))  # nothing twice
-    assert found["COMPLETED"] <= len(ran) <= found["COMPLETED"] + found["RUNNING"]
+    assert counts["COMPLETED"] <= len(ran) <= counts["COMPLETED"] + counts["RUNNING"]
 
-    # The next worker runs what is PENDING, and its keeper ends what the dead one ran: no task is run again, none is left.
-    worker("tests.apps.tuned:app", processes=2, env={**tuned("auto"), **QUICK_KEEPER})
+    # The next worker runs what is PENDING, and as maintenance leader it ends what the dead one ran: no task runs twice, none is left.
+    worker("tests.apps.tuned:app", processes=2, env={**tuned("auto"), **QUICK_MAINTENANCE})
     assert wait_until_ended(sql, 20) == {
         status: count
         for status, count in {
-            "FAILED": found["RUNNING"],
-            "COMPLETED": found["COMPLETED"] + found["PENDING"],
+            "FAILED": counts["RUNNING"],
+            "COMPLETED": counts["COMPLETED"] + counts["PENDING"],
         }.items()
         if count
     }
@@ -173,12 +173,12 @@ def test_a_worker_that_dies_while_its_batch_waits_for_a_lock_leaves_the_task_in_
 ) -> None:
     """The server executes what was sent, without checking whether the client is still connected."""
     running = worker(processes=1)
-    door = tmp_path / "open"
-    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    gate_file = tmp_path / "open"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     begun(tmp_path / "begun")
     with psycopg.connect(database) as holder:
         holder.execute("select from horsies.tasks for update")
-        door.touch()
+        gate_file.touch()
         wait_until_blocked(sql, on=holder)
         running.kill()
     eventually(lambda: not _busy(sql))

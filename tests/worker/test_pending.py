@@ -462,12 +462,12 @@ def test_without_caps_nothing_is_counted_and_nothing_locked() -> None:
     loads=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     prefetch=st.integers(0, 6),
     buffered=st.integers(0, 8),
-    ceiling=st.integers(0, 12),
+    limit=st.integers(0, 12),
     batch=st.integers(0, 8),
 )
 @pytest.mark.promise("C12", "C13", "C16", "C17", "C18")
 def test_a_batch_claims_exactly_what_the_budget_allows(
-    loads: list[int], prefetch: int, buffered: int, ceiling: int, batch: int
+    loads: list[int], prefetch: int, buffered: int, limit: int, batch: int
 ) -> None:
     """The oracle counts rows in the database, where the buffered rows that this batch starts are RUNNING by then."""
     concurrency = 3
@@ -476,7 +476,7 @@ def test_a_batch_claims_exactly_what_the_budget_allows(
         prefetch=prefetch,
         concurrency=concurrency,
         processes=len(loads),
-        max_claim_per_worker=ceiling,
+        max_claim_per_worker=limit,
         max_claim_batch=batch,
     )
     made.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
@@ -487,7 +487,7 @@ def test_a_batch_claims_exactly_what_the_budget_allows(
         running=sum(loads) + started,
         claimed=len(made.buffer),
         prefetch_buffer=prefetch,
-        max_claim_per_worker=ceiling,
+        max_claim_per_worker=limit,
         max_claim_batch=batch,
     )
     requests: list[ClaimRequest] = list(planned.claim_requests) if planned else []
@@ -737,14 +737,14 @@ def test_a_batch_that_ends_a_node_claims_the_next_one() -> None:
     made.endings.append(node_ending("a"))
     planned = taken(made)
     assert claimed_by(planned) == {"RUNNING": 1}
-    said = statements(planned)
+    names = statements(planned)
     assert (
-        said.index("lock_roots")
-        < said.index("finish_tasks")
-        < said.index("advance_nodes")
-        < said.index("enqueue_ready_nodes")
+        names.index("lock_roots")
+        < names.index("finish_tasks")
+        < names.index("advance_nodes")
+        < names.index("enqueue_ready_nodes")
     )
-    assert said.index("finish_runs") < said.index("claim_from_queues")
+    assert names.index("finish_runs") < names.index("claim_from_queues")
 
 
 def test_with_prefetch_endings_of_a_workflow_wait_for_the_batch_that_advances_it() -> None:

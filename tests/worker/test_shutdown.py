@@ -302,7 +302,9 @@ def test_a_worker_without_a_shutdown_timeout_says_that_it_waits_for_as_long_as_i
     departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     begun(tmp_path / "begun")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("shutdown: claiming no more tasks, waiting without a time limit for 1 task to end: gate_plain ")
+    running.wait_for_log(
+        "shutdown: claiming no more tasks, waiting without a time limit for 1 task to end: gate_plain "
+    )
     (tmp_path / "open").touch()
     assert running.wait() == 0
 

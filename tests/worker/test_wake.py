@@ -44,7 +44,7 @@ def test_rows_that_commit_late_are_found_behind_younger_ones(
     log = tmp_path / "log"
     worker("tests.apps.tuned:app", env=NEVER_POLLS)
     with psycopg.connect(database) as late:
-        insert_lines(late, log, 1, first=1000)  # its time is fixed now, and nobody sees it yet
+        insert_lines(late, log, 1, first=1000)  # its time is fixed now, and it is not visible yet
         insert_lines(sql, log, 20)
         wait_until_ended(sql, 20)
         wait_until_idle(sql)
@@ -104,7 +104,7 @@ def test_a_buffered_claim_is_released_before_its_lease_expires(
     eventually((tmp_path / "begun").exists)
     log = tmp_path / "log"
     insert_lines(sql, log, 3)
-    # Given back and claimed again, over and over; always in time.
+    # Released and claimed again, several times; always in time.
     eventually(
         lambda: (
             min([int(str(n)) for n in column(sql, "select claim_no from horsies.tasks where task_name = 'write_line'")])

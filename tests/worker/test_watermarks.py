@@ -122,9 +122,9 @@ def test_lanes_come_in_the_order_of_service() -> None:
 
 
 def test_with_caps_each_queue_begins_at_the_watermark_of_its_first_priority() -> None:
-    """The lower priorities of a queue follow the first in the same lane, so nothing behind the mark is left out.
+    """The lower priorities of a queue follow the first in the same lane, so no row behind the watermark is left out.
 
-    A queue of which nothing was heard begins at its start: a claim that met a cap has not seen what waits there.
+    A queue without a notification begins at its start: a claim that met a cap has not seen what waits there.
     """
     watermarks = rescanned(Watermarks(["urgent", "quiet", "default"]))
     for payload in (
@@ -392,7 +392,7 @@ def test_few_lanes_never_sleep() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=30))
 def test_no_announced_row_lies_before_its_watermark(steps: list[tuple[int, int]]) -> None:
-    """Each step sends a claim that takes so many of the oldest, and tells of a row that it has not seen before it comes back, after
+    """Each step sends a claim that takes that number of the oldest rows, and announces a row that it has not seen before it is answered, after
     the claim of the next step. What is left can be found.
     """
     watermarks = rescanned(Watermarks(["default"]))

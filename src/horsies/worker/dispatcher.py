@@ -686,7 +686,6 @@ class BatchSender:
         connection = min(self._idle, key=lambda connection: self._pauses[connection].until)
         self._idle.remove(connection)
         self._served.discard(connection)
-        self._connecting[connection] = None
         self._connecting[connection] = self._spawn(self._connect(connection))
 
     def _take_ready(self) -> LoopConnection | None:
@@ -762,21 +761,19 @@ class BatchSender:
 
     async def _connect(self, connection: LoopConnection) -> None:
         """Connect without a batch: another connection that becomes idle takes it, and nothing is lost if this takes long or fails."""
-        lost: LostConnection | None = None
         try:
             await connection.run(_do_nothing())
         except DriverError as error:
+            del self._connecting[connection]
             self._pauses[connection].begin()
-            # Each waiting batch has a connection that is being made for it, but for the last of them there is none now.
-            has_too_many = len(self._waiting) > len(self._connecting) - 1
-            lost = LostConnection(error, self._waiting.pop() if has_too_many else None, has_served=False)
+            self._idle.append(connection)
+            # Each waiting batch had a connection that is being made for it. For the last of them there is none now.
+            has_too_many = len(self._waiting) > len(self._connecting)
+            self._report_lost(LostConnection(error, self._waiting.pop() if has_too_many else None, has_served=False))
         else:
+            del self._connecting[connection]
             self._pauses[connection].succeeded()
-        del self._connecting[connection]
-        self._idle.append(connection)
-        if lost is not None:
-            self._report_lost(lost)
-        else:
+            self._idle.append(connection)
             self._send_waiting()
             self._on_connected()
 

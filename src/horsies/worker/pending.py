@@ -25,6 +25,7 @@ from horsies.worker.quarantine import (
     SkippedRows,
     failed_ending,
     find_bad_rows,
+    serialization_error,
     simplify,
     split_batch,
 )
@@ -255,8 +256,8 @@ class PendingWork:
         )
         if batch.progress or (batch.loads and gives_up_load):
             self.quarantine.remove(batch)
-            message = f"its arguments cannot be read. {refusal.message}"
-            self.endings.extend(failed_ending(claim, message) for claim in batch.loads)
+            error = serialization_error(f"its arguments cannot be read. {refusal.message}")
+            self.endings.extend(failed_ending(claim, error) for claim in batch.loads)
             return None
         if batch.unfit and refusal.is_about_values:
             self.quarantine.remove(batch)
@@ -338,11 +339,11 @@ class PendingWork:
             if payload is None:
                 self.releases.append(claim)  # it was ended, or claimed, by another worker
             elif payload.is_too_large:
-                message = (
+                error = serialization_error(
                     f"its arguments and the results that it takes have {payload.bytes:,} bytes, and the limit is {MOST_BYTES:,}; "
                     "store the data elsewhere and pass a reference to it"
                 )
-                self.endings.append(failed_ending(claim, message))
+                self.endings.append(failed_ending(claim, error))
             elif payload.args is None:
                 self.unread.append(claim)
             else:

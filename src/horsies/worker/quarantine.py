@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from horsies.model.codec import encode_error
 from horsies.model.config import WorkerResilienceConfig
-from horsies.model.error_codes import OperationalErrorCode
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
@@ -148,26 +148,28 @@ def simplify(batch: Batch, refusal: Refusal) -> Batch | None:
     elif ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
         return None
     else:
-        simpler = failed_ending(ending, refusal.message)
+        simpler = failed_ending(ending, serialization_error(refusal.message))
     # An interrupted task that could not be released is ended like any other.
     return replace(batch, endings=[simpler], interrupted=())
 
 
-def failed_ending(held: Claim | Ending, message: str) -> Ending:
-    """Return an error in place of values that cannot be stored, or read."""
-    error = _error(message)
+def serialization_error(message: str) -> TaskError:
+    """Return the error of a task whose values cannot be stored, or read."""
+    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
+
+
+def failed_ending(held: Claim | Ending, error: TaskError, *, may_retry: bool = False) -> Ending:
+    """Return an ending with this error in place of a result."""
+    is_cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
     return Ending(
         held.id,
         held.claim_no,
-        TaskStatus.FAILED,
+        TaskStatus.CANCELLED if is_cancelled else TaskStatus.FAILED,
         error_code=error.error_code,
         error=encode_error(error, task_id=held.id),
+        may_retry=may_retry and not is_cancelled,
         root_id=held.root_id,
     )
-
-
-def _error(message: str) -> TaskError:
-    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
 
 
 SearchAnswer: TypeAlias = Sequence[TaskId] | Refusal
@@ -214,7 +216,9 @@ def find_bad_rows(
     for task_id, refusal in refused.items():
         is_ended = False
         if refusal.is_about_values and has_claimed:
-            answer = yield FailUnclaimable(task_id, _error(f"the task cannot be claimed. {refusal.message}"))
+            answer = yield FailUnclaimable(
+                task_id, serialization_error(f"the task cannot be claimed. {refusal.message}")
+            )
             is_ended = not isinstance(answer, Refusal)
         if not is_ended:
             skipped.add(task_id, now())

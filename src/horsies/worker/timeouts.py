@@ -9,13 +9,13 @@ from enum import Enum, auto
 from itertools import count
 
 from horsies.executor.protocol import Done, Reason
-from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.worker.child import Child
 from horsies.worker.pending import PendingWork
+from horsies.worker.quarantine import failed_ending
 
 LOOP_ANSWER_S = 2.0
 """The least time in which an event loop must run after a task on it was abandoned, however short the grace period."""
@@ -128,7 +128,7 @@ class TaskStopper:
         if key in self._interrupted and ending.status is not TaskStatus.COMPLETED:
             self._interrupted.discard(key)
             error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
-            self._pending.interrupted.append(_failed_ending(claim, error, may_retry=False))
+            self._pending.interrupted.append(failed_ending(claim, error))
         else:
             self._pending.endings.append(ending)
 
@@ -146,9 +146,9 @@ class TaskStopper:
         self._requested.discard(key)
         if key in self._interrupted:
             self._interrupted.discard(key)
-            self._pending.interrupted.append(_failed_ending(claim, error, may_retry=False))
+            self._pending.interrupted.append(failed_ending(claim, error))
         else:
-            self._pending.endings.append(_failed_ending(claim, error, may_retry=claim.retries_left))
+            self._pending.endings.append(failed_ending(claim, error, may_retry=claim.retries_left))
 
     def forget(self, claim: Claim) -> None:
         """The task could not be run here, and is released."""
@@ -222,18 +222,5 @@ def ending_from_done(claim: Claim, done: Done) -> Ending:
         may_retry=claim.retries_left and status is TaskStatus.FAILED,
         wants_retry=done.wants_retry,
         retry_after_ms=done.retry_after_ms,
-        root_id=claim.root_id,
-    )
-
-
-def _failed_ending(claim: Claim, error: TaskError, *, may_retry: bool) -> Ending:
-    is_cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
-    return Ending(
-        claim.id,
-        claim.claim_no,
-        TaskStatus.CANCELLED if is_cancelled else TaskStatus.FAILED,
-        error_code=error.error_code,
-        error=encode_error(error, task_id=claim.id),
-        may_retry=may_retry and not is_cancelled,
         root_id=claim.root_id,
     )
