@@ -233,7 +233,7 @@ def test_a_task_that_only_a_stopping_worker_knows_is_unknown(
     insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}])
     eventually(lambda: statuses(sql).get("RUNNING") == 1, 20)
     leaving.signal(signal.SIGTERM)
-    leaving.wait_for_log("stopping")
+    leaving.wait_for_log("shutdown: claiming no more")
     insert_rows(sql, "added", [{"value": 1}])
     eventually(lambda: waiting(sql) == [("added", False, 1)], 60, seen=lambda: waiting(sql))
     (tmp_path / "go").touch()

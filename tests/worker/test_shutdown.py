@@ -122,7 +122,7 @@ def test_a_second_signal_interrupts_what_runs_and_tells_its_waiters(
     for n in range(2):
         begun(tmp_path / str(n))
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     assert running.wait() == 3
     for gate in gates:
@@ -141,7 +141,7 @@ def test_a_third_signal_kills_what_will_not_stop(
     running = worker(DEPARTING, processes=1, env={"HORSIES_TEST_GRACE_MS": "300000"})
     handle = send_stubborn(departing, tmp_path)
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     eventually((tmp_path / "asked").exists)
     assert running.process.poll() is None
@@ -178,7 +178,7 @@ def test_what_ends_within_the_shutdown_timeout_is_not_interrupted(
     gate = departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     (tmp_path / "open").touch()
     assert running.wait() == 0
     assert gate.get(PATIENCE_MS).ok_value == pid
@@ -252,7 +252,7 @@ def test_a_task_that_crashes_in_a_worker_that_stops_has_crashed(
     pid = begun(tmp_path / "begun")
     for _ in range(signals):
         running.signal(signal.SIGTERM)
-        running.wait_for_log("stopping")
+        running.wait_for_log("shutdown: claiming no more")
     os.kill(pid, signal.SIGKILL)
     assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
     assert running.terminate() == 0
@@ -268,7 +268,7 @@ def test_a_task_that_was_cancelled_before_it_is_interrupted_ends_as_cancelled(
     handle.cancel()
     eventually((tmp_path / "asked").exists)
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     running.wait_for_log("interrupting")
     running.signal(signal.SIGTERM)

@@ -45,7 +45,7 @@ def test_a_third_signal_does_not_wait_for_the_database_either(
     begun(tmp_path / "begun")
     proxy.cut()
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     running.wait_for_log("interrupting running tasks")
     running.signal(signal.SIGTERM)
