@@ -97,7 +97,7 @@ def statements(planned: Batch) -> list[str]:
     """Return the names of the statements of a batch."""
     request = next(run_batch(planned))
     assert isinstance(request, Request)
-    return [query.statement.name for query in (*request.spelled_out, *request.after_commit)]
+    return [query.statement.name for query in (*request.framed_queries, *request.after_commit)]
 
 
 def test_without_pending_work_there_is_no_batch() -> None:

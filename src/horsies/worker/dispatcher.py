@@ -564,7 +564,7 @@ class WakeupTimer:
         if rescan_s is not None and not self._pending.may_have_tasks:
             yield now + max(rescan_s, 0.001)
         if self._pending.prefetch.is_adaptive and any(
-            child.assignments.has_waiting and not child.recalled for child in self._pending.children
+            child.assignments.has_waiting and not child.is_recalled for child in self._pending.children
         ):
             yield now + SLOW_AFTER_S / 2
         if self._due_at is not None:
@@ -712,7 +712,7 @@ class BatchSender:
 
     def _submit(self, connection: LoopConnection, in_flight: InFlightBatch) -> None:
         try:
-            connection.post(run_batch(in_flight.batch), partial(self._on_answer, connection, in_flight))
+            connection.submit(run_batch(in_flight.batch), partial(self._on_answer, connection, in_flight))
         except Exception as error:  # noqa: BLE001 - raised in the task group
             self._spawn(_raise(error))
 

@@ -114,7 +114,7 @@ class TaskStopper:
     def _abandon(self, child: Child, assignment_no: int) -> None:
         """End a task in the database while it still runs in its child, beside others. What it returns later is fenced off."""
         # If it blocks the event loop, the others in its child cannot end either.
-        answers, now = child.ask_loop(), time.monotonic()
+        answers, now = child.ping_loop(), time.monotonic()
         self.fail(*child.abandon(assignment_no))
         check_at = now + max(self._grace_s, LOOP_ANSWER_S)
         self._deadlines.add(check_at, Deadline(child, assignment_no, StopStage.CHECK_LOOP, answers))
