@@ -16,7 +16,7 @@ from horsies import (
     WorkflowStatus,
     from_node,
 )
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
 from tests.fixtures.workers import StartWorker
@@ -122,7 +122,7 @@ def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
     result = handle.get(TIMEOUT_MS)
     # A task whose ending died with its worker has crashed; whichever it is, the workflow has an end.
     assert result.is_ok() or result.unwrap_err().error_code == "WORKER_CRASHED"
-    assert graphs.app.broker.run(get_stuck) == []
+    assert graphs.app.broker.run(get_stuck_workflows) == []
 
 
 # -- without an output

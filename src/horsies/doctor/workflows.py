@@ -2,20 +2,20 @@
 
 from horsies.db.statement import Op, load, rows
 from horsies.doctor.findings import LISTED, NAMED, CheckContext, Finding, FindingCode
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 
 SQL = load(__file__)
 
 
 def check_workflows(case: CheckContext) -> Op[list[Finding]]:
-    first = yield from get_stuck()
+    first = yield from get_stuck_workflows()
     if not first:
         return []
     yield from rows(SQL["sleep"](seconds=case.look_again_s))
-    still = [stuck for stuck in (yield from get_stuck()) if stuck in first]
+    still = [stuck for stuck in (yield from get_stuck_workflows()) if stuck in first]
     if not still:
         return []
     roots = sorted({stuck.root_id for stuck in still})
-    named = "; ".join(f"{stuck.root_id}: {stuck.why}" for stuck in still[:NAMED])
+    named = "; ".join(f"{stuck.root_id}: {stuck.reason}" for stuck in still[:NAMED])
     seen = f"{len(roots)} workflows: {named}{'; …' if len(still) > NAMED else ''}"
     return [Finding(FindingCode.WORKFLOWS_STUCK, seen, {"count": len(roots), "workflow_ids": roots[:LISTED]})]

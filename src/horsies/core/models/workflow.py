@@ -1,11 +1,10 @@
 """Where older documents import them from."""
 
 from horsies.model.graph import NodeStatus, OnError, WorkflowStatus
-from horsies.tasks.nodes import NodeKey, TaskNode
+from horsies.tasks.nodes import NodeKey, SuccessCase, SuccessPolicy, TaskNode
 from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition
 from horsies.workflows.handle import WorkflowHandle
 from horsies.workflows.inputs import WorkflowContext, WorkflowMeta
-from horsies.workflows.nodes import SuccessCase, SuccessPolicy
 from horsies.workflows.spec import WorkflowSpec
 
 __all__ = [
