@@ -110,7 +110,7 @@ def test_a_node_is_given_the_results_of_all_items_in_their_order(
 ) -> None:
     begin(broker, Graph("map", (mapped([1, 2, 3], max_failures=1), joined())))
     claims = take(broker, 3).claimed[0]
-    by_item = {json.loads(read(claim.inputs or "").item or ""): claim for claim in claims}
+    by_item = {json.loads(inputs_from_json(claim.inputs or "").item or ""): claim for claim in claims}
     take(broker, 0, endings=[ended(by_item[3], result='"three"')])
     take(broker, 0, endings=[ended(by_item[2], fails=True)])
     take(broker, 0, endings=[ended(by_item[1], result='"one"')])

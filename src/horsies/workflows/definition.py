@@ -164,14 +164,16 @@ def _intended_node(value: Any, nodes: Mapping[str, WorkflowNode[Any]], outer: Ma
 def _intended_policy(
     policy: SuccessPolicy, nodes: Mapping[str, WorkflowNode[Any]], outer: Mapping[str, Any]
 ) -> SuccessPolicy:
-    def intended(value: object) -> Any:
-        if isinstance(value, tuple):
-            return [intended(item) for item in cast("tuple[object, ...]", value)]
-        if isinstance(value, SuccessCase):
-            return SuccessCase(intended(value.required))
-        return _intended_node(value, nodes, outer)
+    def intended(names: Any) -> Any:
+        return [_intended_node(name, nodes, outer) for name in names] if isinstance(names, tuple) else names
 
-    return SuccessPolicy(cases=intended(policy.cases), optional=intended(policy.optional))
+    cases: Any = policy.cases
+    if isinstance(cases, tuple):
+        cases = [
+            SuccessCase(intended(case.required)) if isinstance(case, SuccessCase) else case
+            for case in cast("tuple[Any, ...]", cases)
+        ]
+    return SuccessPolicy(cases=cases, optional=intended(policy.optional))
 
 
 def _value_type(definition: type) -> Any:
@@ -205,15 +207,18 @@ class SubWorkflowNode(SubgraphNode[Out_co]):
 
     @property
     def default_id(self) -> str:
+        """The name of the workflow."""
         return str(getattr(self.workflow_def, "name", "workflow"))
 
     def references(self) -> dict[str, Reference]:
+        """Return the entries of `args_from` as references, by parameter."""
         return {
             name: reference_by_annotation(node, node, self.parameter_type(name))
             for name, node in self.args_from.items()
         }
 
     def parameter_type(self, name: str) -> Any:
+        """Return the annotation of a parameter of `build_with`, or Any if it is not known."""
         if not _is_definition(self.workflow_def):
             return Any
         try:
