@@ -18,7 +18,7 @@ from horsies.executor.protocol import (
     Returned,
     pack,
 )
-from tests.fixtures.pools import Pump, open_pool
+from tests.fixtures.pools import FakeDispatcher, open_pool
 from tests.worker.test_child_recall import send_together
 
 FORGING = "tests.apps.forging:app"
@@ -51,7 +51,7 @@ FORGED: dict[str, bytes] = {
 }
 
 
-async def forge(dispatcher: Pump, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
+async def forge(dispatcher: FakeDispatcher, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
     """One child forges while it has two more before it, another one waits at a gate."""
     forger, *behind = send_together(
         dispatcher,

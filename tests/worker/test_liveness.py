@@ -30,7 +30,7 @@ from horsies.worker.supervisor import (
 )
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
-from tests.fixtures.pools import PATIENCE_S, Pump, open_pool
+from tests.fixtures.pools import PATIENCE_S, FakeDispatcher, open_pool
 from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import CLUSTER, insert_rows, settings
 from tests.worker.steps import PATIENCE_MS, begun
@@ -158,7 +158,7 @@ UNWATCHED = RecoveryConfig(frozen_after_ms=None)
 FORGING = "tests.apps.forging:app"
 
 
-async def look_often(dispatcher: Pump, policy: LivenessPolicy, count: int) -> None:
+async def look_often(dispatcher: FakeDispatcher, policy: LivenessPolicy, count: int) -> None:
     liveness = Liveness(policy)
     for _ in range(count):
         liveness.look(dispatcher.children)
@@ -210,7 +210,7 @@ async def test_an_idle_child_that_is_stopped_is_replaced_and_what_it_was_given_r
         os.kill(child.pid, signal.SIGSTOP)
         given = dispatcher.send("whoami")
         watch = asyncio.create_task(Liveness(QUICK).watch(dispatcher.children))
-        await dispatcher.until(lambda: given in dispatcher.given_back)
+        await dispatcher.until(lambda: given in dispatcher.returned)
         watch.cancel()
         assert (await dispatcher.ending(given)).status == "COMPLETED"
         assert dispatcher.done_by[given] != child.pid

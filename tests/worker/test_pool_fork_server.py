@@ -11,17 +11,17 @@ import psutil
 import pytest
 
 from tests.fixtures.eventually import eventually
-from tests.fixtures.pools import Pump, open_pool
+from tests.fixtures.pools import FakeDispatcher, open_pool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks from a template on Linux only")
 
 
-async def about(dispatcher: Pump, count: int) -> list[dict[str, Any]]:
+async def about(dispatcher: FakeDispatcher, count: int) -> list[dict[str, Any]]:
     """Of `count` children, each asked once."""
     dispatcher.is_paused = True
     ids = [dispatcher.send("about_process") for _ in range(count)]
     dispatcher.is_paused = False
-    dispatcher.hand_out()
+    dispatcher.assign_waiting()
     return [json.loads((await dispatcher.ending(task_id)).result or "") for task_id in ids]
 
 
@@ -56,7 +56,7 @@ async def test_a_dead_template_is_started_anew_and_its_children_replaced() -> No
         await dispatcher.beginning(held)
         os.kill(template, signal.SIGKILL)
         assert (await dispatcher.crash(held)).error_code == "WORKER_CRASHED"
-        await dispatcher.until(lambda: len(dispatcher.open_members()) == 2, "two children are there again")
+        await dispatcher.until(lambda: len(dispatcher.open_children()) == 2, "two children are there again")
         assert not before & {pool_child.pid for pool_child in dispatcher.children}
         assert (await about(dispatcher, 1))[0]["parent"] != template
 

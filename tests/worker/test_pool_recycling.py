@@ -13,17 +13,17 @@ import pytest
 
 from horsies.worker import supervisor as pool_module
 from horsies.worker.supervisor import ChildRefused
-from tests.fixtures.pools import Pump, open_pool
+from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
-def lowest_count_of_warm_children(dispatcher: Pump) -> list[int]:
+def lowest_count_of_warm_children(dispatcher: FakeDispatcher) -> list[int]:
     """Filled from now on, with every report of every child."""
     seen: list[int] = []
     dispatcher.watchers.append(lambda: seen.append(len(dispatcher.warm())))
     return seen
 
 
-def most_processes(dispatcher: Pump) -> list[int]:
+def most_processes(dispatcher: FakeDispatcher) -> list[int]:
     seen: list[int] = []
     dispatcher.watchers.append(lambda: seen.append(len(dispatcher.children)))
     return seen
@@ -139,7 +139,7 @@ async def test_a_child_that_has_grown_too_big_sends_its_result_and_is_replaced()
         await dispatcher.until(lambda: big not in {child.pid for child in dispatcher.children}, "the big one has left")
         after = {child.pid for child in dispatcher.children}
         assert before - after == {big}
-        assert len(dispatcher.open_members()) == 2
+        assert len(dispatcher.open_children()) == 2
         assert dispatcher.crashed == {}
         assert min(warm) >= 2
 
@@ -159,10 +159,10 @@ async def test_what_waits_behind_the_task_that_was_too_much_goes_back() -> None:
         dispatcher.is_paused = True
         big, *others = [dispatcher.send("grow", mb=80)] + [dispatcher.send("whoami") for _ in range(4)]
         dispatcher.is_paused = False
-        dispatcher.hand_out()
+        dispatcher.assign_waiting()
         await dispatcher.until(lambda: len(dispatcher.ended) == 5)
         assert dispatcher.ended[big].leaving
-        assert dispatcher.given_back == others
+        assert dispatcher.returned == others
         assert dispatcher.done_by[big] not in {dispatcher.done_by[task_id] for task_id in others}
 
 

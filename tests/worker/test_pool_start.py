@@ -98,7 +98,7 @@ async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, 
         error = await dispatcher.crash(task_id)
         assert error.error_code == "WORKER_CRASHED"
         assert cause in error.message
-        await dispatcher.until(lambda: len(dispatcher.open_members()) == 2, "another has taken its place")
+        await dispatcher.until(lambda: len(dispatcher.open_children()) == 2, "another has taken its place")
         after = {pool_child.pid for pool_child in dispatcher.children}
         assert before - after == {dispatcher.done_by[task_id]}
 
@@ -111,14 +111,14 @@ async def test_a_condemned_task_ends_by_its_verdict_when_its_child_is_killed(
         dispatcher.is_paused = True
         condemned, behind = dispatcher.send("gate", until=str(tmp_path / "go")), dispatcher.send("quick")
         dispatcher.is_paused = False
-        dispatcher.hand_out()
+        dispatcher.assign_waiting()
         pool_child, assignment_no = await dispatcher.beginning(condemned)
         pool_child.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it did not stop")
         pool_child.kill()
         error = await dispatcher.crash(condemned)
         assert (error.error_code, error.message) == ("TASK_TIMEOUT", "it did not stop")
         assert (await dispatcher.ending(behind)).status == "COMPLETED"
-        assert dispatcher.given_back == [behind]  # it had not begun
+        assert dispatcher.returned == [behind]  # it had not begun
 
 
 async def test_a_verdict_is_void_when_the_task_ends_by_itself(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from horsies.db.statement import Op
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
-from horsies.tasks.claim import NO_CAPS, ClaimRequest, from_start
+from horsies.tasks.claim import NO_CAPS, ClaimRequest, lanes_from_start
 from horsies.worker.batch import Batch, BatchResult, run_batch
 from horsies.workflows.advance import get_unfinished_trees, run_steps
 from horsies.workflows.start import MAX_NOTIFIED_AFTER_COMMIT, plan_start, start
@@ -45,7 +45,7 @@ def begin(
 def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
     """A worker's turn, and what its pump would do after it."""
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
+    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=lanes_from_start(["default"]))
     outcome = broker.run(lambda: run_batch(batch))
     broker.run(partial(run_steps, outcome.unsettled))
     return outcome

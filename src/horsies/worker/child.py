@@ -37,8 +37,7 @@ from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
-from horsies.worker.assignments import Assignments
-from horsies.worker.prefetch import SLOW_AFTER_S
+from horsies.worker.assignments import SLOW_AFTER_S, Assignments
 from horsies.worker.spawn import Process, ProcessFactory, describe_exit
 
 # --------
@@ -210,12 +209,12 @@ NAMES_SHOWN = 5
 class ReportHandler(Protocol):
     """Who hears what a member has to say. Always called on the event loop."""
 
-    def began(self, child: "Child", assignment_no: int, claim: Claim) -> None: ...
-    def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
-    def done(self, claim: Claim, done: Done) -> None: ...
-    def returned(self, claims: list[Claim]) -> None: ...
-    def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None: ...
-    def settled(self) -> None: ...
+    def on_began(self, child: "Child", assignment_no: int, claim: Claim) -> None: ...
+    def on_progress(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
+    def on_done(self, claim: Claim, done: Done) -> None: ...
+    def on_returned(self, claims: list[Claim]) -> None: ...
+    def on_death(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None: ...
+    def on_reports_read(self) -> None: ...
 
 
 class Child:
@@ -242,7 +241,7 @@ class Child:
         self._boot = boot
         self._changed = changed
         self._max_payload = max_payload
-        self.assigned = Assignments()
+        self.assignments = Assignments()
         self._age = RecyclePolicy(budget)
         self._process: Process | None = None
         self._line: ChildSocket | None = None
@@ -281,7 +280,7 @@ class Child:
             receive_message=self._on_message,
             settled=self._settled,
             lost=self._lost,
-            drained=self._reports.settled,
+            drained=self._reports.on_reports_read,
             max_payload=self._max_payload,
         )
         self._line.send(self._boot)
@@ -312,8 +311,8 @@ class Child:
     def kill_blocked(self) -> None:
         """One of its tasks blocks the event loop, so that none of the others can end."""
         log.error("child %d is killed: its event loop is blocked; it runs %s", self.pid, self.describe_running())
-        blocker = self.assigned.running_claim(self._on_loop)
-        if blocker is not None and not self.assigned.has_kill_reason(self._on_loop):
+        blocker = self.assignments.running_claim(self._on_loop)
+        if blocker is not None and not self.assignments.has_kill_reason(self._on_loop):
             describe_exit = f"it blocked the event loop of its child process (pid {self.pid}), which was killed"
             self.set_kill_reason(self._on_loop, OperationalErrorCode.WORKER_CRASHED, describe_exit)
         who = "" if blocker is None else f", {blocker.task_name},"
@@ -325,7 +324,7 @@ class Child:
             error_code=OperationalErrorCode.WORKER_CRASHED,
             message=self._killed_for or f"the child process (pid {self.pid}) {cause} while it ran this task",
         )
-        self._reports.died(*self.assigned.report_crash(crash))
+        self._reports.on_death(*self.assignments.remove_all(crash))
 
     def _lost(self, trouble: str | None) -> None:
         """It cannot be talked to any longer. Without trouble it may be dying by itself, and its exit code tells more than we could."""
@@ -362,31 +361,31 @@ class Child:
 
     @property
     def load(self) -> int:
-        return len(self.assigned)
+        return len(self.assignments)
 
     def stuck_behind(self, now: float, slow_after_s: float, slow_together_s: float) -> int | None:
         """Nobody has asked yet for those that wait here, and what runs before them has taken long: one task, or `ANY` when it is many together.
 
         One task may also seem so because the machine was busy elsewhere: by the time the child hears of it, it has ended.
         """
-        if self._boot.concurrency > 1 or self.recalled or not self.assigned.has_begun:
+        if self._boot.concurrency > 1 or self.recalled or not self.assignments.has_running:
             return None
         if self._ahead_s(now) > slow_together_s:
             return ANY
-        return self.assigned.running()[0][0] if now - self.began_at > slow_after_s else None
+        return self.assignments.running()[0][0] if now - self.began_at > slow_after_s else None
 
     def _ahead_s(self, now: float) -> float:
         """Only what tasks take counts, and not what comes between them: that is the same wherever they run."""
-        return now - self.began_at + self.assigned.worked_before(self._worked_us) / 1_000_000
+        return now - self.began_at + self.assignments.work_ahead_us(self._worked_us) / 1_000_000
 
     def _is_slow(self, now: float) -> bool:
         """Its current task takes so long that nothing should wait behind it."""
-        return self._boot.concurrency == 1 and self.assigned.has_begun and now - self.began_at > SLOW_AFTER_S
+        return self._boot.concurrency == 1 and self.assignments.has_running and now - self.began_at > SLOW_AFTER_S
 
     def assign(self, claims: Sequence[Claim]) -> None:
         """The rows are RUNNING in the database: only now may they come here."""
         for share in _shares(claims) if len(claims) > 1 else (claims,):
-            run = self.assigned.give(share, self._worked_us)
+            run = self.assignments.add(share, self._worked_us)
             self._age.given += len(run.assignments)
             self._send(run)
 
@@ -419,7 +418,7 @@ class Child:
 
     def describe_running(self) -> str:
         """The names of its tasks, for the log."""
-        names = sorted({claim.task_name for _, claim in self.assigned.running()})
+        names = sorted({claim.task_name for _, claim in self.assignments.running()})
         shown = ", ".join(names[:NAMES_SHOWN])
         return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown or "nothing"
 
@@ -431,7 +430,7 @@ class Child:
     def close_blocked(self) -> None:
         """Its event loop does not run: ask for what has not begun, and take no new work until it runs again."""
         self._is_blocked = True
-        if self.assigned.has_unbegun:
+        if self.assignments.has_waiting:
             self._send(Recall(ANY))
 
     # -- stopping a task
@@ -442,20 +441,20 @@ class Child:
 
     def set_kill_reason(self, assignment_no: int, error_code: str, message: str) -> None:
         """If the child dies before this task has ended, the task ends so, and not as crashed."""
-        self.assigned.set_kill_reason(assignment_no, TaskError(error_code=error_code, message=message))
+        self.assignments.set_kill_reason(assignment_no, TaskError(error_code=error_code, message=message))
 
     def abandon(self, assignment_no: int) -> tuple[Claim, TaskError]:
         """Forget a task that does not stop, to be ended as it was condemned to. The child runs others beside it: it retires, and is
         killed when nothing is left in it but what was abandoned.
         """
-        abandoned = self.assigned.abandon(assignment_no)
+        abandoned = self.assignments.abandon(assignment_no)
         self._age.is_retired = True
         self._kill_if_deserted()
         self._changed()
         return abandoned
 
     def _kill_if_deserted(self) -> None:
-        if self.assigned.is_deserted:
+        if self.assignments.has_only_abandoned:
             self.kill()
 
     # -- growing old
@@ -491,18 +490,18 @@ class Child:
         # A beginning by itself changes nothing that anybody could act on, and there is one for every task.
         self._has_news = self._has_news or not isinstance(message, Began)
         match message:
-            case Began(assignment_no) if self.assigned.is_waiting(assignment_no):
+            case Began(assignment_no) if self.assignments.is_waiting(assignment_no):
                 self.began_at = time.monotonic()
-                self._reports.began(self, assignment_no, self.assigned.begin(assignment_no, self.began_at))
+                self._reports.on_began(self, assignment_no, self.assignments.begin(assignment_no, self.began_at))
             case Progress(assignment_no, fraction, words):
-                if assignment_no in self.assigned:  # else it comes from a thread that a task has left behind
-                    self._reports.progressed(self.assigned[assignment_no], fraction, words)
+                if assignment_no in self.assignments:  # else it comes from a thread that a task has left behind
+                    self._reports.on_progress(self.assignments[assignment_no], fraction, words)
             case Done() if self._may_end(message):
                 self._ended(message)
-            case Returned(assigned) if all(map(self.assigned.is_waiting, assigned)):
+            case Returned(assigned) if all(map(self.assignments.is_waiting, assigned)):
                 self._take_back(assigned)
-            case Done(assignment_no) if self.assigned.is_abandoned(assignment_no):
-                self.assigned.forget(assignment_no)
+            case Done(assignment_no) if self.assignments.is_abandoned(assignment_no):
+                self.assignments.forget_abandoned(assignment_no)
             case _:
                 self._hear_of_itself(message)
 
@@ -525,20 +524,20 @@ class Child:
 
     def _may_end(self, done: Done) -> bool:
         """What has not begun can only have been cancelled."""
-        return done.assignment_no in self.assigned and (
-            self.assigned.running_claim(done.assignment_no) is not None or done.status == TaskStatus.CANCELLED.value
+        return done.assignment_no in self.assignments and (
+            self.assignments.running_claim(done.assignment_no) is not None or done.status == TaskStatus.CANCELLED.value
         )
 
     def _ended(self, done: Done) -> None:
         self.recalled = False
         self._worked_us += done.duration_us
         self._age.is_too_big = self._age.is_too_big or done.leaving
-        self._reports.done(self.assigned.end(done.assignment_no), done)
+        self._reports.on_done(self.assignments.end(done.assignment_no), done)
 
     def _take_back(self, assigned: list[int]) -> None:
         self._age.given -= len(assigned)
-        self._reports.returned(self.assigned.take_back(assigned))
-        if not self.assigned:
+        self._reports.on_returned(self.assignments.take_back(assigned))
+        if not self.assignments:
             self.recalled = False  # nothing runs whose end could say so
 
     def _measured(self, rss_mb: float) -> None:
@@ -564,7 +563,7 @@ class Child:
         self._kill_if_deserted()
         if self.is_aged:
             self._changed()
-        self._reports.settled()
+        self._reports.on_reports_read()
 
     def _send(self, message: Message) -> None:
         if self._line:

@@ -241,7 +241,7 @@ class Liveness:
     def _check_loop(self, child: Child, now: float) -> None:
         """Its interpreter answers. An event loop that does not can begin nothing: what waits there is better off elsewhere."""
         asked = child.loop_asked_since
-        if asked is None or not child.assigned.has_begun or now - asked <= BLOCKED_AFTER_S:
+        if asked is None or not child.assignments.has_running or now - asked <= BLOCKED_AFTER_S:
             self._blocked.discard(child)
             return
         if child not in self._blocked:

@@ -239,7 +239,7 @@ def _compile_task(
     return Node(
         **fields,
         kind=node.kind,
-        terms=_compile_terms(task.terms, node),
+        terms=_compile_options(task.options, node),
         args=bound.text,
         refs=tuple(bound.refs),
         max_parallel=node.max_parallel,
@@ -268,7 +268,7 @@ def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
             yield f"each() needs a list, but {scope.source_name(reference)} gives {type_name(tp)}"
 
 
-def _compile_terms(terms: TaskOptions, node: TaskNode[Any]) -> TaskOptions:
+def _compile_options(terms: TaskOptions, node: TaskNode[Any]) -> TaskOptions:
     given = {"queue_name": node.queue, "priority": node.priority, "good_until": node.good_until}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return terms._replace(**changes) if changes else terms

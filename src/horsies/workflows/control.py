@@ -12,7 +12,7 @@ from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
-from horsies.tasks.control import cancel_all
+from horsies.tasks.control import cancel_queries
 from horsies.tasks.finish import notify_done
 from horsies.workflows import advance
 
@@ -84,7 +84,7 @@ def _stop(workflow_id: str, status: WorkflowStatus, reason: TaskError, *limits: 
     if stopped:
         found = yield from rows(SQL["get_tasks_of_runs"](runs=stopped))
         task_ids = [task_id for (task_id,) in found]
-        yield from execute(*cancel_all(task_ids), SQL["stop_nodes"](runs=stopped, id=workflow_id, error=error))
+        yield from execute(*cancel_queries(task_ids), SQL["stop_nodes"](runs=stopped, id=workflow_id, error=error))
     yield from _run_steps_and_commit(root)
     yield from rows(notify_done(task_ids))  # after the commit: a waiter reads at once, and must see the ended tasks
     return bool(stopped)

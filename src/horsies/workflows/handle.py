@@ -16,7 +16,7 @@ from horsies.model.graph import BuiltTask, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError, TaskResult
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode, NodeName, TaskRegistry
-from horsies.tasks.wait import deadline_of
+from horsies.tasks.wait import deadline_from_timeout
 from horsies.workflows import control
 from horsies.workflows.control import OVERDUE
 from horsies.workflows.inputs import NodeResult, StoredResult, node_id_of
@@ -72,14 +72,14 @@ class WorkflowHandle(Generic[Out_co]):
         return `err(WAIT_TIMEOUT)`; the run continues.
         """
         refuse_in_event_loop("get()", "await handle.get_async()")
-        answer = wait_until_run_ends(self.broker, self.workflow_id, deadline_of(timeout_ms))
+        answer = wait_until_run_ends(self.broker, self.workflow_id, deadline_from_timeout(timeout_ms))
         if isinstance(answer, RunEnd) and answer.result is None:
             return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
         """The same for asyncio code."""
-        answer = await wait_until_run_ends_async(self.broker, self.workflow_id, deadline_of(timeout_ms))
+        answer = await wait_until_run_ends_async(self.broker, self.workflow_id, deadline_from_timeout(timeout_ms))
         if isinstance(answer, RunEnd) and answer.result is None:
             return self._last_results(await self._run_async(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
