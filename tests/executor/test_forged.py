@@ -72,7 +72,7 @@ async def test_what_no_child_says_costs_it_its_life_and_nobody_else_anything(fra
         forger, behind, other = await forge(dispatcher, frames, tmp_path)
         error = await dispatcher.crash(forger)
         assert error.error_code == "WORKER_CRASHED"
-        assert "sent what no child sends" in error.message
+        assert "sent invalid data" in error.message
         (tmp_path / "go").touch()
         for task_id in (other, *behind):
             assert (await dispatcher.ending(task_id)).status == "COMPLETED"  # elsewhere, and once

@@ -66,7 +66,7 @@ async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -
         slow = dispatcher.send("gate", until=str(go))
         child, _ticket = await dispatcher.beginning(slow)
         child.began_at -= 1
-        assert (child.recalled, child.load, child.is_open) == (False, 1, False)
+        assert (child.is_recalled, child.load, child.is_open) == (False, 1, False)
         go.touch()
         await dispatcher.ending(slow)
         assert child.is_open

@@ -218,7 +218,7 @@ class WakeupTimer:
         if (rescan_s := self._pending.watermarks.rescan_in_s(now)) is not None and not self._pending.may_have_tasks:
             yield now + max(rescan_s, 0.001)
         if self._pending.prefetch.is_framed and any(
-            m.assignments.has_waiting and not m.recalled for m in self._pending.children
+            m.assignments.has_waiting and not m.is_recalled for m in self._pending.children
         ):
             yield now + SLOW_AFTER_S / 2
         if self._due_at is not None:

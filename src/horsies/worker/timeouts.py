@@ -154,7 +154,7 @@ class TaskStopper:
 
     def _abandon(self, child: Child, assignment_no: int) -> None:
         """End a task in the database and leave it behind. If it blocks the event loop, the others in its child will not end either."""
-        asked, now = child.ask_loop(), time.monotonic()
+        asked, now = child.ping_loop(), time.monotonic()
         self.fail(*child.abandon(assignment_no))
         patience_s = max(self._grace_s, LOOP_ANSWER_S)
         self._deadlines.add(now + patience_s, Deadline(child, assignment_no, StopStage.LOOP, asked))
