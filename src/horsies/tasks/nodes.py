@@ -5,21 +5,16 @@ workflow that a node is compiled into reports all problems of its nodes together
 `task.node()` creates nodes.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import Join, NodeKind, OnError, RefMode
 from horsies.model.result import TaskError, TaskResult
-from horsies.tasks.call import AppContext
 from horsies.tasks.sender import Sender
-
-if TYPE_CHECKING:
-    from horsies.tasks.task import BaseTask
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -203,46 +198,6 @@ class WorkflowDraft:
 
     def __post_init__(self) -> None:
         freeze_fields(self, lists=("nodes",))
-
-
-class TaskRegistry(AppContext, Protocol):
-    """The app whose tasks a workflow consists of."""
-
-    @property
-    def tasks(self) -> "Mapping[str, BaseTask[..., Any]]": ...
-
-
-@dataclass(frozen=True, eq=False)
-class SubgraphNode(WorkflowNode[T_co]):
-    """A node that runs a workflow. `SubWorkflowNode` implements it; the compiler, which that class depends on, only knows this one."""
-
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    args_from: Mapping[str, AnyNode[Any]] = field(default_factory=dict[str, AnyNode[Any]], kw_only=True)
-    waits_for: Sequence[NodeName] = field(default=(), kw_only=True)
-    join: Join | JoinWord = field(default=Join.ALL, kw_only=True)
-    min_success: int | None = field(default=None, kw_only=True)
-    allow_failed_deps: bool = field(default=False, kw_only=True)
-    node_id: str | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        freeze_fields(self, dicts=("kwargs", "args_from"), lists=("waits_for",))
-
-    @property
-    @abstractmethod
-    def default_id(self) -> str:
-        """The id of the node if it is not given one."""
-
-    @abstractmethod
-    def references(self) -> dict[str, Reference]:
-        """Return the entries of `args_from` as references, by parameter."""
-
-    @abstractmethod
-    def parameter_type(self, name: str) -> Any:
-        """Return the annotation of a parameter of the inner workflow, or Any if it is not known."""
-
-    @abstractmethod
-    def to_draft(self, registry: TaskRegistry) -> WorkflowDraft:
-        """Return the inner workflow."""
 
 
 def freeze_fields(instance: object, *, dicts: Sequence[str] = (), lists: Sequence[str] = ()) -> None:

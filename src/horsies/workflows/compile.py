@@ -18,7 +18,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.task import TaskOptions
 from horsies.model.type_compat import inside, is_assignable, is_value_assignable, item_of, type_name
-from horsies.tasks.nodes import NodeName, Reference, SubgraphNode, SuccessCase, SuccessPolicy, TaskNode
+from horsies.tasks.nodes import NodeName, Reference, SuccessCase, SuccessPolicy, TaskNode
 from horsies.tasks.sender import Sender
 from horsies.tasks.task import BaseTask
 from horsies.workflows.bind_arguments import (
@@ -33,6 +33,7 @@ from horsies.workflows.validate import (
     TOO_DEEP,
     KnownNode,
     Scope,
+    SubgraphNode,
     join_problems,
     member_problem,
     name_problems,

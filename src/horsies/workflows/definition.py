@@ -23,16 +23,14 @@ from horsies.model.inspect_signature import signature_of
 from horsies.tasks.nodes import (
     NodeName,
     Reference,
-    SubgraphNode,
     SuccessCase,
     SuccessPolicy,
-    TaskRegistry,
     WorkflowDraft,
     WorkflowNode,
 )
 from horsies.workflows.bind_arguments import find_references, reference_by_annotation
 from horsies.workflows.spec import WorkflowSpec, build_spec
-from horsies.workflows.validate import MAX_DEPTH, TOO_DEEP
+from horsies.workflows.validate import MAX_DEPTH, TOO_DEEP, SubgraphNode, TaskRegistry
 
 META_OPTIONS: Final = ("output", "on_error", "success_policy", "time_limit")
 _OUTER_OBJECTS: Final = "_outer_objects"
@@ -165,7 +163,9 @@ def _intended_policy(
     policy: SuccessPolicy, nodes: Mapping[str, WorkflowNode[Any]], outer: Mapping[str, Any]
 ) -> SuccessPolicy:
     def intended(names: Any) -> Any:
-        return [_intended_node(name, nodes, outer) for name in names] if isinstance(names, tuple) else names
+        if not isinstance(names, tuple):
+            return names
+        return [_intended_node(name, nodes, outer) for name in cast("tuple[Any, ...]", names)]
 
     cases: Any = policy.cases
     if isinstance(cases, tuple):

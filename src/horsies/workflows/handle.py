@@ -15,7 +15,7 @@ from horsies.model.errors import NodeNotFoundError, SendSuppressed
 from horsies.model.graph import BuiltTask, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError, TaskResult
 from horsies.tasks.handle import refuse_in_event_loop
-from horsies.tasks.nodes import AnyNode, NodeName, TaskRegistry
+from horsies.tasks.nodes import AnyNode, NodeName
 from horsies.tasks.wait import deadline_from_timeout
 from horsies.workflows import control
 from horsies.workflows.control import OVERDUE
@@ -25,6 +25,7 @@ from horsies.workflows.render import render_mermaid, render_text
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
+    from horsies.workflows.validate import TaskRegistry
 
 SQL = load(__file__)
 
@@ -57,7 +58,7 @@ class WorkflowHandle(Generic[Out_co]):
     """Waits for one run of a workflow, inspects it and controls it. A handle is cheap, and any number may exist for the same run."""
 
     def __init__(
-        self, workflow_id: str, registry: TaskRegistry, to_node_id: Callable[[NodeName], str] = node_id_of
+        self, workflow_id: str, registry: "TaskRegistry", to_node_id: Callable[[NodeName], str] = node_id_of
     ) -> None:
         self.workflow_id = workflow_id
         self._registry = registry

@@ -14,12 +14,12 @@ from horsies.subscribers import emit, subscribers
 from horsies.tasks.enqueue import warn_in_event_loop
 from horsies.tasks.ids import as_workflow_id
 from horsies.tasks.import_guard import sends_are_suppressed
-from horsies.tasks.nodes import NodeKey, NodeName, TaskRegistry, WorkflowDraft, WorkflowNode
+from horsies.tasks.nodes import NodeKey, NodeName, WorkflowDraft, WorkflowNode
 from horsies.workflows.compile import compile_graph
 from horsies.workflows.handle import InertWorkflowHandle, WorkflowHandle
 from horsies.workflows.render import render_mermaid, render_text
 from horsies.workflows.start import StartPlan, plan_start, start, start_in_transaction
-from horsies.workflows.validate import Scope
+from horsies.workflows.validate import Scope, TaskRegistry
 
 Out_co = TypeVar("Out_co", covariant=True)
 

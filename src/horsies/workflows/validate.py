@@ -4,11 +4,13 @@ A `Scope` is one workflow while it is compiled. It resolves the names of nodes a
 The scope of a sub-workflow knows the one around it, because values can come from there. The functions below it check options.
 """
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from horsies.model.config import AppConfig
 from horsies.model.errors import QueueError, WorkflowDefinitionError
@@ -16,16 +18,18 @@ from horsies.model.graph import Join, NodeKind, Ref, RefMode, Step
 from horsies.model.send_options import SendOptions
 from horsies.model.type_compat import item_of, result_of
 from horsies.model.validation import number_problems
+from horsies.tasks.call import AppContext
 from horsies.tasks.nodes import (
+    AnyNode,
+    JoinWord,
     NodeKey,
     NodeMaker,
     NodeName,
     Reference,
-    SubgraphNode,
     TaskNode,
-    TaskRegistry,
     WorkflowDraft,
     WorkflowNode,
+    freeze_fields,
 )
 from horsies.tasks.task import BaseTask
 
@@ -37,8 +41,51 @@ MAX_QUORUM: Final = 1_000_000
 MAX_LISTED: Final = 10  # ids in an error message
 NO_INDEX: Final = -1  # of a node that does not exist, or is outside a workflow that is compiled alone
 
-KnownNode: TypeAlias = TaskNode[Any] | SubgraphNode[Any]
+T_co = TypeVar("T_co", covariant=True)
 Member = TypeVar("Member", bound=Enum)
+
+
+class TaskRegistry(AppContext, Protocol):
+    """The app whose tasks a workflow consists of."""
+
+    @property
+    def tasks(self) -> Mapping[str, BaseTask[..., Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class SubgraphNode(WorkflowNode[T_co]):
+    """A node that runs a workflow: the part of `SubWorkflowNode` that the compiler uses. That class itself depends on the compiler."""
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    args_from: Mapping[str, AnyNode[Any]] = field(default_factory=dict[str, AnyNode[Any]], kw_only=True)
+    waits_for: Sequence[NodeName] = field(default=(), kw_only=True)
+    join: Join | JoinWord = field(default=Join.ALL, kw_only=True)
+    min_success: int | None = field(default=None, kw_only=True)
+    allow_failed_deps: bool = field(default=False, kw_only=True)
+    node_id: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, dicts=("kwargs", "args_from"), lists=("waits_for",))
+
+    @property
+    @abstractmethod
+    def default_id(self) -> str:
+        """The id of the node if it is not given one."""
+
+    @abstractmethod
+    def references(self) -> dict[str, Reference]:
+        """Return the entries of `args_from` as references, by parameter."""
+
+    @abstractmethod
+    def parameter_type(self, name: str) -> Any:
+        """Return the annotation of a parameter of the inner workflow, or Any if it is not known."""
+
+    @abstractmethod
+    def to_draft(self, registry: TaskRegistry) -> WorkflowDraft:
+        """Return the inner workflow."""
+
+
+KnownNode: TypeAlias = TaskNode[Any] | SubgraphNode[Any]
 
 
 class Source(NamedTuple):
