@@ -234,14 +234,14 @@ class InertWorkflowHandle(WorkflowHandle[Out_co]):
 def wait_until_run_ends(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
     """Return when the run has ended or is paused, or at the deadline. Wait for an unknown run too: its start may commit later."""
     hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         broker.wait(hub, waiter, deadline)
     return waiter.answers[workflow_id]
 
 
 async def wait_until_run_ends_async(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
     hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         await broker.wait_async(hub, waiter, deadline)
     return waiter.answers[workflow_id]
 
@@ -260,7 +260,7 @@ def _to_read_result(row: Row) -> ReadResult[RunAnswer]:
     _, run_status, run_error, node_id, node_status, made_by, makes_list, result, error, ends_s = row
     match WorkflowStatus(run_status):
         case WorkflowStatus.PENDING | WorkflowStatus.RUNNING:
-            return ReadResult(NoRunEnd.LIVE, look_again_s=ends_s)
+            return ReadResult(NoRunEnd.LIVE, read_again_s=ends_s)
         case WorkflowStatus.PAUSED:
             return ReadResult(NoRunEnd.PAUSED, is_final=True)
         case WorkflowStatus.COMPLETED as status if node_status is None:
