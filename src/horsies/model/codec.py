@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from horsies.model import plain_json
 from horsies.model.errors import PayloadError, ResultTypeError
-from horsies.model.parameters import Parameters, name_of
 from horsies.model.payload_errors import (
     DEFAULT_MAX_BYTES,
     GIVEN,
@@ -29,7 +28,7 @@ from horsies.model.payload_errors import (
     short_repr,
 )
 from horsies.model.result import TaskError
-from horsies.model.signature import parameters_of
+from horsies.model.signature import Parameters, function_name, parameters_of
 
 if TYPE_CHECKING:
     from inspect import Parameter, Signature
@@ -165,11 +164,11 @@ class ArgumentsCodec(_Codec):
     def __init__(self, fn: Callable[..., object], parameters: Parameters, watch: PayloadSizeCheck) -> None:
         simple = parameters.simple
         super().__init__(None if simple is None else plain_json.test_for_arguments(simple), watch)
-        self.name = name_of(fn)
+        self.name = function_name(fn)
         self._fn = fn
         self._is_simple = simple is not None
         self._names = tuple(each.name for each in simple or ())
-        self._by_place = tuple(each.name for each in simple or () if each.by_place)
+        self._by_place = tuple(each.name for each in simple or () if each.is_positional)
         self._by_name = frozenset(self._names)
         self._required = frozenset(each.name for each in simple or () if each.is_required)
         self._positional = parameters.positional
@@ -181,13 +180,13 @@ class ArgumentsCodec(_Codec):
 
     @classmethod
     def for_function(cls, fn: Callable[..., object], watch: PayloadSizeCheck | None = None) -> "ArgumentsCodec":
-        watch = watch or PayloadSizeCheck(f"the arguments of {name_of(fn)}()")
+        watch = watch or PayloadSizeCheck(f"the arguments of {function_name(fn)}()")
         return cls(fn, parameters_of(fn), watch).checked()
 
     @cached_property
     def signature(self) -> "Signature":
         """As callers see it."""
-        from horsies.model.inspect_signature import callers_signature  # noqa: PLC0415 - brings `inspect`
+        from horsies.model.signature import callers_signature  # noqa: PLC0415 - brings `inspect`
 
         return callers_signature(self._fn)
 

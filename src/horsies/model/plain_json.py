@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast, get_args, get_origin
 
 if TYPE_CHECKING:
-    from horsies.model.parameters import Parameter
+    from horsies.model.signature import Parameter
 
 Test: TypeAlias = Callable[[object], bool]
 """Whether a value is exactly of a type, no subclass of it, and certain to be written and read as itself."""

@@ -46,7 +46,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerialization
 from typing_extensions import TypeAliasType, TypedDict, is_typeddict
 
 from horsies.model.errors import PayloadError, TaskDefinitionError
-from horsies.model.parameters import type_text
 from horsies.model.payload_errors import (
     NOT_JSON,
     UNWRITABLE,
@@ -59,6 +58,7 @@ from horsies.model.payload_errors import (
     with_advice,
 )
 from horsies.model.roundtrip import find_change, is_equality_exact
+from horsies.model.signature import display_type
 
 # --------
 # Payloads by way of pydantic: a value checked and written as JSON, a JSON text read and checked, and why not, in words.
@@ -164,7 +164,7 @@ def _arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Para
             try:
                 _dict_adapter({name: parameter})
             except Exception as error:
-                shown = type_text(parameter.annotation)
+                shown = display_type(parameter.annotation)
                 raise _cannot_be_encoded(f"{function_name}: parameter '{name}' is annotated {shown}", error) from error
         raise
 
@@ -173,7 +173,7 @@ def value_adapter(tp: Any, what: str) -> Adapter:
     try:
         adapter = _adapter(json_where_any(tp))
     except Exception as error:  # pydantic runs the schema hooks of the user's own types
-        raise _cannot_be_encoded(f"{what} is annotated {type_text(tp)}", error) from error
+        raise _cannot_be_encoded(f"{what} is annotated {display_type(tp)}", error) from error
     _refuse_secrets(tp, what)
     return adapter
 
@@ -252,7 +252,7 @@ def _refuse_secrets(tp: Any, what: str) -> None:
         path, kind = found
         where = f", and its field '{'.'.join(path)}' is a {kind}" if path else ""
         raise TaskDefinitionError(
-            f"{what} is annotated {type_text(tp)}{where}, which cannot be encoded: a secret is written as asterisks; "
+            f"{what} is annotated {display_type(tp)}{where}, which cannot be encoded: a secret is written as asterisks; "
             "pass what the task can read the secret by, such as its name or an id, "
             "or a str or bytes if it may be stored in the database as it is"
         )
@@ -262,7 +262,7 @@ def _secrets_in(tp: Any, path: tuple[str, ...], seen: dict[int, Any]) -> Iterato
     """Yield every place within a type where there is one of pydantic's secrets, with its type."""
     kind = get_origin(tp) or tp
     if isinstance(kind, type) and issubclass(kind, Secret | SecretStr | SecretBytes):
-        yield path, type_text(tp)
+        yield path, display_type(tp)
     elif id(tp) not in seen:  # types may contain themselves
         seen[id(tp)] = tp  # and keeps it: the id of one that is gone may be given again
         for inner in _types_in(tp, kind):

@@ -12,8 +12,8 @@ from pydantic_core import to_json
 from horsies.model.codec import ArgumentsCodec
 from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.graph import NodeKind, Ref, RefMode, Step
-from horsies.model.parameters import WantedParameter
 from horsies.model.payload_errors import MOST_BYTES, PayloadLimits, PayloadSizeCheck
+from horsies.model.signature import InjectedParameter
 from horsies.model.type_compat import inside, is_assignable, item_of, takes_result, type_name
 from horsies.tasks.nodes import AnyNode, Reference, TaskNode
 
@@ -146,7 +146,7 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
 
 
 def _unknown(codec: ArgumentsCodec, name: str) -> str:
-    if name in set(WantedParameter):
+    if name in set(InjectedParameter):
         return f"argument '{name}' is filled in by the workflow; leave it out"
     names = [parameter.name for parameter in codec.signature.parameters.values() if parameter.kind in _BY_NAME]
     close = get_close_matches(name, names, n=1)
