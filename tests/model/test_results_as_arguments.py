@@ -80,7 +80,7 @@ def test_a_task_that_cannot_do_without_its_workflow_is_not_sent_alone() -> None:
     def node(page: int, workflow_ctx: object) -> None: ...
 
     codec = ArgumentsCodec.for_function(node)
-    with pytest.raises(PayloadError, match="takes workflow_ctx, which only a workflow can give"):
+    with pytest.raises(PayloadError, match="takes workflow_ctx, which only a workflow can provide"):
         codec.encode((1,), {})
 
 
