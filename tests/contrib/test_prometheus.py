@@ -54,12 +54,12 @@ def test_a_producer_counts_its_sends_and_tells_how_its_queues_are(
 def test_the_oldest_is_found_in_any_priority_and_the_count_has_an_end(
     basic: Any, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "DEPTH_COUNTED_AT_MOST", 5)
+    monkeypatch.setattr(queues, "MAX_COUNTED", 5)
     sql.execute(
         "insert into horsies.tasks (task_name, priority, enqueued_at) "
         "select 'add', n, now() - n * interval '1 hour' from generate_series(1, 9) as n"
     )
-    (depth,) = basic.app.broker.run(lambda: queues.get_depths(["default"]))
+    (depth,) = basic.app.broker.run(lambda: queues.get_queue_depths(["default"]))
     assert depth.waiting == 5
     assert 9 * 3600 <= depth.oldest_s < 9 * 3600 + 60
 
@@ -88,7 +88,7 @@ def test_connections_in_use_and_callers_that_wait_for_one_are_told(
     with broker, basic.app.using(broker), ThreadPoolExecutor(1) as threads:
         assert registry.get_sample_value("horsies_pool_connections") == 1
         assert registry.get_sample_value("horsies_pool_connections_free") == 1
-        with broker.pools.blocking().connection():
+        with broker.pools.blocking_pool().connection():
             assert registry.get_sample_value("horsies_pool_connections_free") == 0
             sending = threads.submit(basic.add.send, 1, 2)
             eventually(lambda: registry.get_sample_value("horsies_pool_callers_waiting"), what="it waits")

@@ -22,8 +22,8 @@ from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import Misfit, TaskStatus
 from horsies.subscribers import emit, subscribers
 from horsies.tasks.current_task import CurrentTask, set_current_task
-from horsies.tasks.outcome import chain_of, encode_result, trace_of, unhandled_error
 from horsies.tasks.outcome import codec_error as _codec_broke
+from horsies.tasks.outcome import encode_result, exception_chain, exception_data, unhandled_error
 from horsies.tasks.task import BaseTask
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _concluded(running: RunningTask, task: BaseTask[..., Any], outcome: Attempt)
         return failed(running, _timed_out(running, raised), wants_retry=wants_retry)
     if raised is None:
         return _returned(running, task, returned)
-    if running.is_cancelled and any(map(_is_cancellation, chain_of(raised))):
+    if running.is_cancelled and any(map(_is_cancellation, exception_chain(raised))):
         log.info("task %s has stopped, as it was asked to", task.name)
         return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
     log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
@@ -268,7 +268,7 @@ def _timed_out(running: RunningTask, raised: BaseException | None) -> TaskError:
     return TaskError(
         error_code=OutcomeCode.TASK_TIMEOUT,
         message=f"it ran longer than its timeout_ms={running.assignment.timeout_ms}",
-        data=trace_of(raised) if raised else None,  # where it was at the time
+        data=exception_data(raised) if raised else None,  # where it was at the time
     )
 
 
@@ -279,7 +279,7 @@ def _is_cancellation(error: BaseException) -> bool:
 
 def _cancelled(raised: BaseException) -> TaskError:
     return TaskError(
-        error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled while it ran", data=trace_of(raised)
+        error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled while it ran", data=exception_data(raised)
     )
 
 
