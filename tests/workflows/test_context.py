@@ -7,7 +7,7 @@ import pytest
 from horsies import NodeKey, NodeNotFoundError, TaskError, TaskResult, WorkflowContext, WorkflowMeta, each, from_node
 from horsies.model.codec import encode_error
 from horsies.model.graph import BuiltTask
-from horsies.model.parameters import WantedParameter
+from horsies.model.signature import InjectedParameter
 from horsies.workflows.inputs import NodeResult
 from tests.workflows.crawl_app import Page, app, fetch, links, told
 
@@ -71,5 +71,5 @@ def test_a_node_is_known_by_the_id_that_its_workflow_gave_it() -> None:
 def test_only_what_a_task_takes_is_filled_in() -> None:
     found = context()
     assert found.to_arguments(told.arguments.wants) == {"workflow_ctx": found, "workflow_meta": META}
-    assert found.to_arguments(frozenset({WantedParameter.META})) == {"workflow_meta": META}
+    assert found.to_arguments(frozenset({InjectedParameter.META})) == {"workflow_meta": META}
     assert found.to_arguments(fetch.arguments.wants) == {}

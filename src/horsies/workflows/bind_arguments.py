@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from horsies.model.codec import ArgumentsCodec
 from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.graph import NodeKind, Ref, RefMode, Step
-from horsies.model.parameters import WantedParameter
 from horsies.model.payload_errors import MOST_BYTES, PayloadLimits, PayloadSizeCheck
+from horsies.model.signature import InjectedParameter
 from horsies.model.type_compat import inside, is_assignable, item_of, takes_result, type_name
 from horsies.tasks.nodes import AnyNode, Reference, TaskNode
 from horsies.workflows.validate import Scope
@@ -49,7 +49,7 @@ class BoundArguments:
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values by parameter. Unlike `Signature.bind`, report every problem and not only the first."""
         codec = self._codec
-        if (values := codec.bound_by_name(args, kwargs)) is not None:
+        if (values := codec.bind_by_name(args, kwargs)) is not None:
             return values
         parameters = codec.signature.parameters
         positional = [parameter.name for parameter in parameters.values() if parameter.kind in _POSITIONAL]
@@ -72,7 +72,7 @@ class BoundArguments:
         return values
 
     def _unknown_argument_problem(self, name: str) -> str:
-        if name in set(WantedParameter):
+        if name in set(InjectedParameter):
             return f"argument '{name}' is filled in by the workflow; leave it out"
         parameters = self._codec.signature.parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
@@ -89,7 +89,7 @@ class BoundArguments:
     def _encode_known(self, values: Mapping[str, Any]) -> list[str]:
         """Return the members of the JSON object for arguments without references."""
         try:
-            text = self._codec.encode_some(values)
+            text = self._codec.encode_partial(values)
         except PayloadError as error:
             self._report(error)
             return []
@@ -112,7 +112,7 @@ class BoundArguments:
                 return f"{{{','.join(self._encode_members(members, annotation, path))}}}"
             case _:
                 try:
-                    return self._codec.encode_piece(annotation, value, _path_text(path))
+                    return self._codec.encode_element(annotation, value, _path_text(path))
                 except (PayloadError, TaskDefinitionError) as error:
                     self._report(error)
                     return "null"
@@ -127,7 +127,7 @@ class BoundArguments:
             self.problems.append("each([...]) takes values, not references; let a node return the list instead")
             return "[]"
         try:
-            return self._codec.encode_piece(list[annotation], items, _path_text(path), _ITEMS_CHECK)
+            return self._codec.encode_element(list[annotation], items, _path_text(path), _ITEMS_CHECK)
         except (PayloadError, TaskDefinitionError) as error:
             self._report(error)
             return "[]"

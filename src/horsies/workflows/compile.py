@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias, cast
 
 from horsies.model.errors import WorkflowDefinitionError
 from horsies.model.graph import Graph, Join, Node, NodeKind, OnError, RefMode
-from horsies.model.parameters import WantedParameter
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import span_problems, to_timedelta
+from horsies.model.signature import InjectedParameter
 from horsies.model.task import TaskOptions
 from horsies.model.type_compat import inside, is_assignable, is_value_assignable, item_of, type_name
 from horsies.tasks.nodes import NodeName, Reference, SuccessCase, SuccessPolicy, TaskNode
@@ -278,7 +278,7 @@ def _compile_options(terms: TaskOptions, node: TaskNode[Any]) -> TaskOptions:
 def _compile_context(scope: Scope, position: int, node: TaskNode[Any], waits_for: tuple[int, ...]) -> tuple[int, ...]:
     """Return the nodes whose results are in its workflow_ctx: those of workflow_ctx_from, or all that it waits for."""
     task, names = cast("BaseTask[..., Any]", node.fn), node.workflow_ctx_from
-    if WantedParameter.CONTEXT not in task.arguments.wants:
+    if InjectedParameter.CONTEXT not in task.arguments.wants:
         if names is not None:
             scope.report(position, f"workflow_ctx_from is for a task that takes workflow_ctx; {task.name!r} does not")
         return ()

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
 from horsies.model.errors import TaskDefinitionError, WorkflowDefinitionError
-from horsies.model.inspect_signature import signature_of
+from horsies.model.signature import signature_of
 from horsies.tasks.nodes import (
     NodeName,
     Reference,

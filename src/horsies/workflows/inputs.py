@@ -15,8 +15,8 @@ from horsies.model.codec import ResultCodec, decode_error, encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, NodeStatus, RefMode, Step
-from horsies.model.parameters import WantedParameter
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.signature import InjectedParameter
 from horsies.tasks.nodes import AnyNode, NodeKey, NodeName
 from horsies.tasks.task import BaseTask
 
@@ -82,9 +82,9 @@ class WorkflowContext:
             )
         return self._results[node_id].decode(self._tasks)
 
-    def to_arguments(self, wants: frozenset[WantedParameter]) -> dict[str, Any]:
+    def to_arguments(self, wants: frozenset[InjectedParameter]) -> dict[str, Any]:
         """Return the arguments that the workflow fills in."""
-        available = {WantedParameter.CONTEXT: self, WantedParameter.META: self.meta}
+        available = {InjectedParameter.CONTEXT: self, InjectedParameter.META: self.meta}
         return {wanted.value: available[wanted] for wanted in wants}
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Inputs:
     item: str | None
     meta: WorkflowMeta | None
 
-    def context_arguments(self, wants: frozenset[WantedParameter], tasks: Tasks) -> dict[str, Any]:
+    def context_arguments(self, wants: frozenset[InjectedParameter], tasks: Tasks) -> dict[str, Any]:
         """Return the arguments that the workflow fills in."""
         if self.meta is None:
             return {}
