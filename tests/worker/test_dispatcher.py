@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +15,6 @@ from horsies.model.task import Ending
 from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.batch import Batch
 from horsies.worker.capacity import PREFETCH_BATCH_DELAY_S, ClaimLimits, PrefetchPolicy
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.pending import PendingWork
@@ -52,9 +52,12 @@ class Fixture:
 
 @asynccontextmanager
 async def open_dispatcher(
-    database: str, prefetch: PrefetchPolicy | None = None, resilience: WorkerResilienceConfig | None = None
+    database: str,
+    prefetch: PrefetchPolicy | None = None,
+    resilience: WorkerResilienceConfig | None = None,
+    batches: int = 1,
 ) -> AsyncGenerator[Fixture]:
-    """Start one that is idle. It sends one batch at a time, and handles each notification at once."""
+    """Start one that is idle. It sends `batches` at a time, and handles each notification at once."""
     config = PostgresConfig(database_url=database)
     pending = PendingWork(
         ME,
@@ -73,7 +76,7 @@ async def open_dispatcher(
             database=config,
             resilience=resilience or WorkerResilienceConfig(notify_poll_interval_ms=300_000),
             grace_ms=1_000,
-            batches=1,
+            batches=batches,
             coalesce=1,
             request_heartbeat=lambda: None,
         )
@@ -155,30 +158,50 @@ async def test_a_rescan_requested_while_another_is_in_flight_is_made(database: s
         assert fixture.claimed == {late, early}
 
 
-async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ending of a workflow that a turn is at, whose time to gather is over: it leaves when that turn is back."""
-    looks: list[float] = []
-    next_batch = PendingWork.next_batch
+class RecordingLoop(asyncio.SelectorEventLoop):
+    """An event loop that records with which delays timers were set."""
 
-    def counted(pending: PendingWork, now: float) -> Batch | None:
-        looks.append(now)
-        return next_batch(pending, now)
+    def __init__(self) -> None:
+        super().__init__()
+        self.delays: asyncio.Queue[float] = asyncio.Queue()
 
-    monkeypatch.setattr(PendingWork, "next_batch", counted)
-    async with open_dispatcher(database, PrefetchPolicy("auto", processes=1)) as fixture:
-        for _ in range(100):
-            fixture.pending.prefetch.observe(10)
-        ended = Ending(new_task_id(), 1, TaskStatus.COMPLETED, root_id=new_task_id())
-        under_way = Batch(ME, fixture.pending.database, NO_CAPS, [ended])
-        fixture.pending.in_flight.append(under_way)
-        fixture.pending.endings.append(ended)
-        fixture.pending.may_have_tasks = True
-        looks.clear()
-        fixture.dispatcher.release([])  # look
-        await asyncio.sleep(10 * PREFETCH_BATCH_DELAY_S)
-        assert fixture.pending.endings
-        assert 1 <= len(looks) <= 5
-        fixture.pending.in_flight.remove(under_way)
+    def call_later(self, delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        self.delays.put_nowait(delay)
+        return super().call_later(delay, *args, **kwargs)
+
+
+def test_what_waits_for_a_batch_in_flight_does_not_keep_the_worker_awake(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """The ending of a workflow that a batch in flight advances, whose delay is over: it is sent when that batch is done."""
+
+    async def wait_for_the_batch(delays: "asyncio.Queue[float]") -> list[float]:
+        async with open_dispatcher(database, PrefetchPolicy("auto", processes=1), batches=2) as fixture:
+            for _ in range(100):
+                fixture.pending.prefetch.observe(10)
+            root_id = new_task_id()
+            with sql.transaction():
+                sql.execute("lock table horsies.tasks in exclusive mode")
+                fixture.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                fixture.dispatcher.release([])
+                await asyncio.to_thread(wait_until_blocked, sql)
+                fixture.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                fixture.pending.may_have_tasks = True
+                while not delays.empty():
+                    delays.get_nowait()
+                fixture.dispatcher.release([])
+                async with asyncio.timeout(PATIENCE_S):
+                    timers = [await delays.get(), await delays.get()]
+                assert len(fixture.pending.in_flight) == len(fixture.pending.endings) == 1
+            await _until(lambda: not fixture.pending.endings and not fixture.pending.in_flight)
+            return timers
+
+    with asyncio.Runner(loop_factory=RecordingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, RecordingLoop)
+        delay, after_commit = runner.run(wait_for_the_batch(loop.delays))
+    assert delay == pytest.approx(PREFETCH_BATCH_DELAY_S)
+    assert after_commit > 10 * PREFETCH_BATCH_DELAY_S, "the timer fires without end"
 
 
 PATIENT = WorkerResilienceConfig(

@@ -44,7 +44,7 @@ from horsies.tasks.release import (
     report_progress,
 )
 from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, set_aside_claims, set_aside_following_tasks
-from horsies.workflows.advance import full_step, lock_roots, quick_step, unsettled_in
+from horsies.workflows.advance import full_step, lock_roots, quick_step, unfinished_roots
 
 SQL = load(__file__)
 
@@ -282,7 +282,7 @@ def _result(answers: Mapping[str, list[Rows]]) -> BatchResult:
         claimed=[claims_from_rows(answer) for answer in answers.get("claim", ())],
         promoted_lanes=[lane for (lane,) in rows("promote")],
         waiting_lanes=[lane for (lane,) in rows("queue heads")],
-        unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
+        unsettled=unfinished_roots(step[0], step[-1]) if (step := answers.get("advance")) else (),
         payloads=payloads_from_rows(rows("load")),
         unfit_outcomes={task_id: UnfitOutcome(outcome) for task_id, outcome in rows("set aside")},
         due_s=min((seconds for seconds in due if seconds is not None), default=None),
