@@ -32,7 +32,7 @@ def configure_logging(level: str, log_format: str, stream: SupportsWrite | None 
         logging.captureWarnings(True)  # noqa: FBT003 - they would be written between the lines of JSON
 
 
-def keep_lines_whole() -> None:
+def line_buffer_stdout() -> None:
     """What is printed goes out line by line, also into a pipe: many processes share it, and the last words before a crash count."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # whatever a program has put in its place
     if reconfigure is not None:

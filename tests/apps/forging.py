@@ -40,11 +40,11 @@ def worker_socket() -> int | None:
 
 
 @app.task("forge")
-def forge(prefetch: str, until: str) -> TaskResult[str, TaskError]:
+def forge(frames: str, until: str) -> TaskResult[str, TaskError]:
     """Writes these bytes to the worker, then waits for a file."""
     fd = worker_socket()
     assert fd is not None
-    os.write(fd, bytes.fromhex(prefetch))
+    os.write(fd, bytes.fromhex(frames))
     return paces.gate(until)
 
 

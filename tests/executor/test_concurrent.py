@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.executor.protocol import ANY
+from horsies.executor.protocol import NO_ASSIGNMENT
 from tests.fixtures.pools import open_pool
 
 
@@ -69,7 +69,7 @@ async def test_what_has_not_begun_can_be_recalled_from_a_crowd(tmp_path: Path) -
         await dispatcher.until(lambda: len(dispatcher.begun) == 2)
         (member,) = dispatcher.children
         dispatcher.is_paused = True
-        member.recall(ANY)
+        member.recall(NO_ASSIGNMENT)
         assert not member.is_open
         await dispatcher.until(lambda: len(dispatcher.given_back) == 3)
         assert set(dispatcher.given_back) == set(ids) - set(dispatcher.begun)

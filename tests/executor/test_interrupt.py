@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.executor.protocol import ANY, Reason
+from horsies.executor.protocol import NO_ASSIGNMENT, StopReason
 from horsies.model.task import Claim
 from horsies.worker.child import Child
 from tests.fixtures.pools import Pump, open_pool
@@ -14,7 +14,7 @@ from tests.fixtures.pools import Pump, open_pool
 WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
 
 
-async def interrupted(dispatcher: Pump, name: str, reason: Reason, **arguments: object) -> str:
+async def interrupted(dispatcher: Pump, name: str, reason: StopReason, **arguments: object) -> str:
     """Begun, then asked to stop."""
     task_id = dispatcher.send(name, timeout_ms=600_000, **arguments)
     await dispatcher.until(lambda: dispatcher.progress.get(task_id), f"{task_id} is inside its own code")
@@ -46,7 +46,7 @@ async def test_a_cancelled_task_ends_as_cancelled(name: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "seen"), [("timeout", "TaskTimeoutError False"), ("cancel", "TaskCancelledError True")]
 )
-async def test_a_task_can_catch_the_soft_stop_and_clean_up(tmp_path: Path, reason: Reason, seen: str) -> None:
+async def test_a_task_can_catch_the_soft_stop_and_clean_up(tmp_path: Path, reason: StopReason, seen: str) -> None:
     swept = tmp_path / "swept"
     async with open_pool() as dispatcher:
         done = await dispatcher.ending(await interrupted(dispatcher, "clean_up", reason, path=str(swept)))
@@ -93,7 +93,7 @@ async def test_a_time_out_outweighs_a_cancellation_before_it(tmp_path: Path) -> 
         member.interrupt(assignment_no, "cancel")
         await dispatcher.until(lambda: len(dispatcher.progress[task_id]) > 1, "it has swallowed it")
         member.interrupt(assignment_no, "timeout")
-        member.recall(ANY)
+        member.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: dispatcher.recalls_answered, "it has read as far as here")
         go.touch()
         assert (await dispatcher.ending(task_id)).error_code == "TASK_TIMEOUT"
@@ -157,16 +157,16 @@ async def test_a_soft_stop_that_comes_late_never_strikes_another_task(concurrenc
 
 TRACED = """
 import sys
-from horsies.executor.execute import begin
-from horsies.executor.interrupt import OtherThread
+from horsies.executor.execute import RunningTask
+from horsies.executor.interrupt import InterruptThread
 from horsies.executor.protocol import Assignment
 
-running = begin(Assignment(1, "id", "name", "default", 1, None, "{}"))
-thread = OtherThread(running)
+running = RunningTask(Assignment(1, "id", "name", "default", 1, None, "{}"))
+thread = InterruptThread(running)
 
 def function():
     if "stopped" in sys.argv:
-        running.ask("cancel")
+        running.request_stop("cancel")
         thread.stop()
     return "returned"
 

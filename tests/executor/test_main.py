@@ -14,21 +14,21 @@ import psutil
 import pytest
 
 from horsies.executor.protocol import (
-    ANY,
+    NO_ASSIGNMENT,
+    AssignmentFields,
     Began,
     Boot,
     Booting,
     Done,
-    Fields,
     Interrupt,
     KeepRunning,
     Message,
     Ready,
     Recall,
-    Refused,
     ReportUnpacker,
     Returned,
     RunTasks,
+    StartFailed,
     Stop,
     pack,
 )
@@ -99,7 +99,7 @@ def ready(child: Child) -> Child:
     return child
 
 
-def add(assignment_no: int, left: int, right: int) -> Fields:
+def add(assignment_no: int, left: int, right: int) -> AssignmentFields:
     return (
         assignment_no,
         "an id",
@@ -114,7 +114,7 @@ def add(assignment_no: int, left: int, right: int) -> Fields:
     )
 
 
-def gate(assignment_no: int, folder: Path) -> Fields:
+def gate(assignment_no: int, folder: Path) -> AssignmentFields:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
     return (assignment_no, "an id", "gate", "default", 1, None, args, None, None, None)
 
@@ -137,7 +137,7 @@ def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) ->
 def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(ready: Child, tmp_path: Path) -> None:
     ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
     assert ready.receive_message() == Began(1)
-    ready.say(Recall(ANY))
+    ready.say(Recall(NO_ASSIGNMENT))
     assert ready.receive_message() == Returned([2, 3])
     ready.say(RunTasks([add(4, 5, 5)]))
     (tmp_path / "open").touch()
@@ -169,7 +169,7 @@ def test_a_task_that_is_asked_to_stop_on_its_way_from_the_tray_stops(ready: Chil
 
 
 def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
-    ready.say(Recall(ANY))
+    ready.say(Recall(NO_ASSIGNMENT))
     assert ready.receive_message() == Returned([])
 
 
@@ -190,7 +190,7 @@ def test_a_child_that_cannot_load_the_app_says_why(child: Child) -> None:
     child.say(boot("tests.apps.basic:no_such_app"))
     assert child.receive_message() == IMPORTING
     refused = child.receive_message()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, StartFailed)
     assert "no attribute 'no_such_app'" in refused.reason
     assert child.exit_code() == 0
 
@@ -315,7 +315,7 @@ def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None
     ]
 
 
-def plain(assignment_no: int, name: str, **arguments: object) -> Fields:
+def plain(assignment_no: int, name: str, **arguments: object) -> AssignmentFields:
     return (
         assignment_no,
         "an id",

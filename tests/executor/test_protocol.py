@@ -30,10 +30,10 @@ from horsies.executor.protocol import (
     ProtocolError,
     Ready,
     Recall,
-    Refused,
     ReportUnpacker,
     Returned,
     RunTasks,
+    StartFailed,
     Stop,
     Unpacker,
     pack,
@@ -68,7 +68,7 @@ reports: st.SearchStrategy[Message] = st.one_of(
     st.builds(Progress, numbers, st.none() | st.floats(0, 1), maybe_texts),
     st.builds(Forked, numbers),
     st.builds(ForkExited, numbers, st.integers(-64, 255)),
-    st.builds(Refused, texts),
+    st.builds(StartFailed, texts),
     st.builds(Began, numbers),
     st.builds(
         Done,
@@ -160,8 +160,8 @@ def test_megabytes_pass() -> None:
 
 
 def test_why_a_child_cannot_start_is_cut_and_not_refused() -> None:
-    (refused,) = read(pack(Refused("why " * MAX_REPORTED_TEXT)))
-    assert isinstance(refused, Refused)
+    (refused,) = read(pack(StartFailed("why " * MAX_REPORTED_TEXT)))
+    assert isinstance(refused, StartFailed)
     assert len(refused.reason) == MAX_REPORTED_TEXT
 
 

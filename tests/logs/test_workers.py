@@ -67,7 +67,7 @@ def test_each_failure_is_one_warning_and_arguments_are_never_logged(
     workflow.get(timeout_ms=15_000)
     wrong = f'{{"number": "{SECRET}"}}'
     sql.execute("insert into horsies.tasks (id, task_name, args) values (gen_random_uuid(), 'picky', %s)", [wrong])
-    running.wait_for_log('"task picky failed: WORKER_SERIALIZATION_ERROR"')
+    running.wait_for_log('"task picky: failed with WORKER_SERIALIZATION_ERROR"')
     assert running.terminate() == 0
     lines = entries(running.logs)
 
@@ -75,9 +75,9 @@ def test_each_failure_is_one_warning_and_arguments_are_never_logged(
         found = [line for line in lines if line["level"] == "WARNING" and line.get("task_id") == handle.task_id]
         return [(line["message"], line["attempt"]) for line in found]
 
-    assert of(raises) == [("task fail raised RuntimeError", 1)]
-    assert of(refuses) == [("task fail failed: FAULTY", 1), ("task fail failed: FAULTY", 2)]
-    assert of(oversleeps) == [("task oversleep ran longer than its 50 ms", 1)]
+    assert of(raises) == [("task fail: raised RuntimeError", 1)]
+    assert of(refuses) == [("task fail: failed with FAULTY", 1), ("task fail: failed with FAULTY", 2)]
+    assert of(oversleeps) == [("task oversleep: ran longer than its timeout of 50 ms, failed", 1)]
     ((words, attempt),) = of(crashes)
     assert attempt == 1
     assert re.search(rf"task fail \({crashes.task_id}\) ended as WORKER_CRASHED: .* was killed by SIGKILL", words)
@@ -85,7 +85,7 @@ def test_each_failure_is_one_warning_and_arguments_are_never_logged(
     assert 'raise RuntimeError("nothing about it")' in trace
     assert said(lines, logger="shop", root_id=workflow.workflow_id) == ["talk: in a workflow"]
     assert (
-        len([line for line in said(lines, level="DEBUG") if re.fullmatch(r"task \w+ completed in [\d.]+ ms", line)])
+        len([line for line in said(lines, level="DEBUG") if re.fullmatch(r"task \w+: completed in [\d.]+ ms", line)])
         == 3
     )
     assert "stopped" in said(lines, logger="horsies.worker", level="INFO")

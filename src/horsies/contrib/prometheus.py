@@ -271,7 +271,9 @@ def _of_worker(stats: WorkerStats | None) -> Iterator[Metric]:
     yield gauge(
         "worker_children_memory_bytes", "The same of its children together.", lambda seen: seen.children_memory_bytes
     )
-    yield gauge("worker_maintenance_leader", "1 while this worker is the maintenance leader.", lambda seen: seen.is_leader)
+    yield gauge(
+        "worker_maintenance_leader", "1 while this worker is the maintenance leader.", lambda seen: seen.is_leader
+    )
     yield gauge("heartbeat_age_seconds", "Since its last sign of life was taken.", lambda seen: seen.heartbeat_age_s)
     yield gauge(
         "listener_working", "1 while notifications arrive; 0: this worker polls.", lambda seen: not seen.is_polling

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from horsies.db.broker import PostgresBroker
-from horsies.executor.os_process import die_with
+from horsies.executor.os_process import die_with_parent
 from horsies.locate import is_own, load_app, parted
 from horsies.model.config import PostgresConfig
 from horsies.model.database_url import mask_passwords
@@ -242,7 +242,7 @@ def outermost(folders: set[Path]) -> list[Path]:
 
 
 def main(parent: str, locator: str) -> None:
-    die_with(int(parent))
+    die_with_parent(int(parent))
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the app prints when it is imported is no answer
     try:

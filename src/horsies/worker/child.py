@@ -10,7 +10,7 @@ from typing import Protocol
 
 from horsies.executor.inbox import RECV_BYTES
 from horsies.executor.protocol import (
-    ANY,
+    NO_ASSIGNMENT,
     Began,
     Boot,
     Booting,
@@ -24,12 +24,12 @@ from horsies.executor.protocol import (
     Progress,
     ProtocolError,
     Ready,
-    Reason,
     Recall,
-    Refused,
     ReportUnpacker,
     Returned,
+    StartFailed,
     Stop,
+    StopReason,
     pack,
 )
 from horsies.model.error_codes import OperationalErrorCode
@@ -262,7 +262,7 @@ class Child:
         """The same for its event loop, if it has one of its own."""
         self.loop_answers = 0
         self._is_blocked = False
-        self._on_loop = ANY
+        self._on_loop = NO_ASSIGNMENT
         self.spare_capacity: Callable[[], int] | None = None
         """A spare's: what the others leave it to do."""
 
@@ -365,14 +365,14 @@ class Child:
         return len(self.assigned)
 
     def stuck_behind(self, now: float, slow_after_s: float, slow_together_s: float) -> int | None:
-        """Nobody has asked yet for those that wait here, and what runs before them has taken long: one task, or `ANY` when it is many together.
+        """Nobody has asked yet for those that wait here, and what runs before them has taken long: one task, or `NO_ASSIGNMENT` when it is many together.
 
         One task may also seem so because the machine was busy elsewhere: by the time the child hears of it, it has ended.
         """
         if self._boot.concurrency > 1 or self.recalled or not self.assigned.has_begun:
             return None
         if self._ahead_s(now) > slow_together_s:
-            return ANY
+            return NO_ASSIGNMENT
         return self.assigned.running()[0][0] if now - self.began_at > slow_after_s else None
 
     def _ahead_s(self, now: float) -> float:
@@ -432,11 +432,11 @@ class Child:
         """Its event loop does not run: ask for what has not begun, and take no new work until it runs again."""
         self._is_blocked = True
         if self.assigned.has_unbegun:
-            self._send(Recall(ANY))
+            self._send(Recall(NO_ASSIGNMENT))
 
     # -- stopping a task
 
-    def interrupt(self, assignment_no: int, reason: Reason) -> None:
+    def interrupt(self, assignment_no: int, reason: StopReason) -> None:
         """Make the task raise."""
         self._send(Interrupt(assignment_no, reason))
 
@@ -508,11 +508,11 @@ class Child:
 
     def _hear_of_itself(self, message: Message) -> None:
         match message:
-            case Booting(what):
-                self.doing = what
+            case Booting(step):
+                self.doing = step
             case Ready(_, rss_mb) if not self.ready.is_set():
                 self._measured(rss_mb)
-            case Refused(reason):
+            case StartFailed(reason):
                 self.refusal = reason
             case Pong(on_loop):
                 self._on_loop = on_loop

@@ -24,8 +24,8 @@ from horsies.executor.protocol import (
     Message,
     ProtocolError,
     Ready,
-    Refused,
     ReportUnpacker,
+    StartFailed,
     pack,
 )
 from horsies.worker.spawn import Process, Spawned, SpawnError, describe_exit, spawn, watch_boot
@@ -76,7 +76,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                process = await spawn("template", theirs, self._env)
+                process = await spawn("fork-server", theirs, self._env)
             except BaseException:
                 ours.close()
                 raise
@@ -179,14 +179,14 @@ class _ForkServerProcess:
 
     def _on_message(self, message: Message, fds: list[int]) -> None:
         match message:
-            case Booting(what):
-                self.doing = what
+            case Booting(step):
+                self.doing = step
             case Ready() if not self.ready.is_set():
                 self.doing = "forking"
                 self.ready.set()
                 if not self.is_open.done():
                     self.is_open.set_result(None)
-            case Refused(reason):
+            case StartFailed(reason):
                 self._refused(reason)
             case Forked(pid) if fds and self._factory and pid not in self._children:
                 self._born(_ForkedProcess(pid, fds.pop()))

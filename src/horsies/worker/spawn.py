@@ -65,7 +65,7 @@ class Spawned:
         return await self._subprocess.wait()
 
 
-async def spawn(kind: Literal["child", "template"], theirs: socket.socket, env: Mapping[str, str]) -> Spawned:
+async def spawn(kind: Literal["child", "fork-server"], theirs: socket.socket, env: Mapping[str, str]) -> Spawned:
     """To be called on the main thread: the kernel ties the child's life to the thread that started it."""
     try:
         return Spawned(
