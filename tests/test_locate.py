@@ -318,5 +318,5 @@ def test_a_pattern_that_matches_nothing_is_reported(pattern: str, problem: str) 
     with pytest.raises(LocateError, match=problem):
         tasks_of(pattern)
     noted: list[LocateError] = []
-    load_app("shop:app", failed=noted.append)  # as `horsies check` does, which goes on
+    load_app("shop:app", on_error=noted.append)  # as `horsies check` does, which goes on
     assert len(noted) == 1

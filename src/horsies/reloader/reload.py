@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from horsies.db.broker import PostgresBroker
 from horsies.executor.os_process import die_with_parent
-from horsies.locate import is_own, load_app, parted
+from horsies.locate import is_user_code, load_app, split_locator
 from horsies.model.config import PostgresConfig
 from horsies.model.database_url import mask_passwords
 from horsies.model.errors import HorsiesError
@@ -256,7 +256,7 @@ def main(parent: str, locator: str) -> None:
 def _look_at(locator: str) -> AppSurvey:
     app = load_app(locator)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    folders = {Path(file).resolve().parent for file in files if file and is_own(str(Path(file).resolve()))}
+    folders = {Path(file).resolve().parent for file in files if file and is_user_code(str(Path(file).resolve()))}
     return AppSurvey(
         folders=[str(folder) for folder in outermost(folders)],
         database_url=None if app.is_embedded else mask_passwords(app.broker.config.database_url),
@@ -278,7 +278,7 @@ Plan = Callable[[AppSurvey], Mapping[str, Sequence[str]]]
 
 def run_parts(app: str, plan: Plan, show: Callable[[str, str], None] | None = None) -> None:
     """Until SIGINT or SIGTERM. `show` gets the output of the parts by name and line; without it, they write where we do."""
-    parted(app)  # no change of code mends this
+    split_locator(app)  # no change of code mends this
     try:
         asyncio.run(_until_signalled(Reloader(app, plan, show)))
     except* HorsiesError as group:
@@ -329,7 +329,7 @@ class Reloader:
 
     def _first_folders(self) -> list[Path]:
         """What can be known of an app that was never loaded: where its file is, or else where we are."""
-        place, _ = parted(self._app)
+        place, _ = split_locator(self._app)
         return [Path(place).resolve().parent if place.endswith(".py") else Path.cwd()]
 
     async def _unless_news(self, work: Coroutine[Any, Any, T]) -> T | None:
