@@ -3,6 +3,8 @@
 Every child loads this module. So it does without pathlib, and what only few apps need is imported where it is used.
 """
 
+# ruff: noqa: PLC0415, PTH - see above
+
 import importlib
 import os
 import sys

@@ -58,7 +58,7 @@ class Child:
 
     def close(self) -> None:
         os.close(self._in)
-        self.end_interval()  # so that it notices
+        eventually(lambda: self.end_interval() or STANDBY not in [thread.name for thread in threading.enumerate()])
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_each_failure_is_one_warning_and_arguments_are_never_logged(
     workflow.get(timeout_ms=15_000)
     wrong = f'{{"number": "{SECRET}"}}'
     sql.execute("insert into horsies.tasks (id, task_name, args) values (gen_random_uuid(), 'picky', %s)", [wrong])
-    running.wait_for_log('"task picky: failed with WORKER_SERIALIZATION_ERROR"')
+    running.wait_for_log('"task picky failed: WORKER_SERIALIZATION_ERROR"')
     assert running.terminate() == 0
     lines = entries(running.logs)
 
