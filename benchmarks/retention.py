@@ -38,8 +38,8 @@ from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks import wait
-from horsies.tasks.claim import ClaimRequest, claim_from_queues, claims_from_rows, from_start
-from horsies.tasks.finish import finish
+from horsies.tasks.claim import ClaimRequest, claim_from_queues, claims_from_rows, lanes_from_start
+from horsies.tasks.finish import finish_tasks
 
 CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
 MAX_DROP_S, MAX_WAIT_S = 1.0, 0.1
@@ -117,10 +117,10 @@ class Traffic:
         wanted = ClaimRequest(worker, TaskStatus.RUNNING, BATCH, 60_000)
         with self._connected(self.waits) as connection:
             while not self._over.is_set():
-                claim = claim_from_queues(wanted, from_start(["default"]))
+                claim = claim_from_queues(wanted, lanes_from_start(["default"]))
                 began = time.perf_counter()
                 *_, claimed, _ = execute(
-                    connection, [BEGIN(), finish(worker, endings), SEND(), claim, COMMIT()], "horsies"
+                    connection, [BEGIN(), finish_tasks(worker, endings), SEND(), claim, COMMIT()], "horsies"
                 )
                 self.batches.append(Span(began, time.perf_counter()))
                 endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in claims_from_rows(claimed)]

@@ -3,7 +3,7 @@
 Every child loads this module. So it does without pathlib, and what only few apps need is imported where it is used.
 """
 
-# ruff: noqa: PLC0415, PTH - see above
+# ruff: noqa: PLC0415, PTH109, PTH113, PTH118, PTH119, PTH120, PTH122, PTH206, PTH207 - see above
 
 import importlib
 import os

@@ -175,7 +175,7 @@ class Registry:
                 function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
             ),
             result=ResultCodec.for_type(ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)),
-            outlet=self,
+            app=self,
             error_codes=error_codes,
             retry_policy=retry_policy,
             timeout_ms=timeout_ms,

@@ -12,7 +12,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance.rescue import expire
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.queues import count_finished
 from tests.cli.conftest import Cli
 from tests.cli.test_tasks import register
@@ -50,7 +50,7 @@ def test_a_list_of_queues_counts_what_waits_is_delayed_and_runs(
 
 
 def test_a_long_line_is_counted_only_so_far(cli: Cli, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horsies.tasks.queues.COUNTED_AT_MOST", 3)
+    monkeypatch.setattr("horsies.tasks.queues.MAX_COUNTED", 3)
     send_new(broker, 5)
     (line,) = cli("queues", "list", "--json").json["queues"]
     assert (line["waiting"], line["more_waiting"], line["more_delayed"]) == (3, True, False)
@@ -158,7 +158,7 @@ def test_the_status_has_queues_workers_and_what_has_ended(
 ) -> None:
     send_new(broker, 3)
     first, *_ = claim(broker)
-    do(broker, finish(ME, [completed(first)]))
+    do(broker, finish_tasks(ME, [completed(first)]))
     register(sql, ME)
     found = cli("status", app_file, "--json").json
     assert found.keys() == {
@@ -174,7 +174,7 @@ def test_the_status_has_queues_workers_and_what_has_ended(
 def test_what_takes_too_long_to_count_is_left_out(
     cli: Cli, broker: PostgresBroker, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.tasks.queues.PATIENCE_MS", 50)
+    monkeypatch.setattr("horsies.tasks.queues.COUNT_TIMEOUT_MS", 50)
     with psycopg.connect(database) as holder:
         holder.execute("lock table horsies.finished")
         assert broker.run(partial(count_finished, 60)) is None

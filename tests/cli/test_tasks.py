@@ -13,7 +13,7 @@ from horsies import AppConfig, Horsies
 from horsies.cli import bulk as sweeping
 from horsies.cli.bulk import run_in_batches
 from horsies.db.broker import PostgresBroker
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import TaskFilter, TaskSummary
 from tests.cli.conftest import Cli
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, new_task, send, send_new
@@ -24,7 +24,7 @@ ERROR = '{"error_code": "BROKEN", "message": "it broke", "data": {"card": "4711-
 
 def end_all(broker: PostgresBroker, error: str = ERROR) -> list[str]:
     held = claim(broker, 1000, queues=["default", "parcels", "letters"])
-    do(broker, finish(ME, [failed(one, error=error) for one in held]))
+    do(broker, finish_tasks(ME, [failed(one, error=error) for one in held]))
     return [one.id for one in held]
 
 
@@ -161,7 +161,7 @@ def test_all_that_match_are_retried_in_batches(
 def test_without_a_status_only_what_failed_is_retried(cli: Cli, broker: PostgresBroker) -> None:
     send_new(broker, 2)
     first, second = claim(broker)
-    do(broker, finish(ME, [completed(first), failed(second)]))
+    do(broker, finish_tasks(ME, [completed(first), failed(second)]))
     assert cli("tasks", "retry", "--queue=default", "--yes", "--json").json["outcomes"] == {"RETRIED": 1}
     assert cli("tasks", "retry", "--status=COMPLETED", "--yes", "--json").json["outcomes"] == {"SUCCEEDED": 1}
     assert cli("tasks", "retry", "--status=COMPLETED", "--yes", "--force", "--json").json["outcomes"] == {"RETRIED": 1}

@@ -11,7 +11,14 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.errors import QueueError
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import Caps, ClaimRequest, claim_from_queues, claim_from_watermarks, from_start, lock_caps
+from horsies.tasks.claim import (
+    Caps,
+    ClaimRequest,
+    claim_from_queues,
+    claim_from_watermarks,
+    lanes_from_start,
+    lock_caps,
+)
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, column, do, row
@@ -188,7 +195,7 @@ def test_without_caps_there_is_no_lock_and_no_count(
 
 
 def explained(broker: PostgresBroker, wanted: ClaimRequest, *, watermarks: bool = False) -> str:
-    query = (claim_from_watermarks if watermarks else claim_from_queues)(wanted, from_start(["default"]))
+    query = (claim_from_watermarks if watermarks else claim_from_queues)(wanted, lanes_from_start(["default"]))
     statement = query.statement
     prefixed = type(statement)(statement.name, f"explain (analyze, costs off, timing off) {statement.text}")
     (rows,) = do(broker, type(query)(prefixed, query.params))

@@ -54,12 +54,12 @@ def test_a_producer_counts_its_sends_and_tells_how_its_queues_are(
 def test_the_oldest_is_found_in_any_priority_and_the_count_has_an_end(
     basic: Any, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "DEPTH_COUNTED_AT_MOST", 5)
+    monkeypatch.setattr(queues, "MAX_COUNTED", 5)
     sql.execute(
         "insert into horsies.tasks (task_name, priority, enqueued_at) "
         "select 'add', n, now() - n * interval '1 hour' from generate_series(1, 9) as n"
     )
-    (depth,) = basic.app.broker.run(lambda: queues.get_depths(["default"]))
+    (depth,) = basic.app.broker.run(lambda: queues.get_queue_depths(["default"]))
     assert depth.waiting == 5
     assert 9 * 3600 <= depth.oldest_s < 9 * 3600 + 60
 

@@ -11,7 +11,7 @@ from horsies.db.dedicated import DedicatedConnection
 from horsies.db.migrate import Migration, library_version, migrations
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import SchemaError
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, column, completed, do, row, send_new
 from tests.fixtures.roles import PlainUser
@@ -165,7 +165,7 @@ def test_at_the_current_version_a_user_without_ddl_rights_works(
         assert broker.migrate() == []
         send_new(broker)
         (held,) = claim(broker)
-        assert do(broker, finish(ME, [completed(held)])) == [[(held.id,)]]
+        assert do(broker, finish_tasks(ME, [completed(held)])) == [[(held.id,)]]
 
 
 def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant(

@@ -8,7 +8,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.partitions import DAYS_AHEAD
 from horsies.model.config import PostgresConfig
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, column, completed, do, row, send_new
 from tests.fixtures.roles import PlainUser
@@ -91,7 +91,7 @@ def test_a_user_who_may_not_make_tables_goes_on_without_days(
         assert "of finished tasks now: permission denied" in caplog.text
         send_new(broker)
         (held,) = claim(broker)
-        assert do(broker, finish(ME, [completed(held)])) == [[(held.id,)]]
+        assert do(broker, finish_tasks(ME, [completed(held)])) == [[(held.id,)]]
     assert row(sql, "select tableoid::regclass::text from horsies.finished") == ("horsies.finished_default",)
 
 

@@ -12,7 +12,7 @@ from horsies.model.errors import ConfigError
 from horsies.model.send_options import Key
 from horsies.model.task import Ended, NewTask, TaskOptions
 from horsies.tasks.enqueue import SLICE_ROWS, enqueue_within
-from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.finish import finish_tasks, notify_done
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.journey import ME, claim, completed, do, new_task, row, send, send_new, wait_for
 
@@ -32,7 +32,7 @@ def test_any_schema_name_works_beside_the_default_one(schema: str, database: str
         assert broker.migrate() == []
         (sent,) = send_new(broker)
         (held,) = claim(broker)
-        do(broker, finish(ME, [completed(held)]), notify_done([held.id]))
+        do(broker, finish_tasks(ME, [completed(held)]), notify_done([held.id]))
         assert isinstance(wait_for(broker, sent.id), Ended)
         send(broker, *[NewTask(new_task_id(), "{}", COPIED) for _ in range(SLICE_ROWS + 1)])  # by COPY
     quoted = '"' + schema.replace("%", "%%") + '"'
@@ -82,7 +82,7 @@ def test_two_installations_in_one_database_do_not_wake_each_other(database: str,
         second.migrate()
         send_new(second)
         (held,) = claim(second)
-        do(second, finish(ME, [completed(held)]), notify_done([held.id]))
+        do(second, finish_tasks(ME, [completed(held)]), notify_done([held.id]))
     with PostgresBroker(PostgresConfig(database_url=database)) as first:
         send_new(first)
     heard = [notify.channel for notify in sql.notifies(timeout=1.0, stop_after=1)]

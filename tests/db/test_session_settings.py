@@ -12,7 +12,7 @@ from horsies.db.loop_connection import LoopConnection
 from horsies.db.statement import Op, Statement, one
 from horsies.model.config import PostgresConfig
 from horsies.model.task import Ended
-from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.finish import finish_tasks, notify_done
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.journey import ME, claim, completed, do, row, send_new, wait_for
 from tests.fixtures.server import DatabaseServer
@@ -90,7 +90,7 @@ def test_a_setting_of_the_database_changes_no_verb(
         expect_read(broker.run(read))
         (sent,) = send_new(broker)
         (held,) = claim(broker)
-        do(broker, finish(ME, [completed(held)]), notify_done([held.id]))
+        do(broker, finish_tasks(ME, [completed(held)]), notify_done([held.id]))
         assert isinstance(wait_for(broker, sent.id), Ended)
 
 

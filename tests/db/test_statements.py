@@ -20,13 +20,13 @@ from horsies.tasks.claim import (
     claim_from_queues,
     claim_from_watermarks,
     claims_from_rows,
-    from_start,
-    start,
+    lanes_from_start,
+    start_tasks,
 )
 from horsies.tasks.enqueue import option_params
-from horsies.tasks.finish import finish
-from horsies.tasks.inspect import TaskFilter, list_query
-from horsies.tasks.release import get_held
+from horsies.tasks.finish import finish_tasks
+from horsies.tasks.inspect import TaskFilter, list_tasks_query
+from horsies.tasks.release import get_held_tasks
 from horsies.workflows import advance
 from tests.fixtures.journey import ME, column, row
 from tests.fixtures.server import DatabaseServer
@@ -154,24 +154,26 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     roots = [str(root) for root in column(filled, "select id::text from horsies.workflows limit 3")]
     endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
     return {
-        "claim_from_queues": claim_from_queues(running, from_start(["default", "other"])),
+        "claim_from_queues": claim_from_queues(running, lanes_from_start(["default", "other"])),
         "claim_from_watermarks": claim_from_watermarks(running, [Lane("default", 100, claims[0].enqueued_at)]),
-        "claim_one": claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), from_start(["default"])),
-        "claim_hundreds": claim_from_queues(ClaimRequest(ME, TaskStatus.CLAIMED, 500, 60_000), from_start(["default"])),
-        "start_one": start(ME, claims[:1]),
-        "start_hundred": start(ME, claims),
-        "finish_one": finish(ME, endings[:1]),
-        "finish_hundred": finish(ME, endings),
-        "release_one": release.release(ME, claims[:1]),
-        "release_hundred": release.release(ME, claims),
-        "get_held_tasks": get_held(ME),
+        "claim_one": claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(["default"])),
+        "claim_hundreds": claim_from_queues(
+            ClaimRequest(ME, TaskStatus.CLAIMED, 500, 60_000), lanes_from_start(["default"])
+        ),
+        "start_one": start_tasks(ME, claims[:1]),
+        "start_hundred": start_tasks(ME, claims),
+        "finish_one": finish_tasks(ME, endings[:1]),
+        "finish_hundred": finish_tasks(ME, endings),
+        "release_one": release.release_tasks(ME, claims[:1]),
+        "release_hundred": release.release_tasks(ME, claims),
+        "get_held_tasks": get_held_tasks(ME),
         "lock_roots": advance.lock_roots(roots),
         **{query.statement.name: query for query in advance.full_step(roots, ids)},
         "get_unfinished_trees": advance.SQL["get_unfinished_trees"](limit=100, excluded=[]),
         "get_one_ended": get_ended(claims[:1]),
         "get_hundred_ended": get_ended(claims),
         "get_results_unpruned": wait.SQL["get_results_unpruned"](ids=ids),
-        "list_newest": list_query(TaskFilter(), 50, None),
+        "list_newest": list_tasks_query(TaskFilter(), 50, None),
         "get_finished_tasks": control.SQL["get_finished_tasks"](ids=ids),
         "get_queue_depths": queues.SQL["get_queue_depths"](
             queues=["default", "other"], counted=100, priorities_at_most=10

@@ -14,7 +14,7 @@ from horsies.doctor.findings import CheckContext
 from horsies.doctor.run import run_doctor
 from horsies.maintenance import rescue, retention
 from horsies.maintenance.isolate import FIRST_S, SkippedRow
-from horsies.tasks.claim import promote
+from horsies.tasks.claim import promote_tasks
 from horsies.workflows.advance import settle
 from tests.doctor.conftest import add_worker
 from tests.fixtures.eventually import eventually
@@ -315,7 +315,7 @@ def test_a_finished_task_of_no_day_stops_neither_migrations_nor_retention(
 def test_promotion_goes_on_past_a_row_that_cannot_be_changed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     sql.execute(TASK.format(columns="ready, enqueued_at", values="false, now() - interval '1 hour'").encode())
     refuse(sql, "tasks", "update", "old.task_name = 'bad'")
-    (told,) = do(broker, promote())
+    (told,) = do(broker, promote_tasks())
     assert len(told) == 2
     assert column(sql, "select task_name from horsies.tasks where ready order by 1") == ["a", "c"]
 

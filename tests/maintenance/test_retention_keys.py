@@ -11,7 +11,7 @@ import pytest
 from horsies import KeyConflictError
 from horsies.maintenance import retention
 from horsies.maintenance.retention import BATCH, trim_keys
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
 from tests.fixtures.shops import Shop
@@ -28,7 +28,7 @@ def thread() -> Generator[ThreadPoolExecutor]:
 
 def run_all(shop: Shop) -> None:
     for held in claim(shop.app.broker, queues=["parcels", "letters"]):
-        do(shop.app.broker, finish(ME, [completed(held)]))
+        do(shop.app.broker, finish_tasks(ME, [completed(held)]))
 
 
 def forget(shop: Shop) -> int:

@@ -16,7 +16,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.faults import When
 from horsies.db.partitions import MOVE_AT_MOST, prepare_partitions
 from horsies.model.config import PostgresConfig
-from horsies.tasks.finish import finish as finish_tasks
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import get_status
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row, send_new, wait_for

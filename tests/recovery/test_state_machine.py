@@ -16,8 +16,8 @@ from horsies.maintenance import rescue
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, NewTask, TaskOptions
-from horsies.tasks.claim import Caps, ClaimRequest, from_start
-from horsies.tasks.control import CancelOutcome, cancel
+from horsies.tasks.claim import Caps, ClaimRequest, lanes_from_start
+from horsies.tasks.control import CancelOutcome, cancel_task
 from horsies.tasks.enqueue import enqueue
 from horsies.tasks.ids import new_task_id
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
@@ -83,7 +83,7 @@ class Journeys(RuleBasedStateMachine):
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
         known = self.tasks[task_id]
         before = self._status(task_id)
-        outcome = self.given.broker.run(partial(cancel, task_id))
+        outcome = self.given.broker.run(partial(cancel_task, task_id))
         if before.is_final:
             assert outcome is CancelOutcome.ALREADY_ENDED
         elif before is TaskStatus.RUNNING:
@@ -110,7 +110,7 @@ class Journeys(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 6), status=st.sampled_from(["RUNNING", "CLAIMED"]))
     def claim(self, worker: str, limit: int, status: str) -> None:
         wanted = ClaimRequest(worker, TaskStatus(status), limit, 60_000, caps=CAPS)
-        outcome = self._batch(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=from_start(QUEUES))
+        outcome = self._batch(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=lanes_from_start(QUEUES))
         (claimed,) = outcome.claimed
         assert len(claimed) <= limit
         for found in claimed:

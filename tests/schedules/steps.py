@@ -12,7 +12,7 @@ from horsies.db.driver import execute_on
 from horsies.db.statement import AnyRequest, Op, Request
 from horsies.model.schedule import Pattern, TaskSchedule
 from horsies.model.task import TaskOptions
-from horsies.schedules.control import ScheduleRun, get_runs
+from horsies.schedules.control import ScheduleRun, get_schedule_runs
 from horsies.schedules.sync import DeclaredSchedule, SyncResult, sync_schedules
 from horsies.schedules.tick import TickResult, tick
 
@@ -41,12 +41,12 @@ def tick_at(broker: PostgresBroker, now: datetime, **options: Any) -> TickResult
 
 
 def outcomes(ticked: TickResult) -> list[tuple[str, datetime]]:
-    return [(verdict.outcome.value, verdict.slot_at) for verdict in ticked.verdicts]
+    return [(decision.outcome.value, decision.slot_at) for decision in ticked.decisions]
 
 
 def history(broker: PostgresBroker, name: str, limit: int = 1_000) -> list[ScheduleRun]:
     """Oldest first."""
-    return broker.run(partial(get_runs, name, limit))[::-1]
+    return broker.run(partial(get_schedule_runs, name, limit))[::-1]
 
 
 def slots_of(runs: Sequence[ScheduleRun], outcome: str = "ENQUEUED") -> list[datetime]:

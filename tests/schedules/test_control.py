@@ -8,7 +8,7 @@ import pytest
 from horsies import ConfigError, DailySchedule, IntervalSchedule
 from horsies.db.broker import PostgresBroker
 from horsies.model.task import TaskOptions
-from horsies.schedules.control import get_schedules, pause, resume, run_now
+from horsies.schedules.control import get_schedules, pause_schedule, resume_schedule, run_schedule
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.journey import row
 from tests.fixtures.raw_rows import Plant
@@ -25,39 +25,39 @@ def report(broker: PostgresBroker) -> None:
 
 
 def test_a_paused_schedule_goes_on_with_its_first_slot_after_the_pause(broker: PostgresBroker) -> None:
-    assert broker.run(partial(pause, "report"))
-    assert tick_at(broker, NOON + 3 * HOUR).verdicts == []
+    assert broker.run(partial(pause_schedule, "report"))
+    assert tick_at(broker, NOON + 3 * HOUR).decisions == []
     assert tick_at(broker, NOON).next_due_s is None
-    assert broker.run(partial(resume, "report", NOON + 3.5 * HOUR))
-    assert tick_at(broker, NOON + 3.5 * HOUR).verdicts == []
+    assert broker.run(partial(resume_schedule, "report", NOON + 3.5 * HOUR))
+    assert tick_at(broker, NOON + 3.5 * HOUR).decisions == []
     assert outcomes(tick_at(broker, NOON + 4 * HOUR)) == [("ENQUEUED", NOON + 4 * HOUR)]
 
 
 def test_resuming_what_is_not_paused_changes_nothing(broker: PostgresBroker) -> None:
-    assert broker.run(partial(resume, "report", NOON + 3.5 * HOUR))
+    assert broker.run(partial(resume_schedule, "report", NOON + 3.5 * HOUR))
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
 
 
 def test_resuming_what_the_app_has_disabled_leaves_it_disabled(broker: PostgresBroker) -> None:
-    broker.run(partial(pause, "report"))
+    broker.run(partial(pause_schedule, "report"))
     store(broker, declare("report", IntervalSchedule(hours=1), enabled=False), now=NOON)
-    assert broker.run(partial(resume, "report", NOON))
-    assert tick_at(broker, NOON + HOUR).verdicts == []
+    assert broker.run(partial(resume_schedule, "report", NOON))
+    assert tick_at(broker, NOON + HOUR).decisions == []
 
 
 def test_resuming_in_a_zone_that_is_not_known_here_says_so(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    broker.run(partial(pause, "report"))
+    broker.run(partial(pause_schedule, "report"))
     sql.execute(
         """update horsies.schedules set timezone = 'Mars/Olympus', pattern = '{"kind": "daily", "time": "09:00:00"}'"""
     )
     with pytest.raises(ConfigError, match="timezone 'Mars/Olympus' is not known"):
-        broker.run(partial(resume, "report", NOON))
+        broker.run(partial(resume_schedule, "report", NOON))
     assert stored_row(sql, "report")["paused_at"] is not None
 
 
 def test_a_run_by_hand_enqueues_now_and_moves_no_slot(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     task_id = new_task_id()
-    assert broker.run(partial(run_now, "report", task_id))
+    assert broker.run(partial(run_schedule, "report", task_id))
     assert row(sql, "select id::text, task_name, queue_name, priority from horsies.tasks") == (
         task_id,
         "pack",
@@ -71,7 +71,7 @@ def test_a_run_by_hand_enqueues_now_and_moves_no_slot(broker: PostgresBroker, sq
 
 def test_a_run_by_hand_is_a_last_run_that_others_must_not_overlap(broker: PostgresBroker) -> None:
     store(broker, declare("report", IntervalSchedule(hours=1), overlap="skip"), now=NOON)
-    broker.run(partial(run_now, "report", new_task_id()))
+    broker.run(partial(run_schedule, "report", new_task_id()))
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("SKIPPED", NOON + HOUR)]
 
 
@@ -80,7 +80,7 @@ def test_a_run_by_hand_whose_answer_was_lost_is_not_run_twice(
     broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, when: str
 ) -> None:
     faults("run_schedule", "before" if when == "before" else "after", "drop")  # it travels with its COMMIT
-    verb = partial(run_now, "report", new_task_id())
+    verb = partial(run_schedule, "report", new_task_id())
     assert broker.run(verb, again=verb)
     sql.execute("delete from horsies.tasks")  # as if it had been run meanwhile
     assert broker.run(verb)
@@ -91,7 +91,7 @@ def test_a_run_by_hand_whose_answer_was_lost_is_not_run_twice(
 def test_two_attempts_of_one_run_by_hand_at_once_enqueue_it_once(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    verb = partial(run_now, "report", new_task_id())
+    verb = partial(run_schedule, "report", new_task_id())
     with ThreadPoolExecutor(4) as threads:
         attempts = [threads.submit(broker.run, verb) for _ in range(4)]
         assert [attempt.result() for attempt in attempts] == [True] * 4
@@ -99,7 +99,11 @@ def test_two_attempts_of_one_run_by_hand_at_once_enqueue_it_once(
 
 
 def test_a_name_that_is_not_there_is_said_to_be_none(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    for verb in (partial(pause, "mail"), partial(resume, "mail"), partial(run_now, "mail", new_task_id())):
+    for verb in (
+        partial(pause_schedule, "mail"),
+        partial(resume_schedule, "mail"),
+        partial(run_schedule, "mail", new_task_id()),
+    ):
         assert not broker.run(verb)
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
 

@@ -14,7 +14,7 @@ import pytest
 from horsies import AppConfig, Horsies, events
 from horsies.db.broker import PostgresBroker
 from horsies.model.schedule import IntervalSchedule
-from horsies.schedules.control import pause, resume
+from horsies.schedules.control import pause_schedule, resume_schedule
 from horsies.worker.scheduler import Scheduler
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
@@ -203,9 +203,9 @@ def test_a_scheduler_that_sleeps_is_woken_when_schedules_change(
     running.wait_for_log("0 schedules are declared")
     store(broker, declare("report", IntervalSchedule(seconds=1)))
     eventually(lambda: runs(sql) >= 1, what="a schedule that was stored later is served")
-    broker.run(partial(pause, "report"))
+    broker.run(partial(pause_schedule, "report"))
     paused_at = runs(sql)
-    broker.run(partial(resume, "report"))
+    broker.run(partial(resume_schedule, "report"))
     eventually(lambda: runs(sql) > paused_at, what="it goes on")
 
 

@@ -21,7 +21,7 @@ from horsies import (
 )
 from horsies.db.broker import PostgresBroker
 from horsies.model.task import TaskOptions
-from horsies.schedules.control import get_schedules, pause
+from horsies.schedules.control import get_schedules, pause_schedule
 from horsies.schedules.sync import SyncResult, declared_schedules, sync_schedules
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import row
@@ -58,8 +58,8 @@ def test_a_declared_schedule_has_the_terms_of_its_task_and_its_encoded_arguments
     found = declared_schedules(app.config, app.tasks)
     assert found is not None
     assert [each.schedule.name for each in found] == ["a", "b"]
-    assert [each.terms.queue_name for each in found] == ["letters", "parcels"]
-    assert {each.terms.timeout_ms for each in found} == {7_000}
+    assert [each.options.queue_name for each in found] == ["letters", "parcels"]
+    assert {each.options.timeout_ms for each in found} == {7_000}
     assert [each.args for each in found] == ['{"number":2}', '{"number":1,"at":"09:00:00"}']
 
 
@@ -170,7 +170,7 @@ def test_any_other_change_leaves_the_next_slot_alone(broker: PostgresBroker, sql
 def test_what_is_no_longer_declared_is_kept_but_never_due(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
     assert store(broker, declare("mail", HOURLY), now=NOON).retired == ["report"]
-    assert [verdict.name for verdict in tick_at(broker, NOON + 5 * HOUR).verdicts if verdict.name == "report"] == []
+    assert [decision.name for decision in tick_at(broker, NOON + 5 * HOUR).decisions if decision.name == "report"] == []
     assert [info.state for info in broker.run(get_schedules)] == ["active", "removed"]
     assert store(broker, declare("mail", HOURLY), now=NOON) == SyncResult([], [], [])
     again = store(broker, declare("mail", HOURLY), declare("report", HOURLY), now=NOON + 9 * HOUR)
@@ -180,17 +180,17 @@ def test_what_is_no_longer_declared_is_kept_but_never_due(broker: PostgresBroker
 
 def test_a_schedule_that_is_disabled_is_stored_and_never_due(broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY, enabled=False), now=NOON)
-    assert tick_at(broker, NOON + 5 * HOUR).verdicts == []
+    assert tick_at(broker, NOON + 5 * HOUR).decisions == []
     store(broker, declare("report", HOURLY), now=NOON + 9 * HOUR)
-    assert [verdict.slot_at for verdict in tick_at(broker, NOON + 10 * HOUR).verdicts] == [NOON + 10 * HOUR]
+    assert [decision.slot_at for decision in tick_at(broker, NOON + 10 * HOUR).decisions] == [NOON + 10 * HOUR]
 
 
 def test_a_pause_outlives_every_change_of_the_app(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
-    assert broker.run(partial(pause, "report"))
+    assert broker.run(partial(pause_schedule, "report"))
     store(broker, declare("report", IntervalSchedule(minutes=5)), now=NOON)
     assert stored_row(sql, "report")["paused_at"] is not None
-    assert tick_at(broker, NOON + 5 * HOUR).verdicts == []
+    assert tick_at(broker, NOON + 5 * HOUR).decisions == []
     assert history(broker, "report") == []
 
 
@@ -221,10 +221,10 @@ def test_a_sync_under_way_keeps_no_tick_waiting(database: str, broker: PostgresB
     with psycopg.connect(database, autocommit=True) as connection:
         syncing = ByHand(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
         syncing.until("store_schedules")
-        assert tick_at(broker, NOON + HOUR).verdicts == []
+        assert tick_at(broker, NOON + HOUR).decisions == []
         while syncing.step():
             pass
-    assert len(tick_at(broker, NOON + HOUR).verdicts) == 1
+    assert len(tick_at(broker, NOON + HOUR).decisions) == 1
 
 
 # -- several apps in one schema
@@ -240,7 +240,7 @@ def test_an_app_s_start_changes_nothing_of_another_app(broker: PostgresBroker, s
     after = sql.execute("select xmin, * from horsies.schedules where name <> 'count' order by name").fetchall()
     assert after == before
     assert history(broker, "report") == []
-    assert sorted(verdict.name for verdict in tick_at(broker, NOON + HOUR).verdicts) == ["mail", "report"]
+    assert sorted(decision.name for decision in tick_at(broker, NOON + HOUR).decisions) == ["mail", "report"]
 
 
 @pytest.mark.promise("D3")

@@ -16,10 +16,10 @@ from horsies.model.config import PostgresConfig
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.schedule import CronSchedule, DailySchedule, IntervalSchedule
 from horsies.model.task import TaskOptions
-from horsies.schedules.control import pause
+from horsies.schedules.control import pause_schedule
 from horsies.schedules.tick import SQL as TICK
 from horsies.schedules.tick import tick
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
 from tests.fixtures.proxies import Proxy
@@ -43,9 +43,9 @@ HOURLY = IntervalSchedule(hours=1)
 
 def test_a_new_schedule_begins_with_its_first_slot_from_now_on(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
-    assert tick_at(broker, NOON + 59 * MINUTE).verdicts == []
+    assert tick_at(broker, NOON + 59 * MINUTE).decisions == []
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
-    assert tick_at(broker, NOON + HOUR).verdicts == []
+    assert tick_at(broker, NOON + HOUR).decisions == []
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
@@ -118,7 +118,7 @@ def test_a_slot_is_skipped_while_the_last_run_is_still_going(broker: PostgresBro
     assert outcomes(tick_at(broker, NOON + 2 * HOUR)) == [("SKIPPED", NOON + 2 * HOUR)]  # it waits
     (held,) = claim(broker)
     assert outcomes(tick_at(broker, NOON + 3 * HOUR)) == [("SKIPPED", NOON + 3 * HOUR)]  # it runs
-    do(broker, finish(ME, [completed(held)]))
+    do(broker, finish_tasks(ME, [completed(held)]))
     assert outcomes(tick_at(broker, NOON + 4 * HOUR)) == [("ENQUEUED", NOON + 4 * HOUR)]
     assert [run.outcome for run in history(broker, "report")] == ["ENQUEUED", "SKIPPED", "SKIPPED", "ENQUEUED"]
 
@@ -164,9 +164,9 @@ def test_a_schedule_that_another_scheduler_is_busy_with_is_its_own(database: str
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
     with psycopg.connect(database) as other:
         other.execute("select from horsies.schedules where name = 'report' for update")
-        assert [name for name, *_ in tick_at(broker, NOON + HOUR).verdicts] == ["mail"]
+        assert [name for name, *_ in tick_at(broker, NOON + HOUR).decisions] == ["mail"]
         other.rollback()
-    assert [name for name, *_ in tick_at(broker, NOON + HOUR).verdicts] == ["report"]
+    assert [name for name, *_ in tick_at(broker, NOON + HOUR).decisions] == ["report"]
 
 
 @pytest.mark.promise("T4")
@@ -193,13 +193,13 @@ def test_a_schedule_that_is_paused_while_it_is_decided_on_waits_for_the_tick_and
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
         ticking = ByHand(connection, tick(NOON + HOUR))
         ticking.until("record_decisions")
-        pausing = threads.submit(broker.run, partial(pause, "report"))
+        pausing = threads.submit(broker.run, partial(pause_schedule, "report"))
         wait_until_blocked(sql, on=connection)
         while ticking.step():
             pass
         assert pausing.result()
     assert len(history(broker, "report")) == 1
-    assert tick_at(broker, NOON + 2 * HOUR).verdicts == []
+    assert tick_at(broker, NOON + 2 * HOUR).decisions == []
 
 
 IN_TRANSACTION = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null"
@@ -221,7 +221,7 @@ def test_a_tick_whose_connection_is_lost_anywhere_is_made_up_for_once(
     eventually(lambda: row(sql, IN_TRANSACTION) == (0,))
     again = tick_at(broker, NOON + HOUR)
     committed = (statement, when) in (("record_decisions", "after"), ("get_next_due", "after"))
-    assert len(again.verdicts) == (0 if committed else 1)
+    assert len(again.decisions) == (0 if committed else 1)
     assert slots_of(history(broker, "report")) == [NOON + HOUR]
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
@@ -298,7 +298,7 @@ def test_a_schedule_that_this_process_cannot_read_is_left_to_others(
     sql.execute("update horsies.schedules set timezone = 'Mars/Olympus' where name = 'odd'")
     sql.execute("""update horsies.schedules set pattern = '{"kind": "lunar"}' where name = 'moon'""")
     ticked = tick_at(broker, NOON + HOUR)
-    assert [verdict.name for verdict in ticked.verdicts] == ["report"]
+    assert [decision.name for decision in ticked.decisions] == ["report"]
     assert ticked.next_due_s == 3_600
     assert "Mars/Olympus" in ticked.unreadable["odd"]
     assert "lunar" in ticked.unreadable["moon"]
@@ -315,8 +315,8 @@ def test_a_schedule_whose_task_is_refused_keeps_no_other(broker: PostgresBroker,
     )
     ticked = tick_at(broker, NOON + HOUR)
     assert ticked.failed == {"bad": "not this one"}
-    assert sorted(verdict.name for verdict in ticked.verdicts) == ["a", "c"]
+    assert sorted(decision.name for decision in ticked.decisions) == ["a", "c"]
     assert row(sql, "select count(*) from horsies.tasks") == (2,)
     assert tick_at(broker, NOON + HOUR, excluded=["bad"]).failed == {}
     sql.execute("drop trigger refuse on horsies.tasks")
-    assert [verdict.name for verdict in tick_at(broker, NOON + HOUR).verdicts] == ["bad"]
+    assert [decision.name for decision in tick_at(broker, NOON + HOUR).decisions] == ["bad"]

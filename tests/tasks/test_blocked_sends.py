@@ -9,7 +9,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import start
+from horsies.tasks.claim import start_tasks
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, claim_lanes, do, new_task, row, send
 
@@ -68,7 +68,7 @@ def test_what_has_expired_since_it_was_to_be_started_is_not(
     claims = claim(broker, status=TaskStatus.CLAIMED)
 
     def take() -> list[str]:
-        (rows,) = do(broker, start(ME, claims))
+        (rows,) = do(broker, start_tasks(ME, claims))
         return [task_id for (task_id,) in rows]
 
     assert expire_while_held_up(sql, database, late.id, take) == [good.id]

@@ -9,8 +9,8 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import ClaimRequest, claim_from_queues, find_queue_heads, from_start
-from horsies.tasks.release import release
+from horsies.tasks.claim import ClaimRequest, claim_from_queues, get_queue_heads, lanes_from_start
+from horsies.tasks.release import release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
 
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
@@ -18,18 +18,18 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 Take = Callable[..., list[str]]
 
 
-@pytest.fixture(params=["from_start", "from_marks"])
+@pytest.fixture(params=["from_start", "from_watermarks"])
 def take(request: pytest.FixtureRequest, broker: PostgresBroker) -> Take:
     """Claims by one of the two statements; the names of what was taken."""
 
     def from_start(limit: int = 10) -> list[str]:
         return sorted(held.task_name for held in claim(broker, limit))
 
-    def from_marks(limit: int = 10) -> list[str]:
+    def from_watermarks(limit: int = 10) -> list[str]:
         lanes = [("default", priority, LONG_AGO) for priority in (1, 100, 200)]
         return sorted(held.task_name for held in claim_lanes(broker, lanes, limit))
 
-    return from_start if request.param == "from_start" else from_marks
+    return from_start if request.param == "from_start" else from_watermarks
 
 
 def insert(sql: psycopg.Connection, name: str, columns: str = "", values: str = "") -> None:
@@ -141,7 +141,7 @@ def test_the_claim_number_rises_with_every_claim_and_is_never_reset(
     for expected in (1, 2, 3):
         (held,) = claim(broker, worker=ME if expected % 2 else OTHER)
         assert (held.claim_no, held.attempt) == (expected, 1), "released claims are not attempts"
-        do(broker, release(ME if expected % 2 else OTHER, [held]))
+        do(broker, release_tasks(ME if expected % 2 else OTHER, [held]))
     assert row(sql, "select claim_no, attempts from horsies.tasks") == (3, 0)
 
 
@@ -154,7 +154,7 @@ def test_a_row_that_another_holds_locked_is_passed_over_without_waiting(
 ) -> None:
     first, second = send_new(broker, 2)
     with psycopg.connect(database) as winner:
-        query = claim_from_queues(ClaimRequest(OTHER, TaskStatus.RUNNING, 1, 0), from_start(["default"]))
+        query = claim_from_queues(ClaimRequest(OTHER, TaskStatus.RUNNING, 1, 0), lanes_from_start(["default"]))
         winner.execute(query.statement.for_schema("horsies"), query.params)  # no COMMIT yet: the row is locked
         assert [held.id for held in claim(broker)] == [second.id]
         winner.rollback()
@@ -189,5 +189,5 @@ def test_a_survey_tells_of_the_first_row_in_each_queue_that_has_any(
         "('a', 100, 7, true), ('a', 1, 9, true), ('a', 1, 8, true), ('b', 100, 5, true), ('c', 1, 1, false), ('d', 1, 1, true)"
         ") as new (queue, priority, moment, ready)"
     )
-    (surveyed,) = do(broker, find_queue_heads(from_start(["a", "b", "c", "empty"])))
+    (surveyed,) = do(broker, get_queue_heads(lanes_from_start(["a", "b", "c", "empty"])))
     assert sorted(told for (told,) in surveyed) == ["1 8000000 a", "100 5000000 b"]

@@ -11,7 +11,7 @@ from horsies.db.statement import Op
 from horsies.model.errors import BrokerError
 from horsies.model.task import NewTask
 from horsies.tasks.enqueue import enqueue, enqueue_again
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, new_task, row, send, send_new
 from tests.fixtures.raw_rows import Plant
@@ -164,7 +164,7 @@ def test_a_lost_send_that_has_already_finished_does_not_run_again(
 
     def run_the_first() -> None:
         (held,) = claim(broker, 1)
-        do(broker, finish(ME, [completed(held)]))
+        do(broker, finish_tasks(ME, [completed(held)]))
 
     faults("enqueue_tasks", "after", "drop")
     send_safely(broker, [finished, pending], before_again=run_the_first)
@@ -179,7 +179,7 @@ def test_a_lost_send_that_is_just_being_finished_does_not_run_again(
 
         def begin_to_finish() -> None:
             (held,) = claim(broker)
-            query = finish(ME, [completed(held)])
+            query = finish_tasks(ME, [completed(held)])
             finisher.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
 
         faults("enqueue_tasks", "after", "drop")

@@ -14,10 +14,10 @@ from horsies.model.result import TaskError
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.task import NewTask, TaskOptions
-from horsies.tasks.finish import end_or_retry, finish, notify_done
+from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import FailedAttempt, get_info
-from horsies.tasks.release import release
+from horsies.tasks.release import release_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, row, send, send_new
 
@@ -39,7 +39,7 @@ def test_a_completed_task_moves_to_the_finished_ones_whole(broker: PostgresBroke
     columns = "id, task_name, queue_name, priority, args::text, sent_at, enqueued_at, good_until"
     before = row(sql, f"select {columns} from horsies.tasks")
     (held,) = claim(broker)
-    assert ended(broker, finish(ME, [completed(held, '{"width": "\\u0000"}')])) == [held.id]
+    assert ended(broker, finish_tasks(ME, [completed(held, '{"width": "\\u0000"}')])) == [held.id]
     assert column(sql, "select id from horsies.tasks") == []
     assert row(sql, f"select {columns} from horsies.finished") == before
     assert row(
@@ -53,7 +53,7 @@ def test_a_completed_task_moves_to_the_finished_ones_whole(broker: PostgresBroke
 def test_a_failed_task_keeps_its_code_and_its_error(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (held,) = claim(broker)
-    do(broker, finish(ME, [failed(held, "CARD_DECLINED", '{"error_code": "CARD_DECLINED"}')]))
+    do(broker, finish_tasks(ME, [failed(held, "CARD_DECLINED", '{"error_code": "CARD_DECLINED"}')]))
     assert row(sql, "select status, result, error_code, error::text from horsies.finished") == (
         "FAILED",
         None,
@@ -70,7 +70,7 @@ def retried(broker: PostgresBroker, error: str) -> FailedAttempt:
     terms = TaskOptions("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["BUSY"]))
     task = NewTask(new_task_id(), "{}", terms)
     send(broker, task)
-    do(broker, end_or_retry(ME, [failed(held, "BUSY", error) for held in claim(broker)]))
+    do(broker, end_or_retry_tasks(ME, [failed(held, "BUSY", error) for held in claim(broker)]))
     info = broker.run(partial(get_info, task.id))
     assert info is not None
     (past,) = info.failed_attempts
@@ -102,7 +102,7 @@ def test_a_batch_is_one_statement(broker: PostgresBroker, sql: psycopg.Connectio
     send_new(broker, 20)
     claims = claim(broker, 20)
     endings = [completed(held, str(number)) if number % 2 else failed(held) for number, held in enumerate(claims)]
-    assert ended(broker, finish(ME, list(reversed(endings)))) == [held.id for held in claims]
+    assert ended(broker, finish_tasks(ME, list(reversed(endings)))) == [held.id for held in claims]
     found = sql.execute("select id::text, status, result::text from horsies.finished order by id").fetchall()
     assert found == [(ending.id, ending.status.value, ending.result) for ending in endings]
 
@@ -114,35 +114,35 @@ def test_a_late_finisher_changes_nothing(broker: PostgresBroker, sql: psycopg.Co
     """Its claim was taken from it, and the task belongs to another by now."""
     send_new(broker)
     (late,) = claim(broker, worker=ME)
-    do(broker, release(ME, [late]))
+    do(broker, release_tasks(ME, [late]))
     (held,) = claim(broker, worker=OTHER)
-    assert ended(broker, finish(ME, [completed(late, '"late"')])) == []
+    assert ended(broker, finish_tasks(ME, [completed(late, '"late"')])) == []
     assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", OTHER)
-    assert ended(broker, finish(OTHER, [completed(held, '"in time"')])) == [held.id]
+    assert ended(broker, finish_tasks(OTHER, [completed(held, '"in time"')])) == [held.id]
     assert row(sql, "select result::text from horsies.finished") == ('"in time"',)
 
 
 def test_an_earlier_claim_of_the_same_worker_is_not_this_claim(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (first,) = claim(broker)
-    do(broker, release(ME, [first]))
+    do(broker, release_tasks(ME, [first]))
     (second,) = claim(broker)
-    assert ended(broker, finish(ME, [completed(first)])) == []
-    assert ended(broker, finish(ME, [completed(second)])) == [second.id]
+    assert ended(broker, finish_tasks(ME, [completed(first)])) == []
+    assert ended(broker, finish_tasks(ME, [completed(second)])) == [second.id]
 
 
 def test_another_incarnation_cannot_end_what_is_not_its_own(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (held,) = claim(broker)
-    assert ended(broker, finish(OTHER, [completed(held)])) == []
+    assert ended(broker, finish_tasks(OTHER, [completed(held)])) == []
     assert row(sql, "select count(*) from horsies.finished") == (0,)
 
 
 def test_an_ending_written_twice_is_written_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (held,) = claim(broker)
-    assert ended(broker, finish(ME, [completed(held)])) == [held.id]
-    assert ended(broker, finish(ME, [completed(held)])) == []
+    assert ended(broker, finish_tasks(ME, [completed(held)])) == [held.id]
+    assert ended(broker, finish_tasks(ME, [completed(held)])) == []
     assert row(sql, "select count(*) from horsies.finished") == (1,)
 
 
@@ -151,7 +151,7 @@ def test_what_is_not_ours_does_not_hold_up_the_rest_of_the_batch(broker: Postgre
     mine = claim(broker, 2, worker=ME)
     (theirs,) = claim(broker, 1, worker=OTHER)
     stale = replace(mine[0], claim_no=mine[0].claim_no + 1)
-    assert ended(broker, finish(ME, [completed(stale), completed(mine[1]), completed(theirs)])) == [mine[1].id]
+    assert ended(broker, finish_tasks(ME, [completed(stale), completed(mine[1]), completed(theirs)])) == [mine[1].id]
 
 
 def test_of_two_finishers_the_one_who_waits_for_the_others_lock_changes_nothing(
@@ -160,8 +160,8 @@ def test_of_two_finishers_the_one_who_waits_for_the_others_lock_changes_nothing(
     send_new(broker)
     (held,) = claim(broker)
     with psycopg.connect(database) as winner, ThreadPoolExecutor(1) as thread:
-        assert execute(winner, finish(ME, [completed(held, '"winner"')])) == [held.id]
-        loser = thread.submit(ended, broker, finish(ME, [completed(held, '"loser"')]))
+        assert execute(winner, finish_tasks(ME, [completed(held, '"winner"')])) == [held.id]
+        loser = thread.submit(ended, broker, finish_tasks(ME, [completed(held, '"loser"')]))
         wait_until_blocked(sql, on=winner)
         winner.commit()
         assert loser.result() == []
@@ -174,8 +174,8 @@ def test_the_one_who_waits_wins_when_the_other_gives_up(
     send_new(broker)
     (held,) = claim(broker)
     with psycopg.connect(database) as first, ThreadPoolExecutor(1) as thread:
-        execute(first, finish(ME, [completed(held, '"first"')]))
-        second = thread.submit(ended, broker, finish(ME, [completed(held, '"second"')]))
+        execute(first, finish_tasks(ME, [completed(held, '"first"')]))
+        second = thread.submit(ended, broker, finish_tasks(ME, [completed(held, '"second"')]))
         wait_until_blocked(sql, on=first)
         first.rollback()
         assert second.result() == [held.id]
@@ -188,8 +188,8 @@ def test_a_finisher_who_waits_for_a_release_finds_its_claim_gone(
     send_new(broker)
     (held,) = claim(broker)
     with psycopg.connect(database) as releaser, ThreadPoolExecutor(1) as thread:
-        assert execute(releaser, release(ME, [held])) == [held.id]
-        finisher = thread.submit(ended, broker, finish(ME, [completed(held)]))
+        assert execute(releaser, release_tasks(ME, [held])) == [held.id]
+        finisher = thread.submit(ended, broker, finish_tasks(ME, [completed(held)]))
         wait_until_blocked(sql, on=releaser)
         releaser.commit()
         assert finisher.result() == []
@@ -203,8 +203,8 @@ def test_two_batches_in_opposite_order_do_not_deadlock(
     send_new(broker, 20)
     claims = claim(broker, 20)
     with psycopg.connect(database) as first, ThreadPoolExecutor(1) as thread:
-        execute(first, finish(ME, [completed(held) for held in claims[10:]]))
-        second = thread.submit(ended, broker, finish(ME, [completed(held) for held in reversed(claims)]))
+        execute(first, finish_tasks(ME, [completed(held) for held in claims[10:]]))
+        second = thread.submit(ended, broker, finish_tasks(ME, [completed(held) for held in reversed(claims)]))
         wait_until_blocked(sql, on=first)
         # The second holds the locks of the lower ids now. Asking for them in turn would close the circle, had it taken
         # the higher ones first.
@@ -238,17 +238,17 @@ def test_a_release_puts_the_task_back_as_if_nobody_had_claimed_it(
     columns = "status, claimed_by, claimed_at, lease_until, started_at, enqueued_at, attempts, ready"
     before = row(sql, f"select {columns} from horsies.tasks")
     (held,) = claim(broker, status=TaskStatus.CLAIMED)
-    assert ended(broker, release(ME, [held])) == [held.id]
+    assert ended(broker, release_tasks(ME, [held])) == [held.id]
     assert row(sql, f"select {columns} from horsies.tasks") == before
 
 
 def test_a_late_release_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (late,) = claim(broker, worker=ME)
-    do(broker, release(ME, [late]))
+    do(broker, release_tasks(ME, [late]))
     claim(broker, worker=OTHER)
-    assert ended(broker, release(ME, [late])) == []
-    assert ended(broker, release(OTHER, [late])) == [], "another claim number"
+    assert ended(broker, release_tasks(ME, [late])) == []
+    assert ended(broker, release_tasks(OTHER, [late])) == [], "another claim number"
     assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", OTHER)
 
 
@@ -259,7 +259,7 @@ def test_a_late_release_changes_nothing(broker: PostgresBroker, sql: psycopg.Con
 def test_one_view_shows_live_and_finished_tasks(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     first, second, third = send_new(broker, 3)
     (held,) = claim(broker, 1)
-    do(broker, finish(ME, [completed(held)]))
+    do(broker, finish_tasks(ME, [completed(held)]))
     claim(broker, 1)
     found = sql.execute(
         "select id::text, status, result::text, finished_at is not null from horsies.all_tasks order by id"

@@ -10,7 +10,7 @@ from horsies import TaskResult
 from horsies.db import waiter
 from horsies.db.broker import PostgresBroker
 from horsies.tasks import handle as handle_module
-from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.finish import finish_tasks, notify_done
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, completed, do, row
 
@@ -38,7 +38,7 @@ def is_new_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def end_unannounced(broker: PostgresBroker) -> list[str]:
     claims = claim(broker)
-    do(broker, finish(ME, [completed(held, "3") for held in claims]))
+    do(broker, finish_tasks(ME, [completed(held, "3") for held in claims]))
     return [held.id for held in claims]
 
 

@@ -21,7 +21,7 @@ from horsies import (
 )
 from horsies.db.broker import PostgresBroker
 from horsies.model.codec import encode_error
-from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.finish import finish_tasks, notify_done
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.import_guard import suppress_sends
 from tests.fixtures.journey import ME, claim, completed, do, failed, row
@@ -29,7 +29,11 @@ from tests.fixtures.journey import ME, claim, completed, do, failed, row
 
 def answer(broker: PostgresBroker, result: str) -> None:
     claims = claim(broker)
-    do(broker, finish(ME, [completed(held, result) for held in claims]), notify_done([held.id for held in claims]))
+    do(
+        broker,
+        finish_tasks(ME, [completed(held, result) for held in claims]),
+        notify_done([held.id for held in claims]),
+    )
 
 
 @pytest.mark.promise("A3")
@@ -85,7 +89,7 @@ def test_an_error_comes_back_whole(basic: Any, broker: PostgresBroker) -> None:
     error = TaskError(error_code="CARD_DECLINED", message="no", data={"limit": [1, None]})
     handle = basic.add.send(1, 2)
     (held,) = claim(broker)
-    do(broker, finish(ME, [failed(held, "CARD_DECLINED", encode_error(error))]))
+    do(broker, finish_tasks(ME, [failed(held, "CARD_DECLINED", encode_error(error))]))
     assert handle.get() == TaskResult(err=error)
 
 
@@ -197,7 +201,7 @@ async def test_status_follows_the_task(basic: Any, broker: PostgresBroker) -> No
     assert await handle.status_async() is TaskStatus.PENDING
     claims = await asyncio.to_thread(claim, broker)
     assert await handle.status_async() is TaskStatus.RUNNING
-    await asyncio.to_thread(do, broker, finish(ME, [completed(held, "3") for held in claims]))
+    await asyncio.to_thread(do, broker, finish_tasks(ME, [completed(held, "3") for held in claims]))
     assert await handle.status_async() is TaskStatus.COMPLETED
     await basic.app.close_async()
 
@@ -221,7 +225,7 @@ def test_info_tells_all_there_is_to_know(basic: Any, broker: PostgresBroker, sql
     )
     (held,) = claim(broker)
     error = TaskError(error_code="BROKEN", message="it broke", data=[1])
-    do(broker, finish(ME, [failed(held, "BROKEN", encode_error(error))]))
+    do(broker, finish_tasks(ME, [failed(held, "BROKEN", encode_error(error))]))
     info = handle.info()
     assert (info.id, info.task_name, info.queue_name, info.priority) == (handle.task_id, "add", "default", 100)
     assert (info.status, info.attempts, info.worker) == (TaskStatus.FAILED, 2, ME)

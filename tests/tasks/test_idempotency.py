@@ -12,9 +12,9 @@ import pytest
 from horsies import KeyConflictError, Sender, TaskStatus
 from horsies.model.send_options import OnConflict
 from horsies.model.task import Claim
-from horsies.tasks.claim import ClaimRequest, claim_from_queues, from_start
-from horsies.tasks.control import cancel
-from horsies.tasks.finish import end_or_retry, finish
+from horsies.tasks.claim import ClaimRequest, claim_from_queues, lanes_from_start
+from horsies.tasks.control import cancel_task
+from horsies.tasks.finish import end_or_retry_tasks, finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row
 from tests.fixtures.shops import Shop
@@ -35,7 +35,7 @@ def claim_one(shop: Shop) -> Claim:
 
 
 def run(shop: Shop) -> None:
-    do(shop.app.broker, finish(ME, [completed(claim_one(shop))]))
+    do(shop.app.broker, finish_tasks(ME, [completed(claim_one(shop))]))
 
 
 def live(sql: psycopg.Connection) -> list[object]:
@@ -99,7 +99,7 @@ def test_a_key_holds_for_its_window_after_the_end(shop: Shop, sql: psycopg.Conne
 def test_a_task_that_waits_for_its_retry_holds_its_key(shop: Shop) -> None:
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
     first = keyed.send(1)
-    do(shop.app.broker, end_or_retry(ME, [failed(claim_one(shop), code="OUT_OF_PAPER")]))
+    do(shop.app.broker, end_or_retry_tasks(ME, [failed(claim_one(shop), code="OUT_OF_PAPER")]))
     assert first.status() is TaskStatus.PENDING
     assert keyed.send(1).task_id == first.task_id
     with pytest.raises(KeyConflictError):  # it has begun with the arguments it has
@@ -203,7 +203,7 @@ def test_a_replacement_that_waits_for_a_claim_leaves_the_started_task_alone(
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
     keyed.send(1)
     with psycopg.connect(database) as worker:
-        query = claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), from_start(QUEUES))
+        query = claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(QUEUES))
         worker.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
         replacing = thread.submit(keyed.send, 2)
         wait_until_blocked(sql, on=worker)
@@ -315,7 +315,7 @@ def test_a_holder_that_ends_while_a_second_send_waits_gives_its_key_up(
 def test_a_holder_that_is_just_ending_still_holds(shop: Shop, database: str) -> None:
     first = shop.pack.with_options(key="k").send(1)
     with psycopg.connect(database) as finisher:
-        query = finish(ME, [completed(claim_one(shop))])
+        query = finish_tasks(ME, [completed(claim_one(shop))])
         finisher.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
         assert shop.pack.with_options(key="k").send(1).task_id == first.task_id
         finisher.commit()
@@ -346,6 +346,6 @@ def test_a_serializable_caller_gets_the_error_of_their_own_database(
 
 def test_a_cancelled_task_gives_its_key_up(shop: Shop, sql: psycopg.Connection) -> None:
     first = shop.pack.with_options(key="k").send(1)
-    shop.app.broker.run(partial(cancel, first.task_id))
+    shop.app.broker.run(partial(cancel_task, first.task_id))
     second = shop.pack.with_options(key="k").send(1)
     assert live(sql) == [second.task_id]

@@ -8,8 +8,8 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.status import TaskStatus
-from horsies.tasks.control import Requeue, purge
-from horsies.tasks.finish import finish
+from horsies.tasks.control import Requeue, purge_finished
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import TaskFilter, count_tasks, list_tasks, read_clock
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, send
 
@@ -24,7 +24,7 @@ def ids(broker: PostgresBroker, sql: psycopg.Connection) -> dict[str, str]:
     }
     send(broker, *(tasks[name] for name in ("completed", "failed", "running")))
     first, second, _ = claim(broker)
-    do(broker, finish(ME, [completed(first), failed(second)]))
+    do(broker, finish_tasks(ME, [completed(first), failed(second)]))
     send(broker, *(tasks[name] for name in ("pending", "elsewhere", "late")))
     sql.execute("update horsies.tasks set good_until = now() - interval '1 s' where id = %s", [tasks["late"].id])
     return {name: task.id for name, task in tasks.items()}
@@ -86,8 +86,8 @@ def test_purging_deletes_the_endings_that_were_seen_and_nothing_else(
 ) -> None:
     seen = broker.run(partial(list_tasks, TaskFilter(), limit=10))
     broker.run(Requeue([ids["failed"]]))
-    assert broker.run(partial(purge, seen)) == 1
-    assert broker.run(partial(purge, seen)) == 0
+    assert broker.run(partial(purge_finished, seen)) == 1
+    assert broker.run(partial(purge_finished, seen)) == 0
     assert column(sql, "select id from horsies.finished") == []
     assert {str(task_id) for task_id in column(sql, "select id::text from horsies.tasks")} == {*ids.values()} - {
         ids["completed"]

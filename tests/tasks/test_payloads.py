@@ -11,20 +11,20 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
 from horsies.tasks.claim import (
-    CLAIM_BYTES,
     INLINE_BYTES_MAX,
     INLINE_BYTES_MIN,
-    LOAD_BYTES,
+    MAX_CLAIM_BYTES,
+    MAX_LOAD_BYTES,
     ClaimRequest,
     Payload,
-    fail_unclaimable,
-    from_start,
-    list_claimable,
+    fail_unclaimable_task,
+    lanes_from_start,
+    list_claimable_tasks,
     load_payloads,
     payloads_from_rows,
     try_claim,
 )
-from horsies.tasks.release import release
+from horsies.tasks.release import release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, do, row, send_new
 
 
@@ -46,7 +46,7 @@ def load(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> dict[
 def test_a_claim_brings_a_bounded_number_of_bytes(limit: int) -> None:
     inline_bytes = ClaimRequest(ME, TaskStatus.RUNNING, limit, 1_000).inline_bytes
     assert INLINE_BYTES_MIN <= inline_bytes <= INLINE_BYTES_MAX
-    assert inline_bytes * limit <= max(CLAIM_BYTES, INLINE_BYTES_MIN * limit)
+    assert inline_bytes * limit <= max(MAX_CLAIM_BYTES, INLINE_BYTES_MIN * limit)
 
 
 def test_small_arguments_come_with_the_claim_and_large_ones_do_not(
@@ -65,7 +65,7 @@ def test_small_arguments_come_with_the_claim_and_large_ones_do_not(
 
 
 def test_as_much_is_read_at_once_as_the_budget_has_room_for(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    size = LOAD_BYTES * 2 // 5
+    size = MAX_LOAD_BYTES * 2 // 5
     insert(sql, size, count=5)
     left = claim(broker)
     read: list[int] = []
@@ -78,7 +78,7 @@ def test_as_much_is_read_at_once_as_the_budget_has_room_for(broker: PostgresBrok
 
 
 def test_one_that_is_larger_than_the_budget_is_read_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    insert(sql, LOAD_BYTES + 1, count=2)
+    insert(sql, MAX_LOAD_BYTES + 1, count=2)
     found = load(broker, claim(broker))
     assert sorted(payload.args is None for payload in found.values()) == [False, True]
 
@@ -105,10 +105,10 @@ def test_only_the_holder_of_the_very_claim_reads(broker: PostgresBroker, sql: ps
 def test_deaths_of_children_stay_with_the_task(broker: PostgresBroker) -> None:
     send_new(broker)
     (held,) = claim(broker)
-    do(broker, release(ME, [held], {held.id: 2}))
+    do(broker, release_tasks(ME, [held], {held.id: 2}))
     (again,) = claim(broker)
     assert again.child_deaths == 2
-    do(broker, release(ME, [again]))
+    do(broker, release_tasks(ME, [again]))
     assert claim(broker)[0].child_deaths == 2, "a release for another reason takes none back"
 
 
@@ -120,13 +120,13 @@ def test_a_trial_changes_nothing_and_lists_the_order_of_service(
 ) -> None:
     send_new(broker, 3)
     wanted = ClaimRequest(ME, TaskStatus.RUNNING, 2, 1_000)
-    (found,) = do(broker, list_claimable(wanted, from_start(["default"])))
+    (found,) = do(broker, list_claimable_tasks(wanted, lanes_from_start(["default"])))
     assert len(found) == 2
     before = sql.execute("select * from horsies.tasks order by id").fetchall()
     do(broker, *try_claim(ME, found[0][0]))
     assert sql.execute("select * from horsies.tasks order by id").fetchall() == before
     excluding = replace(wanted, excluded=[found[0][0]])
-    (rest,) = do(broker, list_claimable(excluding, from_start(["default"])))
+    (rest,) = do(broker, list_claimable_tasks(excluding, lanes_from_start(["default"])))
     assert found[0] not in rest
     assert len(rest) == 2
 
@@ -136,8 +136,8 @@ def test_only_what_still_waits_is_ended_as_unclaimable(broker: PostgresBroker, s
     (held,) = claim(broker, 1)
     (waiting,) = row(sql, "select id::text from horsies.tasks where status = 'PENDING'")
     error = TaskError(error_code="WORKER_SERIALIZATION_ERROR", message="no")
-    assert do(broker, fail_unclaimable(held.id, error)) == [[]]
-    assert do(broker, fail_unclaimable(str(waiting), error)) == [[(waiting,)]]
+    assert do(broker, fail_unclaimable_task(held.id, error)) == [[]]
+    assert do(broker, fail_unclaimable_task(str(waiting), error)) == [[(waiting,)]]
     assert row(sql, "select id::text, status, error_code from horsies.finished") == (
         waiting,
         "FAILED",

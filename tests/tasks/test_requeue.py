@@ -13,8 +13,8 @@ from horsies import RetryOutcome, TaskStatus
 from horsies.db.broker import PostgresBroker
 from horsies.db.faults import When
 from horsies.model.task import Claim
-from horsies.tasks.control import CancelOutcome, Requeue, cancel_many, cancel_unstarted
-from horsies.tasks.finish import finish
+from horsies.tasks.control import CancelOutcome, Requeue, cancel_tasks, cancel_unstarted_tasks
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row, send_new
@@ -27,7 +27,7 @@ QUEUES = ("parcels", "letters")
 def run_one(broker: PostgresBroker, ending: Callable[[Claim], Any] = failed) -> Claim:
     """The task that is waiting, claimed and ended."""
     (held,) = claim(broker, queues=("default", *QUEUES))
-    do(broker, finish(ME, [ending(held)]))
+    do(broker, finish_tasks(ME, [ending(held)]))
     return held
 
 
@@ -60,10 +60,10 @@ def test_a_failed_task_comes_back_due_now_with_a_new_claim_number(
 def test_a_late_finisher_of_the_ending_that_was_undone_changes_nothing(broker: PostgresBroker) -> None:
     first = fail_one(broker)
     retry(broker, first.id)
-    assert do(broker, finish(ME, [completed(first)])) == [[]]
+    assert do(broker, finish_tasks(ME, [completed(first)])) == [[]]
     (second,) = claim(broker)
-    assert do(broker, finish(ME, [completed(first)])) == [[]]
-    assert do(broker, finish(ME, [completed(second)])) == [[(first.id,)]]
+    assert do(broker, finish_tasks(ME, [completed(first)])) == [[]]
+    assert do(broker, finish_tasks(ME, [completed(second)])) == [[(first.id,)]]
 
 
 def test_a_handle_forgets_the_ending_that_was_undone(shop: Shop) -> None:
@@ -152,7 +152,7 @@ def test_a_repeated_retry_leaves_an_ending_alone_that_came_after_it(
     if ended_by == "a worker":
         run_one(broker)
     else:
-        broker.run(partial(cancel_unstarted, [ended.id]))
+        broker.run(partial(cancel_unstarted_tasks, [ended.id]))
     sql.execute("update horsies.finished set finished_at = %s", [before])  # as if the server's clock had been set back
     assert broker.run(verb) == {ended.id: RetryOutcome.RETRIED}
     assert column(sql, "select id from horsies.tasks") == []
@@ -200,9 +200,9 @@ def test_of_a_cancellation_and_an_ending_at_once_one_happens(
     (held,) = claim(broker)
     with psycopg.connect(database) as holder, ThreadPoolExecutor(2) as threads:
         holder.execute("select from horsies.tasks for update")
-        ending = threads.submit(do, broker, finish(ME, [completed(held)]))
+        ending = threads.submit(do, broker, finish_tasks(ME, [completed(held)]))
         wait_until_blocked(sql, holder)
-        cancelling = threads.submit(broker.run, partial(cancel_many, [task.id]))
+        cancelling = threads.submit(broker.run, partial(cancel_tasks, [task.id]))
         eventually(lambda: len(column(sql, BLOCKED)) == 2, what="both wait for the row")
         holder.rollback()
         assert ending.result(10) == [[(task.id,)]]

@@ -15,7 +15,7 @@ from horsies.db.statement import Op
 from horsies.model.send_options import Key
 from horsies.model.task import NewTask, TaskOptions
 from horsies.tasks.enqueue import SLICE_ROWS, enqueue, enqueue_again, enqueue_within
-from horsies.tasks.finish import finish
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
@@ -116,7 +116,7 @@ def parcels(count: int = 1, number: int = 1) -> list[NewTask]:
 
 def run_all(shop: Shop) -> None:
     held = claim(shop.app.broker, 2 * SLICE_ROWS, queues=["parcels"])
-    do(shop.app.broker, finish(ME, [completed(one) for one in held]))
+    do(shop.app.broker, finish_tasks(ME, [completed(one) for one in held]))
 
 
 KEYS = [Key("k", on_conflict, timedelta(0)) for on_conflict in ("return", "raise", "replace")]

@@ -5,9 +5,9 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
-from horsies.tasks.claim import start
-from horsies.tasks.finish import finish
-from horsies.tasks.release import get_held, notify_new, release
+from horsies.tasks.claim import start_tasks
+from horsies.tasks.finish import finish_tasks
+from horsies.tasks.release import get_held_tasks, notify_new_tasks, release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, completed, do, new_task, row, send, send_new
 
 
@@ -17,7 +17,7 @@ def buffer(broker: PostgresBroker, count: int = 1) -> list[Claim]:
 
 
 def started(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> list[str]:
-    (rows,) = do(broker, start(worker, claims))
+    (rows,) = do(broker, start_tasks(worker, claims))
     return sorted(task_id for (task_id,) in rows)
 
 
@@ -46,7 +46,7 @@ def test_a_task_whose_time_passed_in_the_buffer_does_not_start(broker: PostgresB
 
 def test_a_claim_that_was_taken_away_does_not_start(broker: PostgresBroker) -> None:
     claims = buffer(broker)
-    do(broker, release(ME, claims))
+    do(broker, release_tasks(ME, claims))
     again = claim(broker, worker=OTHER, status=TaskStatus.CLAIMED)
     assert started(broker, claims, ME) == []
     assert started(broker, claims, OTHER) == [], "another claim number"
@@ -62,7 +62,7 @@ def test_a_task_starts_once(broker: PostgresBroker) -> None:
 def test_a_started_claim_ends_under_the_same_number(broker: PostgresBroker) -> None:
     claims = buffer(broker)
     started(broker, claims)
-    assert do(broker, finish(ME, [completed(claims[0])])) == [[(claims[0].id,)]]
+    assert do(broker, finish_tasks(ME, [completed(claims[0])])) == [[(claims[0].id,)]]
 
 
 # -- what a worker holds, and what it gives back
@@ -72,7 +72,7 @@ def test_a_worker_can_ask_what_it_holds(broker: PostgresBroker) -> None:
     send_new(broker, 4)
     mine = claim(broker, 1) + claim(broker, 1, status=TaskStatus.CLAIMED)
     claim(broker, 1, worker=OTHER)
-    (rows,) = do(broker, get_held(ME))
+    (rows,) = do(broker, get_held_tasks(ME))
     assert sorted((row[0], row[1]) for row in rows) == [(held.id, held.claim_no) for held in mine]
 
 
@@ -87,7 +87,7 @@ def test_what_is_given_back_wakes_workers_once_per_queue_and_priority(
     claims = claim(broker, 100, queues=["a", "b"])
     assert len(claims) == 12
     sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
-    do(broker, release(ME, claims), *notify_new(claims))
+    do(broker, release_tasks(ME, claims), *notify_new_tasks(claims))
     heard = [notification.payload for notification in sql.notifies(timeout=5.0, stop_after=4)]
     assert sorted(heard) == ["1 1001000000 a", "1 1001000000 b", "2 1001000000 a", "2 1001000000 b"]
 
@@ -96,6 +96,6 @@ def test_the_notification_is_the_same_as_that_of_the_insert(broker: PostgresBrok
     sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
     send(broker, new_task(queue_name="odd:queue.name", priority=3))
     (held,) = claim(broker, queues=["odd:queue.name"])
-    do(broker, release(ME, [held]), *notify_new([held]))
+    do(broker, release_tasks(ME, [held]), *notify_new_tasks([held]))
     inserted, released = [notification.payload for notification in sql.notifies(timeout=5.0, stop_after=2)]
     assert inserted == released

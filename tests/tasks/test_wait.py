@@ -20,9 +20,9 @@ from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
-from horsies.tasks.finish import finish, notify_done
+from horsies.tasks.finish import finish_tasks, notify_done
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.wait import NotEnded, WaitAnswer, read_endings
+from horsies.tasks.wait import NotEnded, WaitAnswer, get_results
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import (
     ME,
@@ -73,7 +73,7 @@ def other(database: str) -> Generator[PostgresBroker]:
 def run_all(broker: PostgresBroker) -> list[str]:
     """Claim and complete whatever there is, unannounced."""
     claims = claim(broker, 1_000)
-    do(broker, finish(ME, [completed(held, '"done"') for held in claims]))
+    do(broker, finish_tasks(ME, [completed(held, '"done"') for held in claims]))
     return [held.id for held in claims]
 
 
@@ -139,7 +139,7 @@ def test_an_ending_around_the_first_look_is_not_missed(
         looks.append("before")
         if looks == [moment]:
             do(other, notify_done(run_all(other)))
-        found = yield from read_endings(ids)
+        found = yield from get_results(ids)
         looks.append("after")
         if looks[1:] == [moment]:
             do(other, notify_done(run_all(other)))
@@ -241,7 +241,7 @@ def test_a_task_that_is_sent_while_it_is_waited_for_is_found(
 def test_a_failure_is_read_with_its_error(broker: PostgresBroker) -> None:
     (sent,) = send_new(broker)
     (held,) = claim(broker)
-    do(broker, finish(ME, [failed(held, error='{"error_code": "BROKEN"}')]))
+    do(broker, finish_tasks(ME, [failed(held, error='{"error_code": "BROKEN"}')]))
     assert wait_for(broker, sent.id) == Ended(sent.id, TaskStatus.FAILED, None, '{"error_code": "BROKEN"}')
 
 

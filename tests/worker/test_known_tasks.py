@@ -19,7 +19,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.statement import rows
 from horsies.model.task import Claim
-from horsies.tasks.unknown import set_aside, unknown_here
+from horsies.tasks.unknown import set_aside_claims, unknown_task_claim
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, column, row
 from tests.fixtures.workers import ROOT, StartWorker
@@ -271,10 +271,10 @@ def test_a_claim_that_another_worker_has_by_now_is_not_set_aside(
     """The statement has waited for a lock; meanwhile the claim was taken over."""
     insert_rows(sql, "added", [{}, {}], status="'RUNNING'", claimed_by=f"'{ME}'", claim_no="1")
     first, second = sorted(map(str, column(sql, "select id::text from horsies.tasks")))
-    unfit = [unknown_here(held_claim(task_id)) for task_id in (first, second)]
+    unfit = [unknown_task_claim(held_claim(task_id)) for task_id in (first, second)]
     with psycopg.connect(database) as other, ThreadPoolExecutor(1) as threads:
         other.execute("select from horsies.tasks where id = %s for update", [first])
-        setting_aside = threads.submit(broker.run, partial(rows, set_aside(ME, unfit)))
+        setting_aside = threads.submit(broker.run, partial(rows, set_aside_claims(ME, unfit)))
         blocked = "select count(*) from pg_locks where not granted"
         eventually(lambda: row(sql, blocked) == (1,), 20)
         sql.execute("update horsies.tasks set claim_no = 2, claimed_by = %s where id = %s", [OTHER, second])

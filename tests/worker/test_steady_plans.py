@@ -8,7 +8,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks.claim import EPOCH, NO_CAPS, ClaimRequest, Lane
-from horsies.tasks.wait import read_endings
+from horsies.tasks.wait import get_results
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row
@@ -76,10 +76,10 @@ def test_a_producer_that_was_idle_keeps_to_its_indexes_when_much_arrives(
 ) -> None:
     empty(sql)
     for _ in range(USES):
-        broker.run(lambda: read_endings([ME]))
+        broker.run(lambda: get_results([ME]))
     fill(sql)
     before = full_reads(sql)
     for _ in range(USES):
-        broker.run(lambda: read_endings([ME]))
+        broker.run(lambda: get_results([ME]))
     broker.close()
     assert full_reads(sql) == before

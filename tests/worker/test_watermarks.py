@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies.model.task import Claim
-from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, from_start
+from horsies.tasks.claim import EPOCH, LOWEST_PRIORITY, Lane, lanes_from_start
 from horsies.worker.watermarks import (
     FEW_LANES,
     HINTED_REST_PER_COST,
@@ -136,7 +136,7 @@ def test_where_queues_are_counted_each_begins_at_the_mark_of_its_first_priority(
     watermarks.claimed([claim(7, queue="urgent", priority=10), claim(9)], asked=9, sent_at=watermarks.moment)
     urgent, quiet, default = watermarks.first_lanes()
     assert plain([urgent, default]) == [("urgent", 10, at(7)), ("default", 100, at(9))]
-    assert [quiet] == from_start(["quiet"])
+    assert [quiet] == lanes_from_start(["quiet"])
 
 
 @pytest.mark.promise("D6")
@@ -144,7 +144,7 @@ def test_where_queues_are_counted_a_notification_alone_hides_nothing_that_waits(
     """A claim that met a cap has seen nothing of this queue, and whoever names a moment in the future may be anyone."""
     watermarks = settled(Watermarks(["default"]))
     watermarks.heard(told(10**9))
-    assert watermarks.first_lanes() == from_start(["default"])
+    assert watermarks.first_lanes() == lanes_from_start(["default"])
 
 
 def test_queues_of_others_are_ignored() -> None:

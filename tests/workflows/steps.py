@@ -10,7 +10,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
-from horsies.tasks.claim import NO_CAPS, ClaimRequest, from_start
+from horsies.tasks.claim import NO_CAPS, ClaimRequest, lanes_from_start
 from horsies.worker.batch import Batch, BatchResult, run_batch
 from horsies.workflows.advance import settle
 from horsies.workflows.start import plan, start
@@ -38,7 +38,7 @@ def begin(broker: PostgresBroker, graph: Graph, workflow_id: str | None = None) 
 def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
     """A worker's turn, and what its pump would do after it."""
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=from_start(["default"]))
+    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=lanes_from_start(["default"]))
     outcome = broker.run(lambda: run_batch(batch))
     broker.run(partial(settle, outcome.unsettled))
     return outcome

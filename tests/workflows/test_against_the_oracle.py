@@ -13,7 +13,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, Join, Node, NodeKind, OnError, Ref, RefMode
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
-from horsies.tasks.claim import NO_CAPS, ClaimRequest, from_start
+from horsies.tasks.claim import NO_CAPS, ClaimRequest, lanes_from_start
 from horsies.worker.batch import Batch, BatchResult, run_batch
 from horsies.workflows.advance import settle, settle_everything
 from horsies.workflows.control import resume, retry
@@ -127,5 +127,5 @@ def _go_on(broker: PostgresBroker, run: str) -> None:
 
 def _batch(broker: PostgresBroker, endings: list[Ending], limit: int) -> BatchResult:
     wanted = ClaimRequest(ME, TaskStatus.RUNNING, limit, 60_000)
-    batch = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=from_start(["default"]))
+    batch = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=lanes_from_start(["default"]))
     return broker.run(partial(run_batch, batch))

@@ -7,7 +7,7 @@ import psycopg
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance import rescue
 from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMode, WorkflowStatus
-from horsies.tasks.control import cancel as cancel_task
+from horsies.tasks.control import cancel_task
 from horsies.workflows import control
 from horsies.workflows.handle import RunEnd, wait_until_run_ends
 from horsies.workflows.inspect import get_stuck

@@ -15,7 +15,7 @@ from horsies.cli.output import show_json, show_table
 from horsies.db.statement import Op
 from horsies.model.status import TaskStatus
 from horsies.model.validation import format_duration
-from horsies.tasks.control import cancel_unstarted
+from horsies.tasks.control import cancel_unstarted_tasks
 from horsies.tasks.inspect import TaskFilter, TaskSummary
 from horsies.tasks.queues import QueueSummary, list_queues, pause_queue, resume_queue
 
@@ -125,7 +125,7 @@ def purge(target: Horsies, *, name: str, **how: bool) -> None:
     _check_name(target, name)
 
     def act(lines: Sequence[TaskSummary]) -> Counter[str]:
-        verb = partial(cancel_unstarted, [line.id for line in lines])
+        verb = partial(cancel_unstarted_tasks, [line.id for line in lines])
         gone = len(target.broker.run(verb, again=verb))
         return Counter(CANCELLED=gone, LEFT=len(lines) - gone)
 

@@ -16,11 +16,11 @@ from horsies.schedules.control import (
     ScheduleInfo,
     ScheduleRun,
     ScheduleState,
-    get_runs,
+    get_schedule_runs,
     get_schedules,
-    pause,
-    resume,
-    run_now,
+    pause_schedule,
+    resume_schedule,
+    run_schedule,
 )
 from horsies.tasks.ids import new_task_id
 
@@ -85,7 +85,7 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     info = next(iter(target.broker.run(partial(get_schedules, name))), None)
     if info is None:
         raise _unknown(name)
-    runs = target.broker.run(partial(get_runs, name, limit))
+    runs = target.broker.run(partial(get_schedule_runs, name, limit))
     if as_json:
         show_json(_as_json(info) | {"next_slots": _next_slots(info), "runs": [asdict(run) for run in runs]})
         return
@@ -113,7 +113,7 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
       horsies schedules run nightly-report
     """
     task_id = new_task_id()
-    verb = partial(run_now, name, task_id)
+    verb = partial(run_schedule, name, task_id)
     if not target.broker.run(verb, again=verb):
         raise _unknown(name)
     if as_json:
@@ -135,7 +135,7 @@ def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules pause nightly-report
     """
-    _switch(target, name, partial(pause, name), is_paused=True, as_json=as_json)
+    _switch(target, name, partial(pause_schedule, name), is_paused=True, as_json=as_json)
 
 
 @schedules.command("resume")
@@ -151,7 +151,7 @@ def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules resume nightly-report
     """
-    _switch(target, name, partial(resume, name), is_paused=False, as_json=as_json)
+    _switch(target, name, partial(resume_schedule, name), is_paused=False, as_json=as_json)
 
 
 def _switch(target: Horsies, name: str, verb: Callable[[], Op[bool]], *, is_paused: bool, as_json: bool) -> None:

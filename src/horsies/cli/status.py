@@ -19,8 +19,8 @@ from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.schedules.control import ScheduleState, get_schedules
 from horsies.tasks.inspect import WorkerSummary, list_workers
-from horsies.tasks.queues import QueueSummary, ServerInfo, count_finished, count_workflows, get_server
-from horsies.tasks.unknown import COUNTED_AT_MOST, UnknownTasks, list_unknown
+from horsies.tasks.queues import QueueSummary, ServerInfo, count_finished, count_workflows, get_server_info
+from horsies.tasks.unknown import MAX_COUNTED, UnknownTasks, list_unknown_tasks
 
 MINUTES = 60
 
@@ -67,13 +67,13 @@ def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
 def _look(target: Horsies) -> Overview:
     run = target.broker.run
     return Overview(
-        server=run(get_server),
+        server=run(get_server_info),
         queues=lines_of(target),
         workers=run(list_workers),
         finished_last_hour=run(partial(count_finished, MINUTES)),
         workflows=run(count_workflows),
         schedules=Counter(info.state for info in run(get_schedules)),
-        unknown=run(list_unknown),
+        unknown=run(list_unknown_tasks),
     )
 
 
@@ -94,7 +94,7 @@ def _show(target: Horsies, seen: Overview, *, as_json: bool) -> None:
     click.echo(f"schedules:  {_counted(seen.schedules) or 'none'}")
     for line in seen.unknown:
         why = "no worker can read the arguments of" if line.is_refused else "no worker knows"
-        more = "+" if line.count >= COUNTED_AT_MOST else ""
+        more = "+" if line.count >= MAX_COUNTED else ""
         click.echo(
             f"unknown:    {line.count}{more} tasks wait since {line.since:%Y-%m-%d %H:%M:%S%z}: {why} {line.task_name}"
         )

@@ -26,21 +26,20 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.model.validation import format_duration
-from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_many
-from horsies.tasks.control import purge as purge_endings
+from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_tasks, purge_finished
 from horsies.tasks.inspect import (
     FINAL,
     LIVE,
     WHOLE,
+    TaskDetail,
     TaskFilter,
     TaskInfo,
-    TaskRecord,
     TaskSummary,
     get_status,
+    get_task_detail,
     list_tasks,
     read_clock,
 )
-from horsies.tasks.inspect import show_task as show_stored
 
 # --------
 # One task, shown in full.
@@ -60,7 +59,7 @@ def _bare(error: TaskError | None) -> TaskError | None:
             return replace(error, data=None)
 
 
-def show_task_detail(info: TaskInfo, stored: TaskRecord, *, as_json: bool) -> None:
+def show_task_detail(info: TaskInfo, stored: TaskDetail, *, as_json: bool) -> None:
     if as_json:
         show_json(asdict(info) | asdict(stored))
         return
@@ -80,7 +79,7 @@ def show_task_detail(info: TaskInfo, stored: TaskRecord, *, as_json: bool) -> No
             click.echo(f"\n{title}:\n{text}")
 
 
-def _facts(info: TaskInfo, stored: TaskRecord) -> Iterator[tuple[str, object]]:
+def _facts(info: TaskInfo, stored: TaskDetail) -> Iterator[tuple[str, object]]:
     yield "id", info.id
     yield "task", info.task_name
     yield "queue", f"{info.queue_name}, priority {info.priority}"
@@ -283,7 +282,7 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
     horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
     """
     characters = 0 if not payload else WHOLE if as_json else PAYLOAD_CHARACTERS
-    found = target.broker.run(partial(show_stored, task_id, characters=characters))
+    found = target.broker.run(partial(get_task_detail, task_id, characters=characters))
     if found is None:
         raise click.ClickException(f"no task {task_id} is known: never sent, not committed yet, or past its retention")
     info, stored = found
@@ -306,7 +305,7 @@ def cancel(target: Horsies, *, task_ids: Sequence[TaskId], asked: FilterOptions,
     """
 
     def act(ids: Sequence[TaskId]) -> dict[TaskId, CancelOutcome]:
-        verb = partial(cancel_many, ids)
+        verb = partial(cancel_tasks, ids)
         return target.broker.run(verb, again=verb)
 
     good = frozenset({CancelOutcome.CANCELLED, CancelOutcome.REQUESTED})
@@ -360,7 +359,7 @@ def purge(target: Horsies, *, asked: FilterOptions, everything: bool, **how: boo
     wanted = _filter_of(target, asked, "purge", FINAL, FINAL)
 
     def act(lines: Sequence[TaskSummary]) -> Counter[str]:
-        verb = partial(purge_endings, lines)
+        verb = partial(purge_finished, lines)
         return Counter(PURGED=target.broker.run(verb, again=verb))
 
     run_in_batches(target, wanted, act, verb="purge", words={"PURGED": "deleted"}, **how)

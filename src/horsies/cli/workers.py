@@ -11,8 +11,14 @@ from horsies.app import Horsies
 from horsies.cli.options import json_option, on_database, parse_seconds, worker_named
 from horsies.cli.output import show_json, show_table, shown
 from horsies.model.validation import format_duration
-from horsies.tasks.inspect import WorkerState, WorkerSummary, get_heartbeats, get_worker_states, list_workers
-from horsies.tasks.inspect import ping as ping_workers
+from horsies.tasks.inspect import (
+    WorkerState,
+    WorkerSummary,
+    get_heartbeats,
+    get_worker_states,
+    list_workers,
+    request_heartbeat,
+)
 
 POLL_S = 0.02
 ASK_AGAIN_S = 1.0  # one that is just starting, or reconnecting, has not heard
@@ -154,13 +160,13 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
 def _answers(target: Horsies, wanted: Sequence[str], timeout_s: float) -> list[PingReply]:
     """Looks, and does not listen: that works behind a pooler, too."""
     began = asked = time.monotonic()
-    before = target.broker.run(partial(ping_workers, wanted))
+    before = target.broker.run(partial(request_heartbeat, wanted))
     answered = dict[str, float]()
     while waited := [worker for worker in before if worker not in answered]:
         time.sleep(POLL_S)
         if is_time_to_ask := time.monotonic() - asked > ASK_AGAIN_S:
             asked = time.monotonic()
-        now = target.broker.run(partial(ping_workers if is_time_to_ask else get_heartbeats, waited))
+        now = target.broker.run(partial(request_heartbeat if is_time_to_ask else get_heartbeats, waited))
         elapsed_s = time.monotonic() - began
         answered |= {worker: elapsed_s * 1000 for worker in waited if worker in now and now[worker] != before[worker]}
         if elapsed_s > timeout_s:

@@ -33,7 +33,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.pool import PoolStats
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import HorsiesError
-from horsies.tasks.queues import DEPTH_COUNTED_AT_MOST, QueueDepth, get_depths
+from horsies.tasks.queues import MAX_COUNTED, QueueDepth, get_queue_depths
 from horsies.worker.health import WorkerStats
 
 FRESH_S = 5.0
@@ -195,7 +195,7 @@ class QueueDepths:
         found = None
         try:
             self._broker = self._app.broker
-            found = self._broker.run(partial(get_depths, [queue.name for queue in self._app.config.queues]))
+            found = self._broker.run(partial(get_queue_depths, [queue.name for queue in self._app.config.queues]))
         except HorsiesError:
             pass  # `horsies_database_up` tells
         finally:
@@ -235,15 +235,13 @@ def _of_queues(depths: Sequence[QueueDepth]) -> Iterator[Metric]:
             family.add_metric([queue], found)
         return family
 
-    yield gauge(
-        "waiting", f"Tasks that are due and wait, counted up to {DEPTH_COUNTED_AT_MOST}.", lambda depth: depth.waiting
-    )
+    yield gauge("waiting", f"Tasks that are due and wait, counted up to {MAX_COUNTED}.", lambda depth: depth.waiting)
     yield gauge("oldest_seconds", "How long the oldest of these has waited.", lambda depth: depth.oldest_s)
     yield gauge("in_flight", "Tasks that workers hold, all over the cluster.", lambda depth: depth.in_flight)
     yield gauge("paused", "1 while nothing is claimed from it.", lambda depth: depth.is_paused)
     yield gauge(
         "unknown",
-        f"Tasks that no living worker can run, counted up to {DEPTH_COUNTED_AT_MOST}.",
+        f"Tasks that no living worker can run, counted up to {MAX_COUNTED}.",
         lambda depth: depth.unknown,
     )
 

@@ -26,7 +26,7 @@ from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import Misfit, TaskStatus
 from horsies.subscribers import emit, subscribers
 from horsies.tasks.current_task import CurrentTask, set_current_task
-from horsies.tasks.outcome import chain_of, codec_error, encode_result, trace_of, unhandled_error
+from horsies.tasks.outcome import codec_error, encode_result, exception_chain, exception_data, unhandled_error
 from horsies.tasks.task import BaseTask
 
 if TYPE_CHECKING:
@@ -196,14 +196,14 @@ def _done_from_outcome(running: RunningTask, task: BaseTask[..., Any], outcome: 
         error = TaskError(
             error_code=OutcomeCode.TASK_TIMEOUT,
             message=f"it ran longer than its timeout_ms={timeout_ms}",
-            data=trace_of(raised) if raised else None,  # where it was at that time
+            data=exception_data(raised) if raised else None,  # where it was at that time
         )
         return _failure(running, error, wants_retry=_is_retryable(task.retry_policy, TaskTimeoutError()))
     if raised is None:
         return _done_from_value(running, task, returned)
-    if running.is_cancelled and any(map(_is_cancellation, chain_of(raised))):
+    if running.is_cancelled and any(map(_is_cancellation, exception_chain(raised))):
         log.info("task %s: cancelled while running", task.name)
-        message, data = "it was cancelled while it ran", trace_of(raised)
+        message, data = "it was cancelled while it ran", exception_data(raised)
         error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message=message, data=data)
         return _failure(running, error, status=TaskStatus.CANCELLED)
     log.warning("task %s: raised %s", task.name, type(raised).__name__, exc_info=raised)

@@ -22,10 +22,10 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.model.validation import format_duration
 from horsies.tasks import unknown
-from horsies.tasks.control import UNBEGUN, end_unbegun
-from horsies.tasks.finish import end_or_retry, notify_done
+from horsies.tasks.control import CANCELLED_BEFORE_START, end_unstarted_tasks
+from horsies.tasks.finish import end_or_retry_tasks, notify_done
 from horsies.tasks.inspect import stored_error
-from horsies.tasks.release import notify_everyone, release
+from horsies.tasks.release import notify_all_queues, release_tasks
 from horsies.workflows import control
 from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
 
@@ -115,12 +115,12 @@ def _rescue(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
     running, claimed = endings[TaskStatus.RUNNING], endings[TaskStatus.CLAIMED]
     # All statements also when one has nothing to do: the answers then stand in known places.
     ended, *_ = yield from execute(
-        end_or_retry(worker, running),
-        release(worker, claimed),
+        end_or_retry_tasks(worker, running),
+        release_tasks(worker, claimed),
         *(quick_step(roots, [ending.id for ending in running]) if roots else ()),
         SQL["commit_rescue"](),
         notify_done([ending.id for ending in running]),
-        notify_everyone(),
+        notify_all_queues(),
     )
     return RescuedTasks(len(ours), min((seconds for _, seconds in ended if seconds is not None), default=None))
 
@@ -192,7 +192,7 @@ def expire(aside: SkippedRow | None = None) -> Op[int]:
 
 def cancel_returned(aside: SkippedRow | None = None) -> Op[None]:
     yield from _end_unbegun(
-        "cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, UNBEGUN, aside or SkippedRow()
+        "cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, CANCELLED_BEFORE_START, aside or SkippedRow()
     )
 
 
@@ -205,7 +205,7 @@ def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, as
             SQL["begin_rescue"](), disable_sequential_scans(), SQL[f"lock_{which}"](ids=list(ids))
         )
         ours = [task_id for (task_id,) in locked]
-        yield from execute(end_unbegun(ours, status, error), SQL["commit_rescue"](), notify_done(ours))
+        yield from execute(end_unstarted_tasks(ours, status, error), SQL["commit_rescue"](), notify_done(ours))
         return len(ours)
 
     served = yield from run_isolated(duty, [task_id for (task_id,) in found], work, id_of=str, aside=aside)
@@ -214,12 +214,12 @@ def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, as
 
 def offer_again(_aside: SkippedRow | None = None) -> Op[int]:
     """Bring back what waits for a worker that can run it, where one has come while nobody looked."""
-    return (yield from unknown.offer_again(OFFER_BATCHES))
+    return (yield from unknown.offer_tasks_again(OFFER_BATCHES))
 
 
 def set_aside_more(sweep: unknown.UnknownSweep, _aside: SkippedRow | None = None) -> Op[int]:
     """Set aside what nobody knows and workers would pass over again and again."""
-    return (yield from unknown.set_aside_next(sweep))
+    return (yield from unknown.set_aside_named_tasks(sweep))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class Patience:
 def end_unknown(patience: Patience, aside: SkippedRow | None = None) -> Op[int]:
     """End what no worker could run for too long. How many."""
     aside, duty = aside or SkippedRow(), "end unknown task"
-    get = unknown.get_impatient(
+    get = unknown.get_overdue_tasks(
         unknown_ms=patience.unknown_ms, refused_ms=patience.changed_ms, limit=END_BATCH, excluded=aside.excluded(duty)
     )
     _, _, found, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
@@ -243,11 +243,11 @@ def end_unknown(patience: Patience, aside: SkippedRow | None = None) -> Op[int]:
         for task_id, name, refusal in some:
             ids_by_error[_unknown_error(name, refusal, patience)].append(task_id)
         _, _, locked = yield from execute(
-            SQL["begin_rescue"](), disable_sequential_scans(), unknown.lock_impatient([row[0] for row in some])
+            SQL["begin_rescue"](), disable_sequential_scans(), unknown.lock_overdue_tasks([row[0] for row in some])
         )
         ours = {task_id for (task_id,) in locked}
         endings = [
-            end_unbegun(
+            end_unstarted_tasks(
                 [task_id for task_id in ids if task_id in ours],
                 TaskStatus.FAILED,
                 TaskError(error_code=code, message=message),

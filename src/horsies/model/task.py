@@ -15,7 +15,7 @@ class NewTask(NamedTuple):
 
     id: TaskId
     args: str
-    terms: TaskOptions
+    options: TaskOptions
 
 
 @dataclass(frozen=True, slots=True)

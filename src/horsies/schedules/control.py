@@ -16,13 +16,13 @@ from horsies.schedules.tick import SQL as TICK
 SQL = load(__file__)
 
 
-def pause(name: str) -> Op[bool]:
+def pause_schedule(name: str) -> Op[bool]:
     """Nothing more is enqueued by this schedule, whatever apps declare, until it is resumed."""
     found, _ = yield from execute(SQL["pause_schedule"](name=name), SYNC["notify_schedules"]())
     return bool(found)
 
 
-def resume(name: str, now: datetime | None = None) -> Op[bool]:
+def resume_schedule(name: str, now: datetime | None = None) -> Op[bool]:
     """It goes on with its first slot from now on: what came while it was paused was not wanted. Nothing changes if it is not paused."""
     _, _, found, ((moment,),) = yield from execute(
         TICK["begin_tick"](), TICK["set_tick_limits"](), SQL["lock_schedule"](name=name), TICK["get_tick_time"](now=now)
@@ -39,7 +39,7 @@ def resume(name: str, now: datetime | None = None) -> Op[bool]:
     return bool(found)
 
 
-def run_now(name: str, task_id: TaskId) -> Op[bool]:
+def run_schedule(name: str, task_id: TaskId) -> Op[bool]:
     """Enqueue its task once, now, on the terms of the schedule; its slots are as before. The same id never does it twice."""
     _, _, found, *_ = yield from execute(
         TICK["begin_tick"](),
@@ -137,7 +137,7 @@ def get_schedules(
     return [ScheduleInfo(*row) for row in found]
 
 
-def get_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
+def get_schedule_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
     """Newest first."""
     found = yield from rows(SQL["get_schedule_runs"](name=name, limit=limit))
     return [ScheduleRun(*row) for row in found]

@@ -1,4 +1,4 @@
-"""What becomes of a schedule that is due: which slots run, which do not, and when it is due next. Pure."""
+"""Decide what happens to a due schedule: which slots run, which do not, and when it is due next. No I/O."""
 
 import json
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from typing import Final, NamedTuple
 from horsies.model.schedule import Overlap, Pattern, from_stored, newest_slots, next_slot, zone_named
 
 ON_TIME: Final = timedelta(seconds=60)
-"""A slot that is dealt with within this time was not missed, whatever kept the scheduler."""
+"""A slot that is handled within this time was not missed, whatever delayed the scheduler."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class SlotOutcome(StrEnum):
-    """What became of a slot."""
+    """What happened to a slot."""
 
     ENQUEUED = "ENQUEUED"
     SKIPPED = "SKIPPED"
-    """The last run was still going."""
+    """The previous run had not ended."""
     MISSED = "MISSED"
-    """Nobody was there, and the catch-up rule leaves it out."""
+    """No scheduler was running, and the catch-up rule leaves the slot out."""
     BY_HAND = "BY_HAND"
-    """No slot: somebody asked for a run."""
+    """Not a slot: a run on request (`horsies schedules run`)."""
 
 
-class Due(NamedTuple):
-    """A schedule whose next slot has come; as its row is read."""
+class DueSchedule(NamedTuple):
+    """A schedule whose next slot has come. The fields are the columns of `lock_due_schedules`."""
 
     name: str
     pattern: str
@@ -42,9 +42,16 @@ class Due(NamedTuple):
     overlap: str
     last_task_id: str | None
 
+    @property
+    def max_runs(self) -> int:
+        """How many of the due slots run. It is one if runs must not overlap: the others would find it running."""
+        if self.catch_up_missed and self.overlap != Overlap.SKIP:
+            return max(1, self.max_catch_up_runs)
+        return 1
+
 
 class SlotDecision(NamedTuple):
-    """On one slot, or on a range of them that were missed."""
+    """The decision about one slot, or about a range of missed slots."""
 
     name: str
     outcome: SlotOutcome
@@ -54,66 +61,60 @@ class SlotDecision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DueDecision:
-    """On one schedule: what becomes of its slots, oldest first, and where it stands then."""
+class ScheduleDecision:
+    """The decisions about the slots of one schedule, oldest first, and the slots to store in its row."""
 
-    due: Due
-    verdicts: list[SlotDecision]
+    due: DueSchedule
+    slots: list[SlotDecision]
     next_slot_at: datetime | None
     last_slot_at: datetime
 
 
-def decide(due: Due, moment: datetime, *, is_going: bool) -> DueDecision:
-    """Raises ValueError for a pattern or a zone that is not known here."""
-    slots, following = _slots(due, moment)
-    wanted = _wanted(due)
-    taken = slots[-wanted:]
-    if not due.max_catch_up_runs and moment - slots[-1] > ON_TIME:
+def decide(due: DueSchedule, now: datetime, *, is_running: bool) -> ScheduleDecision:
+    """Decide about the due slots of a schedule; `is_running` says whether its previous run has not ended.
+
+    Raises ValueError for a pattern or a time zone that this process does not know.
+    """
+    slots, following = _due_slots(due, now)
+    taken = slots[-due.max_runs :]
+    if not due.max_catch_up_runs and now - slots[-1] > ON_TIME:
         taken = []
     missed = slots[: len(slots) - len(taken)]
-    verdicts = [SlotDecision(due.name, SlotOutcome.MISSED, due.next_slot_at, missed[-1])] if missed else []
-    if is_going and due.overlap == Overlap.SKIP:
-        verdicts += [SlotDecision(due.name, SlotOutcome.SKIPPED, slot) for slot in taken]
+    decisions = [SlotDecision(due.name, SlotOutcome.MISSED, due.next_slot_at, missed[-1])] if missed else []
+    if is_running and due.overlap == Overlap.SKIP:
+        decisions += [SlotDecision(due.name, SlotOutcome.SKIPPED, slot) for slot in taken]
     else:
-        verdicts += [
-            SlotDecision(due.name, SlotOutcome.ENQUEUED, slot, delay_ms=_delay_ms(due, slot, moment)) for slot in taken
+        decisions += [
+            SlotDecision(due.name, SlotOutcome.ENQUEUED, slot, delay_ms=_delay_ms(due, slot, now)) for slot in taken
         ]
-    return DueDecision(due, verdicts, following, slots[-1])
+    return ScheduleDecision(due, decisions, following, slots[-1])
 
 
-def _slots(due: Due, moment: datetime) -> tuple[list[datetime], datetime | None]:
-    """The newest slots that have come, one more than are wanted, and the first that has not. The stored one counts, even if the
-    zone's rules have been changed since it was computed.
+def _due_slots(due: DueSchedule, now: datetime) -> tuple[list[datetime], datetime | None]:
+    """Return the newest due slots, one more than may run, and the first slot that is not due.
+
+    The stored slot always counts, even if the rules of the time zone have changed since it was computed.
     """
-    pattern, zone = _pattern(due.pattern), zone_named(due.timezone)
+    pattern, zone = _parse_pattern(due.pattern), zone_named(due.timezone)
     following = next_slot(pattern, zone, due.next_slot_at)
-    if following is None or following > moment:
+    if following is None or following > now:
         return [due.next_slot_at], following
-    most = _wanted(due) + 1
-    slots = newest_slots(pattern, zone, due.next_slot_at, moment, most)
-    return ([due.next_slot_at, *slots] if len(slots) < most else slots), next_slot(pattern, zone, moment)
+    limit = due.max_runs + 1
+    slots = newest_slots(pattern, zone, due.next_slot_at, now, limit)
+    return ([due.next_slot_at, *slots] if len(slots) < limit else slots), next_slot(pattern, zone, now)
 
 
-@lru_cache(maxsize=20_000)
-def _pattern(stored: str) -> Pattern:
-    """Checking a pattern takes longer than finding its next slot."""
+@lru_cache(maxsize=20_000)  # validating a pattern takes longer than finding its next slot
+def _parse_pattern(stored: str) -> Pattern:
     return from_stored(json.loads(stored))
 
 
-def _wanted(due: Due) -> int:
-    """At most so many run. Where runs must not overlap it is one: the others would find it going."""
-    if due.catch_up_missed and due.overlap != Overlap.SKIP:
-        return max(1, due.max_catch_up_runs)
-    return 1
+def _delay_ms(due: DueSchedule, slot: datetime, now: datetime) -> int | None:
+    """Return the jitter of a slot that is left from now on; None if there is none.
 
-
-def _delay_ms(due: Due, slot: datetime, moment: datetime) -> int | None:
-    """From this moment; the slot's own delay is the same whoever computes it. None: now."""
-    delay = _share(due.name, slot) * due.jitter_ms * _MILLISECOND
-    left = slot + delay - moment
+    The jitter is a hash of the schedule and the slot, so that every scheduler computes the same one.
+    """
+    digest = sha256(f"{slot.timestamp():.0f} {due.name}".encode()).digest()
+    share = int.from_bytes(digest[:6]) / 2**48
+    left = slot + share * due.jitter_ms * _MILLISECOND - now
     return ceil(left / _MILLISECOND) if left > timedelta(0) else None
-
-
-def _share(name: str, slot: datetime) -> float:
-    digest = sha256(f"{slot.timestamp():.0f} {name}".encode()).digest()
-    return int.from_bytes(digest[:6]) / 2**48

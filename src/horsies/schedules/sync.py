@@ -34,7 +34,7 @@ class DeclaredSchedule:
     """A schedule with all that it takes to enqueue its task."""
 
     schedule: TaskSchedule
-    terms: TaskOptions
+    options: TaskOptions
     args: str
 
 
@@ -69,8 +69,8 @@ def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, Bas
 
 
 def _declared(schedule: TaskSchedule, task: BaseTask[..., Any]) -> DeclaredSchedule:
-    terms = task.terms._replace(queue_name=schedule.queue_name or task.queue_name)
-    return DeclaredSchedule(schedule, terms, task.arguments.encode((), schedule.kwargs))
+    options = task.options._replace(queue_name=schedule.queue_name or task.queue_name)
+    return DeclaredSchedule(schedule, options, task.arguments.encode((), schedule.kwargs))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -176,11 +176,11 @@ def _record_dropped(
 
 
 def _row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
-    schedule, terms = each.schedule, option_params(each.terms)
+    schedule, options = each.schedule, option_params(each.options)
     slot = next_slots[schedule.name]
     return {
         "name": schedule.name,
-        **{name: terms[name] for name in _TERMS},
+        **{name: options[name] for name in _TERMS},
         "args": each.args,
         "pattern": as_stored(schedule.pattern),
         "timezone": schedule.timezone,

@@ -15,10 +15,10 @@ from horsies.model.task import Claim, TaskId
 SQL = load(__file__)
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -(2**31), 2**31 - 1
-CLAIM_BYTES = 1 << 26
+MAX_CLAIM_BYTES = 1 << 26
 """Payloads that one claim may bring, all of them together."""
 INLINE_BYTES_MIN, INLINE_BYTES_MAX = 2_048, 1 << 18
-LOAD_BYTES = 1 << 25
+MAX_LOAD_BYTES = 1 << 25
 """Large payloads that are read at once; one alone may be larger."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -41,7 +41,7 @@ class Caps:
     counted: Sequence[TaskStatus] = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
 
     @property
-    def is_any(self) -> bool:
+    def has_limits(self) -> bool:
         return self.cluster_wide is not None or bool(self.queues)
 
     def keys(self, queues: Iterable[str]) -> list[str]:
@@ -74,10 +74,10 @@ class ClaimRequest:
     @property
     def inline_bytes(self) -> int:
         """Payloads up to this size come with the claim, so that all of them together stay within CLAIM_BYTES."""
-        return max(INLINE_BYTES_MIN, min(INLINE_BYTES_MAX, CLAIM_BYTES // max(1, self.limit)))
+        return max(INLINE_BYTES_MIN, min(INLINE_BYTES_MAX, MAX_CLAIM_BYTES // max(1, self.limit)))
 
 
-def from_start(queues: Iterable[str]) -> list[Lane]:
+def lanes_from_start(queues: Iterable[str]) -> list[Lane]:
     """Lanes that begin where their queues do."""
     return [Lane(queue, LOWEST_PRIORITY, EPOCH) for queue in queues]
 
@@ -101,7 +101,7 @@ def claim_from_queues(wanted: ClaimRequest, lanes: Sequence[Lane]) -> Query:
     )
 
 
-def find_queue_heads(lanes: Sequence[Lane]) -> Query:
+def get_queue_heads(lanes: Sequence[Lane]) -> Query:
     """What waits in these queues, as notifications tell it; of each queue only the first."""
     return SQL["get_queue_heads"](queues=[lane.queue_name for lane in lanes])
 
@@ -147,7 +147,7 @@ def load_payloads(worker: str, claims: Sequence[Claim]) -> Query:
         worker=worker,
         ids=[task_id for task_id, _ in ordered],
         claim_nos=[claim_no for _, claim_no in ordered],
-        budget_bytes=LOAD_BYTES,
+        budget_bytes=MAX_LOAD_BYTES,
         max_bytes=MOST_BYTES,
     )
 
@@ -156,7 +156,7 @@ def payloads_from_rows(rows: Sequence[Row]) -> dict[TaskId, Payload]:
     return {task_id: Payload(*payload) for task_id, *payload in rows}
 
 
-def list_claimable(wanted: ClaimRequest, lanes: Sequence[Lane]) -> Query:
+def list_claimable_tasks(wanted: ClaimRequest, lanes: Sequence[Lane]) -> Query:
     """Which rows such a claim would take, without taking them."""
     return SQL["list_claimable_tasks"](
         queues=list(dict.fromkeys(lane.queue_name for lane in lanes)),
@@ -172,14 +172,14 @@ def try_claim(worker: str, task_id: TaskId) -> list[Query]:
     return [SQL["begin_trial"](), SQL["try_claim"](worker=worker, id=task_id), SQL["roll_back_trial"]()]
 
 
-def fail_unclaimable(task_id: TaskId, error: TaskError) -> Query:
+def fail_unclaimable_task(task_id: TaskId, error: TaskError) -> Query:
     """End a task that waits and that no worker can claim."""
     return SQL["fail_unclaimable_task"](
         id=task_id, error_code=error.error_code, error=encode_error(error, task_id=task_id)
     )
 
 
-def start(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:
+def start_tasks(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:
     """Buffered claims become RUNNING; the ids that did come back."""
     counted: Counter[str] = Counter()
     rows: list[tuple[TaskId, int, int | None, int]] = []
@@ -202,7 +202,7 @@ def start(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Query:
 BATCH = 500
 
 
-def promote() -> Query:
+def promote_tasks() -> Query:
     """The lanes that got something, as they are notified. A row that cannot be changed stays as it is, and keeps no other."""
     return SQL["promote_tasks"](limit=BATCH)
 

@@ -16,7 +16,7 @@ from horsies.model.task import TaskId
 from horsies.tasks.finish import notify_done
 from horsies.tasks.inspect import TaskSummary
 
-UNBEGUN: Final = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began")
+CANCELLED_BEFORE_START: Final = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="cancelled before it began")
 
 SQL = load(__file__)
 
@@ -30,15 +30,15 @@ class CancelOutcome(Enum):
     NOT_FOUND = "no such task is known"
 
 
-def cancel(task_id: TaskId) -> Op[CancelOutcome]:
-    return (yield from cancel_many([task_id]))[task_id]
+def cancel_task(task_id: TaskId) -> Op[CancelOutcome]:
+    return (yield from cancel_tasks([task_id]))[task_id]
 
 
-def cancel_many(task_ids: Sequence[TaskId]) -> Op[dict[TaskId, CancelOutcome]]:
+def cancel_tasks(task_ids: Sequence[TaskId]) -> Op[dict[TaskId, CancelOutcome]]:
     """In one transaction: all of them or, if it fails, none."""
     _, _, gone, asked, _, _, finished = yield from execute(
         SQL["begin_cancel"](),
-        *cancel_all(task_ids),
+        *cancel_queries(task_ids),
         SQL["commit_cancel"](),
         notify_done(task_ids),
         SQL["get_finished_ids"](ids=list(task_ids)),
@@ -49,26 +49,26 @@ def cancel_many(task_ids: Sequence[TaskId]) -> Op[dict[TaskId, CancelOutcome]]:
     return outcomes | {row[0]: CancelOutcome.CANCELLED for row in gone}
 
 
-def cancel_unstarted(task_ids: Sequence[TaskId]) -> Op[list[TaskId]]:
+def cancel_unstarted_tasks(task_ids: Sequence[TaskId]) -> Op[list[TaskId]]:
     """Only what has not begun; the ids of those. What runs is left alone."""
-    lock, end, _ = cancel_all(task_ids)
+    lock, end, _ = cancel_queries(task_ids)
     _, _, gone, _, _ = yield from execute(
         SQL["begin_cancel"](), lock, end, SQL["commit_cancel"](), notify_done(task_ids)
     )
     return [task_id for (task_id,) in gone]
 
 
-def cancel_all(task_ids: Sequence[TaskId]) -> list[Query]:
+def cancel_queries(task_ids: Sequence[TaskId]) -> list[Query]:
     """Three statements, inside a transaction: lock them, end what has not begun, ask what runs."""
     ids = sorted(task_ids)
     return [
         SQL["lock_tasks"](ids=ids),
-        end_unbegun(ids, TaskStatus.CANCELLED, UNBEGUN),
+        end_unstarted_tasks(ids, TaskStatus.CANCELLED, CANCELLED_BEFORE_START),
         SQL["request_cancel"](ids=ids),
     ]
 
 
-def end_unbegun(ids: list[TaskId], status: TaskStatus, error: TaskError) -> Query:
+def end_unstarted_tasks(ids: list[TaskId], status: TaskStatus, error: TaskError) -> Query:
     """Those of them that have not begun. They are locked already."""
     return SQL["end_unstarted_tasks"](
         ids=ids, status=status.value, error_code=error.error_code, error=encode_error(error)
@@ -125,7 +125,7 @@ class Requeue:
 
     def __call__(self) -> Op[dict[TaskId, RetryOutcome]]:
         if self._seen is None:
-            self._seen = yield from get_endings(self._ids)
+            self._seen = yield from get_finished_tasks(self._ids)
         else:
             self._is_repeated = True
         outcomes = {ending.id: why for ending in self._seen if (why := self._refusal(ending))}
@@ -173,7 +173,7 @@ class Requeue:
         }
 
 
-def get_endings(task_ids: Sequence[TaskId]) -> Op[list[StoredEnding]]:
+def get_finished_tasks(task_ids: Sequence[TaskId]) -> Op[list[StoredEnding]]:
     """In order of their ids."""
     found = yield from rows(SQL["get_finished_tasks"](ids=list(task_ids)))
     return [_ending(*row) for row in found]
@@ -187,7 +187,7 @@ def _ending(task_id: TaskId, claim_no: int, task_name: str, status: str, *rest: 
 # Purge: finished tasks are deleted before their retention would take them. What is live is never touched.
 
 
-def purge(lines: Sequence[TaskSummary]) -> Op[int]:
+def purge_finished(lines: Sequence[TaskSummary]) -> Op[int]:
     """Delete these very endings; one that has been retried since is another, or none. How many there were."""
     ordered = sorted((line.id, line.claim_no, line.finished_at) for line in lines if line.finished_at is not None)
     if not ordered:

@@ -1,6 +1,6 @@
 """Enqueue: PENDING rows, all or none of them, in the order they were given.
 
-A statement carries the ids and arguments of many tasks and their terms once. What is too much for one statement goes by COPY, or
+A statement carries the ids and arguments of many tasks and their options once. What is too much for one statement goes by COPY, or
 in slices if it is for later or on a caller's connection, inside one transaction. Within a transaction all rows have the same `enqueued_at`, and the ids, which only grow, keep the order.
 
 A send whose outcome is unknown (the connection was lost, perhaps at COMMIT) is repeated with the same ids. Because all of it was
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
     from horsies.tasks.instrument import TracedSend
 
 # --------
-# The terms of a send as parameters of a statement.
+# The options of a send as parameters of a statement.
 
 
-def option_params(terms: TaskOptions) -> dict[str, object]:
-    due, retry = terms.due, terms.retry
+def option_params(options: TaskOptions) -> dict[str, object]:
+    due, retry = options.due, options.retry
     return {
-        "task_name": terms.task_name,
-        "queue_name": terms.queue_name,
-        "priority": terms.priority,
+        "task_name": options.task_name,
+        "queue_name": options.queue_name,
+        "priority": options.priority,
         "eta": due if isinstance(due, datetime) else None,
         "delay_s": due.total_seconds() if isinstance(due, timedelta) else None,
-        "good_until": terms.good_until,
-        "timeout_ms": terms.timeout_ms,
+        "good_until": options.good_until,
+        "timeout_ms": options.timeout_ms,
         "retry_delays_ms": list(retry.delays_ms) if retry else None,
         "retry_jitter": retry.jitter if retry else 0.0,
         "retry_for": list(retry.codes) if retry else None,
-        "trace": terms.trace,
+        "trace": options.trace,
     }
 
 
@@ -81,7 +81,7 @@ def take_key(task: NewTask, key: Key) -> Op[TaskId | None]:
     """None: the key is this task's, which is to be enqueued in the same transaction. Else the id of the task that has the key."""
     params = {
         "id": task.id,
-        "task_name": task.terms.task_name,
+        "task_name": task.options.task_name,
         "key": key.name,
         "args_hash": _hash(task.args),
         "window_s": key.window.total_seconds(),
@@ -99,7 +99,7 @@ def take_key(task: NewTask, key: Key) -> Op[TaskId | None]:
         if key.on_conflict == "replace" and holder != begun:
             if (
                 yield from one(
-                    SQL["replace_pending_task"](holder=holder, args=task.args, **option_params(task.terms) | params)
+                    SQL["replace_pending_task"](holder=holder, args=task.args, **option_params(task.options) | params)
                 )
             ):
                 return holder
@@ -117,7 +117,7 @@ def _hash(args: str) -> str:
 
 
 def _conflict(task: NewTask, key: Key, holder: TaskId, *, same_args: bool) -> KeyConflictError:
-    what = f"key {key.name!r} of task {task.terms.task_name!r} is held by {holder}"
+    what = f"key {key.name!r} of task {task.options.task_name!r} is held by {holder}"
     if same_args:
         message = f'{what}, and on_conflict is "raise"; use on_conflict="return" to get a handle to it'
     else:
@@ -169,12 +169,12 @@ def enqueue_within(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[
 
 
 def _slices(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
-    """Neighbours on the same terms, not too many for one statement."""
+    """Neighbours on the same options, not too many for one statement."""
     start = characters = 0
     for position, task in enumerate(tasks):
         first, count = tasks[start], position - start
         characters += len(task.args)
-        alike = task.terms is first.terms or task.terms == first.terms
+        alike = task.options is first.options or task.options == first.options
         if count and (not alike or count == SLICE_ROWS or characters > SLICE_CHARACTERS):
             yield tasks[start:position]
             start, characters = position, len(task.args)
@@ -184,14 +184,22 @@ def _slices(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
 
 def _can_be_copied(tasks: Sequence[NewTask]) -> bool:
     """COPY cannot ask the database's clock whether a moment has passed."""
-    terms = tasks[0].terms
-    return len(tasks) > SLICE_ROWS and terms.due is None and all(task.terms is terms for task in tasks)
+    options = tasks[0].options
+    return len(tasks) > SLICE_ROWS and options.due is None and all(task.options is options for task in tasks)
 
 
 def _lines(tasks: Sequence[NewTask]) -> Iterator[str]:
-    terms, retry = tasks[0].terms, tasks[0].terms.retry
+    options, retry = tasks[0].options, tasks[0].options.retry
     policy = (to_array(retry.delays_ms), retry.jitter, to_array(retry.codes)) if retry else (None, 0.0, None)
-    same = (terms.task_name, terms.queue_name, terms.priority, terms.good_until, terms.timeout_ms, *policy, terms.trace)
+    same = (
+        options.task_name,
+        options.queue_name,
+        options.priority,
+        options.good_until,
+        options.timeout_ms,
+        *policy,
+        options.trace,
+    )
     rest = "\t".join(map(copy_field, same)) + "\n"
     for task in tasks:
         yield f"{task.id}\t{copy_field(task.args)}\t{rest}"
@@ -200,7 +208,7 @@ def _lines(tasks: Sequence[NewTask]) -> Iterator[str]:
 def _insert(tasks: Sequence[NewTask], notify: Literal["", "after_commit"] = "") -> Query:
     """The trigger notifies at the commit, unless workers are told afterwards."""
     ids, args = [task.id for task in tasks], [task.args for task in tasks]
-    return SQL["enqueue_tasks"](ids=ids, args=args, notify=notify, **option_params(tasks[0].terms))
+    return SQL["enqueue_tasks"](ids=ids, args=args, notify=notify, **option_params(tasks[0].options))
 
 
 # --------
@@ -214,45 +222,45 @@ class EnqueueContext(Generic[T]):
 
     def __init__(
         self,
-        terms: TaskOptions,
+        options: TaskOptions,
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
-        outlet: AppContext,
+        app: AppContext,
         key: Key | None,
         connection: object | None,
     ) -> None:
-        self._terms = terms
+        self._options = options
         self._arguments = arguments
         self._result = result
-        self._outlet = outlet
+        self._app = app
         self._key = key
         self._connection = connection
 
     # -- what is sent
 
     def one(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NewTask]:
-        return [NewTask(new_task_id(), self._arguments.encode(args, kwargs), self._terms)]
+        return [NewTask(new_task_id(), self._arguments.encode(args, kwargs), self._options)]
 
     def later(self, delay: float | timedelta, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NewTask]:
         problems = list(span_problems("delay", delay))
-        if self._terms.due is not None:
+        if self._options.due is not None:
             problems.append("eta and schedule() both say when; use send() with eta, or schedule() without")
-        raise_problems(f"schedule() of task {self._terms.task_name!r}", problems)
-        terms = self._terms._replace(due=to_timedelta(delay)) if delay else self._terms
-        return [NewTask(new_task_id(), self._arguments.encode(args, kwargs), terms)]
+        raise_problems(f"schedule() of task {self._options.task_name!r}", problems)
+        options = self._options._replace(due=to_timedelta(delay)) if delay else self._options
+        return [NewTask(new_task_id(), self._arguments.encode(args, kwargs), options)]
 
     def batch(self, calls: Iterable[object]) -> list[NewTask]:
         payloads = [self._payload(position, call) for position, call in enumerate(calls)]
         if self._key is not None and len(payloads) > 1:
             raise_problems(
-                f"send_many() of task {self._terms.task_name!r}",
+                f"send_many() of task {self._options.task_name!r}",
                 [f"key {self._key.name!r} stands for one task, not for {len(payloads)}; send them one by one"],
             )
         ids = new_task_ids(len(payloads))
-        return [NewTask(task_id, args, self._terms) for task_id, args in zip(ids, payloads, strict=True)]
+        return [NewTask(task_id, args, self._options) for task_id, args in zip(ids, payloads, strict=True)]
 
     def _payload(self, position: int, call: object) -> str:
-        name = self._terms.task_name
+        name = self._options.task_name
         if not isinstance(call, Call):
             raise TypeError(f"send_many() of task {name!r}: item {position} is no Call; write [task.call(1), ...]")
         if call.task_name != name:
@@ -264,7 +272,7 @@ class EnqueueContext(Generic[T]):
     # -- on its way
 
     def send(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
-        if not tasks or sends_are_suppressed() or self._outlet.suppresses_sends:
+        if not tasks or sends_are_suppressed() or self._app.suppresses_sends:
             return self._inert(tasks)
         if self._connection is None:
             # A lent connection may be one that waits without blocking: SQLAlchemy's `run_sync`.
@@ -276,13 +284,13 @@ class EnqueueContext(Generic[T]):
         return self._handles(send.ids)
 
     def _commit(self, tasks: Sequence[NewTask]) -> list[TaskId]:
-        broker = self._outlet.broker
+        broker = self._app.broker
         if self._connection is None:
             return broker.run(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
         return broker.run_on(self._connection, self._verb(enqueue_within, tasks))
 
     async def send_async(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
-        if not tasks or sends_are_suppressed() or self._outlet.suppresses_sends:
+        if not tasks or sends_are_suppressed() or self._app.suppresses_sends:
             return self._inert(tasks)
         if not self._is_watched:
             return self._handles(await self._commit_async(tasks))
@@ -291,19 +299,19 @@ class EnqueueContext(Generic[T]):
         return self._handles(send.ids)
 
     async def _commit_async(self, tasks: Sequence[NewTask]) -> list[TaskId]:
-        broker = self._outlet.broker
+        broker = self._app.broker
         if self._connection is None:
             return await broker.run_async(self._verb(enqueue, tasks), again=self._verb(enqueue_again, tasks))
         return await broker.run_on_async(self._connection, self._verb(enqueue_within, tasks))
 
     @property
     def _is_watched(self) -> bool:
-        return bool(subscribers) or self._outlet.tracer is not None
+        return bool(subscribers) or self._app.tracer is not None
 
     def _watched(self, tasks: Sequence[NewTask]) -> "AbstractContextManager[TracedSend]":
         from horsies.tasks.instrument import observe  # noqa: PLC0415 - for nobody else
 
-        return observe(self._outlet.tracer, tasks)
+        return observe(self._app.tracer, tasks)
 
     def _verb(
         self, verb: Callable[[Sequence[NewTask], Key | None], Op[list[TaskId]]], tasks: Sequence[NewTask]
@@ -319,7 +327,7 @@ class EnqueueContext(Generic[T]):
         return [InertHandle(task.id, self._result, self._broker) for task in tasks]
 
     def _broker(self) -> "PostgresBroker":
-        return self._outlet.broker
+        return self._app.broker
 
 
 _ASYNC_VERBS = "await task.send_async(...)`, `schedule_async` or `send_many_async"

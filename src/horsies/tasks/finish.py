@@ -10,7 +10,7 @@ SQL = load(__file__)
 NAMED_AT_MOST = 200  # 37 bytes each: a payload over 8 000 bytes would be refused by the server
 
 
-def finish(worker: str, endings: Sequence[Ending]) -> Query:
+def finish_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     """End these claims; the ids of those that were still this worker's come back."""
     ordered = _ordered(endings)
     return SQL["finish_tasks"](
@@ -24,7 +24,7 @@ def finish(worker: str, endings: Sequence[Ending]) -> Query:
     )
 
 
-def end_or_retry(worker: str, endings: Sequence[Ending]) -> Query:
+def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     """End these failed attempts, or put them off for a retry; what was still this worker's comes back, with the seconds until
     its retry or None.
     """

@@ -9,7 +9,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
 from horsies.tasks.current_task import warn_inside_task
 from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
-from horsies.tasks.wait import ENDINGS, WaitAnswer, deadline_of, wait_until_ended, wait_until_ended_async
+from horsies.tasks.wait import ENDINGS, WaitAnswer, deadline_from_timeout, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -28,7 +28,7 @@ class Gathering(Generic[T]):
         self._handles = [_checked(handle, broker) for handle in handles]
         self._broker = broker
         self._timeout_ms = timeout_ms
-        self._deadline = deadline_of(timeout_ms)
+        self._deadline = deadline_from_timeout(timeout_ms)
         self._by_id: dict[TaskId, dict[TaskHandle[T], None]] = {}  # the same one may be given twice
         for handle in self._handles:
             self._by_id.setdefault(handle.task_id, {})[handle] = None

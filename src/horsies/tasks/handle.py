@@ -13,10 +13,10 @@ from horsies.model.errors import BlockingCallError, SendSuppressed
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
-from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel
+from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_task
 from horsies.tasks.current_task import warn_inside_task
 from horsies.tasks.inspect import TaskInfo, get_info, get_status
-from horsies.tasks.wait import NotEnded, WaitAnswer, deadline_of, wait_until_ended, wait_until_ended_async
+from horsies.tasks.wait import NotEnded, WaitAnswer, deadline_from_timeout, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
@@ -49,7 +49,7 @@ class TaskHandle(Generic[T_co]):
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on; 0 only looks."""
         if self._ended is None:
-            broker, deadline, waiter = self.broker, deadline_of(timeout_ms), self._waiter()
+            broker, deadline, waiter = self.broker, deadline_from_timeout(timeout_ms), self._waiter()
             refuse_in_event_loop("get()", "await handle.get_async()")
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
@@ -60,7 +60,7 @@ class TaskHandle(Generic[T_co]):
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """The same for asyncio code."""
         if self._ended is None:
-            broker, deadline, waiter = self.broker, deadline_of(timeout_ms), self._waiter()
+            broker, deadline, waiter = self.broker, deadline_from_timeout(timeout_ms), self._waiter()
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
             await wait_until_ended_async(broker, waiter, deadline)
@@ -89,12 +89,12 @@ class TaskHandle(Generic[T_co]):
 
     def cancel(self) -> CancelOutcome:
         """What has not begun ends at once; what runs is asked to stop and, past a grace period, its child is killed."""
-        verb = partial(cancel, self.task_id)
+        verb = partial(cancel_task, self.task_id)
         return self.broker.run(verb, again=verb)
 
     async def cancel_async(self) -> CancelOutcome:
         """The same for asyncio code."""
-        verb = partial(cancel, self.task_id)
+        verb = partial(cancel_task, self.task_id)
         return await self.broker.run_async(verb, again=verb)
 
     def retry(self, *, force: bool = False) -> RetryOutcome:

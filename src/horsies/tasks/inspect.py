@@ -189,7 +189,7 @@ class TaskSummary:
 
 def list_tasks(wanted: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskSummary]]:
     """The newest, or those that come after this one."""
-    found = yield from plan_for_values(list_query(wanted, limit, after))
+    found = yield from plan_for_values(list_tasks_query(wanted, limit, after))
     return [_line(*row) for row in found]
 
 
@@ -198,7 +198,7 @@ def _line(task_id: TaskId, task_name: str, queue_name: str, priority: int, statu
 
 
 def count_tasks(wanted: TaskFilter) -> Op[int]:
-    ((count,),) = yield from plan_for_values(list_query(wanted, None, None, _COUNT))
+    ((count,),) = yield from plan_for_values(list_tasks_query(wanted, None, None, _COUNT))
     return count
 
 
@@ -208,7 +208,9 @@ def read_clock() -> Op[datetime]:
     return now
 
 
-def list_query(wanted: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST) -> Query:
+def list_tasks_query(
+    wanted: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST
+) -> Query:
     statuses = wanted.statuses or tuple(TaskStatus)
     # What is past its time has expired, whether or not it was moved yet.
     may_live = wanted.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
@@ -237,7 +239,7 @@ WHOLE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRecord:
+class TaskDetail:
     """What `TaskInfo` leaves out. `args` and `result` are JSON, and None unless they were asked for."""
 
     claim_no: int
@@ -254,13 +256,13 @@ class TaskRecord:
     result: str | None
 
 
-def show_task(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInfo, TaskRecord] | None]:
+def get_task_detail(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInfo, TaskDetail] | None]:
     """With so many characters of its arguments and of its result."""
     info = yield from get_info(task_id)
     if info is None:
         return None
     row = yield from one(SQL["get_task_detail"](id=task_id, task_name=info.task_name, characters=characters))
-    return None if row is None else (info, TaskRecord(*row))
+    return None if row is None else (info, TaskDetail(*row))
 
 
 # --------
@@ -306,7 +308,7 @@ def find_workers(prefix: str) -> Op[list[str]]:
     return [worker for (worker,) in found]
 
 
-def ping(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
+def request_heartbeat(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
     """Ask these workers for a heartbeat now. When they had the last one, of those that are registered."""
     found, _ = yield from execute(
         SQL["get_heartbeats"](ids=list(worker_ids)), SQL["request_heartbeat"](ids=list(worker_ids))

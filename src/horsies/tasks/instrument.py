@@ -19,8 +19,8 @@ class TracedSend:
 
 @contextmanager
 def observe(tracer: Tracer | None, tasks: Sequence[NewTask]) -> Generator[TracedSend]:
-    terms = tasks[0].terms
-    work = SendSpan(terms.task_name, terms.queue_name, [task.id for task in tasks])
+    options = tasks[0].options
+    work = SendSpan(options.task_name, options.queue_name, [task.id for task in tasks])
     with trace_send(tracer, work) as trace:
         send = TracedSend(tasks if trace is None else _carrying(trace, tasks))
         began = time.perf_counter()
@@ -28,7 +28,7 @@ def observe(tracer: Tracer | None, tasks: Sequence[NewTask]) -> Generator[Traced
     if subscribers:
         # A key may have stood for another task, which was sent before.
         new = sum(task.id == task_id for task, task_id in zip(tasks, send.ids, strict=True))
-        emit(TasksSent(terms.task_name, terms.queue_name, new, time.perf_counter() - began))
+        emit(TasksSent(options.task_name, options.queue_name, new, time.perf_counter() - began))
 
 
 @contextmanager
@@ -47,6 +47,6 @@ def trace_send(tracer: Tracer | None, work: TracedWork) -> Generator[str | None]
 
 
 def _carrying(trace: str, tasks: Sequence[NewTask]) -> list[NewTask]:
-    """All on the same terms still: they go by one statement, or by COPY."""
-    terms = tasks[0].terms._replace(trace=trace)
-    return [task._replace(terms=terms) for task in tasks]
+    """All on the same options still: they go by one statement, or by COPY."""
+    options = tasks[0].options._replace(trace=trace)
+    return [task._replace(options=options) for task in tasks]

@@ -67,15 +67,15 @@ def codec_error(task: TaskDefinition, at: str, error: Exception) -> TaskError:
     return TaskError(
         error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
         message=f"task {task.name}: {at} raised {describe(error)}",
-        data=trace_of(error),
+        data=exception_data(error),
     )
 
 
 def unhandled_error(task: TaskDefinition, error: BaseException) -> TaskError:
-    return TaskError(error_code=task.error_codes.code_for(error), message=describe(error), data=trace_of(error))
+    return TaskError(error_code=task.error_codes.code_for(error), message=describe(error), data=exception_data(error))
 
 
-def trace_of(error: BaseException) -> dict[str, str]:
+def exception_data(error: BaseException) -> dict[str, str]:
     kind = type(error)
     return {
         "exception": f"{kind.__module__}.{kind.__qualname__}",
@@ -98,7 +98,7 @@ def _shortened(text: str) -> str:
     )
 
 
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
     """It, and what it was raised in the course of: cleaning up can fail, too."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -140,7 +140,7 @@ def _raised_in_place(task: TaskDefinition, error: Exception) -> TaskResult[Any, 
 
     What is not an Exception (KeyboardInterrupt, SystemExit, asyncio.CancelledError) concerns this process or this asyncio task, and passes.
     """
-    if any(isinstance(each, TaskCancelledError | TaskTimeoutError) for each in chain_of(error)):
+    if any(isinstance(each, TaskCancelledError | TaskTimeoutError) for each in exception_chain(error)):
         raise error
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:

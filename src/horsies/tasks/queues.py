@@ -9,7 +9,7 @@ from horsies.db.statement import Op, execute, load, rows
 from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
 
-COUNTED_AT_MOST = 100_000
+MAX_COUNTED = 100_000
 
 SQL = load(__file__)
 
@@ -50,7 +50,7 @@ def get_paused_queues() -> Op[list[str]]:
 
 def list_queues(counted: int | None = None) -> Op[list[QueueSummary]]:
     """Every queue that has a task, a switch or a worker, by name. Counts go no further than `counted`."""
-    found = yield from rows(SQL["list_queues"](counted=counted or COUNTED_AT_MOST))
+    found = yield from rows(SQL["list_queues"](counted=counted or MAX_COUNTED))
     return [QueueSummary(*row) for row in found]
 
 
@@ -59,7 +59,6 @@ def list_queues(counted: int | None = None) -> Op[list[QueueSummary]]:
 #
 # Less than `queues.list_queues` tells, of the app's queues only, and cheaper: every worker is asked for it at every scrape.
 
-DEPTH_COUNTED_AT_MOST = 100_000
 PRIORITIES_AT_MOST = 100
 
 
@@ -76,11 +75,9 @@ class QueueDepth:
     """Tasks that no living worker can run, in all queues together counted up to `COUNTED_AT_MOST`."""
 
 
-def get_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
+def get_queue_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
     found = yield from rows(
-        SQL["get_queue_depths"](
-            queues=list(queues), counted=DEPTH_COUNTED_AT_MOST, priorities_at_most=PRIORITIES_AT_MOST
-        )
+        SQL["get_queue_depths"](queues=list(queues), counted=MAX_COUNTED, priorities_at_most=PRIORITIES_AT_MOST)
     )
     return [QueueDepth(*row) for row in found]
 
@@ -88,8 +85,7 @@ def get_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
 # --------
 # Overview: how the whole house fares, in numbers that stay cheap to read however much is there.
 
-FINISHED_COUNTED_AT_MOST = 100_000
-PATIENCE_MS = 2_000
+COUNT_TIMEOUT_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ class ServerInfo:
     schema_version: int
 
 
-def get_server() -> Op[ServerInfo]:
+def get_server_info() -> Op[ServerInfo]:
     found = yield from rows(SQL["get_server_info"]())
     return ServerInfo(*found[0])
 
@@ -111,7 +107,7 @@ def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
     try:
         _, _, found, _ = yield from execute(
             SQL["begin_count"](),
-            SQL["set_count_timeout"](statement_timeout=f"{PATIENCE_MS}ms"),
+            SQL["set_count_timeout"](statement_timeout=f"{COUNT_TIMEOUT_MS}ms"),
             SQL["count_finished"](minutes=minutes),
             SQL["commit_count"](),
         )
@@ -122,5 +118,5 @@ def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
 
 def count_workflows() -> Op[Mapping[WorkflowStatus, int]]:
     """Of those that have not ended, and that no other one contains; up to 100 000."""
-    found = yield from rows(SQL["count_workflows"](counted=FINISHED_COUNTED_AT_MOST))
+    found = yield from rows(SQL["count_workflows"](counted=MAX_COUNTED))
     return {WorkflowStatus(status): count for status, count in found}

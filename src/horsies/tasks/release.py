@@ -24,7 +24,9 @@ class _Arrays(TypedDict):
     claim_nos: list[int]
 
 
-def release(worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, int] = MappingProxyType({})) -> Query:
+def release_tasks(
+    worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, int] = MappingProxyType({})
+) -> Query:
     """Give these back; `child_deaths` of those that child processes have died with before they began."""
     held = _arrays(claims)
     return SQL["release_tasks"](
@@ -32,7 +34,7 @@ def release(worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, i
     )
 
 
-def release_interrupted(worker: str, endings: Iterable[Held]) -> Query:
+def release_interrupted_tasks(worker: str, endings: Iterable[Held]) -> Query:
     """Give back, uncounted, those of these that have a retry policy and attempts left."""
     return SQL["release_interrupted_tasks"](worker=worker, **_arrays(endings))
 
@@ -43,7 +45,7 @@ def _arrays(claims: Iterable[Held]) -> _Arrays:
     return _Arrays(ids=[task_id for task_id, _ in ordered], claim_nos=[claim_no for _, claim_no in ordered])
 
 
-def notify_new(claims: Sequence[Claim]) -> list[Query]:
+def notify_new_tasks(claims: Sequence[Claim]) -> list[Query]:
     """Wake workers for what was put back: one notification per queue and priority, naming the oldest."""
     oldest: dict[tuple[str, int], Claim] = {}
     for claim in claims:
@@ -56,12 +58,12 @@ def notify_new(claims: Sequence[Claim]) -> list[Query]:
     ]
 
 
-def notify_freed() -> Query:
+def notify_capacity_freed() -> Query:
     """Capped capacity is free again: whoever has room may try."""
     return SQL["notify_capacity_freed"]()
 
 
-def notify_everyone() -> Query:
+def notify_all_queues() -> Query:
     """Something was put back, wherever it belongs: everyone looks from the start."""
     return SQL["notify_all_queues"]()
 
@@ -76,5 +78,5 @@ def report_progress(worker: str, reports: Sequence[tuple[TaskId, int, str]]) -> 
     )
 
 
-def get_held(worker: str) -> Query:
+def get_held_tasks(worker: str) -> Query:
     return SQL["get_held_tasks"](worker=worker)

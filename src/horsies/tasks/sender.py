@@ -21,22 +21,22 @@ T = TypeVar("T")
 
 
 class Sender(Generic[P, T]):
-    """Sends one task, on the same terms each time. Immutable, so it can be kept and shared."""
+    """Sends one task, on the same options each time. Immutable, so it can be kept and shared."""
 
     def __init__(
         self,
-        terms: TaskOptions,
+        options: TaskOptions,
         *,
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
-        outlet: AppContext,
+        app: AppContext,
         key: Key | None = None,
         connection: object | None = None,
     ) -> None:
-        self._terms = terms
+        self._options = options
         self._arguments = arguments
         self._result = result
-        self._outlet = outlet
+        self._app = app
         self._key = key
         self._connection = connection
 
@@ -68,7 +68,7 @@ class Sender(Generic[P, T]):
     def _post(self) -> EnqueueContext[T]:
         from horsies.tasks.enqueue import EnqueueContext  # noqa: PLC0415 - most children never send
 
-        return EnqueueContext(self._terms, self._arguments, self._result, self._outlet, self._key, self._connection)
+        return EnqueueContext(self._options, self._arguments, self._result, self._app, self._key, self._connection)
 
     def __repr__(self) -> str:
-        return f"<sender of task {self._terms.task_name!r} to queue {self._terms.queue_name!r}>"
+        return f"<sender of task {self._options.task_name!r} to queue {self._options.queue_name!r}>"

@@ -43,13 +43,13 @@ class BaseTask(Sender[P, T]):
         queue_name: str,
         arguments: ArgumentsCodec,
         result: ResultCodec[T],
-        outlet: AppContext,
+        app: AppContext,
         error_codes: ErrorCodes,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        terms = TaskOptions(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy)
-        super().__init__(terms, arguments=arguments, result=result, outlet=outlet)
+        options = TaskOptions(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy)
+        super().__init__(options, arguments=arguments, result=result, app=app)
         self.function = function
         self.name = name
         self.queue_name = queue_name
@@ -66,7 +66,7 @@ class BaseTask(Sender[P, T]):
     @property
     def tracer(self) -> Tracer | None:
         """Who traces its app."""
-        return self._outlet.tracer
+        return self._app.tracer
 
     @property
     def is_async(self) -> bool:
@@ -74,9 +74,9 @@ class BaseTask(Sender[P, T]):
         return isinstance(self, AsyncTask)
 
     @property
-    def terms(self) -> TaskOptions:
-        """On which terms it is sent when no options say otherwise."""
-        return self._terms
+    def options(self) -> TaskOptions:
+        """On which options it is sent when no options say otherwise."""
+        return self._options
 
     @cached_property
     def value_type(self) -> Any:
@@ -115,10 +115,10 @@ class BaseTask(Sender[P, T]):
         given = {"queue_name": queue_name, "priority": priority, "due": eta, "good_until": good_until}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return Sender(
-            self._terms._replace(**changes),
+            self._options._replace(**changes),
             arguments=self.arguments,
             result=self.result,
-            outlet=self._outlet,
+            app=self._app,
             key=options.as_key() if key is not None else None,
             connection=connection,
         )
@@ -170,7 +170,7 @@ class BaseTask(Sender[P, T]):
         problems, unknown = list(options.problems()), None
         if options.queue_name is not None:
             try:
-                self._outlet.config.queue_named(options.queue_name)
+                self._app.config.queue_named(options.queue_name)
             except QueueError as error:
                 unknown = error
                 problems.insert(0, f"queue_name: {error}")

@@ -27,7 +27,7 @@ SWEPT_AT_ONCE, RESTS = 10_000, 60
 LOOKED_AT = 20_000
 """Rows of one name, to see in what they differ."""
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
-COUNTED_AT_MOST = 100_000
+MAX_COUNTED = 100_000
 NAMES_AT_MOST = 1_000
 AVOIDED_AT_MOST = 500
 
@@ -73,7 +73,7 @@ class UnfitClaim:
         )
 
 
-def unknown_here(claim: Claim) -> UnfitClaim:
+def unknown_task_claim(claim: Claim) -> UnfitClaim:
     """A task that this worker does not know."""
     code = OperationalErrorCode.WORKER_RESOLUTION_ERROR
     error = TaskError(error_code=code, message=f"no worker has a task named {claim.task_name!r}")
@@ -138,7 +138,7 @@ def _current(avoided: dict[KnownTaskKey, float], now: float) -> list[KnownTaskKe
     return list(avoided)
 
 
-def set_aside(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
+def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
     """Give back what this worker cannot run. Answers with a `Fate` for each that was still its own."""
     return SQL["set_aside_claims"](
         worker=worker,
@@ -150,7 +150,7 @@ def set_aside(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
     )
 
 
-def set_aside_ahead(unfit: Sequence[UnfitClaim]) -> Query:
+def set_aside_following_tasks(unfit: Sequence[UnfitClaim]) -> Query:
     """Set aside what comes behind these, if it is more of the same that nobody knows."""
     oldest: dict[tuple[str, int], datetime] = {}
     for each in unfit:
@@ -179,7 +179,7 @@ class UnknownSweep:
     """Looks to leave out after a pass that has found nothing."""
 
 
-def set_aside_next(sweep: UnknownSweep) -> Op[int]:
+def set_aside_named_tasks(sweep: UnknownSweep) -> Op[int]:
     """Look through the next rows for tasks that nobody knows, if some were found before: they would be passed over by every claim. How many."""
     if sweep.rests:
         sweep.rests -= 1
@@ -200,7 +200,7 @@ def set_aside_next(sweep: UnknownSweep) -> Op[int]:
     return count
 
 
-def offer_again(batches: int = 1) -> Op[int]:
+def offer_tasks_again(batches: int = 1) -> Op[int]:
     """Bring back what waits for a worker, and one is there now that may run it: 5 000 in a batch. How many."""
     total = 0
     if (yield from rows(SQL["has_unknown_tasks"]())) == [(False,)]:
@@ -213,18 +213,18 @@ def offer_again(batches: int = 1) -> Op[int]:
     return total
 
 
-def list_unknown() -> Op[list[UnknownTasks]]:
+def list_unknown_tasks() -> Op[list[UnknownTasks]]:
     """What waits for a worker that can run it, by task."""
-    found = yield from rows(SQL["list_unknown_tasks"](names=NAMES_AT_MOST, counted=COUNTED_AT_MOST))
+    found = yield from rows(SQL["list_unknown_tasks"](names=NAMES_AT_MOST, counted=MAX_COUNTED))
     return [UnknownTasks(*row) for row in found]
 
 
-def get_impatient(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:
+def get_overdue_tasks(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:
     """What has waited for longer than it may: id, name, and why its arguments were refused, if they were."""
     return SQL["get_overdue_tasks"](
         unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, names=10 * NAMES_AT_MOST, excluded=list(excluded)
     )
 
 
-def lock_impatient(ids: Sequence[TaskId]) -> Query:
+def lock_overdue_tasks(ids: Sequence[TaskId]) -> Query:
     return SQL["lock_overdue_tasks"](ids=list(ids))

@@ -32,7 +32,7 @@ class NotEnded(Enum):
 WaitAnswer: TypeAlias = Ended | NotEnded
 
 
-def deadline_of(timeout_ms: float | None) -> float | None:
+def deadline_from_timeout(timeout_ms: float | None) -> float | None:
     """On the monotonic clock; None waits for ever."""
     if timeout_ms is None:
         return None
@@ -57,7 +57,7 @@ async def wait_until_ended_async(broker: "PostgresBroker", waiter: Waiter[WaitAn
         await broker.wait_async(hub, waiter, deadline)
 
 
-def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAnswer]]]:
+def get_results(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAnswer]]]:
     """How each of these ended, or why that cannot be told."""
     # Every day that is looked into is planned for. Clocks may differ by an hour; beyond that the second look, which is not pruned,
     # finds it.
@@ -69,7 +69,7 @@ def read_endings(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAn
     return {task_id: known.get(task_id, unknown) for task_id in task_ids}
 
 
-ENDINGS: WaitSource[WaitAnswer] = WaitSource(Channel.DONE, read_endings)
+ENDINGS: WaitSource[WaitAnswer] = WaitSource(Channel.DONE, get_results)
 
 
 def _by_id(found: list[Row]) -> dict[TaskId, ReadResult[WaitAnswer]]:

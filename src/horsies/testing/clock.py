@@ -21,7 +21,7 @@ from horsies.model.validation import raise_problems
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
 from horsies.schedules.tick import SQL as TICK
 from horsies.schedules.tick import tick
-from horsies.tasks.claim import promote
+from horsies.tasks.claim import promote_tasks
 from horsies.testing.sandbox import sandbox_of
 
 if TYPE_CHECKING:
@@ -81,5 +81,5 @@ def run_maintenance() -> Op[None]:
         pass
     yield from end_overdue_workflows()
     yield from settle_workflows()
-    while (yield from rows(promote())):
+    while (yield from rows(promote_tasks())):
         pass

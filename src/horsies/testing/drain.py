@@ -30,10 +30,10 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.model.worker_config import WorkerConfig
-from horsies.tasks.claim import ClaimRequest, from_start, load_payloads, payloads_from_rows
+from horsies.tasks.claim import ClaimRequest, lanes_from_start, load_payloads, payloads_from_rows
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
-from horsies.tasks.release import release, report_progress
+from horsies.tasks.release import release_tasks, report_progress
 from horsies.testing.clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
 from horsies.worker.assignments import fields_of
@@ -224,13 +224,13 @@ class Drain:
         return self.ran
 
     def _give_up(self, claim: Claim) -> Generator[Verb, Any, None]:
-        yield lambda: rows(release(self.worker, [claim]))
+        yield lambda: rows(release_tasks(self.worker, [claim]))
         raise EndlessDrainError(self._busy())
 
     def _claim(self) -> Op[Claim | None]:
         if self.retries == "now":
             yield from rows(SQL["make_retries_due"]())
-        lanes = from_start([queue.name for queue in served_queues(self.app.config, _WORKER_CONFIG)])
+        lanes = lanes_from_start([queue.name for queue in served_queues(self.app.config, _WORKER_CONFIG)])
         wanted = ClaimRequest(self.worker, TaskStatus.RUNNING, 1, self._limits.lease_ms, caps=self._limits.caps)
         outcome = yield from run_batch(
             Batch(self.worker, self.database, self._limits.caps, [], promotes=True, wanted=[wanted], lanes=lanes)
@@ -278,7 +278,7 @@ class Drain:
 
     def _ending_turn(self, ending: Ending) -> Batch:
         caps = self._limits.caps
-        return Batch(self.worker, self.database, caps, [ending], frees_capped=caps.is_any)
+        return Batch(self.worker, self.database, caps, [ending], frees_capped=caps.has_limits)
 
     def _busy(self) -> str:
         names = ", ".join(

@@ -23,27 +23,27 @@ from horsies.tasks.claim import (
     claim_from_queues,
     claim_from_watermarks,
     claims_from_rows,
-    fail_unclaimable,
-    find_queue_heads,
+    fail_unclaimable_task,
     get_next_due,
-    list_claimable,
+    get_queue_heads,
+    list_claimable_tasks,
     load_payloads,
     lock_caps,
     payloads_from_rows,
-    promote,
-    start,
+    promote_tasks,
+    start_tasks,
     try_claim,
 )
-from horsies.tasks.finish import end_or_retry, finish, notify_done
+from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done
 from horsies.tasks.release import (
-    notify_everyone,
-    notify_freed,
-    notify_new,
-    release,
-    release_interrupted,
+    notify_all_queues,
+    notify_capacity_freed,
+    notify_new_tasks,
+    release_interrupted_tasks,
+    release_tasks,
     report_progress,
 )
-from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, set_aside, set_aside_ahead
+from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, set_aside_claims, set_aside_following_tasks
 from horsies.workflows.advance import full_step, lock_roots, quick_step, unsettled_in
 
 SQL = load(__file__)
@@ -183,19 +183,23 @@ def run_batch(batch: Batch) -> Op[BatchResult]:
     steps: list[tuple[str, Query]] = [
         *([("limit", SQL["disable_statement_timeout"]())] if batch.is_alone else []),
         *(("lock roots", query) for query in lock),
-        *([("interrupt", release_interrupted(batch.worker, batch.interrupted))] if batch.interrupted else []),
-        *([("finish", finish(batch.worker, finals))] if finals else []),
-        *([("retry", end_or_retry(batch.worker, retriable))] if retriable else []),
+        *([("interrupt", release_interrupted_tasks(batch.worker, batch.interrupted))] if batch.interrupted else []),
+        *([("finish", finish_tasks(batch.worker, finals))] if finals else []),
+        *([("retry", end_or_retry_tasks(batch.worker, retriable))] if retriable else []),
         *(("advance", query) for query in advance),
-        *([("release", release(batch.worker, batch.releases, _deaths(batch.releases)))] if batch.releases else []),
-        *([("set aside", set_aside(batch.worker, batch.unfit))] if batch.unfit else []),
-        *([("ahead", set_aside_ahead(unknown))] if batch.unfit and (unknown := _unknown(batch)) else []),
+        *(
+            [("release", release_tasks(batch.worker, batch.releases, _deaths(batch.releases)))]
+            if batch.releases
+            else []
+        ),
+        *([("set aside", set_aside_claims(batch.worker, batch.unfit))] if batch.unfit else []),
+        *([("ahead", set_aside_following_tasks(unknown))] if batch.unfit and (unknown := _unknown(batch)) else []),
         *([("progress", report_progress(batch.worker, batch.progress))] if batch.progress else []),
-        *([("promote", promote()), ("next due", get_next_due())] if batch.promotes else []),
+        *([("promote", promote_tasks()), ("next due", get_next_due())] if batch.promotes else []),
         *([("lock", lock_caps(keys, batch.database.schema))] if keys and (batch.starts or batch.wanted) else []),
-        *([("start", start(batch.worker, batch.starts, batch.caps))] if batch.starts else []),
+        *([("start", start_tasks(batch.worker, batch.starts, batch.caps))] if batch.starts else []),
         *(("claim", _claim(batch, wanted)) for wanted in batch.wanted),
-        *([("survey", find_queue_heads(batch.lanes))] if _surveys(batch) else []),
+        *([("survey", get_queue_heads(batch.lanes))] if _surveys(batch) else []),
         *([("load", load_payloads(batch.worker, batch.loads))] if batch.loads else []),
     ]
     frame = _frame(batch.database.statement_timeout_ms)
@@ -217,13 +221,13 @@ def _deaths(claims: Sequence[Claim]) -> dict[TaskId, int]:
 def _search(worker: str, step: SearchStep) -> Op[BatchResult]:
     match step:
         case ListClaimable(wanted, lanes):
-            answers: list[Rows] = yield Request([list_claimable(wanted, lanes)])
+            answers: list[Rows] = yield Request([list_claimable_tasks(wanted, lanes)])
             return BatchResult(found=[task_id for (task_id,) in answers[0]])
         case TryClaim(task_id):
             yield Request(try_claim(worker, task_id))
             return BatchResult()
         case FailUnclaimable(task_id, error):
-            answers = yield Request([fail_unclaimable(task_id, error)], [notify_done([task_id])])
+            answers = yield Request([fail_unclaimable_task(task_id, error)], [notify_done([task_id])])
             return BatchResult(found=[task_id for (task_id,) in answers[0]])
 
 
@@ -256,20 +260,20 @@ def _surveys(batch: Batch) -> bool:
 
     Where queues are counted, each claim asks all of them anyway.
     """
-    is_counted = batch.caps.is_any or any(wanted.queue_limit is not None for wanted in batch.wanted)
+    is_counted = batch.caps.has_limits or any(wanted.queue_limit is not None for wanted in batch.wanted)
     return batch.claim_from is ClaimFrom.START and bool(batch.wanted) and len(batch.lanes) > 1 and not is_counted
 
 
 def _notices(batch: Batch) -> list[Query]:
     back = [*batch.releases, *[each.claim for each in batch.unfit]] if batch.unfit else batch.releases
-    notices: list[Query] = notify_new(back)
+    notices: list[Query] = notify_new_tasks(back)
     if batch.endings:
         # Also those that turn out not to be ours: an earlier COMMIT whose answer was lost may have ended them unannounced.
         notices.append(notify_done([ending.id for ending in batch.endings]))
     if batch.interrupted:
-        notices += [notify_done([ending.id for ending in batch.interrupted]), notify_everyone()]
+        notices += [notify_done([ending.id for ending in batch.interrupted]), notify_all_queues()]
     if batch.frees_capped:
-        notices.append(notify_freed())
+        notices.append(notify_capacity_freed())
     return notices
 
 

@@ -116,7 +116,7 @@ class Quarantine:
 def split_batch(batch: Batch) -> list[Batch]:
     """A turn for each part, but for what it claims: that is planned again. What was to start goes back, because its user code has not begun."""
     empty = Batch(batch.worker, batch.database, batch.caps, (), is_alone=True, frees_capped=False)
-    frees = batch.caps.is_any
+    frees = batch.caps.has_limits
     return [
         *(replace(empty, endings=[ending], frees_capped=frees) for ending in batch.endings),
         *(replace(empty, interrupted=[ending], frees_capped=frees) for ending in batch.interrupted),

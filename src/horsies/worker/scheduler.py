@@ -149,15 +149,15 @@ class Scheduler:
         for name, reason in ticked.unreadable.items():
             log.error("schedule %r cannot be served by this process: %s", name, reason)
         self._unreadable |= ticked.unreadable
-        if ticked.verdicts:
-            counts = Counter(verdict.outcome for verdict in ticked.verdicts)
+        if ticked.decisions:
+            counts = Counter(decision.outcome for decision in ticked.decisions)
             log.info(
                 "enqueued %d, skipped %d, missed %d",
                 *(counts[outcome] for outcome in (SlotOutcome.ENQUEUED, SlotOutcome.SKIPPED, SlotOutcome.MISSED)),
             )
         if subscribers:
-            for verdict in ticked.verdicts:
-                emit(ScheduleSlotDecided(verdict.name, verdict.outcome.value))
+            for decision in ticked.decisions:
+                emit(ScheduleSlotDecided(decision.name, decision.outcome.value))
         return ticked
 
     async def _recover(self, error: DriverError) -> None:

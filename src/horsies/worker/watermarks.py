@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from horsies.model.task import Claim
-from horsies.tasks.claim import EPOCH, HIGHEST_PRIORITY, LOWEST_PRIORITY, Lane, from_start
+from horsies.tasks.claim import EPOCH, HIGHEST_PRIORITY, LOWEST_PRIORITY, Lane, lanes_from_start
 
 REST_PER_COST = 50
 FEW_LANES, LANES_AT_ONCE = 8, 32
@@ -111,7 +111,7 @@ class Watermarks:
 
     def starts(self) -> list[Lane]:
         """Each queue from its start, in order of service."""
-        return from_start(self.queues)
+        return lanes_from_start(self.queues)
 
     def lanes(self, wanted: int) -> list[Lane]:
         """Each queue and priority from its mark, in order of service; of very many, the first that are awake."""
@@ -143,7 +143,7 @@ class Watermarks:
             for queue, start in zip(self.queues, self.starts(), strict=True)
         ]
 
-    def concerns(self, payload: str | None) -> bool:
+    def is_relevant(self, payload: str | None) -> bool:
         """Whether a notification is about our queues, or may be: were each worker to look at all of them, every send would cost a transaction
         per worker. Safe from any thread.
         """

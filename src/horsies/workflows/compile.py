@@ -269,7 +269,7 @@ def _task(scope: Scope, position: int, node: TaskNode[Any], common: Common) -> N
     return Node(
         **common,
         kind=node.kind,
-        terms=_terms(task.terms, node),
+        terms=_terms(task.options, node),
         args=fit.text,
         refs=tuple(fit.refs),
         max_parallel=node.max_parallel,

@@ -11,7 +11,7 @@ from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
-from horsies.tasks.control import cancel_all
+from horsies.tasks.control import cancel_queries
 from horsies.tasks.finish import notify_done
 from horsies.workflows import advance
 
@@ -82,7 +82,7 @@ def _stop(workflow_id: str, status: WorkflowStatus, why: TaskError, *limits: Que
     if runs := [run for run, _ in stopped]:
         found = yield from rows(SQL["get_tasks_of_runs"](runs=runs))
         task_ids = [task_id for (task_id,) in found]
-        yield from execute(*cancel_all(task_ids), SQL["stop_nodes"](runs=runs, id=workflow_id, error=error))
+        yield from execute(*cancel_queries(task_ids), SQL["stop_nodes"](runs=runs, id=workflow_id, error=error))
     yield from _settle_and_commit(root)
     yield from rows(notify_done(task_ids))
     return bool(runs)

@@ -18,7 +18,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import TaskId
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode
-from horsies.tasks.wait import deadline_of
+from horsies.tasks.wait import deadline_from_timeout
 from horsies.workflows import control
 from horsies.workflows.control import OVERDUE
 from horsies.workflows.inputs import KnownResults, failure_of, node_id_of, result_of
@@ -151,14 +151,14 @@ class WorkflowHandle(Generic[Out_co]):
         its first node that did; one that is paused is `err(WORKFLOW_PAUSED)`, and a wait that runs out `err(WAIT_TIMEOUT)`: it goes on.
         """
         refuse_in_event_loop("get()", "await handle.get_async()")
-        found = wait_until_run_ends(self.broker, self.workflow_id, deadline_of(timeout_ms))
+        found = wait_until_run_ends(self.broker, self.workflow_id, deadline_from_timeout(timeout_ms))
         if isinstance(found, RunEnd) and not found.has_output:
             return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
         return self._receive(found, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
         """The same for asyncio code."""
-        found = await wait_until_run_ends_async(self.broker, self.workflow_id, deadline_of(timeout_ms))
+        found = await wait_until_run_ends_async(self.broker, self.workflow_id, deadline_from_timeout(timeout_ms))
         if isinstance(found, RunEnd) and not found.has_output:
             return self._last_results(await self._run_async(partial(get_last_nodes, self.workflow_id)))
         return self._receive(found, timeout_ms)
