@@ -142,7 +142,7 @@ assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.compile", "ho
         "horsies.worker.run",
         "horsies.cli.main",
         "horsies.embedded.project",
-        "horsies.testing.drain",
+        "horsies.testing.drainer",
         "horsies.testing.plugin",
     ],
 )
