@@ -305,7 +305,7 @@ class ReportUnpacker(Unpacker):
         wants_retry, leaving = bool(flags & _WANTS_RETRY), bool(flags & _LEAVING)
         delay_ms = None if retry_after_ms < 0 else retry_after_ms
         name = _STATUSES[status]
-        misfit = _MISFITS[flags >> _MISFIT_SHIFT & 3]
+        misfit: Misfit = _MISFITS[flags >> _MISFIT_SHIFT & 3]
         return Done(assignment_no, name, duration_us, code, result, error, wants_retry, delay_ms, leaving, misfit)
 
     def _text(self, at: int, after: int) -> str:
