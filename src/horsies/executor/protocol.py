@@ -305,8 +305,10 @@ class ReportUnpacker(Unpacker):
         wants_retry, leaving = bool(flags & _WANTS_RETRY), bool(flags & _LEAVING)
         delay_ms = None if retry_after_ms < 0 else retry_after_ms
         name = _STATUSES[status]
-        misfit: Misfit = _MISFITS[flags >> _MISFIT_SHIFT & 3]
-        return Done(assignment_no, name, duration_us, code, result, error, wants_retry, delay_ms, leaving, misfit)
+        misfit_no: int = flags >> _MISFIT_SHIFT & 3
+        return Done(
+            assignment_no, name, duration_us, code, result, error, wants_retry, delay_ms, leaving, _MISFITS[misfit_no]
+        )
 
     def _text(self, at: int, after: int) -> str:
         """Return a text that PostgreSQL can store."""
