@@ -133,53 +133,29 @@ class Registry:
         def decorate(function: Callable[..., Any]) -> BaseTask[..., Any]:
             self._check_not_defined(name, function)
             self._check_aliases(name, aliases)
-            task = self._create_task(function, name, queue_name, retry_policy, timeout_ms, error_codes)
-            self._tasks[name] = task
+            kind = cast("type[BaseTask[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
+            limits = self.config.payload_limits
+            task = self._tasks[name] = kind(
+                function,
+                name=name,
+                queue_name=self._queue_for(name, queue_name),
+                arguments=ArgumentsCodec.for_function(
+                    function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
+                ),
+                result=ResultCodec.for_type(
+                    ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)
+                ),
+                app=self,
+                error_codes=error_codes,
+                retry_policy=retry_policy,
+                timeout_ms=timeout_ms,
+            )
             others = {alias: other for alias, other in self._aliases.items() if other.name != name}
             self._aliases = others | dict.fromkeys(aliases, task)
             self._defined_by[name] = _module_execution(function)
             return task
 
         return cast("TaskDecorator", decorate)
-
-    def _check_aliases(self, name: str, aliases: Sequence[str]) -> None:
-        """Raise if the name or an alias belongs to another task."""
-        owner = self._aliases.get(name)
-        if owner is not None and owner.name != name:
-            raise TaskDefinitionError(
-                f"task {name!r} has the name that task {owner.name!r} lists in its aliases; remove it there, or rename this task"
-            )
-        for alias in aliases:
-            other = self.known_tasks.get(alias)
-            if other is not None and other.name != name:
-                raise TaskDefinitionError(
-                    f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
-                )
-
-    def _create_task(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        queue_name: str | None,
-        retry_policy: RetryPolicy | None,
-        timeout_ms: int | None,
-        error_codes: ErrorCodes,
-    ) -> BaseTask[..., Any]:
-        limits = self.config.payload_limits
-        kind = cast("type[BaseTask[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
-        return kind(
-            function,
-            name=name,
-            queue_name=self._queue_for(name, queue_name),
-            arguments=ArgumentsCodec.for_function(
-                function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
-            ),
-            result=ResultCodec.for_type(ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)),
-            app=self,
-            error_codes=error_codes,
-            retry_policy=retry_policy,
-            timeout_ms=timeout_ms,
-        )
 
     def _check_not_defined(self, name: str, function: Callable[..., Any]) -> None:
         """Raise if another function has this name. A function replaces itself when its module is executed again, by `importlib.reload`
@@ -196,6 +172,20 @@ class Registry:
             f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
             f"{function.__module__}.{function.__qualname__}; rename one of them"
         )
+
+    def _check_aliases(self, name: str, aliases: Sequence[str]) -> None:
+        """Raise if the name or an alias belongs to another task."""
+        owner = self._aliases.get(name)
+        if owner is not None and owner.name != name:
+            raise TaskDefinitionError(
+                f"task {name!r} has the name that task {owner.name!r} lists in its aliases; remove it there, or rename this task"
+            )
+        for alias in aliases:
+            other = self.known_tasks.get(alias)
+            if other is not None and other.name != name:
+                raise TaskDefinitionError(
+                    f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
+                )
 
     def _queue_for(self, task_name: str, queue_name: str | None) -> str:
         names = [queue.name for queue in self.config.queues]
