@@ -136,11 +136,11 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
         )
     inputs, text = None, assignment.args
     if assignment.inputs is not None:
-        from horsies.workflows.inputs import read  # noqa: PLC0415 - most tasks are not nodes of workflows
+        from horsies.workflows.inputs import inputs_from_json  # noqa: PLC0415 - most tasks are not nodes of workflows
 
         try:
-            inputs = read(assignment.inputs)
-            text = inputs.put_into(text)
+            inputs = inputs_from_json(assignment.inputs)
+            text = inputs.insert_into(text)
         except Exception as error:  # noqa: BLE001 - the row of a node may have been written by hand; the child must survive it
             message = f"what its node refers to cannot be read: {type(error).__name__}"
             return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
@@ -155,7 +155,7 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
         running.misfit = Misfit.VALUES
         return codec_error(task, "reading the arguments", error)
     if inputs is not None:
-        kwargs |= inputs.filled_in(task.arguments.wants, tasks)
+        kwargs |= inputs.context_arguments(task.arguments.wants, tasks)
     return PreparedCall(task, partial(task.function, *args, **kwargs))
 
 
