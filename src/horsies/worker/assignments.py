@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from horsies.executor.protocol import Fields, RunTasks
+from horsies.executor.protocol import AssignmentFields, RunTasks
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
@@ -140,7 +140,7 @@ class Assignments:
         return worked_us - self._groups[0][1] if self._groups else 0
 
 
-def fields_from_claim(assignment_no: int, claim: Claim) -> Fields:
+def fields_from_claim(assignment_no: int, claim: Claim) -> AssignmentFields:
     """Return the fields of a claim that are sent to a child."""
     return (
         assignment_no,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
-from horsies.executor.protocol import Done, Reason
+from horsies.executor.protocol import Done, StopReason
 from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
@@ -81,7 +81,7 @@ class TaskStopper:
             child.kill()
 
     def _request_stop(
-        self, child: Child, assignment_no: int, claim: Claim, reason: Reason, code: str, message: str
+        self, child: Child, assignment_no: int, claim: Claim, reason: StopReason, code: str, message: str
     ) -> None:
         key = claim.id, claim.claim_no
         child.set_kill_reason(assignment_no, code, f"{message}, and it did not end within {self._grace_s:g} s")
