@@ -1,4 +1,4 @@
-"""The tasks of `basic` and a schedule that is due every second. Only what wakes it, wakes it."""
+"""The tasks of `basic` and a schedule that is due every second. Nothing else wakes its worker."""
 
 import os
 
