@@ -1,4 +1,4 @@
-"""The tasks of `basic` and a schedule that is due every second. Nothing else wakes its worker."""
+"""The tasks of `basic` and a schedule that is due every second. Its worker polls every five minutes only, so notifications and timers must wake it."""
 
 import os
 
