@@ -224,7 +224,7 @@ def as_called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @pytest.mark.parametrize(("fn", "args", "kwargs", "payload"), CALLS)
-def test_a_call_becomes_an_object_by_parameter_name_and_the_same_call_again(
+def test_a_call_is_encoded_by_parameter_name_and_decoded_as_the_same_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], payload: dict[str, Any]
 ):
     codec = ArgumentsCodec.for_function(fn)
@@ -235,7 +235,7 @@ def test_a_call_becomes_an_object_by_parameter_name_and_the_same_call_again(
     assert as_called(fn, again_args, again_kwargs) == as_called(fn, args, kwargs)
 
 
-def test_a_default_is_not_sent_so_that_the_worker_decides_it():
+def test_a_default_is_not_sent_because_the_worker_provides_it():
     assert ArgumentsCodec.for_function(plain).encode((1,), {}) == '{"a":1}'
 
 
@@ -299,11 +299,11 @@ def test_a_value_of_another_type_is_refused_where_it_is_sent(annotation: Any, va
     assert "task()" in refusal(taking(annotation), value)
 
 
-def test_an_int_will_do_for_a_float():
+def test_an_int_is_accepted_for_a_float():
     assert there_and_back(taking(Point), Point(1, 2)) == ((), {"value": Point(1, 2.0)})
 
 
-def test_every_problem_has_its_line_with_the_argument_and_the_value():
+def test_every_problem_has_a_line_with_the_argument_and_the_value():
     def resize(width: int, boxes: list[Box]) -> None: ...
 
     assert refusal(ArgumentsCodec.for_function(resize), "wide", [{"width": 1, "tags": [2]}]) == (
@@ -324,7 +324,7 @@ def test_only_the_first_of_many_problems_are_listed():
     assert len(text.splitlines()) == 22
 
 
-def test_a_value_without_a_repr_is_refused_all_the_same():
+def test_a_value_whose_repr_fails_is_refused_as_well():
     class Shy:
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -363,7 +363,7 @@ def deep(levels: int) -> list[Any]:
         ({"\ud800": 1}, "surrogates"),
     ],
 )
-def test_where_nothing_is_annotated_only_json_is_taken(annotation: Any, item: object, reason: str):
+def test_without_an_annotation_only_json_values_are_accepted(annotation: Any, item: object, reason: str):
     codec = taking(annotation)
     assert reason in refusal(codec, [item])
     assert there_and_back(codec, [{"k": [1, None, "x", True, 0.5]}]) == (
@@ -372,14 +372,14 @@ def test_where_nothing_is_annotated_only_json_is_taken(annotation: Any, item: ob
     )
 
 
-def test_a_dict_of_anything_is_a_dict_of_json():
+def test_a_bare_dict_is_a_dict_of_json_values():
     assert "a UUID" in refusal(taking(dict[str, Any]), {"id": UUID(int=1)})
     assert "a UUID" in refusal(taking(dict), {"id": UUID(int=1)})
 
 
 @pytest.mark.parametrize("annotation", [Any, list[Any]])
 @pytest.mark.parametrize("levels", [170, 178, 181, 200, 260, 5_000])
-def test_what_is_nested_too_deeply_is_refused_and_the_rest_arrives(annotation: Any, levels: int):
+def test_a_value_nested_too_deeply_is_refused_and_others_arrive(annotation: Any, levels: int):
     codec = taking(annotation)
     value = deep(levels)
     if levels < 180:
@@ -498,12 +498,12 @@ def test_a_bad_payload_is_refused_with_the_reason(payload: str | bytes, reason: 
     assert "pydantic.dev" not in str(caught.value)
 
 
-def test_reading_is_as_lax_as_hand_written_json_needs():
+def test_reading_is_lax_enough_for_json_written_manually():
     assert ArgumentsCodec.for_function(plain).decode('{"a": "1", "b": 2.0}') == ((), {"a": 1, "b": 2})
 
 
 @given(st.text() | st.binary())
-def test_no_payload_raises_anything_else(payload: str | bytes):
+def test_no_payload_raises_another_exception(payload: str | bytes):
     with contextlib.suppress(PayloadError):
         taking(Any).decode(payload)
 
@@ -542,7 +542,7 @@ def test_a_callable_without_a_signature_is_refused():
         ArgumentsCodec.for_function(int if sys.version_info < (3, 13) else dict)
 
 
-def test_an_annotation_that_cannot_be_hashed_is_no_obstacle():
+def test_an_annotation_that_cannot_be_hashed_is_accepted():
     assert there_and_back(taking(Annotated[int, {"note": []}]), 1) == ((), {"value": 1})
 
 

@@ -1,4 +1,4 @@
-"""What may travel: nothing that would arrive as something else, and nothing too big. The same for arguments and for results."""
+"""Which values can be sent and returned: none that would arrive changed, and none too large."""
 
 import json
 import logging
@@ -253,14 +253,14 @@ def test_nan_arrives_as_nan(travelling: Callable[[Any], Traveller], annotation: 
 
 
 @BOTH
-def test_nan_arrives_in_a_model_that_says_how(travelling: Callable[[Any], Traveller]) -> None:
+def test_nan_arrives_in_a_model_that_writes_it_as_a_string(travelling: Callable[[Any], Traveller]) -> None:
     there = travelling(ExactReading)
     assert math.isnan(there.read(there.write(ExactReading(value=math.nan))).value)
 
 
 @BOTH
-def test_what_equals_nothing_but_itself_arrives_when_all_of_it_does(travelling: Callable[[Any], Traveller]) -> None:
-    """No `==` or one that raises, an hour that is there twice, fields that hold what is made anew."""
+def test_a_value_without_a_useful_equality_arrives_if_all_its_parts_do(travelling: Callable[[Any], Traveller]) -> None:
+    """No `==` or one that raises, an hour that occurs twice, fields whose values are created again."""
     berlin = datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
     for annotation, value in (
         (Faceless, Faceless([1, 2])),
@@ -324,7 +324,7 @@ CHANGED: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.promise("D5")
 @pytest.mark.parametrize(("annotation", "value", "why"), CHANGED)
-def test_what_would_arrive_as_something_else_is_refused_where_it_is_made(
+def test_a_value_that_would_arrive_changed_is_refused_where_it_is_made(
     annotation: Any, value: object, why: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
@@ -334,9 +334,7 @@ def test_what_would_arrive_as_something_else_is_refused_where_it_is_made(
 
 
 @pytest.mark.parametrize(("annotation", "value", "_why"), CHANGED)
-def test_of_a_result_that_would_arrive_as_something_else_only_the_types_are_told(
-    annotation: Any, value: object, _why: str
-) -> None:
+def test_for_a_result_that_would_arrive_changed_only_types_are_shown(annotation: Any, value: object, _why: str) -> None:
     with pytest.raises(PayloadError, match=r"a \w+ would arrive as (a \w+|None); ") as caught:
         as_result(annotation).write(value)
     assert not isinstance(caught.value, ResultTypeError)
@@ -388,7 +386,7 @@ class Flat(BaseModel):
         (Annotated[str, AfterValidator(str.strip)], False),
     ],
 )
-def test_equality_is_trusted_where_it_cannot_hide_a_change(annotation: Any, *, is_trusted: bool) -> None:
+def test_equality_is_trusted_only_if_it_cannot_hide_a_change(annotation: Any, *, is_trusted: bool) -> None:
     assert value_adapter(annotation, "it").trusts_equality == is_trusted
 
 
@@ -453,20 +451,20 @@ def test_a_secret_anywhere_in_a_type_is_refused_when_the_task_is_defined(
 
 
 @BOTH
-def test_a_secret_where_anything_may_be_is_refused_and_not_shown(travelling: Callable[[Any], Traveller]) -> None:
+def test_a_secret_passed_as_any_is_refused_and_not_shown(travelling: Callable[[Any], Traveller]) -> None:
     with pytest.raises(PayloadError, match="would arrive as") as caught:
         travelling(Holder[Any]).write(Holder[Any](item=[SecretStr("hunter2")]))
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_a_class_does_not_show_is_not_shown_either() -> None:
+def test_fields_that_a_class_hides_are_not_shown() -> None:
     with pytest.raises(PayloadError) as caught:
         as_argument(Cached).write(Cached(name="c", cache={"hunter2": 1}))
     assert "hunter2" not in str(caught.value)
 
 
 @BOTH
-def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Callable[[Any], Traveller]) -> None:
+def test_a_type_variable_stands_for_its_bound_or_for_json(travelling: Callable[[Any], Traveller]) -> None:
     assert travelling(T).read(travelling(T).write({"a": [1]})) == {"a": [1]}
     with pytest.raises(PayloadError, match="a Faceless is not a JSON value; annotate it with its type"):
         travelling(T).write(Faceless())
@@ -494,7 +492,7 @@ def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Calla
     ],
     ids=range(9),
 )
-def test_what_cannot_travel_is_refused_with_what_to_change(
+def test_a_value_that_cannot_be_sent_is_refused_with_what_to_change(
     travelling: Callable[[Any], Traveller], annotation: Any, value: object, advice: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
@@ -508,7 +506,7 @@ def test_what_cannot_travel_is_refused_with_what_to_change(
 
 @BOTH
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60), most=st.integers(1, 150))
-def test_a_payload_has_at_most_the_bytes_allowed(
+def test_a_payload_above_the_limit_is_refused(
     travelling: Callable[[Any, PayloadLimits], Traveller], text: str, most: int
 ) -> None:
     payload = travelling(str, PayloadLimits()).write(text)
@@ -522,7 +520,7 @@ def test_a_payload_has_at_most_the_bytes_allowed(
             there.write(text)
 
 
-def test_a_payload_too_big_names_what_was_being_done() -> None:
+def test_the_error_for_a_payload_too_large_names_the_operation() -> None:
     limits = PayloadLimits(warning_bytes=None, max_bytes=100)
     with pytest.raises(PayloadError, match=r"^task\(\) cannot be sent: as JSON it has 1,012 bytes"):
         as_argument(str, limits).write("x" * 1_000)
@@ -532,20 +530,20 @@ def test_a_payload_too_big_names_what_was_being_done() -> None:
 
 
 @BOTH
-def test_a_big_payload_is_told_of_once_and_again_when_it_doubles(
+def test_a_large_payload_is_reported_once_and_again_when_it_doubles(
     travelling: Callable[[Any, PayloadLimits], Traveller], caplog: pytest.LogCaptureFixture
 ) -> None:
     there = travelling(str, PayloadLimits(warning_bytes=100))
     for length in (50, 200, 250, 200, 900, 1_000):
         there.write("x" * length)
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert all(
-        "task 'task': " in line and "payload_warning_bytes=100; keep large data elsewhere" in line for line in told
+        "task 'task': " in line and "payload_warning_bytes=100; keep large data elsewhere" in line for line in messages
     )
 
 
-def test_nothing_is_told_when_nobody_wants_to_hear(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_payloads_are_not_reported_without_a_warning_size(caplog: pytest.LogCaptureFixture) -> None:
     as_result(str, PayloadLimits(warning_bytes=None)).write("x" * 1_000_000)
     assert not caplog.records
 
@@ -558,7 +556,7 @@ def test_nothing_is_told_when_nobody_wants_to_hear(caplog: pytest.LogCaptureFixt
     st.text(max_size=3_000) | st.lists(st.text(max_size=100), max_size=30) | st.binary(max_size=3_000),
     st.integers(1_000, 4_000),
 )
-def test_an_error_keeps_its_code_however_little_may_be_stored(message: str, data: object, most: int) -> None:
+def test_an_error_keeps_its_code_however_small_the_limit_is(message: str, data: object, most: int) -> None:
     error = TaskError(error_code="CARD_DECLINED", message=message, data=data)
     text = encode_error(error, most)
     assert len(text.encode()) <= most
@@ -571,7 +569,7 @@ def test_an_error_keeps_its_code_however_little_may_be_stored(message: str, data
         assert list(stored.data) == ["truncated"]
 
 
-def test_what_is_cut_of_an_error_can_be_seen() -> None:
+def test_an_error_shows_that_it_was_cut() -> None:
     stored = decode_error(
         encode_error(TaskError(error_code="X", message="m" * 9_000, data={"key": "v" * 9_000}), 1_600)
     )

@@ -56,7 +56,7 @@ class Pair(Generic[T]):
         (tuple[int, ...], (1, 2)),
     ],
 )
-def test_a_result_comes_back_as_it_was(tp: Any, value: object):
+def test_a_result_is_decoded_as_it_was_encoded(tp: Any, value: object):
     codec = ResultCodec.for_type(tp)
     assert codec.decode(codec.encode(value)) == value
 
@@ -75,7 +75,7 @@ def test_a_result_comes_back_as_it_was(tp: Any, value: object):
         (str, b"x"),
     ],
 )
-def test_a_result_of_another_type_is_told_apart(tp: Any, value: object):
+def test_a_result_of_another_type_raises_result_type_error(tp: Any, value: object):
     with pytest.raises(ResultTypeError, match="the result cannot be stored"):
         ResultCodec.for_type(tp).encode(value)
 
@@ -104,7 +104,7 @@ def test_a_value_of_the_right_type_that_cannot_be_written_is_not_a_wrong_type(tp
     assert not isinstance(caught.value, ResultTypeError)
 
 
-def test_the_place_inside_a_result_is_named_and_its_value_is_not_told():
+def test_an_error_names_the_place_inside_a_result_and_not_the_value():
     with pytest.raises(ResultTypeError, match=r"value at '\[1\]\.x': Input should be a valid integer \(got a str\)"):
         ResultCodec.for_type(list[Point]).encode([Point(1), Point("no")])  # pyright: ignore[reportArgumentType]
 
@@ -188,7 +188,7 @@ def anything() -> TaskResult[Any, TaskError]: ...
         (anything, Any),
     ],
 )
-def test_the_type_of_the_good_value_is_read_from_the_annotation(fn: Callable[..., Any], expected: Any):
+def test_the_type_of_the_value_is_read_from_the_annotation(fn: Callable[..., Any], expected: Any):
     assert ok_type(fn) == expected
 
 
@@ -212,7 +212,7 @@ def again(**values: Any) -> TaskError:
 
 
 @given(st.text(), JSON)
-def test_an_error_comes_back_as_it_was(message: str, data: Any):
+def test_an_error_is_decoded_as_it_was_encoded(message: str, data: Any):
     storable = message.encode("utf-8", "replace").decode()
     assert again(message=message, data=data) == TaskError(error_code="X", message=storable, data=data)
 
@@ -222,7 +222,7 @@ def test_an_error_comes_back_as_it_was(message: str, data: Any):
         st.text() | st.floats() | st.binary(), lambda i: st.lists(i) | st.dictionaries(st.text() | st.integers(), i)
     )
 )
-def test_no_data_can_lose_an_error(data: Any):
+def test_an_error_is_encoded_whatever_its_data_is(data: Any):
     assert again(message="m", data=data).message == "m"
 
 
@@ -256,7 +256,7 @@ def deep() -> list[Any]:
     ],
     ids=[f"case {number}" for number in range(12)],
 )
-def test_data_that_is_no_json_degrades_to_something_readable(data: object, expected: object):
+def test_data_that_is_not_json_is_replaced_by_something_readable(data: object, expected: object):
     assert again(data=data).data == expected
 
 

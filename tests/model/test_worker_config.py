@@ -26,19 +26,19 @@ def the_problem_of(**values: Any) -> str:
 
 
 @pytest.mark.promise("W15", "C2")
-def test_everything_defaults_to_what_the_app_says():
+def test_every_setting_has_a_default():
     config = WorkerConfig()
     assert config.process_count == os.cpu_count()
     assert (config.dsn, config.app_locator, config.queues, tuple(config.imports)) == (None, None, None, ())
     assert (dict(config.queue_priorities), dict(config.queue_max_concurrency)) == ({}, {})
     assert (config.concurrency, config.max_claim_batch, config.max_claim_per_worker) == (1, 0, 0)
     assert (config.max_tasks_per_child, config.max_memory_per_child_mb) == (100, None)
-    assert config.shutdown_timeout_ms is None  # for ever
+    assert config.shutdown_timeout_ms is None  # no limit
     assert config.loglevel == "INFO"
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_a_value_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
+def test_values_are_accepted_at_both_limits_and_refused_beyond(name: str):
     low, high = RANGES[name]
     for value in (low, high):
         assert getattr(WorkerConfig(**{name: value}), name) == value
@@ -48,12 +48,12 @@ def test_a_value_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
 
 @pytest.mark.parametrize("name", [*RANGES, "max_tasks_per_child"])
 @pytest.mark.parametrize("value", ["4", 4.0, True])
-def test_a_number_of_the_wrong_type_is_a_clear_problem(name: str, value: Any):
+def test_a_number_of_the_wrong_type_is_reported(name: str, value: Any):
     assert the_problem_of(**{name: value}).startswith(f"{name} must be a whole number")
 
 
 @pytest.mark.promise("C2")
-def test_a_child_serves_two_tasks_at_least_or_any_number():
+def test_a_child_runs_at_least_two_tasks_or_any_number():
     assert WorkerConfig(max_tasks_per_child=0).max_tasks_per_child == 0
     assert WorkerConfig(max_tasks_per_child=2).max_tasks_per_child == 2
     assert "choose 2 or more, or 0" in the_problem_of(max_tasks_per_child=1)
@@ -69,7 +69,7 @@ def test_a_memory_limit_is_any_positive_number():
 
 
 @pytest.mark.promise("W15")
-def test_overrides_of_queues_have_the_ranges_of_the_app_s():
+def test_overrides_of_queues_have_the_ranges_of_the_app():
     config = WorkerConfig(queue_priorities={"mail": 0}, queue_max_concurrency={"mail": None, "media": 0})
     assert config.queue_max_concurrency == {"mail": None, "media": 0}
     assert the_problem_of(queue_priorities={"mail": -1}).startswith("queue_priorities['mail'] is -1")
@@ -82,7 +82,7 @@ def test_one_name_instead_of_a_list_is_refused(name: str):
 
 
 @pytest.mark.parametrize("name", ["imports", "queues"])
-def test_what_is_no_name_is_refused_by_its_place(name: str):
+def test_a_value_that_is_not_a_name_is_refused_with_its_place(name: str):
     assert f"{name}[1] must be a name, not 7" in the_problem_of(**{name: ["mail", 7]})
 
 
@@ -102,15 +102,17 @@ def test_a_database_is_a_connection_string(dsn: Any, advice: str):
     assert "S3cr3t" not in problem
 
 
-def test_where_the_app_is_is_text():
-    assert "app_locator must be text like 'package.module:attribute'" in the_problem_of(app_locator=7)
+def test_the_locator_must_be_a_string():
+    assert "app_locator must be of type str, not int; write app_locator='package.module:attribute'" in the_problem_of(
+        app_locator=7
+    )
 
 
 def test_a_worker_without_any_queue_is_refused():
     assert "queues is empty" in the_problem_of(queues=[])
 
 
-def test_changing_the_lists_afterwards_changes_nothing():
+def test_changing_the_lists_later_has_no_effect():
     names, numbers = ["mail"], {"mail": 1}
     config = WorkerConfig(queues=names, imports=names, queue_priorities=numbers)
     names.append("media")
@@ -123,7 +125,7 @@ def test_a_log_level_is_one_of_python_s_names(loglevel: Any):
     assert f"choose one of {', '.join(LOGLEVELS)}" in the_problem_of(loglevel=loglevel)
 
 
-def test_all_problems_come_together():
+def test_all_problems_are_reported_together():
     with pytest.raises(ConfigError) as caught:
         WorkerConfig(processes=0, max_tasks_per_child=1, max_memory_per_child_mb=0, loglevel="LOUD")
     assert [problem.split()[0] for problem in caught.value.problems] == [

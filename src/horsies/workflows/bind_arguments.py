@@ -14,7 +14,7 @@ from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.graph import NodeKind, Ref, RefMode, Step
 from horsies.model.payload_errors import MOST_BYTES, PayloadLimits, PayloadSizeCheck
 from horsies.model.signature import InjectedParameter
-from horsies.model.type_compat import inside, is_assignable, item_of, takes_result, type_name
+from horsies.model.type_compat import is_assignable, item_type, list_item_type, takes_result, type_name
 from horsies.tasks.nodes import AnyNode, Reference, TaskNode
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -56,7 +56,7 @@ def flow_from(source: AnyNode[Any], node: object, wanted: Any) -> Reference:
     """
     if takes_result(wanted):
         return Reference(source, RefMode.RESULT)
-    item = item_of(wanted)
+    item = list_item_type(wanted)
     if is_map(node) and item is not None and takes_result(item[0]):
         return Reference(source, RefMode.RESULTS)
     return Reference(source, RefMode.VALUE)
@@ -178,7 +178,7 @@ def _written(
             return "null"
         case list() | tuple() if any(flows_in(cast("object", value))):
             items = enumerate(cast("Sequence[object]", value))
-            pieces = [_written(codec, item, inside(wanted, at), (*path, at), edges, done) for at, item in items]
+            pieces = [_written(codec, item, item_type(wanted, at), (*path, at), edges, done) for at, item in items]
             return f"[{','.join(pieces)}]"
         case Mapping() if any(flows_in(cast("object", value))):
             members = cast("Mapping[object, object]", value).items()
@@ -216,7 +216,7 @@ def _members(
         if not isinstance(key, str):
             done.problems.append(f"argument '{_place(path)}' has the key {key!r}; where values flow, keys are texts")
             continue
-        yield f"{to_json(key).decode()}:{_written(codec, item, inside(wanted, key), (*path, key), edges, done)}"
+        yield f"{to_json(key).decode()}:{_written(codec, item, item_type(wanted, key), (*path, key), edges, done)}"
 
 
 def _check(flow: Reference, wanted: Any, path: tuple[Step, ...], edges: Edges, problems: list[str]) -> None:

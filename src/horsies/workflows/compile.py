@@ -13,7 +13,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import to_timedelta
 from horsies.model.signature import InjectedParameter
 from horsies.model.task import TaskOptions
-from horsies.model.type_compat import inside, is_assignable, is_value_assignable, item_of, type_name
+from horsies.model.type_compat import is_assignable, is_value_assignable, item_type, list_item_type, type_name
 from horsies.tasks.nodes import Reference, TaskNode
 from horsies.tasks.sender import Sender
 from horsies.tasks.task import BaseTask
@@ -305,7 +305,7 @@ def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
             least, items = node.min_item_success, cast("Any", flow.source)
             if isinstance(least, int) and isinstance(items, Sized) and least > len(items):
                 yield f"min_success={least} can never be met, because each() goes through {len(items)} items"
-        elif item_of(tp := scope.type_at_source(flow)) is None:
+        elif list_item_type(tp := scope.type_at_source(flow)) is None:
             yield f"each() goes through a list, but {scope.name_of(flow)} gives {type_name(tp)}"
 
 
@@ -358,10 +358,10 @@ def _pieces(place: str, value: object, wanted: Any) -> Iterator[tuple[str, objec
     match value:
         case list() | tuple() if any(flows_in(cast("object", value))):
             for at, item in enumerate(cast("Sequence[object]", value)):
-                yield from _pieces(f"{place}[{at}]", item, inside(wanted, at))
+                yield from _pieces(f"{place}[{at}]", item, item_type(wanted, at))
         case Mapping() if any(flows_in(cast("object", value))):
             for key, item in cast("Mapping[object, object]", value).items():
-                yield from _pieces(f"{place}.{key}", item, inside(wanted, str(key)))
+                yield from _pieces(f"{place}.{key}", item, item_type(wanted, str(key)))
         case _:
             yield place, value, wanted
 

@@ -12,7 +12,7 @@ from horsies.model.config import AppConfig
 from horsies.model.errors import QueueError, WorkflowDefinitionError
 from horsies.model.graph import Join, NodeKind, Ref, RefMode, Step
 from horsies.model.send_options import SendOptions, span_problems, to_timedelta
-from horsies.model.type_compat import item_of, result_of
+from horsies.model.type_compat import list_item_type, result_of
 from horsies.model.validation import number_problems
 from horsies.tasks.nodes import NodeKey, NodeMaker, Reference, TaskNode, WorkflowNode
 from horsies.tasks.task import BaseTask
@@ -305,9 +305,9 @@ class Scope:
             case RefMode.RESULT:
                 return result_of(tp)
             case RefMode.RESULTS:
-                return list[result_of((item_of(tp) or (Any,))[0])]
+                return list[result_of((list_item_type(tp) or (Any,))[0])]
             case RefMode.EACH:
-                return (item_of(tp) or (Any,))[0]
+                return (list_item_type(tp) or (Any,))[0]
 
     def type_at_source(self, flow: Reference) -> Any:
         found = self._source(flow)

@@ -1,7 +1,7 @@
-"""How much one pass of a worker may claim: the arithmetic that the claim statement does in SQL, as a pure oracle.
+"""How many tasks one claim may take: the arithmetic of the claim statement, as a pure oracle for tests.
 
-What is waiting is not known before the claim, so these are limits: a queue takes at most its own, and what it leaves
-goes to the queues after it in the same pass.
+How many tasks wait is not known before the claim, so these are limits: a queue gives at most its own, and what it leaves
+is available to the queues after it in the same pass.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """A worker's room at the beginning of a pass. 0 for a `max_…` of the command line means that it sets no limit."""
+class ClaimOracle:
+    """The capacity of a worker at the beginning of a pass. 0 for a `max_…` of the command line sets no limit."""
 
     slots: int
     running: int
@@ -30,8 +30,8 @@ class Budget:
             limits.append(self.max_claim_per_worker - self._held())
         return max(0, min(limits))
 
-    def queue_limit(self, queue: "QueueRoom", left: int) -> int:
-        """How many tasks may be claimed from one queue when the queues before it left this much of the pass."""
+    def queue_limit(self, queue: "QueueLimits", left: int) -> int:
+        """How many tasks may be claimed from one queue if the queues before it left this much of the pass."""
         limits = [left]
         if queue.max_concurrency is not None:
             limits.append(queue.max_concurrency - queue.in_flight)
@@ -39,8 +39,8 @@ class Budget:
             limits.append(self.max_claim_batch)
         return max(0, min(limits))
 
-    def claims(self, queues: Iterable["QueueRoom"], waiting: Mapping[str, int]) -> dict[str, int]:
-        """What a pass takes from each queue, served in the order given, when this much is waiting."""
+    def claims(self, queues: Iterable["QueueLimits"], waiting: Mapping[str, int]) -> dict[str, int]:
+        """How many tasks a pass claims from each queue, in the order given, if these numbers are waiting."""
         left = self.pass_limit()
         taken: dict[str, int] = {}
         for queue in queues:
@@ -49,13 +49,13 @@ class Budget:
         return taken
 
     def _held(self) -> int:
-        # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
+        # With a buffer the limit is for prefetched tasks, so running tasks do not count.
         return self.claimed if self.prefetch_buffer else self.claimed + self.running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRoom:
-    """One queue as a pass sees it. `in_flight` counts RUNNING and CLAIMED, or RUNNING alone when there is a buffer."""
+class QueueLimits:
+    """One queue in a pass. `in_flight` counts RUNNING and CLAIMED, or only RUNNING if there is a buffer."""
 
     name: str
     max_concurrency: int | None = None
