@@ -69,7 +69,7 @@ class CheckFinding:
     code: str
     severity: str
     seen: str
-    cure: str
+    fix: str
     data: Mapping[str, Any]
 
 
