@@ -23,7 +23,7 @@ from horsies.worker.capacity import PREFETCH_MAX, ClaimLimits, PrefetchPolicy
 from horsies.worker.pending import BYTES_PER_BATCH, ENDINGS_PER_BATCH, BufferedClaim, PendingWork
 from horsies.worker.quarantine import Quarantine, RefusedBatch
 from horsies.worker.watermarks import Watermarks
-from tests.model.claim_limits import ClaimOracle, QueueLimits
+from tests.fixtures.budget import Budget, QueueRoom
 
 WORKER = "00000000-0000-4000-8000-00000000000a"
 DATABASE = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
@@ -482,7 +482,7 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
     made.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
     planned = made.next_batch(0.0)
     started = len(planned.starts) if planned else 0
-    budget = ClaimOracle(
+    budget = Budget(
         slots=len(loads) * concurrency,
         running=sum(loads) + started,
         claimed=len(made.buffer),
@@ -492,7 +492,7 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
     )
     asked: list[ClaimRequest] = list(planned.wanted) if planned else []
     from_one_queue = sum(min(wanted.limit, wanted.queue_limit or wanted.limit) for wanted in asked)
-    assert from_one_queue == budget.queue_limit(QueueLimits(name="default"), budget.pass_limit())
+    assert from_one_queue == budget.queue_limit(QueueRoom(name="default"), budget.pass_limit())
     if not batch:
         assert sum(wanted.limit for wanted in asked) == budget.pass_limit()
     assert wanted_by(planned).get("RUNNING", 0) <= len(loads) * concurrency - sum(loads) - started
