@@ -32,7 +32,7 @@ def problems_of(kind: Any, **values: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def the_problem_of(kind: Any, **values: Any) -> str:
+def only_problem(kind: Any, **values: Any) -> str:
     problems = problems_of(kind, **values)
     assert len(problems) == 1
     return problems[0]
@@ -92,7 +92,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("kind", "required", "name"), NUMBERS)
 @pytest.mark.parametrize("value", ["4", 4.0, True, [4]])
 def test_a_number_of_the_wrong_type_is_reported(kind: Any, required: dict[str, Any], name: str, value: object):
-    problem = the_problem_of(kind, **required, **{name: value})
+    problem = only_problem(kind, **required, **{name: value})
     assert problem.startswith(f"{name} must be")
     assert repr(value) in problem
 
@@ -142,11 +142,11 @@ def test_a_usable_schema_name_is_accepted(schema: str):
     ],
 )
 def test_an_unusable_schema_name_is_refused(schema: Any, advice: str):
-    assert advice in the_problem_of(PostgresConfig, database_url=URL, schema=schema)
+    assert advice in only_problem(PostgresConfig, database_url=URL, schema=schema)
 
 
 def test_a_pool_cannot_keep_more_connections_than_it_may_have():
-    assert "pool_min_size 5 is above pool_max_size 4" in the_problem_of(
+    assert "pool_min_size 5 is above pool_max_size 4" in only_problem(
         PostgresConfig, database_url=URL, pool_min_size=5, pool_max_size=4
     )
 
@@ -161,14 +161,12 @@ def test_a_good_queue_name_is_accepted(name: str):
 
 @pytest.mark.parametrize("name", ["", "x" * 81, "a b", "a/b", "ä", "a\n", 'a"', None, 3])
 def test_a_bad_queue_name_is_refused_with_what_is_allowed(name: Any):
-    assert "1 to 80 letters (a-z, A-Z), digits and the characters _ - . :" in the_problem_of(
-        CustomQueueConfig, name=name
-    )
+    assert "1 to 80 letters (a-z, A-Z), digits and the characters _ - . :" in only_problem(CustomQueueConfig, name=name)
 
 
 @pytest.mark.parametrize("priority", [-1, 32_768])
 def test_a_priority_has_a_range(priority: int):
-    assert "from 0 to 32767" in the_problem_of(CustomQueueConfig, name="q", priority=priority)
+    assert "from 0 to 32767" in only_problem(CustomQueueConfig, name="q", priority=priority)
 
 
 def test_default_mode_has_one_queue():
@@ -220,7 +218,7 @@ def test_changing_the_list_later_has_no_effect():
     ],
 )
 def test_contradicting_settings_are_refused_with_what_to_change(values: dict[str, Any], advice: str):
-    assert advice in the_problem_of(AppConfig, **values)
+    assert advice in only_problem(AppConfig, **values)
 
 
 # Prefetching and leases
@@ -229,7 +227,7 @@ def test_contradicting_settings_are_refused_with_what_to_change(values: dict[str
 @pytest.mark.promise("C14")
 @pytest.mark.parametrize("prefetch_buffer", [1, 8, 500])
 def test_a_prefetch_buffer_needs_a_lease(prefetch_buffer: int):
-    assert "add claim_lease_ms" in the_problem_of(AppConfig, prefetch_buffer=prefetch_buffer)
+    assert "add claim_lease_ms" in only_problem(AppConfig, prefetch_buffer=prefetch_buffer)
     assert AppConfig(prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000).lease_ms == 5_000
 
 
@@ -247,12 +245,12 @@ def test_automatic_prefetching_has_its_own_lease():
 
 @pytest.mark.parametrize("prefetch_buffer", [-1, "many", None, 1.5])
 def test_a_buffer_is_a_number_or_auto(prefetch_buffer: Any):
-    assert '"auto"' in the_problem_of(AppConfig, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
+    assert '"auto"' in only_problem(AppConfig, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
 
 
 @pytest.mark.parametrize("claim_lease_ms", [0, 999, 3_600_001])
 def test_a_lease_has_a_range(claim_lease_ms: int):
-    assert "from 1000 to 3600000" in the_problem_of(AppConfig, claim_lease_ms=claim_lease_ms)
+    assert "from 1000 to 3600000" in only_problem(AppConfig, claim_lease_ms=claim_lease_ms)
 
 
 # Caps
@@ -261,7 +259,7 @@ def test_a_lease_has_a_range(claim_lease_ms: int):
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("cap", [0, -1, 1_000_001])
 def test_a_cluster_wide_cap_has_a_range(cap: int):
-    assert "cluster_wide_cap is" in the_problem_of(AppConfig, cluster_wide_cap=cap)
+    assert "cluster_wide_cap is" in only_problem(AppConfig, cluster_wide_cap=cap)
     assert AppConfig(cluster_wide_cap=1).cluster_wide_cap == 1
     assert AppConfig().cluster_wide_cap is None
 
@@ -278,7 +276,7 @@ def test_an_invalid_buffer_is_reported_once_even_with_a_cap():
 
 @pytest.mark.parametrize("prefetch_buffer", [1, 8, "auto"])
 def test_a_cluster_wide_cap_excludes_a_buffer(prefetch_buffer: Any):
-    problem = the_problem_of(AppConfig, cluster_wide_cap=5, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
+    problem = only_problem(AppConfig, cluster_wide_cap=5, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
     assert f"prefetch_buffer is {prefetch_buffer!r}" in problem
     assert "set prefetch_buffer=0, or remove the cap" in problem
 
@@ -287,7 +285,7 @@ def test_a_cluster_wide_cap_excludes_a_buffer(prefetch_buffer: Any):
 def test_a_queue_is_uncapped_capped_or_paused():
     caps = [CustomQueueConfig(name="q", max_concurrency=cap).max_concurrency for cap in (None, 5, 0)]
     assert caps == [None, 5, 0]
-    assert "max_concurrency is -1" in the_problem_of(CustomQueueConfig, name="q", max_concurrency=-1)
+    assert "max_concurrency is -1" in only_problem(CustomQueueConfig, name="q", max_concurrency=-1)
 
 
 # Payloads
@@ -305,7 +303,7 @@ def test_the_size_of_a_payload_has_a_range(name: str, low: int):
     for value in (low, 268_435_456):
         assert getattr(dataclasses.replace(AppConfig(), **{name: value}), name) == value
     for value in (low - 1, 268_435_457):
-        assert f"from {low} to 268435456" in the_problem_of(AppConfig, **{name: value})
+        assert f"from {low} to 268435456" in only_problem(AppConfig, **{name: value})
 
 
 # Recovery
@@ -330,13 +328,13 @@ def test_by_default_a_dead_worker_is_detected_within_15_seconds():
 
 
 def test_a_child_may_miss_one_ping_before_it_is_considered_frozen():
-    problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, frozen_after_ms=5_000)
+    problem = only_problem(RecoveryConfig, heartbeat_ms=3_000, frozen_after_ms=5_000)
     assert "below three heartbeats" in problem
 
 
 def test_detection_of_frozen_children_can_be_disabled():
     assert RecoveryConfig(frozen_after_ms=None).frozen_after_ms is None
-    assert '"auto"' in the_problem_of(RecoveryConfig, frozen_after_ms="never")
+    assert '"auto"' in only_problem(RecoveryConfig, frozen_after_ms="never")
 
 
 @pytest.mark.parametrize("name", RECOVERY_RANGES)
@@ -350,12 +348,12 @@ def test_recovery_values_are_accepted_at_both_limits_and_refused_beyond(name: st
     for value in (low, high):
         assert getattr(RecoveryConfig(**others, **{name: value}), name) == value
     for value in (low - 1, high + 1):
-        assert f"from {low} to {high}" in the_problem_of(RecoveryConfig, **others, **{name: value})
+        assert f"from {low} to {high}" in only_problem(RecoveryConfig, **others, **{name: value})
 
 
 @pytest.mark.promise("T2")
 def test_one_late_heartbeat_must_not_kill_a_worker():
-    problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, dead_after_ms=5_999)
+    problem = only_problem(RecoveryConfig, heartbeat_ms=3_000, dead_after_ms=5_999)
     assert "below two heartbeats" in problem
     assert RecoveryConfig(heartbeat_ms=3_000, dead_after_ms=6_000).dead_after_ms == 6_000
 
@@ -388,14 +386,14 @@ def test_values_are_accepted_at_both_limits_and_refused_beyond(name: str):
     for value in (low, high):
         assert getattr(WorkerResilienceConfig(**others | {name: value}), name) == value
     for value in (low - 1, high + 1):
-        assert f"{name} is {value}; choose a whole number from {low} to {high}" == the_problem_of(
+        assert f"{name} is {value}; choose a whole number from {low} to {high}" == only_problem(
             WorkerResilienceConfig, **others | {name: value}
         )
 
 
 @pytest.mark.promise("W13")
 def test_the_longest_delay_cannot_be_below_the_first():
-    problem = the_problem_of(WorkerResilienceConfig, db_retry_initial_ms=2_000, db_retry_max_ms=1_000)
+    problem = only_problem(WorkerResilienceConfig, db_retry_initial_ms=2_000, db_retry_max_ms=1_000)
     assert "db_retry_max_ms 1000 is below db_retry_initial_ms 2000" in problem
     assert WorkerResilienceConfig(db_retry_initial_ms=2_000, db_retry_max_ms=2_000)
 
@@ -460,4 +458,4 @@ def test_a_database_url_can_be_given_with_other_fields() -> None:
 
 @pytest.mark.parametrize("name", ["", " shop", "a" * 201, "shop\n", 7])
 def test_an_app_s_name_is_checked(name: Any) -> None:
-    assert the_problem_of(AppConfig, name=name).startswith(f"name is {name!r}; choose 1 to 200 printable characters")
+    assert only_problem(AppConfig, name=name).startswith(f"name is {name!r}; choose 1 to 200 printable characters")

@@ -157,7 +157,7 @@ class Faceless:
 
 
 @dataclass
-class Quarrelsome:
+class FailingEquality:
     value: int
 
     def __eq__(self, other: object) -> bool:
@@ -168,12 +168,12 @@ class Quarrelsome:
 
 
 @dataclass(frozen=True)
-class Traveller:
+class PayloadCodec:
     write: Callable[[Any], str]
     read: Callable[[str], Any]
 
 
-def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
+def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> PayloadCodec:
     def task(value: Any) -> None: ...
 
     task.__annotations__["value"] = annotation
@@ -185,18 +185,18 @@ def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Travell
     def read(text: str) -> Any:
         return codec.decode(text)[1]["value"]
 
-    return Traveller(write, read)
+    return PayloadCodec(write, read)
 
 
-def as_result(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
+def as_result(annotation: Any, limits: PayloadLimits | None = None) -> PayloadCodec:
     codec = ResultCodec.for_type(annotation, PayloadSizeCheck("the result of task 'task'", limits))
-    return Traveller(codec.encode, codec.decode)
+    return PayloadCodec(codec.encode, codec.decode)
 
 
-BOTH = pytest.mark.parametrize("travelling", [as_argument, as_result])
+BOTH = pytest.mark.parametrize("codec_for", [as_argument, as_result])
 
 
-def wake_subscribers() -> list[Any]:
+def cyclic_list() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -236,9 +236,9 @@ def deep(levels: int) -> list[Any]:
     ],
 )
 def test_what_arrives_equals_what_was_sent(
-    travelling: Callable[[Any], Traveller], annotation: Any, value: object
+    codec_for: Callable[[Any], PayloadCodec], annotation: Any, value: object
 ) -> None:
-    there = travelling(annotation)
+    there = codec_for(annotation)
     arrived = there.read(there.write(value))
     assert arrived == value
     assert type(arrived) is type(value)
@@ -246,25 +246,27 @@ def test_what_arrives_equals_what_was_sent(
 
 @BOTH
 @pytest.mark.parametrize("annotation", [list[float], list[float | None], tuple[float]])
-def test_nan_arrives_as_nan(travelling: Callable[[Any], Traveller], annotation: Any) -> None:
-    there = travelling(annotation)
+def test_nan_arrives_as_nan(codec_for: Callable[[Any], PayloadCodec], annotation: Any) -> None:
+    there = codec_for(annotation)
     (arrived,) = there.read(there.write((math.nan,) if annotation == tuple[float] else [math.nan]))
     assert math.isnan(arrived)
 
 
 @BOTH
-def test_nan_arrives_in_a_model_that_writes_it_as_a_string(travelling: Callable[[Any], Traveller]) -> None:
-    there = travelling(ExactReading)
+def test_nan_arrives_in_a_model_that_writes_it_as_a_string(codec_for: Callable[[Any], PayloadCodec]) -> None:
+    there = codec_for(ExactReading)
     assert math.isnan(there.read(there.write(ExactReading(value=math.nan))).value)
 
 
 @BOTH
-def test_a_value_without_a_useful_equality_arrives_if_all_its_parts_do(travelling: Callable[[Any], Traveller]) -> None:
+def test_a_value_without_a_useful_equality_arrives_if_all_its_parts_do(
+    codec_for: Callable[[Any], PayloadCodec],
+) -> None:
     """No `==` or one that raises, an hour that occurs twice, fields whose values are created again."""
     berlin = datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
     for annotation, value in (
         (Faceless, Faceless([1, 2])),
-        (Quarrelsome, Quarrelsome(1)),
+        (FailingEquality, FailingEquality(1)),
         (Cached, Cached(name="c")),
         (Locked, Locked(name="l")),
         (Derived, Derived(3)),
@@ -276,9 +278,9 @@ def test_a_value_without_a_useful_equality_arrives_if_all_its_parts_do(travellin
         (float, 1),
         (set[float], {math.nan}),
     ):
-        there = travelling(annotation)
+        there = codec_for(annotation)
         there.read(there.write(value))
-    there = travelling(datetime)
+    there = codec_for(datetime)
     assert there.read(there.write(berlin)).astimezone(UTC) == berlin.astimezone(UTC)
 
 
@@ -353,8 +355,8 @@ class SelfReferring(BaseModel):
 
 
 @BOTH
-def test_private_attributes_may_refer_back(travelling: Callable[[Any], Traveller]) -> None:
-    there = travelling(SelfReferring)
+def test_private_attributes_may_refer_back(codec_for: Callable[[Any], PayloadCodec]) -> None:
+    there = codec_for(SelfReferring)
     assert there.read(there.write(SelfReferring(name="a"))).name == "a"
 
 
@@ -441,19 +443,19 @@ Alias = TypeAliasType("Alias", dict[str, Form])
     ],
 )
 def test_a_secret_anywhere_in_a_type_is_refused_when_the_task_is_defined(
-    travelling: Callable[[Any], Traveller], annotation: Any, place: str
+    codec_for: Callable[[Any], PayloadCodec], annotation: Any, place: str
 ) -> None:
     with pytest.raises(
         TaskDefinitionError, match="a secret is written as asterisks; pass a reference by which the task can"
     ) as caught:
-        travelling(annotation)
+        codec_for(annotation)
     assert place in str(caught.value)
 
 
 @BOTH
-def test_a_secret_passed_as_any_is_refused_and_not_shown(travelling: Callable[[Any], Traveller]) -> None:
+def test_a_secret_passed_as_any_is_refused_and_not_shown(codec_for: Callable[[Any], PayloadCodec]) -> None:
     with pytest.raises(PayloadError, match="would arrive as") as caught:
-        travelling(Holder[Any]).write(Holder[Any](item=[SecretStr("hunter2")]))
+        codec_for(Holder[Any]).write(Holder[Any](item=[SecretStr("hunter2")]))
     assert "hunter2" not in str(caught.value)
 
 
@@ -464,13 +466,13 @@ def test_fields_that_a_class_hides_are_not_shown() -> None:
 
 
 @BOTH
-def test_a_type_variable_stands_for_its_bound_or_for_json(travelling: Callable[[Any], Traveller]) -> None:
-    assert travelling(T).read(travelling(T).write({"a": [1]})) == {"a": [1]}
+def test_a_type_variable_stands_for_its_bound_or_for_json(codec_for: Callable[[Any], PayloadCodec]) -> None:
+    assert codec_for(T).read(codec_for(T).write({"a": [1]})) == {"a": [1]}
     with pytest.raises(PayloadError, match="a Faceless is not a JSON value; annotate it with its type"):
-        travelling(T).write(Faceless())
+        codec_for(T).write(Faceless())
     one_of, cat_like = TypeVar("one_of", UUID, int), TypeVar("cat_like", bound=Cat)
-    assert travelling(one_of).read(travelling(one_of).write(UUID(int=1))) == UUID(int=1)
-    assert travelling(cat_like).read(travelling(cat_like).write(Cat(name="Tom"))) == Cat(name="Tom")
+    assert codec_for(one_of).read(codec_for(one_of).write(UUID(int=1))) == UUID(int=1)
+    assert codec_for(cat_like).read(codec_for(cat_like).write(Cat(name="Tom"))) == Cat(name="Tom")
 
 
 # What cannot travel
@@ -484,7 +486,7 @@ def test_a_type_variable_stands_for_its_bound_or_for_json(travelling: Callable[[
         (str, "half \ud800", "remove the broken character"),
         (int, 10**5_000, "annotate a number of this length as str"),
         (Any, 10**5_000, "annotate a number of this length as str"),
-        (Any, wake_subscribers(), "contains itself"),
+        (Any, cyclic_list(), "contains itself"),
         (Any, deep(5_000), "nested more than 180 levels deep"),
         (Any, b"bytes", "a bytes is not a JSON value; annotate it with its type"),
         (Any, math.nan, "nan is not a JSON value; annotate it as float"),
@@ -493,10 +495,10 @@ def test_a_type_variable_stands_for_its_bound_or_for_json(travelling: Callable[[
     ids=range(9),
 )
 def test_a_value_that_cannot_be_sent_is_refused_with_what_to_change(
-    travelling: Callable[[Any], Traveller], annotation: Any, value: object, advice: str
+    codec_for: Callable[[Any], PayloadCodec], annotation: Any, value: object, advice: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
-        travelling(annotation).write(value)
+        codec_for(annotation).write(value)
     assert advice in str(caught.value)
     assert len(str(caught.value)) < 700
 
@@ -507,10 +509,10 @@ def test_a_value_that_cannot_be_sent_is_refused_with_what_to_change(
 @BOTH
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60), most=st.integers(1, 150))
 def test_a_payload_above_the_limit_is_refused(
-    travelling: Callable[[Any, PayloadLimits], Traveller], text: str, most: int
+    codec_for: Callable[[Any, PayloadLimits], PayloadCodec], text: str, most: int
 ) -> None:
-    payload = travelling(str, PayloadLimits()).write(text)
-    there, size = travelling(str, PayloadLimits(warning_bytes=None, max_bytes=most)), len(payload.encode())
+    payload = codec_for(str, PayloadLimits()).write(text)
+    there, size = codec_for(str, PayloadLimits(warning_bytes=None, max_bytes=most)), len(payload.encode())
     if size <= most:
         assert there.write(text) == payload
     else:
@@ -531,9 +533,9 @@ def test_the_error_for_a_payload_too_large_names_the_operation() -> None:
 
 @BOTH
 def test_a_large_payload_is_reported_once_and_again_when_it_doubles(
-    travelling: Callable[[Any, PayloadLimits], Traveller], caplog: pytest.LogCaptureFixture
+    codec_for: Callable[[Any, PayloadLimits], PayloadCodec], caplog: pytest.LogCaptureFixture
 ) -> None:
-    there = travelling(str, PayloadLimits(warning_bytes=100))
+    there = codec_for(str, PayloadLimits(warning_bytes=100))
     for length in (50, 200, 250, 200, 900, 1_000):
         there.write("x" * length)
     messages = [record.getMessage() for record in caplog.records]

@@ -15,7 +15,7 @@ BAD: TaskResult[int, TaskError] = TaskResult(
 NOTHING: TaskResult[None, TaskError] = TaskResult(ok=None)
 
 
-def described(result: TaskResult[Any, TaskError]) -> str:
+def describe(result: TaskResult[Any, TaskError]) -> str:
     match result:
         case TaskResult(err=TaskError(error_code="CARD_DECLINED", data={"tries": tries})):
             return f"declined after {tries}"
@@ -28,10 +28,10 @@ def described(result: TaskResult[Any, TaskError]) -> str:
 
 
 def test_a_match_statement_distinguishes_ok_and_err():
-    assert described(GOOD) == "value 7"
-    assert described(BAD) == "declined after 2"
-    assert described(TaskResult(err=TaskError(error_code="OTHER"))) == "OTHER"
-    assert described(NOTHING) == "nothing"
+    assert describe(GOOD) == "value 7"
+    assert describe(BAD) == "declined after 2"
+    assert describe(TaskResult(err=TaskError(error_code="OTHER"))) == "OTHER"
+    assert describe(NOTHING) == "nothing"
 
 
 def test_a_positional_match_has_the_value_first():

@@ -80,7 +80,7 @@ def test_a_result_of_another_type_raises_result_type_error(tp: Any, value: objec
         ResultCodec.for_type(tp).encode(value)
 
 
-def wake_subscribers() -> list[Any]:
+def cyclic_list() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -91,12 +91,12 @@ def wake_subscribers() -> list[Any]:
     [
         (Any, object()),
         (Any, math.nan),
-        (Any, wake_subscribers()),
+        (Any, cyclic_list()),
         (list[Any], [Point(1)]),
         (str, "\ud800"),
         (dict[tuple[int, int], int], {(1, 2): 3}),
     ],
-    ids=["an object", "nan", "a ring", "an object inside", "half a surrogate pair", "a tuple as a key"],
+    ids=["an object", "nan", "a cyclic list", "an object inside", "half a surrogate pair", "a tuple as a key"],
 )
 def test_a_value_of_the_right_type_that_cannot_be_written_is_not_a_wrong_type(tp: Any, value: object):
     with pytest.raises(PayloadError) as caught:
@@ -204,7 +204,7 @@ JSON = st.recursive(
 )
 
 
-def again(**values: Any) -> TaskError:
+def round_trip(**values: Any) -> TaskError:
     text = encode_error(TaskError(error_code="X", **values))
     text.encode()  # storable as UTF-8
     assert "\0" not in text
@@ -214,7 +214,7 @@ def again(**values: Any) -> TaskError:
 @given(st.text(), JSON)
 def test_an_error_is_decoded_as_it_was_encoded(message: str, data: Any):
     storable = message.encode("utf-8", "replace").decode()
-    assert again(message=message, data=data) == TaskError(error_code="X", message=storable, data=data)
+    assert round_trip(message=message, data=data) == TaskError(error_code="X", message=storable, data=data)
 
 
 @given(
@@ -223,10 +223,10 @@ def test_an_error_is_decoded_as_it_was_encoded(message: str, data: Any):
     )
 )
 def test_an_error_is_encoded_whatever_its_data_is(data: Any):
-    assert again(message="m", data=data).message == "m"
+    assert round_trip(message="m", data=data).message == "m"
 
 
-class Unkind:
+class FailingRepr:
     def __repr__(self) -> str:
         raise RuntimeError("no")
 
@@ -249,15 +249,15 @@ def deep() -> list[Any]:
         ({"bad": "a\ud800", "n": 1}, {"bad": "a?", "n": 1}),
         ({"nul": "a\0b"}, {"nul": "a\0b"}),
         (math.nan, "NaN"),
-        (wake_subscribers(), "[[...]]"),
-        (Unkind(), "<Unkind that has no repr>"),
-        ({"it": Unkind()}, {"it": "<Unkind that has no repr>"}),
+        (cyclic_list(), "[[...]]"),
+        (FailingRepr(), "<FailingRepr that has no repr>"),
+        ({"it": FailingRepr()}, {"it": "<FailingRepr that has no repr>"}),
         (deep(), "<list that has no repr>"),
     ],
     ids=[f"case {number}" for number in range(12)],
 )
 def test_data_that_is_not_json_is_replaced_by_something_readable(data: object, expected: object):
-    assert again(data=data).data == expected
+    assert round_trip(data=data).data == expected
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", "null", "{}", '{"error_code":"lower"}', '{"error_code":null}'])

@@ -19,7 +19,7 @@ def problems_of(make: Any, *args: Any, **values: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def the_problem_of(make: Any, *args: Any, **values: Any) -> str:
+def only_problem(make: Any, *args: Any, **values: Any) -> str:
     problems = problems_of(make, *args, **values)
     assert len(problems) == 1, problems
     return problems[0]
@@ -80,12 +80,12 @@ def test_codes_and_exceptions_are_separated():
 @pytest.mark.parametrize("nothing", [[], (), "TASK_TIMEOUT", None, ConnectionError])
 def test_what_is_retried_must_be_listed(nothing: Any):
     for make in (lambda: RetryPolicy.fixed([1], auto_retry_for=nothing), lambda: exponential(auto_retry_for=nothing)):
-        assert "auto_retry_for must list what is retried" in the_problem_of(make)
+        assert "auto_retry_for must list what is retried" in only_problem(make)
 
 
 @pytest.mark.parametrize("item", ["rate limited", "rate_limited", "", 7, ConnectionError(), int, None])
 def test_what_is_neither_a_code_nor_an_exception_is_refused(item: Any):
-    assert "auto_retry_for has" in the_problem_of(RetryPolicy.fixed, [1], auto_retry_for=["GOOD", item])
+    assert "auto_retry_for has" in only_problem(RetryPolicy.fixed, [1], auto_retry_for=["GOOD", item])
 
 
 # -- bad input
@@ -93,32 +93,32 @@ def test_what_is_neither_a_code_nor_an_exception_is_refused(item: Any):
 
 @pytest.mark.parametrize("delays", [[], [1] * (MAX_RETRIES + 1)], ids=["none", "too many"])
 def test_the_number_of_delays_has_a_range(delays: list[float]):
-    assert "give 1 to 1000" in the_problem_of(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
+    assert "give 1 to 1000" in only_problem(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
 
 
 @pytest.mark.parametrize("delays", ["15", 5, None, {1, 2}])
 def test_delays_must_be_a_list(delays: Any):
-    assert "a list of seconds like [1, 5, 30]" in the_problem_of(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
+    assert "a list of seconds like [1, 5, 30]" in only_problem(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
 
 
 @pytest.mark.parametrize("delay", [-1, MAX_DELAY_S + 1, math.nan, math.inf, "1", True, None])
 def test_a_delay_is_a_number_of_seconds_in_its_range(delay: Any):
-    assert the_problem_of(RetryPolicy.fixed, [1, delay], auto_retry_for=CRASHES).startswith("delays[1] is")
-    assert the_problem_of(exponential, base_seconds=delay).startswith("base_seconds is")
-    assert the_problem_of(exponential, max_delay_seconds=delay).startswith("max_delay_seconds is")
+    assert only_problem(RetryPolicy.fixed, [1, delay], auto_retry_for=CRASHES).startswith("delays[1] is")
+    assert only_problem(exponential, base_seconds=delay).startswith("base_seconds is")
+    assert only_problem(exponential, max_delay_seconds=delay).startswith("max_delay_seconds is")
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RETRIES + 1, 1.5, "3", True])
 def test_the_number_of_retries_has_a_range(count: Any):
-    problem = the_problem_of(exponential, max_retries=count)
+    problem = only_problem(exponential, max_retries=count)
     assert problem.startswith("max_retries ")
     assert f"a whole number from 1 to {MAX_RETRIES}" in problem
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, math.nan, "0.5", True, None])
 def test_jitter_is_a_fraction(jitter: Any):
-    assert "jitter is" in the_problem_of(exponential, jitter=jitter)
-    assert "jitter is" in the_problem_of(RetryPolicy.fixed, [1], auto_retry_for=CRASHES, jitter=jitter)
+    assert "jitter is" in only_problem(exponential, jitter=jitter)
+    assert "jitter is" in only_problem(RetryPolicy.fixed, [1], auto_retry_for=CRASHES, jitter=jitter)
 
 
 def test_all_problems_are_reported_together():

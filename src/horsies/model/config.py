@@ -42,16 +42,23 @@ _URLS: Final = ("database_url", "listen_url")
 _QUEUE_NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_-.:"
 
 
-class WorkerResilienceConfig(Record):
+class _CheckedRecord(Record):
+    """A record that raises one ConfigError with all problems of its fields."""
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        raise NotImplementedError
+
+
+class WorkerResilienceConfig(_CheckedRecord):
     """How a worker handles a database that is unavailable. `db_retry_max_attempts` 0 means no limit."""
 
     db_retry_initial_ms: int = 500
     db_retry_max_ms: int = 5_000
     db_retry_max_attempts: int = 0
     notify_poll_interval_ms: int = 5_000
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
 
     def delay_ms(self, attempt: int, jitter: float) -> int:
         """Return how long to wait after this number of failures in a row, counted from 0.
@@ -76,7 +83,7 @@ class WorkerResilienceConfig(Record):
         yield from range_problems(self, db_retry_max_attempts=(0, 10_000), notify_poll_interval_ms=(1_000, 300_000))
 
 
-class RecoveryConfig(Record):
+class RecoveryConfig(_CheckedRecord):
     """When workers and children are considered dead, and how long tasks get to stop.
 
     A worker sends a heartbeat every `heartbeat_ms`; the maintenance leader declares it dead after `dead_after_ms` without one.
@@ -98,9 +105,6 @@ class RecoveryConfig(Record):
     frozen_after_ms: int | Literal["auto"] | None = "auto"
     unknown_task_patience_ms: int = 86_400_000
     changed_task_patience_ms: int = 300_000
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
 
     def _problems(self) -> Iterator[str]:
         heartbeats = list(range_problems(self, heartbeat_ms=(100, 300_000), dead_after_ms=(500, 3_600_000)))
@@ -128,7 +132,7 @@ class RecoveryConfig(Record):
                 )
 
 
-class RetentionConfig(Record):
+class RetentionConfig(_CheckedRecord):
     """How long finished data is kept; None keeps it without a limit. The maintenance leader applies this at the interval `every`.
 
     Finished tasks are removed by whole days (UTC): they are at least as old as this, and at most a day older. A workflow is removed with
@@ -140,9 +144,6 @@ class RetentionConfig(Record):
     worker_states: timedelta | None = timedelta(days=1)
     schedule_runs: timedelta | None = timedelta(days=30)
     every: timedelta = timedelta(minutes=5)
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
 
     def _problems(self) -> Iterator[str]:
         for name, value in self._fields():
@@ -164,7 +165,7 @@ class QueueMode(StrEnum):
     CUSTOM = "CUSTOM"
 
 
-class PostgresConfig(Record):
+class PostgresConfig(_CheckedRecord):
     """The database and how to connect to it. Passwords are never shown.
 
     Set `listen_url` to a direct connection for LISTEN and migrations if `database_url` is that of a transaction pooler.
@@ -180,9 +181,6 @@ class PostgresConfig(Record):
     keepalives_idle_s: int = 30
     keepalives_interval_s: int = 10
     keepalives_count: int = 3
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
 
     @property
     def conninfo(self) -> str:
@@ -221,7 +219,7 @@ class PostgresConfig(Record):
         )
 
 
-class CustomQueueConfig(Record):
+class CustomQueueConfig(_CheckedRecord):
     """One queue of CUSTOM mode. Queues with a lower `priority` are served first.
 
     `max_concurrency` limits how many of its tasks are in flight across all workers. None: no limit; 0 pauses the queue.
@@ -230,9 +228,6 @@ class CustomQueueConfig(Record):
     name: str
     priority: int = DEFAULT_PRIORITY
     max_concurrency: int | None = None
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
 
     def _problems(self) -> Iterator[str]:
         name = cast("object", self.name)
@@ -243,7 +238,7 @@ class CustomQueueConfig(Record):
             yield from number_problems("max_concurrency", self.max_concurrency, 0, 1_000_000)
 
 
-class AppConfig(Record):
+class AppConfig(_CheckedRecord):
     """All settings of an app. Without a `broker`, the app reads the database URL from its environment.
 
     `name` distinguishes apps that share a schema: schedules and workers belong to the app of this name. The default is the locator
@@ -274,7 +269,7 @@ class AppConfig(Record):
             object.__setattr__(
                 self, "custom_queues", tuple(cast("Sequence[object]", queues))
             )  # a list could be changed
-        raise_problems(self, self._problems())
+        super().__post_init__()
         object.__setattr__(self, "exception_mapper", ExceptionMap(self.exception_mapper))
         object.__setattr__(self, "default_unhandled_error_code", str(self.default_unhandled_error_code))
 
