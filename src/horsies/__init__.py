@@ -1,7 +1,7 @@
 """horsies: a PostgreSQL-backed distributed task queue and workflow engine.
 
-A name is loaded when it is first asked for: a process that only defines or runs tasks needs few of them, and every child of a worker
-pays for what it loads.
+A name is imported at first use: a process that only defines or runs tasks needs few of them, and every child of a worker
+spends time on what it imports.
 """
 
 import typing
@@ -63,14 +63,24 @@ if typing.TYPE_CHECKING:
     from horsies.tasks.current_task import CurrentTask, current_task
     from horsies.tasks.handle import TaskHandle
     from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
-    from horsies.tasks.nodes import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from, results_from
+    from horsies.tasks.nodes import (
+        NodeKey,
+        SuccessCase,
+        SuccessPolicy,
+        TaskNode,
+        WorkflowNode,
+        each,
+        from_node,
+        result_from,
+        results_from,
+    )
     from horsies.tasks.sender import Sender
     from horsies.tasks.task import AsyncTask, Task
     from horsies.worker_thread import Worker
     from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition
-    from horsies.workflows.handle import NodeInfo, WorkflowHandle
+    from horsies.workflows.handle import WorkflowHandle
     from horsies.workflows.inputs import WorkflowContext, WorkflowMeta
-    from horsies.workflows.nodes import SuccessCase, SuccessPolicy
+    from horsies.workflows.inspect import NodeInfo
     from horsies.workflows.spec import WorkflowSpec
 
 __all__ = [
@@ -177,28 +187,28 @@ _MODULES = {
     "tasks.current_task": "CurrentTask current_task",
     "tasks.handle": "TaskHandle",
     "tasks.inspect": "FailedAttempt TaskInfo WorkerState",
-    "tasks.nodes": "NodeKey TaskNode WorkflowNode each from_node result_from results_from",
+    "tasks.nodes": "NodeKey SuccessCase SuccessPolicy TaskNode WorkflowNode each from_node result_from results_from",
     "tasks.sender": "Sender",
     "tasks.task": "AsyncTask Task",
     "worker_thread": "Worker",
     "workflows.definition": "SubWorkflowNode WorkflowDefinition",
-    "workflows.handle": "NodeInfo WorkflowHandle",
+    "workflows.handle": "WorkflowHandle",
     "workflows.inputs": "WorkflowContext WorkflowMeta",
-    "workflows.nodes": "SuccessCase SuccessPolicy",
+    "workflows.inspect": "NodeInfo",
     "workflows.spec": "WorkflowSpec",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-if not typing.TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included
+if not typing.TYPE_CHECKING:  # else a type checker would accept any name, even a misspelt one
 
     def __getattr__(name: str) -> object:
-        """A public name, from the room it lives in."""
+        """Import a public name from its module."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module  # noqa: PLC0415 - no name of ours
+        from importlib import import_module  # noqa: PLC0415 - it must not become a public name
 
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        return found
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

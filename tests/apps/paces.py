@@ -1,7 +1,8 @@
-"""Tasks that put a child through its paces. Its hooks do what the environment says."""
+"""Tasks for the tests of children and pools. The environment sets what its hooks do."""
 
 import asyncio
 import contextvars
+import gc
 import os
 import random
 import signal
@@ -27,6 +28,11 @@ if os.environ.get("PACES_IMPORT") == "hang":
     time.sleep(600)
 if ballast := os.environ.get("PACES_BALLAST_MB"):
     hoard.append(os.urandom(1 << 20) * int(ballast))
+if garbage := os.environ.get("PACES_GARBAGE_MB"):
+    cycle: list[Any] = [os.urandom(1 << 20) * int(garbage)]
+    cycle.append(cycle)
+    gc.collect()  # it survives, and is old: from now on only a full collection looks at it
+    del cycle
 
 
 @app.on_child_start
@@ -297,8 +303,8 @@ def myself() -> TaskResult[list[Any], TaskError]:
 
 @app.task("myself_async")
 async def myself_async() -> TaskResult[list[Any], TaskError]:
-    told = await asyncio.gather(asyncio.create_task(_about_me_async()), asyncio.to_thread(_about_me))
-    return TaskResult(ok=list(told))
+    reports = await asyncio.gather(asyncio.create_task(_about_me_async()), asyncio.to_thread(_about_me))
+    return TaskResult(ok=list(reports))
 
 
 @app.task("myself_thread")

@@ -154,7 +154,7 @@ async def test_a_child_below_the_limit_stays() -> None:
 @pytest.mark.promise("C5")
 async def test_what_waits_behind_the_task_that_was_too_much_goes_back() -> None:
     limit_mb = await baseline_mb() + 60
-    async with open_pool(max_memory_mb=limit_mb, frame=5) as dispatcher:
+    async with open_pool(max_memory_mb=limit_mb, prefetch=5) as dispatcher:
         dispatcher.is_paused = True
         big, *others = [dispatcher.send("grow", mb=80)] + [dispatcher.send("whoami") for _ in range(4)]
         dispatcher.is_paused = False
@@ -188,6 +188,23 @@ async def test_a_baseline_close_to_the_limit_is_warned_of(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING, "horsies.worker"):
         async with open_pool(max_memory_mb=limit_mb):
             assert "more than 80 %" in caplog.text
+
+
+@pytest.mark.promise("C6")
+async def test_a_baseline_below_80_percent_of_the_limit_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    limit_mb = await baseline_mb() * 1.4
+    with caplog.at_level(logging.WARNING, "horsies.worker"):
+        async with open_pool(max_memory_mb=limit_mb):
+            assert caplog.records == []
+
+
+@pytest.mark.promise("C6")
+async def test_garbage_of_the_start_does_not_count_as_baseline() -> None:
+    """The app leaves 60 MB of garbage that only a full collection frees: with it, the child would be above the limit."""
+    limit_mb = await baseline_mb() + 40
+    async with open_pool(max_memory_mb=limit_mb, env={"PACES_GARBAGE_MB": "60"}) as dispatcher:
+        (child,) = dispatcher.children
+        assert child.rss_mb < limit_mb
 
 
 @pytest.mark.promise("C4", "C5")

@@ -1,4 +1,4 @@
-"""The app of these tests, as a producer; and a watch over every move that a workflow or a node makes in any of them."""
+"""The app of these tests, and a check of every status change of a workflow or a node."""
 
 from collections.abc import Generator
 from typing import Any, LiteralString
@@ -6,8 +6,8 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
-from horsies.model.graph import LEGAL_NODE_MOVES, LEGAL_WORKFLOW_MOVES
 from tests.fixtures.apps import load_fresh
+from tests.model.transitions import NODE_TRANSITIONS, WORKFLOW_TRANSITIONS
 
 # Without a unique index, which would let transactions wait for each other where they otherwise do not.
 WATCH: LiteralString = """
@@ -25,8 +25,8 @@ create trigger watch after update of status on horsies.workflows
     for each row when (old.status is distinct from new.status) execute function public.note_move();
 """
 LEGAL = {
-    *(("nodes", before, after) for before, moves in LEGAL_NODE_MOVES.items() for after in moves),
-    *(("workflows", before, after) for before, moves in LEGAL_WORKFLOW_MOVES.items() for after in moves),
+    *(("nodes", before, after) for before, moves in NODE_TRANSITIONS.items() for after in moves),
+    *(("workflows", before, after) for before, moves in WORKFLOW_TRANSITIONS.items() for after in moves),
 }
 
 
@@ -40,7 +40,7 @@ def graphs(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 
 @pytest.fixture(autouse=True)
 def only_legal_moves(request: pytest.FixtureRequest) -> Generator[None]:
-    """Fails a test in which a status moved where it must not."""
+    """Fail a test in which a status changed in an illegal way."""
     if "database" not in request.fixturenames:
         yield
         return

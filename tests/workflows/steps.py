@@ -1,4 +1,4 @@
-"""Graphs and workers by hand: what the tests of running workflows do again and again."""
+"""Helpers that start graphs and play the worker, one batch at a time."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,13 +7,14 @@ from typing import Any
 import psycopg
 
 from horsies.db.broker import PostgresBroker
+from horsies.db.statement import Op
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
 from horsies.tasks.claim import NO_CAPS, ClaimRequest, lanes_from_start
 from horsies.worker.batch import Batch, BatchResult, run_batch
-from horsies.workflows.advance import settle
-from horsies.workflows.start import plan, start
+from horsies.workflows.advance import get_unfinished_trees, run_steps
+from horsies.workflows.start import MAX_NOTIFIED_AFTER_COMMIT, plan_start, start
 from tests.fixtures.journey import ME, row
 
 ERROR = '{"error_code": "BROKEN", "message": "%s"}'
@@ -30,26 +31,40 @@ def node(index: int, *waits_for: int, **given: Any) -> Node:
     )
 
 
-def begin(broker: PostgresBroker, graph: Graph, workflow_id: str | None = None) -> str:
-    beginning = plan(graph, workflow_id)
-    return broker.run(partial(start, beginning), again=partial(start, beginning))
+def start_run(
+    broker: PostgresBroker,
+    graph: Graph,
+    workflow_id: str | None = None,
+    *,
+    max_notified: int = MAX_NOTIFIED_AFTER_COMMIT,
+) -> str:
+    write = partial(start, plan_start(graph, workflow_id), max_notified=max_notified)
+    return broker.run(write, again=write)
 
 
-def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
-    """A worker's turn, and what its pump would do after it."""
+def take_batch(
+    broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME
+) -> BatchResult:
+    """Run a batch of a worker, and the steps that its dispatcher would run after it."""
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=lanes_from_start(["default"]))
+    batch = Batch(worker, broker.config, NO_CAPS, endings, claim_requests=wanted, lanes=lanes_from_start(["default"]))
     outcome = broker.run(lambda: run_batch(batch))
-    broker.run(partial(settle, outcome.unsettled))
+    broker.run(partial(run_steps, outcome.unsettled))
     return outcome
 
 
-def ended(claim: Claim, *, fails: bool = False, result: str = "1") -> Ending:
+def ending_of(claim: Claim, *, fails: bool = False, result: str = "1") -> Ending:
     if fails:
         return Ending(
             claim.id, claim.claim_no, TaskStatus.FAILED, None, "BROKEN", ERROR % claim.id, root_id=claim.root_id
         )
     return Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, result, root_id=claim.root_id)
+
+
+def advance_all_trees() -> Op[None]:
+    """Do all work that is left, as the maintenance leader does (`maintenance/rescue.py`)."""
+    while roots := (yield from get_unfinished_trees()):
+        yield from run_steps(roots)
 
 
 def states(sql: psycopg.Connection, workflow_id: str) -> tuple[NodeStatus, ...]:
@@ -63,8 +78,8 @@ def status(sql: psycopg.Connection, workflow_id: str) -> WorkflowStatus:
     return WorkflowStatus(row(sql, "select status from horsies.workflows where id = %s", workflow_id)[0])
 
 
-def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
-    """The node of a task, by the way to it from the top."""
+def node_path(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
+    """Return the path to the node of a task."""
     indexes: list[int] = []
     at: Any = row(sql, "select node_id from horsies.tasks where id = %s", task_id)[0]
     while at is not None:
@@ -77,9 +92,9 @@ def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
     return tuple(indexes)
 
 
-def run_out(
+def run_all_tasks(
     broker: PostgresBroker, sql: psycopg.Connection, failing: Mapping[tuple[int, ...], bool] | set[tuple[int, ...]]
 ) -> None:
-    """Run whatever there is to run, one task at a time."""
-    while claims := [claim for group in take(broker).claimed for claim in group]:
-        take(broker, 0, endings=[ended(claim, fails=way_to(sql, claim.id) in failing) for claim in claims])
+    """Run all tasks, one at a time."""
+    while claims := [claim for group in take_batch(broker).claimed for claim in group]:
+        take_batch(broker, 0, endings=[ending_of(claim, fails=node_path(sql, claim.id) in failing) for claim in claims])

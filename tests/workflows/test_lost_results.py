@@ -1,4 +1,4 @@
-"""A connection that breaks before or after any statement of a step: nothing is lost, and nothing happens twice."""
+"""A connection that breaks before or after a statement of a step loses nothing and repeats nothing."""
 
 from contextlib import suppress
 from functools import partial
@@ -11,10 +11,9 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.errors import BrokerError
 from horsies.model.graph import Graph, Join, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
-from horsies.workflows.advance import settle_everything
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import begin, ended, node, run_out, status, take
+from tests.workflows.steps import advance_all_trees, ending_of, node, run_all_tasks, start_run, status, take_batch
 
 STEP = [
     "lock_roots",
@@ -41,24 +40,24 @@ GRAPH = Graph(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("statement", STEP)
-def test_a_turn_whose_answer_is_lost_is_repeated_and_counts_once(
+def test_a_batch_whose_answer_is_lost_is_repeated_and_counts_once(
     broker: PostgresBroker, sql: psycopg.Connection, statement: str, when: faults.When
 ) -> None:
-    run = begin(broker, GRAPH)
-    claims = take(broker, 3).claimed[0]
+    run = start_run(broker, GRAPH)
+    claims = take_batch(broker, 3).claimed[0]
     try:
         faults.plant(statement, when, "drop")
         while claims:
-            endings = [ended(claim, result="[1, 2]") for claim in claims]
+            endings = [ending_of(claim, result="[1, 2]") for claim in claims]
             with suppress(BrokerError):
-                take(broker, 0, endings=endings)
-            take(broker, 0, endings=endings)  # as a worker does that does not know
-            broker.run(settle_everything)
-            claims = take(broker, 3).claimed[0]
+                take_batch(broker, 0, endings=endings)
+            take_batch(broker, 0, endings=endings)  # as a worker does that does not know
+            broker.run(advance_all_trees)
+            claims = take_batch(broker, 3).claimed[0]
     finally:
         faults.clear()
     assert status(sql, run) is WorkflowStatus.COMPLETED
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
     assert row(sql, "select count(*), count(distinct id) from horsies.finished") == (8, 8)
     assert column(sql, "select distinct resolved from horsies.nodes where workflow_id = %s and index = 3", run) == [2]
 
@@ -69,10 +68,10 @@ def test_a_start_whose_answer_is_lost_starts_once(
 ) -> None:
     try:
         faults.plant("insert_tree", when, "drop")
-        run = begin(broker, Graph("one", (node(0), node(1, 0))))
+        run = start_run(broker, Graph("one", (node(0), node(1, 0))))
     finally:
         faults.clear()
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
     assert row(sql, "select count(*) from horsies.workflows") == (1,)
     assert row(sql, "select count(*) from horsies.finished") == (2,)
@@ -82,7 +81,7 @@ def test_a_start_whose_answer_is_lost_starts_once(
 def test_a_cancellation_whose_answer_is_lost_is_whole(
     broker: PostgresBroker, sql: psycopg.Connection, statement: str
 ) -> None:
-    run = begin(broker, GRAPH)
+    run = start_run(broker, GRAPH)
     verb = partial(control.cancel, run)
     try:
         faults.plant(statement, "after", "drop")
@@ -91,4 +90,4 @@ def test_a_cancellation_whose_answer_is_lost_is_whole(
         faults.clear()
     assert status(sql, run) is WorkflowStatus.CANCELLED
     assert column(sql, "select id from horsies.tasks") == []
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []

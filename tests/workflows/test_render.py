@@ -1,7 +1,7 @@
-"""Pictures of graphs."""
+"""Rendering of graphs."""
 
 from horsies import NodeStatus, SubWorkflowNode, each, from_node, result_from
-from horsies.workflows.render import mermaid, text_tree
+from horsies.workflows.render import render_mermaid, render_text
 from tests.workflows.crawl_app import app, count, fetch, links, summarise
 
 page = fetch.node(node_id="page")("a")
@@ -15,7 +15,7 @@ sub = SubWorkflowNode(inner, node_id="sub", waits_for=[first])
 spec = app.workflow("crawl", [page, found, pages, report, first, sub])
 
 
-def test_a_graph_is_drawn_for_mermaid() -> None:
+def test_a_graph_is_rendered_for_mermaid() -> None:
     assert spec.to_mermaid().splitlines() == [
         "flowchart TD",
         '    n0["page<br/>fetch"]',
@@ -38,7 +38,7 @@ def test_a_graph_is_drawn_for_mermaid() -> None:
     ]
 
 
-def test_a_graph_is_drawn_for_a_terminal() -> None:
+def test_a_graph_is_rendered_for_a_terminal() -> None:
     assert spec.to_text().splitlines() == [
         "crawl",
         "├─ page",
@@ -59,7 +59,7 @@ def test_states_are_shown_where_they_are_known() -> None:
         (5,): NodeStatus.RUNNING,
         (5, 0): NodeStatus.ENQUEUED,
     }
-    drawn = mermaid(spec.graph, states).splitlines()
+    drawn = render_mermaid(spec.graph, states).splitlines()
     assert '    n0["page<br/>fetch"]:::COMPLETED' in drawn
     assert '        n5_0["in<br/>fetch"]:::ENQUEUED' in drawn
     assert "    class n5 RUNNING" in drawn
@@ -69,18 +69,18 @@ def test_states_are_shown_where_they_are_known() -> None:
         "FAILED",
         "RUNNING",
     ]
-    lines = text_tree(spec.graph, states).splitlines()
+    lines = render_text(spec.graph, states).splitlines()
     assert lines[1:3] == ["├─ page  COMPLETED", "│  └─ links  FAILED"]
 
 
 def test_a_quorum_says_how_many() -> None:
     two = fetch.node(node_id="two", join="quorum", min_success=1, waits_for=[page, "other"])("b")
     graph = app.workflow("w", [page, fetch.node(node_id="other")("c"), two]).graph
-    assert "    n0 -->|1 of 2| n2" in mermaid(graph)
-    assert text_tree(graph).splitlines()[-1] == "└─ two ← after 1 of 2 of page, other"
+    assert "    n0 -->|1 of 2| n2" in render_mermaid(graph)
+    assert render_text(graph).splitlines()[-1] == "└─ two ← after 1 of 2 of page, other"
 
 
-def test_names_cannot_break_a_picture() -> None:
+def test_special_characters_in_names_are_escaped() -> None:
     nasty = fetch.node(node_id='a"]; click <script> #quot; %% é')("x")
     [box] = [line for line in app.workflow("w", [nasty]).to_mermaid().splitlines() if "n0" in line]
     label = box.removeprefix('    n0["').removesuffix('<br/>fetch"]')

@@ -31,7 +31,7 @@ import click
 from horsies.cli.dev_process import AppSurvey, child_command, outermost
 from horsies.cli.options import app_argument, log_format_option, loglevel_option, report_errors
 from horsies.db.broker import PostgresBroker
-from horsies.locate import parted
+from horsies.locate import split_locator
 from horsies.logs import configure_logging
 from horsies.model.config import PostgresConfig
 from horsies.model.database_url import mask_passwords
@@ -118,7 +118,7 @@ class _LogStream:
 
 def run_with_reload(app: str, commands: CommandPlanner, print_line: LinePrinter | None = None) -> None:
     """Run commands for an app until a signal stops them. Without `print_line` they write to our own stdout and stderr."""
-    parted(app)  # report a malformed locator now: no change of the code can fix it
+    split_locator(app)  # report a malformed locator now: no change of the code can fix it
     try:
         asyncio.run(_run_until_signalled(Reloader(app, commands, print_line)))
     except* HorsiesError as group:
@@ -180,7 +180,7 @@ class Reloader:
 
     def _initial_folders(self) -> list[Path]:
         """Return what is known before the app was loaded: the folder of its file, or else the current one."""
-        place, _ = parted(self._app)
+        place, _ = split_locator(self._app)
         return [Path(place).resolve().parent if place.endswith(".py") else Path.cwd()]
 
     async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T | None:

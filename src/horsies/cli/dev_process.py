@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from horsies.cli.main import main
-from horsies.executor.os_process import die_with
-from horsies.locate import is_own, load_app
-from horsies.logs import keep_lines_whole
+from horsies.executor.os_process import die_with_parent
+from horsies.locate import is_user_code, load_app
+from horsies.logs import line_buffer_stdout
 from horsies.model.database_url import mask_passwords
 from horsies.model.errors import HorsiesError
 
@@ -57,7 +57,7 @@ def _print_survey(locator: str) -> None:
 def _survey(locator: str) -> AppSurvey:
     app = load_app(locator)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    folders = {Path(file).resolve().parent for file in files if file and is_own(str(Path(file).resolve()))}
+    folders = {Path(file).resolve().parent for file in files if file and is_user_code(str(Path(file).resolve()))}
     return AppSurvey(
         folders=[str(folder) for folder in outermost(folders)],
         database_url=None if app.is_embedded else mask_passwords(app.broker.config.database_url),
@@ -67,9 +67,9 @@ def _survey(locator: str) -> AppSurvey:
 
 if __name__ == "__main__":
     parent, action, *arguments = sys.argv[1:]
-    die_with(int(parent))
+    die_with_parent(int(parent))
     if action == "survey":
         _print_survey(*arguments)
     else:
-        keep_lines_whole()
+        line_buffer_stdout()
         main(arguments, prog_name="horsies")

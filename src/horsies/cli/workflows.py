@@ -30,7 +30,7 @@ from horsies.model.validation import format_duration
 from horsies.tasks.inspect import read_clock
 from horsies.workflows import control
 from horsies.workflows.inspect import (
-    NodeOfRun,
+    RunNode,
     RunSummary,
     RunTree,
     WorkflowRun,
@@ -39,7 +39,7 @@ from horsies.workflows.inspect import (
     get_run_tree,
     list_runs,
 )
-from horsies.workflows.render import Way, text_tree
+from horsies.workflows.render import NodePath, render_text
 
 MAX_MESSAGE_CHARACTERS: Final = 100
 STATUSES: Final = click.Choice([status.value for status in WorkflowStatus], case_sensitive=False)
@@ -179,7 +179,7 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         ]
         show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], items, empty="no items")
     else:
-        click.echo(text_tree(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
+        click.echo(render_text(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
 
 
 def _action_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -262,7 +262,7 @@ def _apply(target: Horsies, action: WorkflowAction, workflow_id: str, *, dry_run
     result = partial(WorkflowActionResult, run.id, run.name, run.status)
     if reason := _refusal_reason(action, summary):
         return result("refused", reason)
-    if not (run.status in action.allowed or (action is RESUME and summary.has_paused_parts)):
+    if not (run.status in action.allowed or (action is RESUME and summary.has_paused_descendants)):
         return result("unchanged", f"is {run.status} already")
     if dry_run:
         return result("changed", f"would be {action.done}")
@@ -288,7 +288,7 @@ def _tree_to_json(tree: RunTree) -> dict[str, Any]:
         | {
             "error": _error_to_json(node.error),
             "items": node.items,
-            "workflow": None if node.below is None else _tree_to_json(node.below),
+            "workflow": None if node.child is None else _tree_to_json(node.child),
         }
         for node in tree.nodes
     ]
@@ -304,25 +304,25 @@ def _error_to_json(error: TaskError | None) -> dict[str, str] | None:
     return None if error is None else {"error_code": error.error_code, "message": error.message}
 
 
-def _notes(tree: RunTree, above: Way) -> Iterator[tuple[Way, str]]:
+def _notes(tree: RunTree, above: NodePath) -> Iterator[tuple[NodePath, str]]:
     """Yield the text beside each node of the tree: its duration, the items of a map, its error."""
     for node in tree.nodes:
-        way = (*above, node.index)
+        path = (*above, node.index)
         if parts := [part for part in (_node_took(node), _items_text(node), _error_text(node.error)) if part]:
-            yield way, "  ".join(parts)
-        if node.below is not None:
-            yield from _notes(node.below, way)
+            yield path, "  ".join(parts)
+        if node.child is not None:
+            yield from _notes(node.child, path)
 
 
-def _items_text(node: NodeOfRun) -> str | None:
+def _items_text(node: RunNode) -> str | None:
     if node.items is None:
         return None
     counts = ", ".join(f"{count} {status}" for status, count in node.items.items())
     return f"{sum(node.items.values())} items: {counts}"
 
 
-def _node_took(node: NodeOfRun) -> str | None:
-    return _took(node.below.run.started_at if node.below else node.started_at, node.finished_at)
+def _node_took(node: RunNode) -> str | None:
+    return _took(node.child.run.started_at if node.child else node.started_at, node.finished_at)
 
 
 def _took(started: datetime | None, finished: datetime | None) -> str | None:

@@ -48,7 +48,7 @@ def take_inventory(app: Horsies, name: str) -> Inventory:
     def on_error(error: LocateError) -> None:
         problems.append(str(error))
 
-    modules = import_tasks(app, name, failed=on_error)
+    modules = import_tasks(app, name, on_error=on_error)
     return Inventory(
         modules=modules,
         queues=list(_queues(app)),

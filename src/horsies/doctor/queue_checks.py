@@ -7,7 +7,7 @@ from horsies.doctor.findings import CheckContext, Finding, FindingCode
 from horsies.model.validation import format_duration
 from horsies.tasks.queues import QueueSummary, list_queues
 from horsies.tasks.unknown import MAX_COUNTED, list_unknown_tasks
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 
 LIMIT = 1_000
 MAX_NAMED = 3  # in the text of a finding
@@ -160,15 +160,15 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
 
     In a healthy system some are between two steps for an instant, so only those that are in the same state a little later count.
     """
-    first = yield from get_stuck()
+    first = yield from get_stuck_workflows()
     if not first:
         return []
     yield from rows(SQL["sleep"](seconds=context.recheck_after_s))
-    still = [stuck for stuck in (yield from get_stuck()) if stuck in first]
+    still = [stuck for stuck in (yield from get_stuck_workflows()) if stuck in first]
     if not still:
         return []
     roots = sorted({stuck.root_id for stuck in still})
-    named = _enumerate([f"{stuck.root_id}: {stuck.why}" for stuck in still], "; ")
+    named = _enumerate([f"{stuck.root_id}: {stuck.reason}" for stuck in still], "; ")
     data = {"count": len(roots), "workflow_ids": roots[:MAX_LISTED]}
     return [Finding(FindingCode.WORKFLOWS_STUCK, f"{len(roots)} workflows: {named}", data)]
 

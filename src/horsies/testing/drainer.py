@@ -20,17 +20,7 @@ from uuid import uuid4
 
 from horsies.app import Horsies
 from horsies.db.statement import Op, load, rows
-from horsies.executor.execute import (
-    Attempt,
-    PreparedCall,
-    RunningTask,
-    begin,
-    context_of,
-    finish,
-    prepare,
-    refused_before_start,
-    trace,
-)
+from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
 from horsies.executor.protocol import Assignment, Done
 from horsies.model.codec import decode_error
@@ -46,12 +36,12 @@ from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release_tasks, report_progress
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.assignments import fields_of
+from horsies.worker.assignments import fields_from_claim
 from horsies.worker.batch import Batch, run_batch
 from horsies.worker.capacity import ClaimLimits
 from horsies.worker.run import claim_limits_for, served_queues
-from horsies.worker.timeouts import ending_of
-from horsies.workflows.advance import settle
+from horsies.worker.timeouts import ending_from_done
+from horsies.workflows.advance import run_steps
 
 # --------
 # Calls a task's function in this very process, as a child would in its own.
@@ -75,7 +65,7 @@ class DrainJob:
         return None if timeout_ms is None else timeout_ms / 1000
 
 
-def run_job(job: DrainJob, runner: asyncio.Runner) -> Attempt:
+def run_job(job: DrainJob, runner: asyncio.Runner) -> CallOutcome:
     """Blocking."""
     if job.call.task.is_async:
         return runner.run(_on_loop(job), context=job.context)
@@ -85,7 +75,7 @@ def run_job(job: DrainJob, runner: asyncio.Runner) -> Attempt:
     return _on_thread(job, function)
 
 
-async def run_job_async(job: DrainJob) -> Attempt:
+async def run_job_async(job: DrainJob) -> CallOutcome:
     """On the running event loop."""
     loop = asyncio.get_running_loop()
     if job.call.task.is_async:
@@ -98,7 +88,7 @@ async def run_job_async(job: DrainJob) -> Attempt:
     return outcome
 
 
-async def _on_loop(job: DrainJob) -> Attempt:
+async def _on_loop(job: DrainJob) -> CallOutcome:
     on_loop = InterruptCoroutine(job.running)
     if job.timeout_s is None:
         return await on_loop.call(job.call.function)
@@ -109,13 +99,13 @@ async def _on_loop(job: DrainJob) -> Attempt:
         wakeup_timer.cancel()
 
 
-def _on_thread(job: DrainJob, function: Callable[[], Any]) -> Attempt:
+def _on_thread(job: DrainJob, function: Callable[[], Any]) -> CallOutcome:
     on_thread = InterruptThread(job.running)
     with _wakeup_timer(job, on_thread.stop):
         return on_thread.call(function)
 
 
-def _on_main_thread(job: DrainJob, function: Callable[[], Any]) -> Attempt:
+def _on_main_thread(job: DrainJob, function: Callable[[], Any]) -> CallOutcome:
     before = signal.getsignal(SOFT_STOP_SIGNAL)
     main = InterruptMainThread()
     try:
@@ -144,7 +134,7 @@ def _wakeup_timer(job: DrainJob, stop: Callable[[], object]) -> Generator[None]:
 
 def _time_is_up(running: RunningTask, stop: Callable[[], object]) -> None:
     if not running.is_over:
-        running.ask("timeout")
+        running.request_stop("timeout")
         stop()
 
 
@@ -243,7 +233,9 @@ class Drain:
         lanes = lanes_from_start([queue.name for queue in served_queues(self.app.config, _WORKER_CONFIG)])
         wanted = ClaimRequest(self.worker, TaskStatus.RUNNING, 1, self._limits.lease_ms, caps=self._limits.caps)
         outcome = yield from run_batch(
-            Batch(self.worker, self.database, self._limits.caps, [], promotes=True, wanted=[wanted], lanes=lanes)
+            Batch(
+                self.worker, self.database, self._limits.caps, [], promotes=True, claim_requests=[wanted], lanes=lanes
+            )
         )
         (claims,) = outcome.claimed
         if not claims or not claims[0].is_unread:
@@ -257,14 +249,14 @@ class Drain:
         return claim_limits_for(self.app.config, _WORKER_CONFIG)
 
     def _run(self, claim: Claim) -> Generator[Verb | DrainJob, Any, None]:
-        running = begin(Assignment(*fields_of(1, claim)))
+        running = RunningTask(Assignment(*fields_from_claim(1, claim)))
         reports: list[str] = []
-        prepared, context = prepare(self.app.known_tasks, running), context_of(running, _noted(reports))
+        prepared, context = prepare(self.app.known_tasks, running), running.task_context(_noted(reports))
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):
-            done = context.run(refused_before_start, running, prepared)
+            done = context.run(fail_before_start, running, prepared)
         else:
-            trace(running, context, prepared.task.tracer)
+            running.begin_span(context, prepared.task.tracer)
             outcome = yield DrainJob(running, prepared, context)
             raised = outcome[1]
             done = context.run(finish, running, prepared.task, outcome)
@@ -278,9 +270,9 @@ class Drain:
         """What the task is then."""
         if reports:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, reports[-1])]))
-        ending = ending_of(claim, done)
+        ending = ending_from_done(claim, done)
         outcome = yield from run_batch(self._ending_turn(ending))
-        yield from settle(outcome.unsettled)
+        yield from run_steps(outcome.unsettled)
         if claim.id in outcome.ended and not ending.may_retry:
             return ending.status
         info = yield from get_info(claim.id)
