@@ -130,7 +130,7 @@ def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connect
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
     wait_until_settled(sql)
     proxy.cut()
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     proxy.heal()
     before = runs(sql)
     eventually(lambda: runs(sql) > before, what="it works again")
@@ -284,7 +284,7 @@ def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
     wait_until_settled(sql)
     proxy.cut()
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     running.signal(signal.SIGINT)
     assert running.wait() == 0
     assert not any("Traceback" in line for line in running.logs)

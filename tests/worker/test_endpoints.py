@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_told_in_one_line(command: str) -> None:
         )
     assert told.exit_code == 1
     assert told.output == (
-        f"Error: cannot answer on 127.0.0.1 port {port}: Address already in use; "
+        f"Error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
         "choose another --metrics-port or --metrics-host\n"
     )
 

@@ -75,7 +75,7 @@ def test_what_was_claimed_for_nobody_is_given_back_and_runs_once(
     log = tmp_path / "log"
     insert_lines(sql, log, 1)
     running = worker("tests.apps.tuned:app", processes=1, env=tuned(), faults="claim_from_queues:after:drop")
-    running.wait_for_log("giving back 1 tasks whose claim was answered to nobody")
+    running.wait_for_log("releasing 1 tasks claimed by a transaction whose result was lost")
     wait_until_ended(sql, 1)
     assert numbers(log) == [0]
     assert row(sql, "select claim_no, attempts from horsies.finished") == (2, 1)

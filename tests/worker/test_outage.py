@@ -34,13 +34,13 @@ def test_results_arrive_when_the_connection_is_back(
     insert_lines(sql, log, 20)
     proxy.cut()
     door.touch()  # both end while nobody can be told
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     proxy.heal()
     assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
     assert wait_until_ended(sql, 22) == {"COMPLETED": 22}
     assert sorted(numbers(log)) == list(range(20))
     assert [len(numbers(tmp_path / str(n))) for n in range(2)] == [1, 1]
-    running.wait_for_log("the database serves again")
+    running.wait_for_log("database available again")
     assert len(column(sql, "select id from horsies.workers")) == 1
 
 
@@ -85,7 +85,7 @@ def test_a_worker_waits_for_a_database_that_is_not_there_yet(
 ) -> None:
     proxy.cut()
     running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url, until_ready=False)
-    running.wait_for_log("WARNING.*the database does not serve, trying again in")
+    running.wait_for_log("WARNING.*database unavailable, retrying in")
     proxy.heal()
     running.wait_for_log(READY)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
@@ -100,7 +100,7 @@ def test_a_worker_that_is_told_to_stop_during_an_outage_writes_its_results_first
     pid = begun(tmp_path / "begun")
     proxy.cut()
     (tmp_path / "open").touch()
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     running.process.terminate()
     running.wait_for_log("stopping")
     proxy.heal()

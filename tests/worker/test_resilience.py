@@ -17,7 +17,7 @@ from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import CLUSTER, FORKED, settings
 from tests.worker.steps import PATIENCE_MS, begun, insert_lines, numbers, wait_until_ended
 
-NOT_SERVED = "the database does not serve"
+UNAVAILABLE = "database unavailable"
 
 
 def end_sessions(sql: psycopg.Connection, database: str) -> None:
@@ -40,7 +40,7 @@ def test_a_database_that_became_read_only_is_waited_for(
     sql.execute(f'alter database "{name}" set default_transaction_read_only = on'.encode())
     end_sessions(sql, database)
     (tmp_path / "open").touch()
-    running.wait_for_log(f"{NOT_SERVED}.*read-only")
+    running.wait_for_log(f"{UNAVAILABLE}.*read-only")
     sql.execute(f'alter database "{name}" reset default_transaction_read_only'.encode())
     end_sessions(sql, database)
     assert gate.get(PATIENCE_MS).ok_value == pid
@@ -89,7 +89,7 @@ def test_a_server_without_a_free_connection_is_waited_for(
     sql.execute(f"alter role {plain_user.name} connection limit 0".encode())
     sql.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = %s", [plain_user.name])
     (tmp_path / "open").touch()
-    running.wait_for_log(f"{NOT_SERVED}.*too many connections")
+    running.wait_for_log(f"{UNAVAILABLE}.*too many connections")
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert gate.get(PATIENCE_MS).ok_value == pid
     assert running.terminate() == 0
@@ -131,7 +131,7 @@ def test_a_server_without_a_free_connection_is_served_by_those_that_are_open(
     running.wait_for_log("the others go on.*too many connections")
     assert wait_until_ended(sql, 301) == {"COMPLETED": 301}
     assert sorted(numbers(log)) == list(range(301))
-    assert not any(NOT_SERVED in line for line in running.logs)
+    assert not any(UNAVAILABLE in line for line in running.logs)
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert running.terminate() == 0
 
@@ -171,7 +171,7 @@ def test_an_answered_heartbeat_ends_the_pause_of_the_others(
     pid = begun(tmp_path / "begun")
     proxy.cut()
     (tmp_path / "open").touch()
-    running.wait_for_log(rf"{NOT_SERVED}, trying again in [4-6]\d\.\d s")
+    running.wait_for_log(rf"{UNAVAILABLE}, retrying in [4-6]\d\.\d s")
     proxy.heal()
     assert gate.get(PATIENCE_MS).ok_value == pid
     assert basic.add.send(1, 2).get(PATIENCE_MS).ok_value == 3, "notifications arrive again, too"

@@ -179,7 +179,7 @@ async def _run(
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     children: list[Child] = []
     pending = _open_books(app, config, known, worker, children)
-    in_doubt = asyncio.Event()
+    heartbeat_requested = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         dispatcher = Dispatcher(
             group,
@@ -189,7 +189,7 @@ async def _run(
             grace_ms=recovery.grace_ms,
             batches=min(BATCHES_AT_MOST, config.process_count * config.concurrency),
             coalesce=config.coalesce_notifies,
-            request_heartbeat=in_doubt.set,
+            request_heartbeat=heartbeat_requested.set,
         )
         stop_requests.dispatcher = dispatcher
         heartbeat = Heartbeat(
@@ -199,7 +199,7 @@ async def _run(
             database=database,
             resilience=app.config.resilience,
             recovery=recovery,
-            in_doubt=in_doubt,
+            requested=heartbeat_requested,
             listener=app.broker.listener,
             app=app.name,
         )
@@ -213,13 +213,15 @@ async def _run(
             retention=app.config.retention,
             due_in=dispatcher.wakeup_timer.schedule_promotion,
         )
-        checkup.subject = WorkerHealth(
-            pending, pool, heartbeat, leader, app.broker.listener, stop_requests.asked.is_set
-        )
+        checkup.source = WorkerHealth(pending, pool, heartbeat, leader, app.broker.listener, stop_requests.asked.is_set)
         scheduling = _scheduler(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, leader, dispatcher, scheduling:
             with _hearing(
-                app.broker, worker, dispatcher, concerns=pending.watermarks.is_relevant, beat_now=in_doubt.set
+                app.broker,
+                worker,
+                dispatcher,
+                concerns=pending.watermarks.is_relevant,
+                beat_now=heartbeat_requested.set,
             ):
                 queues = ", ".join(pending.watermarks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())

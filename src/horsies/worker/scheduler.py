@@ -20,7 +20,7 @@ from horsies.model.worker_config import DEFAULT_METRICS_HOST
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
 from horsies.schedules.tick import TickResult, tick
-from horsies.worker.health import HealthCheck, silence
+from horsies.worker.health import HealthCheck, check_database
 from horsies.worker.http import endpoints
 from horsies.worker.service import Backoff, ExitCode, open_database, root_cause, serve, signals
 
@@ -222,7 +222,7 @@ async def _run(app: Horsies, schedules: Sequence[DeclaredSchedule] | None, check
                 asyncio.TaskGroup() as group,
                 Scheduler(group, app, declared=schedules) as scheduler,
             ):
-                checkup.subject = SchedulerHealth(scheduler, stop.is_set)
+                checkup.source = SchedulerHealth(scheduler, stop.is_set)
                 log.info("scheduler is ready (pid %d)", os.getpid())
                 await stop.wait()
         except BaseExceptionGroup as failed:
@@ -245,7 +245,7 @@ class SchedulerHealth:
         if scheduler.answered_at is None:
             yield "the schedules have not been looked at yet"
         else:
-            yield from silence(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
+            yield from check_database(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
 
     def stats(self) -> None:
         """What there is to tell of it is counted from events."""
