@@ -42,7 +42,7 @@ def test_what_a_dead_worker_ran_has_crashed_and_what_it_had_only_claimed_runs_el
     first.kill()
     second = worker(CLUSTER, env=env)
     assert wait_until_ended(sql, 4) == {"COMPLETED": 3, "FAILED": 1}
-    second.wait_for_log(f"worker {dead} is dead")
+    second.wait_for_log(f"worker {dead} declared dead")
     assert workers(sql) == [incarnation(second)]
     assert sorted(numbers(log)) == [0, 1, 2]
     assert row(sql, "select distinct attempts, claim_no from horsies.finished where task_name = 'write_line'") == (1, 2)
@@ -87,7 +87,7 @@ def test_a_worker_declared_dead_that_is_not_kills_its_children_and_starts_anew(
     assert psutil.pid_exists(pid)
     before = len(zombie.logs)
     zombie.signal(signal.SIGCONT)
-    zombie.wait_for_log("was declared dead.*starting anew", after=before)
+    zombie.wait_for_log("was declared dead.*starting again", after=before)
     zombie.wait_for_log(READY, after=before)
     eventually(lambda: not psutil.pid_exists(pid), what="its old child is killed")
     assert len(workers(sql)) == 2
@@ -108,7 +108,7 @@ def test_the_late_ending_of_a_worker_declared_dead_changes_nothing(
     before = row(sql, "select * from horsies.finished")
     (tmp_path / "open").touch()  # the child ends it now, and the ending waits in the socket
     zombie.signal(signal.SIGCONT)
-    zombie.wait_for_log("starting anew")
+    zombie.wait_for_log("starting again")
     assert row(sql, "select * from horsies.finished") == before
     assert statuses(sql) == {"FAILED": 1}
 
@@ -126,7 +126,7 @@ def test_the_late_ending_of_a_worker_declared_dead_does_not_end_the_next_attempt
     psutil.Process(second_pid).suspend()
     (tmp_path / "open").touch()
     zombie.signal(signal.SIGCONT)  # with the result of its child in its socket
-    zombie.wait_for_log("starting anew")
+    zombie.wait_for_log("starting again")
     assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", incarnation(heir))
     psutil.Process(second_pid).resume()
     assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
@@ -205,7 +205,7 @@ def test_an_outage_longer_than_dead_after_kills_no_task_of_a_healthy_worker(
     (tmp_path / "open").touch()
     assert wait_until_ended(sql, 4) == {"COMPLETED": 4}
     assert row(sql, "select distinct attempts, claim_no from horsies.finished") == (1, 1)
-    assert not any("starting anew" in line for one in started for line in one.logs)
+    assert not any("starting again" in line for one in started for line in one.logs)
 
 
 @pytest.mark.promise("T2")
@@ -260,7 +260,7 @@ def test_a_killed_worker_is_dead_when_its_sessions_are_gone(
     have_announced(sql, 2)
     dead = incarnation(victim)
     victim.kill()
-    heir.wait_for_log(f"worker {dead} is dead: its sessions are gone")
+    heir.wait_for_log(f"worker {dead} declared dead: its connections are closed")
     eventually(lambda: statuses(sql) == {"RUNNING": 1, "FAILED": 1}, seen=lambda: statuses(sql))
     assert workers(sql) == [incarnation(heir)]
 
@@ -272,7 +272,7 @@ def test_so_is_one_that_nobody_has_watched_while_it_lived(worker: StartWorker, s
     have_announced(sql, 1)
     first.kill()
     second = by_sessions(worker)
-    second.wait_for_log(f"worker {incarnation(first)} is dead: its sessions are gone")
+    second.wait_for_log(f"worker {incarnation(first)} declared dead: its connections are closed")
 
 
 @pytest.mark.promise("T2", "W4")
@@ -342,4 +342,4 @@ def test_a_lock_that_a_stranger_holds_keeps_nobody_from_being_judged_by_its_hear
         assert row(stranger, "select pg_try_advisory_lock(hashtextextended(%s, 0))", name) == (False,)
         stranger.execute("select pg_advisory_lock_shared(hashtextextended(%s, 0))", [name])
         victim.kill()
-        leader.wait_for_log(f"worker {incarnation(victim)} is dead: its heartbeat stood still")
+        leader.wait_for_log(f"worker {incarnation(victim)} declared dead: no heartbeat for")

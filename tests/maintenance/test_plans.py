@@ -14,16 +14,16 @@ from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, column, row
 
-SESSION = "keeper"
+SESSION = "maintenance"
 LOOKS = 12  # the server makes a plan for all parameters after five
 WAITING = 6_000
 DUTIES: tuple[Callable[[], Op[object]], ...] = (
     rescue.rescue_orphans,
-    rescue.release_overdue,
-    rescue.cancel_returned,
-    rescue.expire,
+    rescue.release_expired_claims,
+    rescue.cancel_pending_tasks,
+    rescue.expire_tasks,
     rescue.end_overdue_workflows,
-    rescue.find_lost_nodes,
+    rescue.resolve_lost_nodes,
     rescue.settle_workflows,
 )
 

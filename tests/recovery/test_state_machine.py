@@ -188,7 +188,7 @@ class Journeys(RuleBasedStateMachine):
         self.given.broker.run(rescue.rescue_orphans)
         self._forget_orphans()
 
-    @rule(duty=st.sampled_from([rescue.expire, rescue.release_overdue, rescue.cancel_returned]))
+    @rule(duty=st.sampled_from([rescue.expire_tasks, rescue.release_expired_claims, rescue.cancel_pending_tasks]))
     def keep(self, duty: Any) -> None:
         """What has not begun may be taken from its owner; what runs may not."""
         unbegun = column(self.given.sql, "select id::text from horsies.tasks where status = 'CLAIMED'")

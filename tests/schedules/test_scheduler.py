@@ -214,7 +214,7 @@ def test_an_app_that_declares_no_schedules_leaves_those_that_are_stored_alone(
 ) -> None:
     store(broker, declare("report", IntervalSchedule(seconds=1)))
     running = scheduler("tests.apps.basic:app")
-    running.wait_for_log("this app declares no schedules; those that are stored are served")
+    running.wait_for_log("this app declares no schedules; stored schedules are served")
     eventually(lambda: runs(sql) >= 1, what="it is served")
 
 

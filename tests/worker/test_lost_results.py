@@ -53,7 +53,7 @@ def test_every_task_ends_exactly_once_whatever_answer_is_lost(
         running.wait_for_log("the database refused a batch.*planted fault")
     else:
         running.wait_for_log("planted fault")
-    assert not any("starting anew" in line for line in running.logs)
+    assert not any("starting again" in line for line in running.logs)
 
 
 @pytest.mark.promise("W11")
@@ -111,7 +111,7 @@ def test_a_heartbeat_that_is_lost_does_no_harm(
     assert basic.add.send(1, 1).get(20_000).ok_value == 2
     assert len(column(sql, "select id from horsies.workers")) == 1
     assert running.terminate() == 0
-    assert not any("starting anew" in line for line in running.logs)
+    assert not any("starting again" in line for line in running.logs)
     if (statement, when) != ("deregister_worker", "before"):
         assert column(sql, "select id from horsies.workers") == []
 

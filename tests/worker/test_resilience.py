@@ -157,7 +157,7 @@ def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead
     assert column(sql, "select id from horsies.workers order by id") == before
     (tmp_path / "open").touch()
     assert gate.get(PATIENCE_MS).ok_value == pid
-    assert not any("starting anew" in line for line in crowded.logs)
+    assert not any("starting again" in line for line in crowded.logs)
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert crowded.terminate() == 0
 

@@ -78,10 +78,10 @@ def test_a_worker_that_waits_for_its_registration_leaves_when_told_to(
         until_ready=False,
         env={"HORSIES_TEST_RETRY_MS": "500"},
     )
-    running.wait_for_log("does not serve")
+    running.wait_for_log("database unavailable")
     getattr(proxy, fault)()
     assert running.terminate(40) == 0
-    assert "told to stop" in running.logs[-1]
+    assert "asked to stop before it was registered" in running.logs[-1]
 
 
 @pytest.mark.promise("W9")

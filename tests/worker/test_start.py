@@ -229,7 +229,7 @@ def test_a_worker_that_was_declared_dead_forgets_its_tasks_and_starts_anew(
         begun(tmp_path / "begun")
     old_children = running.children()
     (dead,) = column(sql, "delete from horsies.workers returning id::text")
-    running.wait_for_log(f"worker {dead} was declared dead.*starting anew")
+    running.wait_for_log(f"worker {dead} was declared dead.*starting again")
     incarnation = running.wait_for_log(rf"worker (?!{dead})(\S+) {READY}")[1]
     assert column(sql, "select id::text from horsies.workers") == [incarnation]
     assert incarnation != dead
