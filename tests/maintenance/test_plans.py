@@ -1,4 +1,4 @@
-"""The keeper looks every second, so what only waits must not be in its way: not in its own session, and not in one that a pooler lends."""
+"""The leader queries every second, so it must not read tasks that only wait: neither in its own session nor in one of a pooler."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -50,7 +50,7 @@ def fill(sql: psycopg.Connection) -> None:
 
 
 def rows_read(sql: psycopg.Connection) -> int:
-    """By whoever has left: a session hands in its counts at its end."""
+    """Sessions that have ended: a session reports its counts at its end."""
     here = "select pid from pg_stat_activity where datname = current_database() and application_name ~ %s"
     eventually(lambda: not column(sql, here, SESSION))
     (count,) = row(

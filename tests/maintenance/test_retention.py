@@ -58,7 +58,7 @@ async def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(
     faults("get_missing_partitions", "before", "error")
     async with as_leader(database):
         await until(sql, ahead)
-    assert "the keeper could not see to days ahead" in caplog.text
+    assert "maintenance: could not apply retention to days ahead" in caplog.text
 
 
 async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connection, faults: Plant) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from horsies.worker.http import DEFAULT_LIMITS, HttpAnswer, HttpLimits, serving
 from tests.fixtures.eventually import eventually
-from tests.fixtures.web import ask
+from tests.fixtures.web import fetch
 
 
 def broken() -> HttpAnswer:
@@ -47,11 +47,11 @@ def request(port: int, words: bytes) -> bytes:
 
 
 def test_a_large_answer_arrives_whole(port: int) -> None:
-    assert ask(port, "/?any=query") == (200, "x" * 1_000_000)
+    assert fetch(port, "/?any=query") == (200, "x" * 1_000_000)
 
 
 def test_an_unknown_path_is_told_which_there_are(port: int) -> None:
-    assert ask(port, "/other") == (404, "there is /, /broken\n")
+    assert fetch(port, "/other") == (404, "there is /, /broken\n")
 
 
 def test_a_head_gets_no_body(port: int) -> None:
@@ -65,7 +65,7 @@ def test_nothing_can_be_posted(port: int) -> None:
 
 
 def test_an_answer_that_cannot_be_made_is_an_error_of_the_server(port: int) -> None:
-    assert ask(port, "/broken").status == 500
+    assert fetch(port, "/broken").status == 500
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_answer_that_cannot_be_made_is_an_error_of_the_server(port: int) -> N
 def test_a_client_without_a_complete_request_is_disconnected(port: int, words: bytes) -> None:
     with suppress(ConnectionResetError):
         assert request(port, words) == b""
-    assert ask(port, "/").status == 200
+    assert fetch(port, "/").status == 200
 
 
 @pytest.mark.promise("D6")
@@ -85,7 +85,7 @@ def test_clients_that_only_wait_keep_no_other_out() -> None:
         port = stack.enter_context(served(limits=limits))
         waiting = [stack.enter_context(client_of(port, words)) for words in (b"", b"GET / HT", b"\r", b"") * 10]
         for _ in range(3):
-            assert ask(port, "/").status == 200
+            assert fetch(port, "/").status == 200
         for client in waiting[:-3]:
             client.settimeout(10)
             with suppress(ConnectionResetError):
@@ -106,7 +106,7 @@ def test_clients_whose_answers_take_long_keep_no_other_out() -> None:
         port = stack.enter_context(served(slow, HttpLimits(clients=4)))
         asking = [stack.enter_context(client_of(port, b"GET /slow HTTP/1.1\r\n\r\n")) for _ in range(40)]
         eventually(lambda: made)
-        assert ask(port, "/").status == 200
+        assert fetch(port, "/").status == 200
         go_on.set()
         assert asking[-1].makefile("rb").read().endswith(b"slow")
         assert made == [1]
@@ -120,11 +120,11 @@ def test_an_answer_is_made_again_for_a_later_request() -> None:
         return HttpAnswer("200 OK", b"%d" % len(made))
 
     with served(counted) as port:
-        assert [ask(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]
+        assert [fetch(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]
 
 
 def test_no_client_leaves_a_descriptor_behind(port: int) -> None:
-    assert ask(port, "/").status == 200  # the server has all of its own
+    assert fetch(port, "/").status == 200  # the server has all of its own
     before = psutil.Process().num_fds()
     for words in (b"", b"GET / HT", b"GET / HTTP/1.1\r\n\r\n") * 20:
         with client_of(port, words):

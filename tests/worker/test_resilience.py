@@ -1,4 +1,4 @@
-"""A database that answers, but not with what was hoped for: read-only, full, crowded, or on another host by now."""
+"""A database that answers with errors: it is read-only, full, out of connections, or has moved to another host."""
 
 import time
 from collections.abc import Generator
@@ -21,7 +21,7 @@ UNAVAILABLE = "database unavailable"
 
 
 def end_sessions(sql: psycopg.Connection, database: str) -> None:
-    """Whoever comes back gets the settings of today."""
+    """New sessions get the changed settings."""
     name = conninfo_to_dict(database)["dbname"]
     sql.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()", [name]
@@ -32,7 +32,7 @@ def end_sessions(sql: psycopg.Connection, database: str) -> None:
 def test_a_database_that_became_read_only_is_waited_for(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """As a standby is, until its promotion is over."""
+    """As a standby is, until it is promoted."""
     name = str(conninfo_to_dict(database)["dbname"])
     running = worker("tests.apps.tuned:app", processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
@@ -48,8 +48,8 @@ def test_a_database_that_became_read_only_is_waited_for(
 
 
 def rule_on_endings(body: str) -> bytes:
-    """Made anew, it changes what the trigger does. To drop the trigger would lock the days before their parent, against
-    the order of everybody who writes there."""
+    """Replace the function to change what the trigger does. Dropping the trigger would lock the partitions before their parent,
+    against the order of all writers."""
     return (
         "create or replace function rule_on_endings() returns trigger language plpgsql as "
         f"$$ begin {body}; end $$".encode()
@@ -96,7 +96,7 @@ def test_a_server_without_a_free_connection_is_waited_for(
 
 
 PATIENT = {"db_retry_initial_ms": 60_000, "db_retry_max_ms": 60_000, "notify_poll_interval_ms": 300_000}
-"""Whoever sits out a pause comes too late."""
+"""A connection that waits for the end of its pause comes too late."""
 
 
 def grant_everything(sql: psycopg.Connection, user: PlainUser) -> None:
@@ -141,10 +141,10 @@ def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
 ) -> None:
     grant_everything(sql, plain_user)
-    crowded = worker(CLUSTER, options=FORKED, env=settings(), database_url=plain_user.url(database))
+    waiting_worker = worker(CLUSTER, options=FORKED, env=settings(), database_url=plain_user.url(database))
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
-    worker(CLUSTER, options=FORKED, env=settings(), until_ready=True)  # a keeper, who is not turned away
+    worker(CLUSTER, options=FORKED, env=settings(), until_ready=True)  # a leader, which gets its connections
     before = column(sql, "select id from horsies.workers order by id")
     sql.execute(f"alter role {plain_user.name} connection limit 0".encode())
     sql.execute(
@@ -157,9 +157,9 @@ def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead
     assert column(sql, "select id from horsies.workers order by id") == before
     (tmp_path / "open").touch()
     assert gate.get(PATIENCE_MS).ok_value == pid
-    assert not any("starting again" in line for line in crowded.logs)
+    assert not any("starting again" in line for line in waiting_worker.logs)
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
-    assert crowded.terminate() == 0
+    assert waiting_worker.terminate() == 0
 
 
 @pytest.mark.promise("W11")
@@ -208,7 +208,7 @@ def test_the_next_host_of_the_url_takes_over(
 def test_a_minute_without_the_database_ends_no_task_of_four_healthy_workers(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, proxy: Proxy, tmp_path: Path
 ) -> None:
-    """With the settings as they come: six times as long as a silent worker is given."""
+    """With default settings: six times `dead_after_ms`."""
     door = tmp_path / "open"
     running = [worker("tests.apps.tuned:app", processes=1, database_url=proxy.url) for _ in range(4)]
     gates = [basic.gate.send(str(tmp_path / str(n)), str(door)) for n in range(4)]

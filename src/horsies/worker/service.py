@@ -29,11 +29,11 @@ class ExitCode(IntEnum):
     KILLED_TASKS = 3
     """It stopped as requested, but had to interrupt tasks that did not end in time."""
     GAVE_UP = 4
-    """The database was unavailable for longer than configured."""
+    """The database failed more often in a row than `db_retry_max_attempts` allows, or results could not be saved at the end of a shutdown."""
 
 
 class GaveUp(HorsiesError):  # noqa: N818 - the name says what happened
-    """The database was unavailable for longer than configured."""
+    """The database failed too often in a row, or results could not be saved at the end of a shutdown."""
 
 
 class StoppedEarly(BaseException):
