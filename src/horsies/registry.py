@@ -18,7 +18,7 @@ from horsies.model.error_codes import ErrorCodes, ExceptionMap, code_problems, m
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
 from horsies.model.retry_policy import RetryPolicy
-from horsies.model.signature import is_coroutine_function, ok_type, takes_nothing
+from horsies.model.signature import is_coroutine_function, ok_type, takes_no_arguments
 from horsies.model.validation import instance_problems, number_problems
 from horsies.tasks.import_guard import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, BaseTask, Task
@@ -363,7 +363,7 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
 def _checked_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
-    if not takes_nothing(hook):
+    if not takes_no_arguments(hook):
         raise TaskDefinitionError(
             f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
         )

@@ -97,7 +97,7 @@ def statements(planned: Batch) -> list[str]:
     """What a turn says to the database, in one round trip."""
     ask = next(run_batch(planned))
     assert isinstance(ask, Request)
-    return [query.statement.name for query in (*ask.spelled_out, *ask.after_commit)]
+    return [query.statement.name for query in (*ask.framed_queries, *ask.after_commit)]
 
 
 def test_empty_books_have_nothing_to_say() -> None:

@@ -7,7 +7,7 @@ import pytest
 from horsies import NodeKey, NodeNotFoundError, TaskError, TaskResult, WorkflowContext, WorkflowMeta, each, from_node
 from horsies.model.codec import encode_error
 from horsies.model.graph import BuiltTask
-from horsies.model.parameters import WantedParameter
+from horsies.model.signature import InjectedParameter
 from horsies.workflows.inputs import KnownResults, inject_context
 from tests.workflows.crawl_app import Page, app, fetch, links, told
 
@@ -71,5 +71,5 @@ def test_a_node_is_known_by_the_id_that_its_workflow_gave_it() -> None:
 def test_only_what_a_task_takes_is_filled_in() -> None:
     found = context()
     assert inject_context(told.arguments.wants, found) == {"workflow_ctx": found, "workflow_meta": META}
-    assert inject_context(frozenset({WantedParameter.META}), found) == {"workflow_meta": META}
+    assert inject_context(frozenset({InjectedParameter.META}), found) == {"workflow_meta": META}
     assert inject_context(fetch.arguments.wants, found) == {}

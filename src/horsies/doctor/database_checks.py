@@ -3,7 +3,7 @@
 from horsies.db.listen_check import ListenReport, ListenStatus, check_listen
 from horsies.db.migrate import SQL as MIGRATE
 from horsies.db.migrate import library_version
-from horsies.db.partitions import DAYS_AHEAD, get_rights
+from horsies.db.partitions import DAYS_AHEAD, get_privileges
 from horsies.db.statement import Op, execute, load, one, rows
 from horsies.doctor.findings import MIB, CheckContext, Finding, FindingCode
 from horsies.model.config import PostgresConfig
@@ -39,8 +39,8 @@ def check_privileges(case: CheckContext) -> Op[list[Finding]]:
 
 
 def check_days_privilege(case: CheckContext) -> Op[list[Finding]]:
-    rights = yield from get_rights(case.schema)
-    if rights.suffice:
+    rights = yield from get_privileges(case.schema)
+    if rights.are_sufficient:
         return []
     seen = f"{rights.user} is no member of {rights.owner}, who owns the tables, or may not create in the schema"
     return [Finding(FindingCode.DAYS_PRIVILEGE_MISSING, seen, {"owner": rights.owner})]
@@ -150,9 +150,9 @@ MAX_USAGE = 0.1
 
 def probe_listening(config: PostgresConfig, case: CheckContext) -> list[Finding]:
     """On connections of its own: it listens on one and notifies from the other."""
-    trip = check_listen(config, case.check_timeout_s)
+    trip = check_listen(config, case.check_timeout_s, case.pooler_checks)
     found: list[Finding] = []
-    if not trip.is_direct and trip.hearing is ListenStatus.HEARD:
+    if not trip.is_direct and trip.status is ListenStatus.RECEIVED:
         way = "past it" if trip.listens_directly else "through it"
         found.append(
             Finding(FindingCode.POOLER_FOUND, f"database_url leads through a pooler; notifications arrive {way}")
@@ -162,18 +162,18 @@ def probe_listening(config: PostgresConfig, case: CheckContext) -> list[Finding]
 
 
 def _finding(config: PostgresConfig, case: CheckContext, trip: ListenReport) -> Finding | None:
-    match trip.hearing:
-        case ListenStatus.HEARD:
+    match trip.status:
+        case ListenStatus.RECEIVED:
             return None
-        case ListenStatus.SHARED:
+        case ListenStatus.SHARED_SESSION:
             missing = "listen_url is not set" if config.listen_url is None else "listen_url leads to the pooler as well"
             return Finding(FindingCode.LISTEN_POOLED, missing)
-        case ListenStatus.SILENT:
+        case ListenStatus.NOT_RECEIVED:
             return Finding(FindingCode.LISTEN_SILENT, f"nothing arrived within {case.check_timeout_s:g} s")
-        case ListenStatus.ELSEWHERE:
+        case ListenStatus.OTHER_DATABASE:
             return Finding(FindingCode.LISTEN_ELSEWHERE, "the two addresses lead to different databases, or servers")
         case ListenStatus.UNREACHABLE:
-            return Finding(FindingCode.LISTEN_UNREACHABLE, trip.words)
+            return Finding(FindingCode.LISTEN_UNREACHABLE, trip.error)
 
 
 def check_queue(_case: CheckContext) -> Op[list[Finding]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from horsies.executor.protocol import Assignment, Done, Progress, Reason, pack
 from horsies.model.codec import encode_error
-from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, every_member
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, holds_for_all
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.result import TaskError, TaskResult
@@ -223,7 +223,7 @@ def _concluded(running: RunningTask, task: BaseTask[..., Any], outcome: Attempt)
 
 
 def _is_retryable(policy: RetryPolicy | None, raised: BaseException) -> bool:
-    return policy is not None and every_member(raised, lambda error: isinstance(error, policy.exceptions))
+    return policy is not None and holds_for_all(raised, lambda error: isinstance(error, policy.exceptions))
 
 
 def failed(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from horsies.db.errors import DriverError, ErrorKind, classify, is_of_a_row, short_text
+from horsies.db.errors import DriverError, ErrorKind, classify, is_about_row, short_text
 from horsies.db.statement import Op, Statement, rows
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
@@ -112,6 +112,6 @@ def _skip(duty: str, row_id: str, reason: str, failed: FailedRows, fallback: Op[
 
 def _roll_back_after(error: DriverError) -> Op[None]:
     """Roll back the transaction that the work may have begun. Raise the error if no row can be to blame."""
-    if not (is_of_a_row(error) or classify(error) is ErrorKind.CONTENTION):
+    if not (is_about_row(error) or classify(error) is ErrorKind.CONTENTION):
         raise error
     yield from rows(_ROLLBACK())

@@ -20,7 +20,7 @@ from typing import Final, Self, TypeAlias
 
 from horsies.db import partitions
 from horsies.db.dedicated import ThreadedConnection
-from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, is_of_a_row, short_text
+from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, is_about_row, short_text
 from horsies.db.partitions import Partition, PartitionChange
 from horsies.db.statement import Op, Row, execute, load, one, rows
 from horsies.maintenance.isolate import FailedRows, run_isolated
@@ -83,7 +83,7 @@ class RetentionRunner:
     async def _run_pass(self) -> bool:
         """Do all duties. Return whether anything was postponed."""
         connection = self._connection = ThreadedConnection(self._database, "retention")
-        await self._warn_of_missing_rights(connection)
+        await self._warn_of_missing_privileges(connection)
         results = [
             await self._do(connection, name, duty)
             for name, duty in retention_duties(self._schema, self._retention, self._failed_rows).items()
@@ -108,16 +108,16 @@ class RetentionRunner:
             log.info("retention: %d %s", result.count, name)
         return result
 
-    async def _warn_of_missing_rights(self, connection: ThreadedConnection) -> None:
-        rights = await connection.run(partitions.get_rights(self._schema))
-        if not rights.suffice and not self._has_warned:
+    async def _warn_of_missing_privileges(self, connection: ThreadedConnection) -> None:
+        privileges = await connection.run(partitions.get_privileges(self._schema))
+        if not privileges.are_sufficient and not self._has_warned:
             log.warning(
                 "database user %s may not create and drop the partitions of finished tasks, because the tables belong to %s: rows "
                 "go to finished_default and are deleted one by one when they are old. Let workers connect as %s, or grant that role to %s "
                 "together with CREATE on schema %s; or run `horsies migrate` as %s at least once a week.",
-                rights.user, rights.owner, rights.owner, rights.user, self._schema, rights.owner,
+                privileges.user, privileges.owner, privileges.owner, privileges.user, self._schema, privileges.owner,
             )  # fmt: skip
-        self._has_warned = not rights.suffice
+        self._has_warned = not privileges.are_sufficient
 
     async def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -182,8 +182,8 @@ def retention_duties(
 
 def prepare_next_partitions(schema: str, keep: timedelta | None) -> Op[RetentionResult]:
     """Create the partitions of the next days. Counts nothing, because nothing is deleted."""
-    rights = yield from partitions.get_rights(schema)
-    changes = (yield from partitions.prepare_partitions(schema, keep)) if rights.suffice else []
+    privileges = yield from partitions.get_privileges(schema)
+    changes = (yield from partitions.prepare_partitions(schema, keep)) if privileges.are_sufficient else []
     return RetentionResult(0, postponed=PartitionChange.POSTPONED in changes)
 
 
@@ -191,7 +191,7 @@ def drop_old_partitions(
     schema: str, keep: timedelta, failed: FailedRows, limits: RetentionLimits = DEFAULT_LIMITS
 ) -> Op[RetentionResult]:
     """Drop the partitions of old days, and delete old tasks that are elsewhere. Counts days and tasks together."""
-    rights = yield from partitions.get_rights(schema)
+    privileges = yield from partitions.get_privileges(schema)
     changes: list[PartitionChange] = []
 
     def drop(days: Sequence[Partition]) -> Op[PartitionChange]:
@@ -199,7 +199,7 @@ def drop_old_partitions(
         return (yield from partitions.drop_partition(schema, days[0]))
 
     for day, is_ours in (yield from partitions.get_old_partitions(schema, keep)):
-        if rights.suffice and is_ours:
+        if privileges.are_sufficient and is_ours:
             # A partition that cannot be dropped (an object of the user depends on it) does not block the others. Its rows are deleted below.
             changes += yield from run_isolated("drop the day", [day], drop, id_of=lambda day: day.first, failed=failed)
     dropped = changes.count(PartitionChange.DONE)
@@ -266,7 +266,7 @@ def delete_unused_keys(batch: int = DEFAULT_LIMITS.rows) -> Op[RetentionResult]:
         try:
             row = yield from one(SQL["delete_unused_keys"](after_name=name, after_key=key, limit=limit))
         except DriverError as error:
-            if not is_of_a_row(error):
+            if not is_about_row(error):
                 raise
             if limit > 1:
                 seen = limit = limit // 2

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.send_options import TaskOptions
+from horsies.model.send_options import SendOptions, TaskOptions
 from horsies.model.signature import ok_type
 from horsies.tasks.call import Call
 from horsies.tasks.sender import Sender
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from horsies.model.graph import Join
     from horsies.model.result import TaskError, TaskResult
     from horsies.model.retry_policy import RetryPolicy
-    from horsies.model.send_options import OnConflict, SendOptions
+    from horsies.model.send_options import OnConflict
     from horsies.tasks.call import AppContext
     from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker
 
@@ -100,8 +100,6 @@ class BaseTask(Sender[P, T]):
         connection: object | None = None,
     ) -> Sender[P, T]:
         """The same verbs with options. All that is wrong with them is reported here, together."""
-        from horsies.model.send_options import SendOptions
-
         options = SendOptions(
             good_until=good_until,
             priority=priority,
@@ -119,7 +117,7 @@ class BaseTask(Sender[P, T]):
             arguments=self.arguments,
             result=self.result,
             app=self._app,
-            key=options.as_key() if key is not None else None,
+            key=options.to_key() if key is not None else None,
             connection=connection,
         )
 

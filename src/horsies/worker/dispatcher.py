@@ -384,7 +384,7 @@ class BatchSender:
 
     def _post(self, connection: LoopConnection, flight: InFlightBatch) -> None:
         try:
-            connection.post(run_batch(flight.batch), partial(self._answered, connection, flight))
+            connection.submit(run_batch(flight.batch), partial(self._answered, connection, flight))
         except Exception as error:  # noqa: BLE001 - see above
             self._attend(_fall(error))
 

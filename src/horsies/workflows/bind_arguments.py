@@ -12,8 +12,8 @@ from pydantic_core import to_json
 from horsies.model.codec import ArgumentsCodec
 from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.graph import NodeKind, Ref, RefMode, Step
-from horsies.model.parameters import WantedParameter
 from horsies.model.payload_errors import MOST_BYTES, PayloadLimits, PayloadSizeCheck
+from horsies.model.signature import InjectedParameter
 from horsies.model.type_compat import inside, is_assignable, item_of, takes_result, type_name
 from horsies.tasks.nodes import AnyNode, Reference, TaskNode
 
@@ -111,7 +111,7 @@ def _bound(
     codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], problems: list[str]
 ) -> dict[str, Any]:
     """By parameter. Unlike `Signature.bind`, with every problem and not only the first."""
-    if (quickly := codec.bound_by_name(args, kwargs)) is not None:
+    if (quickly := codec.bind_by_name(args, kwargs)) is not None:
         return quickly
     parameters = codec.signature.parameters
     positional = [parameter.name for parameter in parameters.values() if parameter.kind in _POSITIONAL]
@@ -146,7 +146,7 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
 
 
 def _unknown(codec: ArgumentsCodec, name: str) -> str:
-    if name in set(WantedParameter):
+    if name in set(InjectedParameter):
         return f"argument '{name}' is filled in by the workflow; leave it out"
     names = [parameter.name for parameter in codec.signature.parameters.values() if parameter.kind in _BY_NAME]
     close = get_close_matches(name, names, n=1)
@@ -157,7 +157,7 @@ def _unknown(codec: ArgumentsCodec, name: str) -> str:
 def _known(codec: ArgumentsCodec, given: Mapping[str, Any], problems: list[str]) -> list[str]:
     """The members of the JSON object that can be written now."""
     try:
-        text = codec.encode_some(given)
+        text = codec.encode_partial(given)
     except PayloadError as error:
         problems.extend(_reasons(error))
         return []
@@ -185,7 +185,7 @@ def _written(
             return f"{{{','.join(_members(codec, members, wanted, path, edges, done))}}}"
         case _:
             try:
-                return codec.encode_piece(wanted, value, _place(path))
+                return codec.encode_element(wanted, value, _place(path))
             except (PayloadError, TaskDefinitionError) as error:
                 done.problems.extend(_reasons(error))
                 return "null"
@@ -203,7 +203,7 @@ def _items(codec: ArgumentsCodec, given: object, wanted: Any, path: tuple[Step, 
         )
     else:
         try:
-            return codec.encode_piece(list[wanted], items, _place(path), _OF_ITEMS)
+            return codec.encode_element(list[wanted], items, _place(path), _OF_ITEMS)
         except (PayloadError, TaskDefinitionError) as error:
             problems.extend(_reasons(error))
     return "[]"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Final, TypeAlias, cast
 
 from horsies.model.graph import Graph, Join, Node, NodeKind, OnError, RefMode
-from horsies.model.parameters import WantedParameter
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import to_timedelta
+from horsies.model.signature import InjectedParameter
 from horsies.model.task import TaskOptions
 from horsies.model.type_compat import inside, is_assignable, is_value_assignable, item_of, type_name
 from horsies.tasks.nodes import Reference, TaskNode
@@ -312,7 +312,7 @@ def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
 def _context(scope: Scope, position: int, node: TaskNode[Any], waits_for: tuple[int, ...]) -> tuple[int, ...]:
     """The nodes whose results its workflow_ctx has: those that were asked for, or all that it waits for."""
     task, asked = cast("BaseTask[..., Any]", node.fn), node.workflow_ctx_from
-    if WantedParameter.CONTEXT not in task.arguments.wants:
+    if InjectedParameter.CONTEXT not in task.arguments.wants:
         if asked is not None:
             scope.report(position, f"workflow_ctx_from is for a task that takes workflow_ctx; {task.name!r} does not")
         return ()

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast, get_args, get_origin
 
 from horsies.model.errors import TaskDefinitionError, WorkflowDefinitionError
-from horsies.model.inspect_signature import signature_of
+from horsies.model.signature import signature_of
 from horsies.tasks.nodes import Reference, WorkflowNode
 from horsies.workflows.bind_arguments import flow_from, flows_in
 from horsies.workflows.nodes import NodeName, SubgraphNode, SuccessCase, SuccessPolicy, TaskRegistry, WorkflowDraft

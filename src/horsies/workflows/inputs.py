@@ -15,8 +15,8 @@ from horsies.model.codec import ResultCodec, decode_error, encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, NodeStatus, RefMode, Step
-from horsies.model.parameters import WantedParameter
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.signature import InjectedParameter
 from horsies.tasks.nodes import AnyNode, NodeKey
 from horsies.tasks.task import BaseTask
 
@@ -78,9 +78,9 @@ class WorkflowContext:
         return f"<context of node {self.meta.node_id!r} with {', '.join(map(repr, self._known)) or 'no results'}>"
 
 
-def inject_context(wants: frozenset[WantedParameter], context: WorkflowContext) -> dict[str, Any]:
+def inject_context(wants: frozenset[InjectedParameter], context: WorkflowContext) -> dict[str, Any]:
     """The arguments that nobody passes."""
-    everything = {WantedParameter.CONTEXT: context, WantedParameter.META: context.meta}
+    everything = {InjectedParameter.CONTEXT: context, InjectedParameter.META: context.meta}
     return {wanted.value: everything[wanted] for wanted in wants}
 
 
@@ -178,7 +178,7 @@ class Inputs:
     meta: WorkflowMeta | None
     """Only for a task that asks for its workflow."""
 
-    def filled_in(self, wants: frozenset[WantedParameter], tasks: Mapping[str, BaseTask[..., Any]]) -> dict[str, Any]:
+    def filled_in(self, wants: frozenset[InjectedParameter], tasks: Mapping[str, BaseTask[..., Any]]) -> dict[str, Any]:
         """What the task learns of its workflow, if it asks."""
         if self.meta is None:
             return {}

@@ -44,7 +44,7 @@ from horsies.tasks.claim import ClaimRequest, lanes_from_start, load_payloads, p
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release_tasks, report_progress
-from horsies.testing.clock import run_maintenance
+from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
 from horsies.worker.assignments import fields_of
 from horsies.worker.batch import Batch, run_batch
