@@ -171,11 +171,11 @@ def test_children_load_the_app_by_themselves(worker: StartWorker, sql: psycopg.C
 # -- children that do not come up
 
 
-IN_A_CHILD = "import sys\nif 'horsies/child' in sys.argv[0]:\n    "
+IN_A_CHILD = "import sys\nif 'horsies/executor' in sys.argv[0]:\n    "
 
 
 @pytest.mark.parametrize(
-    ("trouble", "message"),
+    ("failure", "message"),
     [
         ("raise OSError('no licence here')", r"OSError: no licence here.*only_at_home\.py:11"),
         ("sys.exit('no')", "SystemExit: no"),
@@ -187,9 +187,9 @@ IN_A_CHILD = "import sys\nif 'horsies/child' in sys.argv[0]:\n    "
     ],
 )
 def test_a_worker_whose_children_cannot_load_the_app_says_why_and_exits_with_1(
-    worker: StartWorker, tmp_path: Path, trouble: str, message: str
+    worker: StartWorker, tmp_path: Path, failure: str, message: str
 ) -> None:
-    path = written(tmp_path, "only_at_home.py", f"{TASK}\n{IN_A_CHILD}{trouble}\n")
+    path = written(tmp_path, "only_at_home.py", f"{TASK}\n{IN_A_CHILD}{failure}\n")
     running = worker(f"{path}:app", processes=2, until_ready=False)
     assert running.wait() == 1
     running.wait_for_log(f"Error: .*{message}")
@@ -201,8 +201,8 @@ def test_a_replacement_that_cannot_load_the_app_is_tried_again(
 ) -> None:
     """The other child continues to work."""
     flag = tmp_path / "flag"
-    trouble = f"import os\n    if os.path.exists({str(flag)!r}): raise OSError('not now')\n"
-    text = f"from tests.apps import basic\napp = basic.app\n{IN_A_CHILD}{trouble}"
+    failure = f"import os\n    if os.path.exists({str(flag)!r}): raise OSError('not now')\n"
+    text = f"from tests.apps import basic\napp = basic.app\n{IN_A_CHILD}{failure}"
     path = written(tmp_path, "moody.py", text)
     running = worker(f"{path}:app", processes=2)
     flag.touch()

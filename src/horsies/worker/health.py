@@ -100,6 +100,7 @@ class WorkerHealth:
     def stats(self) -> WorkerStats:
         pending, listener, now = self.pending, self.listener(), time.monotonic()
         heartbeat_at, notified_at = self.heartbeat.answered_at, listener.received_at
+        children = self._usage.children(child.pid for child in list(pending.children))
         return WorkerStats(
             children=self.pool.ready_count,
             children_wanted=pending.prefetch.processes,
@@ -107,8 +108,7 @@ class WorkerHealth:
             running=pending.running_count,
             buffered=len(pending.buffer),
             memory_bytes=self._usage.parent().memory_mb * (1 << 20),
-            children_memory_bytes=self._usage.children(child.pid for child in list(pending.children)).memory_mb
-            * (1 << 20),
+            children_memory_bytes=children.memory_mb * (1 << 20),
             heartbeat_age_s=None if heartbeat_at is None else now - heartbeat_at,
             is_leader=self.leader.is_elected,
             is_polling=listener.is_polling,
