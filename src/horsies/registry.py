@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from horsies.events import Tracer
     from horsies.model.graph import OnError
     from horsies.model.result import TaskError, TaskResult
-    from horsies.tasks.nodes import AnyNode, WorkflowNode
-    from horsies.workflows.nodes import SuccessPolicy
+    from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowNode
     from horsies.workflows.spec import WorkflowSpec
 
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
@@ -250,20 +249,19 @@ class Registry:
 
         Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit` is in seconds or a timedelta, from its start.
         """
-        from horsies.tasks.nodes import listed_nodes
-        from horsies.workflows.nodes import WorkflowDraft
-        from horsies.workflows.spec import specify
+        from horsies.tasks.nodes import WorkflowDraft
+        from horsies.workflows.spec import build_spec
 
         draft = WorkflowDraft(
             name=name,
-            nodes=listed_nodes(tasks),
+            nodes=tasks,
             output=output,
             on_error=on_error,
             success_policy=success_policy,
             time_limit=time_limit,
             definition_key=definition_key,
         )
-        return specify(self, draft)
+        return build_spec(self, draft)
 
     @property
     def tasks(self) -> Mapping[str, BaseTask[..., Any]]:

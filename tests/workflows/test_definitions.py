@@ -175,7 +175,7 @@ def test_a_node_may_be_part_of_several_workflows() -> None:
     first, second = app.workflow("one", [page]), app.workflow("two", [other, page])
     assert first.node(page).node_id == "fetch"
     assert second.node(page).node_id == "fetch_2"
-    with pytest.raises(NodeNotFoundError, match="is called 'fetch' and 'fetch_2' in different workflows"):
+    with pytest.raises(NodeNotFoundError, match="has the ids 'fetch' and 'fetch_2' in different workflows"):
         page.key()
 
 

@@ -27,7 +27,7 @@ from horsies.tasks.finish import end_or_retry_tasks, notify_done
 from horsies.tasks.inspect import stored_error
 from horsies.tasks.release import notify_all_queues, release_tasks
 from horsies.workflows import control
-from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
+from horsies.workflows.advance import get_unfinished_trees, lock_roots, quick_step, run_steps
 
 BATCH: Final = 500
 UNKNOWN_BATCH: Final = 5_000
@@ -288,15 +288,15 @@ def end_overdue_workflows(failed: FailedRows | None = None) -> Op[None]:
     def work(runs: Sequence[str]) -> Op[None]:
         yield from control.time_out(runs[0], SQL["set_rescue_limits"]())
 
-    for run in (yield from control.get_overdue(BATCH, failed.excluded(duty))):
+    for run in (yield from control.get_overdue_runs(BATCH, failed.excluded(duty))):
         yield from run_isolated(duty, [run], work, id_of=str, failed=failed)
 
 
 def resolve_lost_nodes(failed: FailedRows | None = None) -> Op[None]:
     """End nodes whose task no longer exists, which only a manual change can cause."""
     failed, duty = failed or FailedRows(), "end lost node"
-    lost = yield from control.get_lost(BATCH, failed.excluded(duty))
-    yield from run_isolated(duty, lost, control.resolve_lost, id_of=str, failed=failed)
+    lost = yield from control.get_lost_nodes(BATCH, failed.excluded(duty))
+    yield from run_isolated(duty, lost, control.resolve_lost_nodes, id_of=str, failed=failed)
 
 
 def settle_workflows(failed: FailedRows | None = None) -> Op[None]:
@@ -304,14 +304,14 @@ def settle_workflows(failed: FailedRows | None = None) -> Op[None]:
     failed, duty = failed or FailedRows(), "settle workflow"
 
     def work(roots: Sequence[str]) -> Op[Sequence[str]]:
-        return (yield from settle(roots, limits=[SQL["set_rescue_limits"]()], at_most=MAX_STEPS))
+        return (yield from run_steps(roots, limits=[SQL["set_rescue_limits"]()], at_most=MAX_STEPS))
 
     excluded = failed.excluded(duty)
-    while unsettled := (yield from get_unsettled(excluded)):
-        for left in (yield from run_isolated(duty, unsettled, work, id_of=str, failed=failed)):
+    while unfinished := (yield from get_unfinished_trees(excluded)):
+        for left in (yield from run_isolated(duty, unfinished, work, id_of=str, failed=failed)):
             for root in left:
                 failed.add(duty, root, f"after {MAX_STEPS} steps there is still something to do in it")
-        excluded += unsettled  # each tree once per pass, whatever the result
+        excluded += unfinished  # each tree once per pass, whatever the result
 
 
 def _id_of(row: Row) -> str:

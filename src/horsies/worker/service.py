@@ -138,6 +138,10 @@ SHORTEST_PAUSE_S: Final = 0.1
 REACHED_LATELY_S: Final = 1.0
 
 
+def random_jitter() -> float:
+    return random.uniform(-1, 1)  # noqa: S311 - jitter, no secret
+
+
 class Backoff:
     """Pauses after database errors, longer after each failure in a row.
 
@@ -145,7 +149,15 @@ class Backoff:
     answers other queries says nothing about a full disk.
     """
 
-    def __init__(self, resilience: WorkerResilienceConfig) -> None:
+    def __init__(
+        self,
+        resilience: WorkerResilienceConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random_jitter,
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
         self._resilience = resilience
         self._failures = 0
         self._counted_until = 0.0
@@ -158,22 +170,22 @@ class Backoff:
 
     @property
     def left_s(self) -> float:
-        return max(0.0, self.until - time.monotonic())
+        return max(0.0, self.until - self._clock())
 
     def contended(self) -> None:
         """Pause for a moment, after ordinary contention."""
-        pause_s = CONTENTION_PAUSE_S * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, no secret
-        self._pause(self._unreached_until, max(self._others_until, time.monotonic() + pause_s))
+        pause_s = CONTENTION_PAUSE_S * (1 + self._jitter() / 2)
+        self._pause(self._unreached_until, max(self._others_until, self._clock() + pause_s))
 
     def failed(self, error: BrokerError, *, unreached: bool = False) -> None:
         """Pause after a failure; `unreached`: there was no connection. Raise GaveUp if it was the last attempt."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._counted_until:
             return  # batches that were in flight together fail together: count them once
         limit = self._resilience.db_retry_max_attempts
         if limit and self._failures >= limit:
             raise GaveUp(f"gave up after {self._failures} failed attempts; the last: {error}") from error
-        delay_s = self._resilience.delay_ms(self._failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+        delay_s = self._resilience.delay_ms(self._failures, self._jitter()) / 1000
         self._failures += 1
         if unreached and now - self._reached_at < REACHED_LATELY_S:
             self._reached_at = -REACHED_LATELY_S
@@ -191,7 +203,7 @@ class Backoff:
 
         A pause is never shorter than `SHORTEST_PAUSE_S`: if only the other connection gets answers, we must not retry without a pause.
         """
-        now, until = time.monotonic(), self._unreached_since + SHORTEST_PAUSE_S
+        now, until = self._clock(), self._unreached_since + SHORTEST_PAUSE_S
         if until >= self._unreached_until or now >= self._unreached_until:
             self._reached_at = now
             return False
@@ -226,7 +238,7 @@ class ConnectionPause:
         """On the monotonic clock."""
 
     def begin(self) -> None:
-        delay_s = self._resilience.delay_ms(self._failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+        delay_s = self._resilience.delay_ms(self._failures, random_jitter()) / 1000
         self._failures += 1
         self.until = time.monotonic() + delay_s
 
