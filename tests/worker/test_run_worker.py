@@ -299,9 +299,9 @@ if __name__ == "__main__":
     insert(sql, "log")
     wait_until_ended(sql, 1)
     assert running.stop() == 0
-    assert set(re.findall(r"a task logs at (\w+)", running.said)) == levels
-    assert set(re.findall(r"the worker logs at (\w+)", running.said)) == levels
-    assert ("is ready on queues" in running.said) == ("INFO" in levels)
+    assert set(re.findall(r"a task logs at (\w+)", running.output)) == levels
+    assert set(re.findall(r"the worker logs at (\w+)", running.output)) == levels
+    assert ("is ready on queues" in running.output) == ("INFO" in levels)
 
 
 @pytest.mark.promise("W15", "W2")

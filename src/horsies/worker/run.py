@@ -81,7 +81,7 @@ def run_worker(
     def run() -> ExitCode:
         health = HealthCheck()
         with endpoints(app, health, host=config.metrics_host, port=config.metrics_port):
-            open_database(app.broker, app.config, control.asked if control else None)
+            open_database(app.broker, app.config, control.stop_requested if control else None)
             return asyncio.run(_run_incarnations(app, config, signatures, health, control))
 
     return serve(app, run, log, owns_app=control is None)
@@ -183,7 +183,7 @@ async def _run_incarnations(
     health: HealthCheck,
     control: WorkerControl | None,
 ) -> ExitCode:
-    stop_requests = StopRequests(control.tell_ready if control else lambda: None)
+    stop_requests = StopRequests(control.set_ready if control else lambda: None)
     health.loop = asyncio.get_running_loop()
     if control:
         control.attach(stop_requests.add)
