@@ -279,7 +279,7 @@ class Heartbeat:
         row = yield from one(heartbeat)
         self.answered_at, self.is_missing = time.monotonic(), False
         if row is not None:
-            self._dispatcher.events.ahead_s = row[0] - (sent_at + time.time()) / 2
+            self._dispatcher.events.clock_offset_s = row[0] - (sent_at + time.time()) / 2
         return row is not None
 
     def _snapshot(self) -> Query:

@@ -286,7 +286,7 @@ def name_problems(what: str, name: object) -> Iterator[str]:
 
 
 def to_member(kind: type[Member], value: object) -> Member | None:
-    """Return a member of an enum, given as such or as its value; None if there is no such member."""
+    """Return a member of an enum, given as such or as its value; None if the enum has no such member."""
     try:
         return kind(value)
     except ValueError:
