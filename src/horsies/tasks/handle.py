@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -221,3 +222,15 @@ def refuse_in_event_loop(call: str, instead: str) -> None:
     except RuntimeError:
         return
     raise BlockingCallError(f"{call} would block the running event loop; use `{instead}`")
+
+
+def warn_in_event_loop(instead: str) -> None:
+    """Warn about a blocking call in an event loop. To be called by a helper of a public method: `stacklevel` names that method's caller."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    warnings.warn(
+        f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`",
+        stacklevel=4,
+    )

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from horsies.model.graph import Join, OnError
-from horsies.tasks.call import AppContext
 from horsies.tasks.nodes import AnyNode, JoinWord, Reference, WorkflowNode, by_name, listed_nodes
+from horsies.tasks.sender import AppContext
 from horsies.tasks.task import BaseTask
 
 T_co = TypeVar("T_co", covariant=True)

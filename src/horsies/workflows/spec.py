@@ -11,7 +11,7 @@ from uuid import UUID
 from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.subscribers import emit, subscribers
-from horsies.tasks.enqueue import warn_in_event_loop
+from horsies.tasks.handle import warn_in_event_loop
 from horsies.tasks.ids import as_workflow_id
 from horsies.tasks.import_guard import sends_are_suppressed
 from horsies.tasks.nodes import AnyNode, NodeKey, WorkflowNode
