@@ -40,7 +40,7 @@ def marks_of(watermarks: Watermarks, now: float = 0.0) -> list[tuple[str, int, d
 
 
 def plain(lanes: list[Lane]) -> list[tuple[str, int, datetime]]:
-    return [(lane.queue_name, lane.priority, lane.mark) for lane in lanes]
+    return [(lane.queue_name, lane.priority, lane.watermark) for lane in lanes]
 
 
 def settled(watermarks: Watermarks) -> Watermarks:
@@ -202,7 +202,7 @@ def test_what_a_lane_is_made_of_fits_into_a_statement(text: str) -> None:
         watermarks.heard(payload)
     for lane in watermarks.lanes(LANES_AT_ONCE):
         assert -(2**31) <= lane.priority < 2**31
-        assert 1 <= lane.mark.year <= 9999
+        assert 1 <= lane.watermark.year <= 9999
 
 
 @pytest.mark.promise("D6")

@@ -178,7 +178,7 @@ def run_batch(batch: Batch) -> Op[BatchResult]:
     finals = [*(ending for ending in batch.endings if not ending.may_retry), *batch.interrupted]
     retriable = [ending for ending in batch.endings if ending.may_retry]
     counted = {lane.queue_name for lane in batch.lanes} if batch.wanted else set[str]()
-    keys = batch.caps.keys(counted | {claim.queue_name for claim in batch.starts})
+    keys = batch.caps.lock_keys(counted | {claim.queue_name for claim in batch.starts})
     lock, advance = _workflows(batch)
     steps: list[tuple[str, Query]] = [
         *([("limit", SQL["disable_statement_timeout"]())] if batch.is_alone else []),

@@ -349,7 +349,7 @@ class PendingWork:
         return [claim for claim in claims if claim.task_name in names]
 
     def _set_aside(self, unfit: UnfitClaim, unfit_outcome: UnfitOutcome | None, now: float) -> None:
-        if unfit_outcome is UnfitOutcome.NOBODY:
+        if unfit_outcome is UnfitOutcome.NO_WORKER:
             claim = unfit.claim
             extra = {"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt}
             log.warning("task %s failed: %s", claim.task_name, unfit.error_code, extra=extra)

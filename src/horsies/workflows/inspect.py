@@ -11,7 +11,7 @@ from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError
 from horsies.model.task import TaskId, TaskOptions
-from horsies.tasks.inspect import stored_error
+from horsies.tasks.inspect import decode_stored_error
 from horsies.workflows.render import States, Way
 
 SQL = load(__file__)
@@ -241,7 +241,7 @@ def _tree(runs: Sequence[Row], nodes: Sequence[Row], items: Mapping[str, Mapping
 
 def _run(row: Sequence[Any]) -> WorkflowRun:
     run_id, name, status, *known, error = row
-    return WorkflowRun(run_id, name, WorkflowStatus(status), *known, error=stored_error(error))
+    return WorkflowRun(run_id, name, WorkflowStatus(status), *known, error=decode_stored_error(error))
 
 
 def _node_of_run(row: Row, below: Any) -> NodeOfRun:
@@ -255,7 +255,7 @@ def _node_of_run(row: Row, below: Any) -> NodeOfRun:
         task_id=task_id,
         started_at=started_at,
         finished_at=finished_at,
-        error=stored_error(error),
+        error=decode_stored_error(error),
         below=below if isinstance(below, RunTree) else None,
         items=None if isinstance(below, RunTree) else below,
     )
