@@ -12,7 +12,7 @@ from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.subscribers import emit, subscribers
 from horsies.tasks.handle import warn_in_event_loop
-from horsies.tasks.ids import as_workflow_id
+from horsies.tasks.ids import to_workflow_id
 from horsies.tasks.import_guard import sends_are_suppressed
 from horsies.tasks.nodes import AnyNode, NodeKey, WorkflowNode
 from horsies.workflows.compile import compile_graph
@@ -103,7 +103,7 @@ class WorkflowSpec(Generic[Out_co]):
         return self.handle(beginning.root)
 
     def _beginning(self, workflow_id: str | UUID | None) -> StartedNode:
-        return plan(self.startable(), None if workflow_id is None else as_workflow_id(workflow_id))
+        return plan(self.startable(), None if workflow_id is None else to_workflow_id(workflow_id))
 
     @contextmanager
     def _watched(self, beginning: StartedNode) -> Generator[StartedNode]:
@@ -122,7 +122,7 @@ class WorkflowSpec(Generic[Out_co]):
 
     def handle(self, workflow_id: str | UUID) -> WorkflowHandle[Out_co]:
         """A handle from a stored id; nothing is looked up."""
-        return WorkflowHandle(as_workflow_id(workflow_id), self.registry, lambda node: self.node(node).node_id)
+        return WorkflowHandle(to_workflow_id(workflow_id), self.registry, lambda node: self.node(node).node_id)
 
     def to_mermaid(self) -> str:
         """A picture for Mermaid, as Markdown pages show it."""
