@@ -49,8 +49,6 @@ SEAMS: Final = {
     "maintenance/failure_detector.py": "a pure decision; tested without a database",
     "model/pydantic_codec.py": "needs pydantic, which is loaded only for values that JSON does not have",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
-    "worker/child_socket.py": "tested on a socket pair, without a process",
-    "worker/fork_server.py": "the second implementation of ProcessFactory",
 }
 
 ROOT: Final = Path(__file__).resolve().parents[1]

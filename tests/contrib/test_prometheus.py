@@ -88,7 +88,7 @@ def test_connections_in_use_and_callers_that_wait_for_one_are_told(
     with broker, basic.app.using(broker), ThreadPoolExecutor(1) as threads:
         assert registry.get_sample_value("horsies_pool_connections") == 1
         assert registry.get_sample_value("horsies_pool_connections_free") == 1
-        with broker.pools.blocking().connection():
+        with broker.pools.blocking_pool().connection():
             assert registry.get_sample_value("horsies_pool_connections_free") == 0
             sending = threads.submit(basic.add.send, 1, 2)
             eventually(lambda: registry.get_sample_value("horsies_pool_callers_waiting"), what="it waits")

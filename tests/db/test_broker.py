@@ -135,7 +135,7 @@ def test_a_database_that_cannot_be_reached_is_an_error_that_says_why(proxy: Prox
 
 def test_a_pool_that_is_busy_for_too_long_says_what_to_change(database: str) -> None:
     config = PostgresConfig(database_url=database, connect_timeout_s=1, pool_max_size=1)
-    with PostgresBroker(config) as broker, broker.pools.blocking().connection():
+    with PostgresBroker(config) as broker, broker.pools.blocking_pool().connection():
         with pytest.raises(
             BrokerError, match=r"no connection was free within 1 s.*raise pool_max_size \(1\)"
         ) as caught:
@@ -159,7 +159,7 @@ async def test_an_event_loop_goes_on_while_it_is_found_out_why_there_is_no_conne
 
 
 def connection_errors(broker: PostgresBroker) -> int:
-    return broker.pools.blocking().get_stats().get("connections_errors", 0)
+    return broker.pools.blocking_pool().get_stats().get("connections_errors", 0)
 
 
 @pytest.mark.promise("W11")
@@ -180,7 +180,7 @@ async def test_so_is_a_coroutine(proxy: Proxy) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=proxy.url, connect_timeout_s=300))
     waiting = asyncio.create_task(broker.run_async(lambda: rows(SQL["ping"]())))
     await asyncio.sleep(0)
-    pool = await broker.pools.awaiting()
+    pool = await broker.pools.async_pool()
     async with asyncio.timeout(30):
         while pool.get_stats().get("connections_errors", 0) < 10:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)

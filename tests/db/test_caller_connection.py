@@ -79,7 +79,7 @@ def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Cal
 
 
 def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
-    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="'s' is no query"):
+    with psycopg.connect(database) as connection, pytest.raises(TypeError, match="'s' is not a query"):
         broker.run_on(connection, lambda: script(Statement("s", "commit")))
 
 

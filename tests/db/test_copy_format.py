@@ -53,7 +53,7 @@ def test_what_goes_by_copy_has_the_arguments_and_the_terms_that_it_was_sent_with
     texts = [*ODD, *map(str, range(SLICE_ROWS))]
     shop.label.send_many(shop.label.call(text, {text: len(text)}) for text in texts)
     stored = [json.loads(str(args)) for args in column(sql, "select args::text from horsies.tasks order by id")]
-    assert stored == [{"text": text, "marks": {text: len(text)}} for text in texts]
+    assert stored == [{"text": text, "watermarks": {text: len(text)}} for text in texts]
     shop.pack.send_many(shop.pack.call(number) for number in range(SLICE_ROWS + 1))
     shop.pack.send(1)
     terms = "select count(*) from (select distinct timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until, ready from horsies.tasks where task_name = 'pack')"

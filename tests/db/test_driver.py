@@ -118,7 +118,7 @@ def test_what_is_framed_is_one_transaction_and_answered_without_its_frame(driven
     assert driven(verb) == ([2, 2],)
 
 
-@pytest.mark.parametrize("afterwards", [(), (query("select 7"), query("select 8"))])
+@pytest.mark.parametrize("after_commit", [(), (query("select 7"), query("select 8"))])
 def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection, after_commit: Sequence[Query]) -> None:
     sql.execute("create table parents (id integer primary key)")
     sql.execute("create table kids (parent integer references parents deferrable initially deferred)")

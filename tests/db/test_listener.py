@@ -7,9 +7,9 @@ from functools import partial
 import psycopg
 import pytest
 
-from horsies.db import listener
 from horsies.db.broker import SQL, PostgresBroker
 from horsies.db.channels import Channel
+from horsies.db.listener import ListenerTimings
 from horsies.db.statement import rows
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
@@ -106,7 +106,7 @@ def test_when_its_backend_is_terminated_it_reconnects_and_wakes_everyone(
 
 def test_reconnected_it_is_no_longer_deaf(database: str, sql: psycopg.Connection, ear: MakeEar) -> None:
     config = PostgresConfig(database_url=database)
-    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.05) as broker:
+    with PostgresBroker(config, resilience=QUICK, listener_timings=ListenerTimings(first_test_s=0.05)) as broker:
         listening = ear(broker, Channel.NEW)
         sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
         assert listening.next() is None
@@ -124,7 +124,7 @@ def test_an_outage_is_reported_once_and_ends_by_itself(
             assert listening.next() is None  # the loss, and every attempt that fails
         proxy.heal()
         eventually(lambda: column(sql, LISTENERS))
-        lost = [record for record in caplog.records if "LISTEN connection was lost" in record.message]
+        lost = [record for record in caplog.records if "LISTEN connection lost" in record.message]
         assert 1 <= len(lost) <= 2
         eventually(lambda: (notify(sql, Channel.NEW, "again"), listening.has_more and listening.next() == "again")[1])
 
@@ -132,23 +132,16 @@ def test_an_outage_is_reported_once_and_ends_by_itself(
 # -- the self-test
 
 
-@pytest.fixture
-def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "ANSWER_S", 0.2)
-
-
 def test_a_listener_that_hears_nothing_is_declared_deaf_with_one_line(
     database: str,
     empty_database: str,
-    quick_test: None,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     ear: MakeEar,
 ) -> None:
-    monkeypatch.setattr(listener, "EVERY_S", 0.05)
     # NOTIFY does not cross databases: to this listener nothing ever comes, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
-    with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.05) as broker:
+    timings = ListenerTimings(first_test_s=0.05, test_interval_s=0.05, test_timeout_s=0.2)
+    with caplog.at_level(logging.WARNING), PostgresBroker(config, listener_timings=timings) as broker:
         listening = ear(broker, Channel.DONE, "x")
         assert not broker.listener().is_polling
         for _ in range(3):
@@ -164,14 +157,12 @@ def test_a_connection_that_went_silent_is_replaced(
     proxy: Proxy,
     database: str,
     sql: psycopg.Connection,
-    quick_test: None,
-    monkeypatch: pytest.MonkeyPatch,
     ear: MakeEar,
 ) -> None:
-    monkeypatch.setattr(listener, "EVERY_S", 0.1)
     # Only the listener goes through the proxy; the self-test's notification takes another way.
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
-    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+    timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.1, test_timeout_s=0.2)
+    with PostgresBroker(config, resilience=QUICK, listener_timings=timings) as broker:
         listening = ear(broker, Channel.NEW)
         eventually(
             lambda: (
@@ -190,14 +181,14 @@ def test_a_connection_that_went_silent_is_replaced(
 
 @pytest.mark.promise("W11")
 def test_a_self_test_that_is_sent_on_a_broken_connection_does_not_cost_the_listener_its_own(
-    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, ear: MakeEar
+    database: str, sql: psycopg.Connection, ear: MakeEar
 ) -> None:
-    monkeypatch.setattr(listener, "EVERY_S", 0.2)
     senders = (
         "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies producer'"
     )
     config = PostgresConfig(database_url=database)
-    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+    timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.2)
+    with PostgresBroker(config, resilience=QUICK, listener_timings=timings) as broker:
         ear(broker, Channel.NEW)
         for _ in range(3):
             before = column(sql, LISTENERS)
@@ -234,7 +225,7 @@ def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(
     proxy: Proxy, sql: psycopg.Connection, ear: MakeEar, database: str
 ) -> None:
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
-    with PostgresBroker(config, first_listen_test_s=60) as broker:
+    with PostgresBroker(config, listener_timings=ListenerTimings(first_test_s=60)) as broker:
         done = ear(broker, Channel.DONE, "a")
         proxy.freeze()
         heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -247,14 +238,14 @@ def test_what_arrives_while_another_channel_is_being_subscribed_is_heard(
 
 
 def test_what_nobody_waits_for_any_longer_is_given_up_and_taken_up_again(
-    database: str, sql: psycopg.Connection, ear: MakeEar, monkeypatch: pytest.MonkeyPatch
+    database: str, sql: psycopg.Connection, ear: MakeEar
 ) -> None:
-    monkeypatch.setattr(listener, "EVERY_S", 0.1)
     somebody_waits = (
         "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted "
         "and database = (select oid from pg_database where datname = current_database())"
     )
-    with PostgresBroker(PostgresConfig(database_url=database), first_listen_test_s=0.0) as broker:
+    timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.1)
+    with PostgresBroker(PostgresConfig(database_url=database), listener_timings=timings) as broker:
         other = ear(broker, Channel.NEW)
         for _ in range(2):
             done = Ear(broker, Channel.DONE)
@@ -266,7 +257,7 @@ def test_what_nobody_waits_for_any_longer_is_given_up_and_taken_up_again(
 
 
 def test_a_closed_listener_leaves_no_thread_and_no_session(database: str, sql: psycopg.Connection) -> None:
-    broker = PostgresBroker(PostgresConfig(database_url=database), first_listen_test_s=0.0)
+    broker = PostgresBroker(PostgresConfig(database_url=database), listener_timings=ListenerTimings(first_test_s=0.0))
     broker.listener()
     eventually(lambda: column(sql, LISTENERS))
     broker.close()

@@ -76,7 +76,7 @@ async def test_text_that_cannot_be_stored_is_refused_whole_and_nothing_of_its_ba
 
 async def test_a_value_that_no_statement_takes_is_refused_by_its_type(database: str) -> None:
     async with courier_to(database) as courier:
-        with pytest.raises(TypeError, match="never told a dict"):
+        with pytest.raises(TypeError, match="cannot be a dict"):
             await courier.run(first("select %(value)s::text", value={}))
         assert await courier.run(first("select 1")) == (1,)
 
@@ -275,7 +275,7 @@ async def test_whatever_becomes_of_what_was_posted_is_told_to_whoever_posted_it(
         await courier.run(first("select 1"))
         assert courier.is_ready
         on_done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        courier.post(stumbling(), on_done.set_result)
+        courier.submit(stumbling(), on_done.set_result)
         assert not on_done.done()
         assert isinstance(await on_done, ValueError)
         assert await courier.run(first("select 2")) == (2,)
@@ -293,9 +293,9 @@ async def test_the_answer_to_what_was_posted_may_lead_to_the_next(database: str)
             if len(seen) == 3:
                 over.set_result(seen)
             else:
-                courier.post(first("select %(n)s::integer", n=len(seen)), on_done)
+                courier.submit(first("select %(n)s::integer", n=len(seen)), on_done)
 
-        courier.post(first("select 0"), on_done)
+        courier.submit(first("select 0"), on_done)
         assert await over == [(0,), (1,), (2,)]
 
 
@@ -303,7 +303,7 @@ async def test_what_was_posted_is_told_of_the_end_of_its_connection(database: st
     async with courier_to(database) as courier:
         backend = await courier.run(first(BACKEND))
         on_done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        courier.post(first("select pg_sleep(60)"), on_done.set_result)
+        courier.submit(first("select pg_sleep(60)"), on_done.set_result)
         assert backend is not None
         sql.execute("select pg_terminate_backend(%s)", backend)
         error = await on_done

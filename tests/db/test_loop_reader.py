@@ -12,21 +12,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.db import listener as listening
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.listener import Listener, LoopNotificationReader, notifications
+from horsies.db.listener import Listener, ListenerTimings, LoopNotificationReader, read_notifications
 from horsies.model.config import PostgresConfig
 from tests.db.test_listener import LISTENERS, QUICK, notify
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.server import DatabaseServer
-
-
-@pytest.fixture
-def quick_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "EVERY_S", 0.1)
-    monkeypatch.setattr(listening, "ANSWER_S", 0.3)
 
 
 class Ear:
@@ -76,7 +69,9 @@ def open_files() -> int:
 
 async def lent(broker: PostgresBroker) -> None:
     """Until the loop watches."""
-    await until(lambda: operator.attrgetter("_reading._lent_to")(broker.listener()) is not None)  # nobody else can tell
+    await until(
+        lambda: operator.attrgetter("_handoff._assigned_to")(broker.listener()) is not None
+    )  # nobody else can tell
     await asyncio.sleep(0)
 
 
@@ -115,7 +110,7 @@ async def test_a_lost_connection_is_replaced_and_the_loop_reads_the_new_one(
     database: str, sql: psycopg.Connection
 ) -> None:
     config = PostgresConfig(database_url=database)
-    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=60.0) as broker:
+    with PostgresBroker(config, resilience=QUICK, listener_timings=ListenerTimings(first_test_s=60.0)) as broker:
         async with ear_of(broker) as ear:
             with broker.listener().read_on_this_loop():
                 await lent(broker)
@@ -132,12 +127,13 @@ async def test_a_lost_connection_is_replaced_and_the_loop_reads_the_new_one(
 
 
 async def test_a_connection_that_went_silent_is_found_out(
-    proxy: Proxy, database: str, sql: psycopg.Connection, quick_test: None, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token of the self-test is heard by the loop; that one is missing, the thread notices."""
     # Only the listener goes through the proxy; the self-test's notification takes another way.
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
-    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+    timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.1, test_timeout_s=0.3)
+    with PostgresBroker(config, resilience=QUICK, listener_timings=timings) as broker:
         async with ear_of(broker) as ear:
             with broker.listener().read_on_this_loop():
                 await lent(broker)
@@ -145,8 +141,9 @@ async def test_a_connection_that_went_silent_is_found_out(
                 await until(lambda: broker.listener().received_at != received_at)
                 proxy.freeze()
                 await ear.thread_of(None)  # it is lost
-                monkeypatch.setattr(listening, "EVERY_S", 60.0)  # the thread looks, too, whenever it tests itself
-                monkeypatch.setattr(listening, "ANSWER_S", 60.0)
+                # On the next connection the thread, which reads whenever it tests itself, does so only once.
+                slow = ListenerTimings(first_test_s=0.0, test_interval_s=60.0, test_timeout_s=60.0)
+                monkeypatch.setattr(broker.listener(), "_timings", slow)
                 proxy.thaw()
                 await ear.thread_of(None)  # and back
                 await until(lambda: operator.attrgetter("_test.has_passed")(broker.listener()))
@@ -168,11 +165,8 @@ async def test_a_reader_that_was_closed_in_between_watches_nothing() -> None:
     os.close(theirs)
 
 
-def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(
-    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If it went without a word, the thread finds out when the next self-test is due, and reads from then on."""
-    monkeypatch.setattr(listening, "ANSWER_S", 60.0)
+def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(database: str, sql: psycopg.Connection) -> None:
+    """If it ended without notice, the thread finds out when the next self-test is due, and reads from then on."""
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     left_open: list[AbstractContextManager[None]] = []
 
@@ -181,7 +175,8 @@ def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(
         left_open[0].__enter__()
         await lent(broker)
 
-    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, first_listen_test_s=0.5) as broker:
+    timings = ListenerTimings(first_test_s=0.5, test_timeout_s=60.0)
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, listener_timings=timings) as broker:
         broker.listener().subscribe(Channel.NEW, None, heard.put)
         asyncio.run(come_and_go(broker))
         eventually(lambda: (notify(sql, Channel.NEW, "still"), "still" in _drained(heard))[1])
@@ -214,9 +209,8 @@ async def test_of_two_loops_the_later_one_reads(broker: PostgresBroker, sql: psy
 
 
 async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the_test(
-    database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+    database: str, sql: psycopg.Connection
 ) -> None:
-    monkeypatch.setattr(listening, "ANSWER_S", 0.1)
     asked: list[str] = []
     loop, heard = asyncio.get_running_loop(), threading.Event()
 
@@ -227,7 +221,9 @@ async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the
         heard.wait()
         return 0
 
-    listener = Listener(PostgresConfig(database_url=database), notify=notify_slowly, resilience=QUICK, first_test_s=0.2)
+    timings = ListenerTimings(first_test_s=0.2, test_timeout_s=0.1)
+    config = PostgresConfig(database_url=database)
+    listener = Listener(config, notify=notify_slowly, resilience=QUICK, timings=timings)
     with listener.read_on_this_loop():
         await until(heard.is_set)
         await asyncio.sleep(0.4)
@@ -236,10 +232,9 @@ async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the
 
 
 async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
-    database: str, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    database: str, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Libpq would come to harm. One reads what others chatter, while the other listens to a channel and gives it up, again and again."""
-    monkeypatch.setattr(listening, "EVERY_S", 0.005)
     is_over = threading.Event()
 
     def chatter() -> None:
@@ -247,20 +242,21 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
             while not is_over.is_set():
                 notify(connection, Channel.NEW, "chatter")
 
-    def wake_callback(_payload: str | None) -> None:
+    def wake(_payload: str | None) -> None:
         pass
 
     config = PostgresConfig(database_url=database)
-    with PostgresBroker(config, resilience=QUICK, first_listen_test_s=0.0) as broker:
+    timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.005)
+    with PostgresBroker(config, resilience=QUICK, listener_timings=timings) as broker:
         async with ear_of(broker) as ear:
             with broker.listener().read_on_this_loop():
                 await lent(broker)
                 chattering = threading.Thread(target=chatter)
                 chattering.start()
                 for _ in range(100):
-                    broker.listener().subscribe(Channel.DONE, None, wake_callback)
+                    broker.listener().subscribe(Channel.DONE, None, wake)
                     await asyncio.sleep(0.005)
-                    broker.listener().unsubscribe(Channel.DONE, None, wake_callback)
+                    broker.listener().unsubscribe(Channel.DONE, None, wake)
                     await asyncio.sleep(0.005)
                 is_over.set()
                 await asyncio.to_thread(chattering.join)
@@ -279,6 +275,6 @@ def test_a_payload_that_is_no_text_is_read_all_the_same(server: DatabaseServer) 
         with psycopg.connect(server.url(name), autocommit=True) as connection:
             connection.execute("listen anything")
             connection.pgconn.exec_(b"select pg_notify('anything', 'x' || convert_from('\\xff'::bytea, 'SQL_ASCII'))")
-            assert eventually(lambda: notifications(connection)) == [("anything", "x\ufffd")]
+            assert eventually(lambda: read_notifications(connection)) == [("anything", "x\ufffd")]
     finally:
         server.admin.execute(f"drop database {name} with (force)".encode())

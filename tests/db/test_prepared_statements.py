@@ -29,7 +29,7 @@ def borrowed(pool: ConnectionPool) -> list[psycopg.Connection]:
 def test_producers_prepare_what_they_say_often(broker: PostgresBroker) -> None:
     for _ in range(4):
         send_new(broker)
-    with broker.pools.blocking().connection() as connection:
+    with broker.pools.blocking_pool().connection() as connection:
         assert row(connection, PREPARED) > (0,)
 
 
@@ -37,7 +37,7 @@ def test_producers_have_statements_planned_once_and_lists_for_their_values(broke
     for _ in range(3):
         send_new(broker)
         broker.run(partial(list_tasks, TaskFilter(), limit=1))
-    with broker.pools.blocking().connection() as connection:
+    with broker.pools.blocking_pool().connection() as connection:
         found = connection.execute(
             "select statement like '%node_tasks%', sum(custom_plans), sum(generic_plans) > 0 "
             "from pg_prepared_statements where statement ~ '(insert into|node_tasks)' group by 1 order by 1"
@@ -52,13 +52,13 @@ def test_a_producer_whose_sessions_were_all_cleaned_behind_it_goes_on(
         for _ in range(5):
             for done in [threads.submit(broker.run, lambda: one(SLOW())) for _ in range(10)]:
                 done.result()
-    connections = borrowed(broker.pools.blocking())
+    connections = borrowed(broker.pools.blocking_pool())
     assert len(connections) > 5
     for connection in connections:
         for _ in range(3):
             connection.execute(COUNT.for_schema("horsies"))
         connection.execute(FORGET.text.encode())
-        broker.pools.blocking().putconn(connection)
+        broker.pools.blocking_pool().putconn(connection)
     for _ in range(20):
         assert broker.run(lambda: one(COUNT())) == (0,)
     send_new(broker)
@@ -69,7 +69,7 @@ async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> 
     count = partial(async_broker.run_async, lambda: one(COUNT()))
     for _ in range(5):
         await asyncio.gather(*(count() for _ in range(10)))
-    pool = await async_broker.pools.awaiting()
+    pool = await async_broker.pools.async_pool()
     connections = [await pool.getconn() for _ in range(pool.get_stats()["pool_size"])]
     for connection in connections:
         for _ in range(3):
@@ -82,7 +82,7 @@ async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> 
 
 def test_a_statement_that_a_stranger_has_prepared_is_no_trouble(broker: PostgresBroker) -> None:
     """Two clients of a hidden pooler meet in one session, and both call their first statement the same."""
-    with broker.pools.blocking().connection() as connection:
+    with broker.pools.blocking_pool().connection() as connection:
         for number in range(3):
             connection.execute(f"do $$ begin execute 'prepare _pg3_{number} as select 1'; end $$".encode())
     for _ in range(10):

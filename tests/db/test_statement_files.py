@@ -30,7 +30,7 @@ def test_sql_that_belongs_to_no_name_is_refused(twin: Path) -> None:
         load_twin(twin)
 
 
-def test_a_name_that_stands_twice_is_refused(twin: Path) -> None:
+def test_a_name_that_is_used_twice_is_refused(twin: Path) -> None:
     twin.write_text("-- name: first\nselect 1;\n-- name: first\nselect 2;\n")
-    with pytest.raises(ValueError, match=r"verb.sql: a name stands twice"):
+    with pytest.raises(ValueError, match=r"verb.sql: a name is used twice"):
         load_twin(twin)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import horsies
-from horsies.db.pooler import CUSTOM_PLANS, set_locally
+from horsies.db.pooler import GENERIC_PLANS, set_locally
 from horsies.db.statement import Query, Statement, load
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
@@ -233,7 +233,7 @@ def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_plann
     name: str, filled: psycopg.Connection
 ) -> None:
     with filled.transaction():
-        filled.execute(set_locally(CUSTOM_PLANS).encode())
+        filled.execute(set_locally(GENERIC_PLANS).encode())
         found = planned(name, filled)
     assert not re.search(r"Seq Scan on (tasks|finished|nodes|workflows)", found), found
 

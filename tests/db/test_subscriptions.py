@@ -6,16 +6,16 @@ from horsies.db.channels import Channel, Subscriptions
 def test_a_bell_rings_for_its_key_among_others() -> None:
     subscriptions, heard = Subscriptions(), list[str | None]()
     subscriptions.add(Channel.DONE, "b", heard.append)
-    subscriptions.wake_subscribers(Channel.DONE, "a b c")
-    subscriptions.wake_subscribers(Channel.DONE, "a c")
-    subscriptions.wake_subscribers(Channel.NEW, "b")
+    subscriptions.notify(Channel.DONE, "a b c")
+    subscriptions.notify(Channel.DONE, "a c")
+    subscriptions.notify(Channel.NEW, "b")
     assert heard == ["a b c"]
 
 
 def test_a_bell_without_a_key_rings_for_every_payload() -> None:
     subscriptions, heard = Subscriptions(), list[str | None]()
     subscriptions.add(Channel.NEW, None, heard.append)
-    subscriptions.wake_subscribers(Channel.NEW, "100 1 default")
+    subscriptions.notify(Channel.NEW, "100 1 default")
     assert heard == ["100 1 default"]
 
 
@@ -24,7 +24,7 @@ def test_too_many_to_name_rings_everyone_of_the_channel() -> None:
     subscriptions.add(Channel.DONE, "a", heard.append)
     subscriptions.add(Channel.DONE, "b", heard.append)
     subscriptions.add(Channel.NEW, None, heard.append)
-    subscriptions.wake_subscribers(Channel.DONE, "*")
+    subscriptions.notify(Channel.DONE, "*")
     assert heard == ["*", "*"]
 
 
@@ -41,9 +41,9 @@ def test_two_waiters_for_one_key_leave_one_by_one() -> None:
     subscriptions.add(Channel.DONE, "a", first.append)
     subscriptions.add(Channel.DONE, "a", second.append)
     subscriptions.remove(Channel.DONE, "a", first.append)
-    subscriptions.wake_subscribers(Channel.DONE, "a")
+    subscriptions.notify(Channel.DONE, "a")
     subscriptions.remove(Channel.DONE, "a", second.append)
-    subscriptions.wake_subscribers(Channel.DONE, "a")
+    subscriptions.notify(Channel.DONE, "a")
     assert (first, second) == ([], ["a"])
 
 
@@ -56,7 +56,7 @@ def test_a_subscriber_that_fails_keeps_no_other_from_being_rung(caplog: pytest.L
 
     subscriptions.add(Channel.NEW, None, fail)
     subscriptions.add(Channel.NEW, None, heard.append)
-    subscriptions.wake_subscribers(Channel.NEW, "x")
+    subscriptions.notify(Channel.NEW, "x")
     subscriptions.wake_all()
     assert heard == ["x", None]
     assert caplog.messages == ["a subscriber failed on a notification"] * 2

@@ -7,17 +7,26 @@ from typing import Any, cast
 
 import pytest
 
-from horsies.db import waiter as waiting
 from horsies.db.channels import Channel, Subscriptions
-from horsies.db.waiter import ReadKeys, ReadResult, Sleep, Waiter, WaiterHub, WaitSource, do_nothing
+from horsies.db.waiter import (
+    BATCH,
+    ReadKeys,
+    ReadResult,
+    Sleep,
+    Waiter,
+    WaiterHub,
+    WaiterTimings,
+    WaitSource,
+    do_nothing,
+)
 from horsies.model.errors import BrokerError
 
 LIVE: ReadResult[str] = ReadResult("live")
 ENDED: ReadResult[str] = ReadResult("ended", is_final=True)
 
 
-class Tower:
-    """Bells without a connection: it is the test that rings them."""
+class FakeListener:
+    """Subscriptions without a connection: the test notifies them."""
 
     def __init__(self) -> None:
         self.subscriptions = Subscriptions()
@@ -25,17 +34,17 @@ class Tower:
         self.is_polling = False
         self.is_in_force = True
 
-    def subscribe(self, channel: Channel, key: str | None, wake_callback: Any) -> bool:
-        self.subscriptions.add(channel, key, wake_callback)
+    def subscribe(self, channel: Channel, key: str | None, wake: Any) -> bool:
+        self.subscriptions.add(channel, key, wake)
         self.subscribers += 1
         return self.is_in_force
 
-    def unsubscribe(self, channel: Channel, key: str | None, wake_callback: Any) -> None:
-        self.subscriptions.remove(channel, key, wake_callback)
+    def unsubscribe(self, channel: Channel, key: str | None, wake: Any) -> None:
+        self.subscriptions.remove(channel, key, wake)
         self.subscribers -= 1
 
     def announce(self, *keys: str) -> None:
-        self.subscriptions.wake_subscribers(Channel.DONE, " ".join(keys))
+        self.subscriptions.notify(Channel.DONE, " ".join(keys))
 
 
 class FakeWaiter:
@@ -46,14 +55,14 @@ class FakeWaiter:
         hub: WaiterHub[str],
         keys: Iterable[str],
         deadline: float | None = None,
-        is_enough: Callable[[Waiter[str]], bool] = Waiter[str].is_answered,
-        look_from: float = 0.0,
+        until: Callable[[Waiter[str]], bool] = Waiter[str].is_complete,
+        first_read_at: float = 0.0,
     ) -> None:
-        self.waiter = Waiter[str](keys, look_from=look_from)
-        self._entry = hub.registered(self.waiter)
+        self.waiter = Waiter[str](keys, first_read_at=first_read_at)
+        self._entry = hub.register(self.waiter)
         self._entry.__enter__()
         self.rings = 0
-        self._op = hub.wait_until(self.waiter, self._wake, deadline, is_enough)
+        self._op = hub.wait(self.waiter, self._wake, deadline, until)
         self.step: Sleep | ReadKeys[str] | None = None
         self._move(lambda: next(self._op))
 
@@ -96,28 +105,28 @@ class FakeWaiter:
 
 
 @pytest.fixture
-def tower() -> Tower:
-    return Tower()
+def listener() -> FakeListener:
+    return FakeListener()
 
 
 @pytest.fixture
-def hub(tower: Tower) -> Generator[WaiterHub[str]]:
-    yield desk_below(lambda: tower)
-    assert tower.subscribers == 0, "whoever has left hears nothing more"
+def hub(listener: FakeListener) -> Generator[WaiterHub[str]]:
+    yield make_hub(lambda: listener)
+    assert listener.subscribers == 0, "whoever has left hears nothing more"
 
 
-def desk_below(tower: Callable[[], Tower]) -> WaiterHub[str]:
+def make_hub(listener: Callable[[], FakeListener], timings: WaiterTimings | None = None) -> WaiterHub[str]:
     def read(keys: list[str]) -> Any:
         raise NotImplementedError("the test answers for the database")
 
-    return WaiterHub(WaitSource(Channel.DONE, read), cast("Any", tower))
+    return WaiterHub(WaitSource(Channel.DONE, read), cast("Any", listener), timings)
 
 
-def test_what_is_new_is_read_when_it_is_announced_and_not_before(hub: WaiterHub[str], tower: Tower) -> None:
-    waiter = FakeWaiter(hub, "a", look_from=time.monotonic() + 60)
+def test_what_is_new_is_read_when_it_is_announced_and_not_before(hub: WaiterHub[str], listener: FakeListener) -> None:
+    waiter = FakeWaiter(hub, "a", first_read_at=time.monotonic() + 60)
     assert isinstance(waiter.step, Sleep)
-    assert waiter.step.timeout_s <= waiting.POLL_S
-    tower.announce("a")
+    assert waiter.step.timeout_s <= WaiterTimings().poll_s
+    listener.announce("a")
     assert waiter.rings
     waiter.wake()
     assert waiter.reads == ["a"]
@@ -126,7 +135,7 @@ def test_what_is_new_is_read_when_it_is_announced_and_not_before(hub: WaiterHub[
 
 
 def test_what_is_new_is_read_in_time_without_an_announcement(hub: WaiterHub[str]) -> None:
-    waiter = FakeWaiter(hub, "a", look_from=time.monotonic() + 0.01)
+    waiter = FakeWaiter(hub, "a", first_read_at=time.monotonic() + 0.01)
     assert isinstance(waiter.step, Sleep)
     time.sleep(waiter.step.timeout_s)
     waiter.wake()
@@ -142,11 +151,13 @@ def test_a_lone_waiter_reads_and_goes(hub: WaiterHub[str]) -> None:
     assert one.waiter.answers == {"a": "ended"}
 
 
-def test_what_is_announced_after_the_first_read_leads_to_the_second(hub: WaiterHub[str], tower: Tower) -> None:
+def test_what_is_announced_after_the_first_read_leads_to_the_second(
+    hub: WaiterHub[str], listener: FakeListener
+) -> None:
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
     assert one.rests
-    tower.announce("x", "a")
+    listener.announce("x", "a")
     assert one.rings == 1
     one.wake()
     assert one.reads == ["a"]
@@ -155,47 +166,49 @@ def test_what_is_announced_after_the_first_read_leads_to_the_second(hub: WaiterH
 
 
 def test_an_announcement_between_entering_and_the_first_read_is_part_of_that_read(
-    hub: WaiterHub[str], tower: Tower
+    hub: WaiterHub[str], listener: FakeListener
 ) -> None:
-    tower.is_in_force = False
+    listener.is_in_force = False
     one = FakeWaiter(hub, ["a"])
     assert one.rests, "LISTEN is not in force yet, and a read now could be too early"
-    tower.announce("a")
-    tower.subscriptions.wake_all(Channel.DONE)  # now it is
+    listener.announce("a")
+    listener.subscriptions.wake_all(Channel.DONE)  # now it is
     assert one.rings
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
 
 
-def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(hub: WaiterHub[str], tower: Tower) -> None:
-    tower.is_in_force = False
+def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(
+    hub: WaiterHub[str], listener: FakeListener
+) -> None:
+    listener.is_in_force = False
     hurried = FakeWaiter(hub, ["a"], deadline=0.0)
     assert hurried.reads == ["a"], "its time is over, so it need not hear anything"
     hurried.find(LIVE)
-    tower.is_in_force = True
+    listener.is_in_force = True
     one = FakeWaiter(hub, ["a"])
     assert one.reads == ["a"]
     one.find(ENDED)
 
 
-def test_an_announcement_during_a_read_leads_to_another(hub: WaiterHub[str], tower: Tower) -> None:
+def test_an_announcement_during_a_read_leads_to_another(hub: WaiterHub[str], listener: FakeListener) -> None:
     one = FakeWaiter(hub, ["a"])
-    tower.announce("a")  # perhaps too late for the snapshot of that read
+    listener.announce("a")  # perhaps too late for the snapshot of that read
     one.find(LIVE)
     assert one.reads == ["a"]
     one.find(ENDED)
     assert one.is_gone
 
 
-def test_one_reads_for_all(hub: WaiterHub[str], tower: Tower) -> None:
+def test_one_reads_for_all(hub: WaiterHub[str], listener: FakeListener) -> None:
     one, two, three = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b", "c"]), FakeWaiter(hub, ["b"])
     assert two.rests
     assert three.rests
     one.find(LIVE)
     assert one.reads == ["b", "c"]
     one.find(LIVE)
-    tower.announce("a", "b", "c")
+    listener.announce("a", "b", "c")
     one.wake()
     assert one.reads == ["a", "b", "c"]
     one.find(ENDED, a=LIVE)
@@ -205,7 +218,7 @@ def test_one_reads_for_all(hub: WaiterHub[str], tower: Tower) -> None:
     assert two.is_gone
     assert three.is_gone
     assert one.rests
-    tower.announce("a")
+    listener.announce("a")
     one.wake()
     one.find(ENDED)
     assert one.is_gone
@@ -226,7 +239,7 @@ def test_who_comes_later_is_read_for_by_the_one_who_sleeps(hub: WaiterHub[str]) 
         one.fail(asyncio.CancelledError())
 
 
-def test_who_is_answered_hands_the_duty_on(hub: WaiterHub[str], tower: Tower) -> None:
+def test_who_is_answered_hands_the_duty_on(hub: WaiterHub[str], listener: FakeListener) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(ENDED)
     assert one.is_gone
@@ -238,12 +251,12 @@ def test_who_is_answered_hands_the_duty_on(hub: WaiterHub[str], tower: Tower) ->
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
 def test_who_is_cancelled_in_the_middle_of_a_read_leaves_its_batch_to_the_next(
-    hub: WaiterHub[str], tower: Tower, error: BaseException
+    hub: WaiterHub[str], listener: FakeListener, error: BaseException
 ) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(LIVE)
     one.find(LIVE)
-    tower.announce("a", "b")
+    listener.announce("a", "b")
     one.wake()
     assert one.reads == ["a", "b"]
     with pytest.raises(type(error)):
@@ -264,11 +277,11 @@ def test_who_is_cancelled_while_others_read_for_it_is_not_missed(hub: WaiterHub[
         one.fail(asyncio.CancelledError())
 
 
-def test_a_read_that_fails_fails_for_all_who_were_asked_for(hub: WaiterHub[str], tower: Tower) -> None:
+def test_a_read_that_fails_fails_for_all_who_were_asked_for(hub: WaiterHub[str], listener: FakeListener) -> None:
     one, two, three = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"]), FakeWaiter(hub, ["c"])
     one.find(LIVE)
     one.find(LIVE)
-    tower.announce("b", "c")
+    listener.announce("b", "c")
     one.wake()
     assert one.reads == ["b", "c"]
     away = BrokerError("away", retryable=True)
@@ -278,7 +291,7 @@ def test_a_read_that_fails_fails_for_all_who_were_asked_for(hub: WaiterHub[str],
         assert other.rings
         with pytest.raises(BrokerError, match="away"):
             other.wake()
-    tower.announce("a")
+    listener.announce("a")
     one.wake()
     one.find(ENDED)
 
@@ -305,7 +318,7 @@ def test_the_time_of_one_who_sleeps_may_end_first(hub: WaiterHub[str]) -> None:
 
 def test_what_expires_is_looked_at_in_time(hub: WaiterHub[str]) -> None:
     one = FakeWaiter(hub, ["a"])
-    one.find(ReadResult("live", look_again_s=0.5))
+    one.find(ReadResult("live", read_again_s=0.5))
     assert isinstance(one.step, Sleep)
     assert one.step.timeout_s <= 0.5
     one.wake()  # too early
@@ -315,14 +328,14 @@ def test_what_expires_is_looked_at_in_time(hub: WaiterHub[str]) -> None:
 
 
 @pytest.mark.parametrize("payload", [None, "*"])
-def test_a_doubt_is_a_look_at_everything(hub: WaiterHub[str], tower: Tower, payload: str | None) -> None:
+def test_a_doubt_is_a_look_at_everything(hub: WaiterHub[str], listener: FakeListener, payload: str | None) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(LIVE)
     one.find(LIVE)
     if payload is None:
-        tower.subscriptions.wake_all()
+        listener.subscriptions.wake_all()
     else:
-        tower.announce(payload)
+        listener.announce(payload)
     one.wake()
     assert one.reads == ["a", "b"]
     one.find(ENDED)
@@ -332,21 +345,21 @@ def test_a_doubt_is_a_look_at_everything(hub: WaiterHub[str], tower: Tower, payl
 
 @pytest.mark.promise("D6")
 def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
-    hub: WaiterHub[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
+    listener: FakeListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is announced by name is read at once all the same."""
-    monkeypatch.setattr(waiting, "ALL_EVERY_S", 3_600.0)
-    monkeypatch.setattr(hub, "_all_at", -3_600.0)
+    """A key that is notified by name is read at once all the same."""
+    hub = make_hub(lambda: listener, WaiterTimings(read_all_interval_s=3_600.0))
+    monkeypatch.setattr(hub, "_read_all_at", -3_600.0)  # the first read of everything was an hour ago
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
-    tower.announce("*")
+    listener.announce("*")
     one.wake()
     one.find(LIVE)
     for _ in range(100):
-        tower.announce("*")
+        listener.announce("*")
     one.wake()
     assert one.rests
-    tower.announce("a")
+    listener.announce("a")
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
@@ -354,53 +367,53 @@ def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
 
 
 def test_what_is_too_much_for_one_read_is_read_in_several(hub: WaiterHub[str]) -> None:
-    one = FakeWaiter(hub, [str(number) for number in range(2 * waiting.BATCH + 1)])
+    one = FakeWaiter(hub, [str(number) for number in range(2 * BATCH + 1)])
     sizes = list[int]()
     while not one.is_gone:
         sizes.append(len(one.reads))
         one.find(ENDED)
-    assert sizes == [waiting.BATCH, waiting.BATCH, 1]
+    assert sizes == [BATCH, BATCH, 1]
 
 
 def test_in_a_crowd_announcements_are_collected(
-    hub: WaiterHub[str], tower: Tower, monkeypatch: pytest.MonkeyPatch
+    listener: FakeListener,
 ) -> None:
-    monkeypatch.setattr(waiting, "SLACK", 1e9)  # for ever, so to say
-    keys = [str(number) for number in range(waiting.BATCH + 1)]
+    hub = make_hub(lambda: listener, WaiterTimings(slack=1e9))  # practically infinite
+    keys = [str(number) for number in range(BATCH + 1)]
     one = FakeWaiter(hub, keys)
     one.find(LIVE)
     one.find(LIVE)
     for key in keys[1:-1]:
-        tower.announce(key)
+        listener.announce(key)
         one.wake()
         assert one.rests
-    tower.announce(keys[0])
+    listener.announce(keys[0])
     one.wake()
     assert sorted(one.reads) == sorted(keys[:-1]), "a full batch gains nothing by waiting"
     one.find(ENDED)
-    tower.announce(keys[-1])
+    listener.announce(keys[-1])
     one.wake()
     assert one.reads == [keys[-1]], "alone again, it is not kept waiting"
     one.find(ENDED)
 
 
-def test_a_waiter_that_does_something_else_is_kept_informed(hub: WaiterHub[str], tower: Tower) -> None:
+def test_a_waiter_that_does_something_else_is_kept_informed(hub: WaiterHub[str], listener: FakeListener) -> None:
     waiter = Waiter[str](["a"])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         one = FakeWaiter(hub, ["b"])
         assert one.reads == ["a", "b"]
         one.find(ENDED, a=LIVE)
         assert one.is_gone
-        tower.announce("a")
+        listener.announce("a")
         two = FakeWaiter(hub, ["c"])
         assert two.reads == ["a", "c"]
         two.find(ENDED)
-        assert (waiter.answers, list(waiter.news)) == ({"a": "ended"}, ["a"])
+        assert (waiter.answers, list(waiter.ready)) == ({"a": "ended"}, ["a"])
 
 
 def test_an_error_is_not_kept_for_one_that_does_something_else(hub: WaiterHub[str]) -> None:
     waiter = Waiter[str](["a"])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         one = FakeWaiter(hub, ["b"])
         assert one.reads == ["a", "b"]
         with pytest.raises(BrokerError):
@@ -412,10 +425,10 @@ def test_an_error_is_not_kept_for_one_that_does_something_else(hub: WaiterHub[st
 
 def test_after_an_error_who_sits_down_again_reads_at_once(hub: WaiterHub[str]) -> None:
     waiter = Waiter[str](["a"])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         with pytest.raises(BrokerError):
             FakeWaiter(hub, ["b"]).fail(BrokerError("away", retryable=True))
-        sitting = hub.wait_until(waiter, do_nothing, None, Waiter[str].is_answered)
+        sitting = hub.wait(waiter, do_nothing, None, Waiter[str].is_complete)
         step = next(sitting)
         assert isinstance(step, ReadKeys)
         assert step.keys == ["a"]
@@ -423,14 +436,14 @@ def test_after_an_error_who_sits_down_again_reads_at_once(hub: WaiterHub[str]) -
 
 
 def test_after_the_broker_was_closed_its_next_listener_is_heard() -> None:
-    towers = [Tower()]
-    hub = desk_below(lambda: towers[-1])
+    listeners = [FakeListener()]
+    hub = make_hub(lambda: listeners[-1])
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
-    towers.append(Tower())
+    listeners.append(FakeListener())
     one.wake()  # by its poll, or any other ring
-    towers[-1].announce("a")
+    listeners[-1].announce("a")
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
-    assert [tower.subscribers for tower in towers] == [0, 0]
+    assert [listener.subscribers for listener in listeners] == [0, 0]

@@ -8,7 +8,6 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from horsies.db import pooler as pooling
 from horsies.db.broker import PostgresBroker
 from horsies.db.migrate import library_version
 from horsies.doctor.findings import CATALOGUE, FindingCode, Severity
@@ -344,12 +343,12 @@ def test_a_pooler_with_a_way_past_it_is_only_mentioned(
 
 
 def test_notifications_that_do_not_arrive_and_nothing_is_left_in_the_session(
-    attended: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+    attended: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor
 ) -> None:
-    monkeypatch.setattr(pooling, "POOLER_CHECKS", 0)  # no proof is found that the session is shared
     pooler = pgbouncer(default_pool_size=1)
     # The one session is lent to whoever comes: who has listened is told nothing.
-    found = doctor(PostgresConfig(database_url=pooler.url), check_timeout_s=0.3)
+    # Without checks there is no proof that the session is shared.
+    found = doctor(PostgresConfig(database_url=pooler.url), check_timeout_s=0.3, pooler_checks=0)
     assert found.codes == {FindingCode.LISTEN_SILENT}
     with psycopg.connect(pooler.url, autocommit=True) as through:
         assert column(through, "select pg_listening_channels()") == []

@@ -71,8 +71,8 @@ async def test_what_has_not_begun_can_be_recalled_from_a_crowd(tmp_path: Path) -
         dispatcher.is_paused = True
         member.recall(ANY)
         assert not member.is_open
-        await dispatcher.until(lambda: len(dispatcher.given_back) == 3)
-        assert set(dispatcher.given_back) == set(ids) - set(dispatcher.begun)
+        await dispatcher.until(lambda: len(dispatcher.returned) == 3)
+        assert set(dispatcher.returned) == set(ids) - set(dispatcher.begun)
         go.touch()
         await dispatcher.until(lambda: len(dispatcher.ended) == 2)
         assert member.is_open
@@ -92,7 +92,7 @@ async def test_all_that_ran_in_a_crowd_dies_with_it(tmp_path: Path) -> None:
             error = await dispatcher.crash(task_id)
             assert error.error_code == "WORKER_CRASHED"
             assert "SIGKILL" in error.message
-        assert dispatcher.given_back == unbegun
+        assert dispatcher.returned == unbegun
 
 
 async def test_an_abandoned_task_is_forgotten_and_its_child_replaced(tmp_path: Path) -> None:

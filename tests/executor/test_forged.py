@@ -18,7 +18,7 @@ from horsies.executor.protocol import (
     Returned,
     pack,
 )
-from tests.fixtures.pools import Pump, open_pool
+from tests.fixtures.pools import FakeDispatcher, open_pool
 from tests.worker.test_child_recall import send_together
 
 FORGING = "tests.apps.forging:app"
@@ -51,7 +51,7 @@ FORGED: dict[str, bytes] = {
 }
 
 
-async def forge(dispatcher: Pump, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
+async def forge(dispatcher: FakeDispatcher, frames: bytes, folder: Path) -> tuple[str, list[str], str]:
     """One child forges while it has two more before it, another one waits at a gate."""
     forger, *behind = send_together(
         dispatcher,
@@ -72,7 +72,7 @@ async def test_what_no_child_says_costs_it_its_life_and_nobody_else_anything(fra
         forger, behind, other = await forge(dispatcher, frames, tmp_path)
         error = await dispatcher.crash(forger)
         assert error.error_code == "WORKER_CRASHED"
-        assert "sent what no child sends" in error.message
+        assert "sent invalid data" in error.message
         (tmp_path / "go").touch()
         for task_id in (other, *behind):
             assert (await dispatcher.ending(task_id)).status == "COMPLETED"  # elsewhere, and once

@@ -9,12 +9,12 @@ import pytest
 from horsies.executor.protocol import ANY, Reason
 from horsies.model.task import Claim
 from horsies.worker.child import Child
-from tests.fixtures.pools import Pump, open_pool
+from tests.fixtures.pools import FakeDispatcher, open_pool
 
 WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
 
 
-async def interrupted(dispatcher: Pump, name: str, reason: Reason, **arguments: object) -> str:
+async def interrupted(dispatcher: FakeDispatcher, name: str, reason: Reason, **arguments: object) -> str:
     """Begun, then asked to stop."""
     task_id = dispatcher.send(name, timeout_ms=600_000, **arguments)
     await dispatcher.until(lambda: dispatcher.progress.get(task_id), f"{task_id} is inside its own code")
@@ -125,7 +125,7 @@ async def test_a_task_that_is_cancelled_before_it_began_never_begins(tmp_path: P
         dispatcher.is_paused = True
         first, second = dispatcher.send("gate", until=str(go)), dispatcher.send("quick")
         dispatcher.is_paused = False
-        dispatcher.hand_out()
+        dispatcher.assign_waiting()
         member, assignment_no = await dispatcher.beginning(first)
         member.interrupt(assignment_no + 1, "cancel")
         assert (await dispatcher.ending(second)).status == "CANCELLED"
@@ -145,7 +145,7 @@ async def test_a_soft_stop_that_comes_late_never_strikes_another_task(concurrenc
 
     async with open_pool(concurrency=concurrency, frame=8) as dispatcher:
         child = await dispatcher.value("whoami")
-        dispatcher.on_began = ask_every_other
+        dispatcher.on_task_began = ask_every_other
         ids = [dispatcher.send(name) for _ in range(600)]
         await dispatcher.until(lambda: len(dispatcher.ended) == 601)
         usual = "FAILED" if name == "quick_raise" else "COMPLETED"

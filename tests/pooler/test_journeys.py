@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.db import waiter
+from horsies.db.waiter import WaiterTimings
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.pgbouncer import PgBouncer, StartPgBouncer
@@ -25,13 +25,8 @@ from tests.worker.steps import PATIENCE_MS, begun, insert_lines, numbers, status
 
 ONLY_NOTIFICATIONS = {"notify_poll_interval_ms": 300_000}
 POLLING = {"notify_poll_interval_ms": 1_000}
-DEAF = "LISTEN does not work through a transaction pooler"
-
-
-@pytest.fixture
-def never_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waiter of this process that is not woken sleeps for ever."""
-    monkeypatch.setattr(waiter, "POLL_S", 600.0)
+NOT_LISTENING = "LISTEN does not work through a transaction pooler"
+NEVER_POLLS = WaiterTimings(poll_s=600.0)  # within the time of a test; still polls if LISTEN does not work
 
 
 def every_ending(pooled: Pooled) -> None:
@@ -42,30 +37,33 @@ def every_ending(pooled: Pooled) -> None:
 
 
 def test_with_a_listen_url_workers_and_waiters_are_woken_by_notification(
-    pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, never_polls: None
+    pgbouncer: StartPgBouncer, pooled: MakePooled, database: str
 ) -> None:
     pooler = pgbouncer(server_round_robin=1, server_reset_query_always=1)  # whatever it does between two transactions
     app = pooled(pooler.url, database, resilience=ONLY_NOTIFICATIONS)
+    app.app.broker.waiter_timings = NEVER_POLLS
     worker = app.worker(processes=2)
     every_ending(app)
     assert not any("WARNING" in line and "LISTEN" in line for line in worker.logs)
 
 
 def test_without_one_they_poll_and_each_process_says_so_once(
-    pgbouncer: StartPgBouncer, pooled: MakePooled, never_polls: None, caplog: pytest.LogCaptureFixture
+    pgbouncer: StartPgBouncer, pooled: MakePooled, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = pooled(pgbouncer().url, resilience=POLLING)
+    app.app.broker.waiter_timings = NEVER_POLLS
     worker = app.worker(processes=2)
-    worker.wait_for_log(f"{DEAF}; polling instead. Set listen_url to a direct connection")
+    worker.wait_for_log(f"{NOT_LISTENING}; polling instead. Set listen_url to a direct connection")
     every_ending(app)
     assert worker.terminate() == 0
-    assert len([line for line in worker.logs if DEAF in line]) == 1
-    assert len([record for record in caplog.records if DEAF in record.getMessage()]) == 1
+    assert len([line for line in worker.logs if NOT_LISTENING in line]) == 1
+    assert len([record for record in caplog.records if NOT_LISTENING in record.getMessage()]) == 1
     assert not any("ERROR" in line for line in worker.logs)
 
 
-async def test_asyncio_callers_poll_as_well(pgbouncer: StartPgBouncer, pooled: MakePooled, never_polls: None) -> None:
+async def test_asyncio_callers_poll_as_well(pgbouncer: StartPgBouncer, pooled: MakePooled) -> None:
     app = pooled(pgbouncer().url, resilience=POLLING)
+    app.app.broker.waiter_timings = NEVER_POLLS
     app.worker()
     handle = await app.app.tasks["add"].send_async(2, 3)
     assert (await handle.get_async(PATIENCE_MS)).unwrap() == 5
@@ -73,9 +71,10 @@ async def test_asyncio_callers_poll_as_well(pgbouncer: StartPgBouncer, pooled: M
 
 
 def test_a_direct_worker_serves_producers_behind_the_pooler(
-    pgbouncer: StartPgBouncer, pooled: MakePooled, worker: StartWorker, never_polls: None
+    pgbouncer: StartPgBouncer, pooled: MakePooled, worker: StartWorker
 ) -> None:
     app = pooled(pgbouncer(default_pool_size=1).url)
+    app.app.broker.waiter_timings = NEVER_POLLS
     worker(CLUSTER, env=settings(resilience=ONLY_NOTIFICATIONS))
     assert app.result("add", 1, 2).unwrap() == 3
 

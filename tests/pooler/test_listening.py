@@ -3,14 +3,14 @@
 import logging
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 
 import psycopg
 import pytest
 
-from horsies.db import listener
-from horsies.db import pooler as pooling
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
+from horsies.db.listener import ListenerTimings
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
@@ -19,11 +19,12 @@ from tests.fixtures.pgbouncer import PgBouncer, StartPgBouncer
 LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
 )
+WITHOUT_PROOF = ListenerTimings(pooler_checks=0)  # no proof is found that the session is shared
 
 
 class Ear:
-    def __init__(self, config: PostgresConfig) -> None:
-        self.broker = PostgresBroker(config)
+    def __init__(self, config: PostgresConfig, timings: ListenerTimings | None = None) -> None:
+        self.broker = PostgresBroker(config, listener_timings=timings)
         self._received: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.broker.listener().subscribe(Channel.NEW, None, self._received.put)
 
@@ -88,13 +89,9 @@ def test_sessions_that_change_show_it_too(pgbouncer: StartPgBouncer, said: Said,
     assert len(said()) == 1
 
 
-def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
-    pgbouncer: StartPgBouncer, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pooling, "POOLER_CHECKS", 0)  # no proof is found that the session is shared
-    monkeypatch.setattr(listener, "ANSWER_S", 0.5)
+def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(pgbouncer: StartPgBouncer, said: Said) -> None:
     pooler = pgbouncer(default_pool_size=1)
-    ear = Ear(PostgresConfig(database_url=pooler.url))
+    ear = Ear(PostgresConfig(database_url=pooler.url), replace(WITHOUT_PROOF, test_timeout_s=0.5))
     with ear.broker:
         eventually(lambda: left_behind(pooler) == [Channel.TEST.name_in("horsies")])
         eventually(said)
@@ -104,11 +101,10 @@ def test_what_a_failed_self_test_left_in_a_shared_session_is_taken_back(
 
 
 def test_closed_in_the_middle_of_its_self_test_it_leaves_nothing_behind(
-    pgbouncer: StartPgBouncer, monkeypatch: pytest.MonkeyPatch
+    pgbouncer: StartPgBouncer,
 ) -> None:
-    monkeypatch.setattr(pooling, "POOLER_CHECKS", 0)
     pooler = pgbouncer(default_pool_size=1)
-    ear = Ear(PostgresConfig(database_url=pooler.url))
+    ear = Ear(PostgresConfig(database_url=pooler.url), WITHOUT_PROOF)
     eventually(lambda: left_behind(pooler))
     ear.broker.close()
     assert left_behind(pooler) == []
@@ -151,12 +147,11 @@ def test_a_listen_url_that_leads_to_the_pooler_as_well_is_told_so(pgbouncer: Sta
 
 
 def test_a_pooler_that_is_gone_for_a_while_is_asked_again(
-    pgbouncer: StartPgBouncer, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, said: Said
+    pgbouncer: StartPgBouncer, sql: psycopg.Connection, said: Said
 ) -> None:
-    """A pooler that was made a session pooler meanwhile carries notifications after all."""
-    monkeypatch.setattr(listener, "RECONNECT_POLL_S", 0.05)
+    """A pooler that was changed to a session pooler delivers notifications after all."""
     pooler = pgbouncer()
-    ear = Ear(PostgresConfig(database_url=pooler.url))
+    ear = Ear(PostgresConfig(database_url=pooler.url), ListenerTimings(pooler_retry_s=0.05))
     with ear.broker:
         eventually(said)
         pooler.stop()

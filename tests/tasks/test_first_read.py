@@ -7,10 +7,10 @@ import psycopg
 import pytest
 
 from horsies import TaskResult
-from horsies.db import waiter
 from horsies.db.broker import PostgresBroker
 from horsies.tasks import handle as handle_module
 from horsies.tasks.finish import finish_tasks, notify_done
+from tests.fixtures.brokers import without_polling
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, completed, do, row
 
@@ -20,9 +20,7 @@ LISTENING = (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
+pytestmark = without_polling
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from horsies import (
     TaskResult,
     WaitTimeoutError,
 )
-from horsies.db import waiter
 from horsies.db.channels import Channel
 from horsies.tasks.import_guard import suppress_sends
+from tests.fixtures.brokers import without_polling
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 
@@ -148,8 +148,8 @@ async def test_blocking_forms_are_refused_in_an_event_loop(basic: Any) -> None:
 # -- as completed
 
 
-def test_handles_come_as_their_tasks_end(basic: Any, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
+@without_polling
+def test_handles_come_as_their_tasks_end(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 4)
     end(sql, [handles[3].task_id])
     seen = list[Any]()
@@ -161,8 +161,8 @@ def test_handles_come_as_their_tasks_end(basic: Any, sql: psycopg.Connection, mo
     assert codes(seen) == [3, 2, 1, 0]
 
 
-async def test_the_same_in_an_event_loop(basic: Any, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
+@without_polling
+async def test_the_same_in_an_event_loop(basic: Any, sql: psycopg.Connection) -> None:
     handles = [await basic.add.send_async(number, 0) for number in range(3)]
     end(sql, [handles[0].task_id])
     seen = list[Any]()
@@ -234,10 +234,10 @@ async def by_as_completed(app: Horsies, handles: list[TaskHandle[int]]) -> list[
 
 
 @pytest.mark.parametrize("how", [by_gather, by_get, by_as_completed])
+@without_polling
 async def test_thousands_are_waited_for_with_one_listen_connection_and_few_reads(
-    basic: Any, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, how: Any
+    basic: Any, sql: psycopg.Connection, how: Any
 ) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
     ids = insert(sql, MANY)
     before = transactions(sql)
     waiting = asyncio.ensure_future(how(basic.app, [basic.app.handle(task_id, basic.add) for task_id in ids]))

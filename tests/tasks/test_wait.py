@@ -7,15 +7,16 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import psycopg
 import pytest
 
-from horsies.db import listener, waiter
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel, waiters_lock
+from horsies.db.listener import ListenerTimings
 from horsies.db.statement import Op
-from horsies.db.waiter import ReadResult, Waiter, WaitSource
+from horsies.db.waiter import ReadResult, Waiter, WaiterTimings, WaitSource
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
 from horsies.model.status import TaskStatus
@@ -23,6 +24,7 @@ from horsies.model.task import Ended, NewTask
 from horsies.tasks.finish import finish_tasks, notify_done
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.wait import NotEnded, WaitAnswer, get_results
+from tests.fixtures.brokers import WITHOUT_POLLING, without_polling
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import (
     ME,
@@ -49,12 +51,6 @@ READS = (
 LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
 )
-
-
-@pytest.fixture
-def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a notification can wake who waits."""
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
 
 
 @pytest.fixture
@@ -103,12 +99,12 @@ def test_a_result_that_is_there_already_is_read_at_once(broker: PostgresBroker) 
 
 
 @pytest.mark.promise("A4")
+@without_polling
 def test_a_waiter_is_woken_by_the_notification(
     broker: PostgresBroker,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    no_polling: None,
 ) -> None:
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
@@ -116,8 +112,9 @@ def test_a_waiter_is_woken_by_the_notification(
     assert waiting.result(10.0) == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
 
 
+@without_polling
 async def test_a_waiting_coroutine_is_woken_by_the_notification(
-    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     (sent,) = send_new(other)
     waiting = asyncio.ensure_future(wait_for_async(async_broker, sent.id))
@@ -128,8 +125,9 @@ async def test_a_waiting_coroutine_is_woken_by_the_notification(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
+@without_polling
 def test_an_ending_around_the_first_look_is_not_missed(
-    broker: PostgresBroker, other: PostgresBroker, no_polling: None, moment: str
+    broker: PostgresBroker, other: PostgresBroker, moment: str
 ) -> None:
     """Just before it, the look must see it; just after it, somebody must be known to wait."""
     (sent,) = send_new(other)
@@ -147,10 +145,10 @@ def test_an_ending_around_the_first_look_is_not_missed(
 
     waiting = Waiter[WaitAnswer]([sent.id])
     waiter = broker.hub(WaitSource(Channel.DONE, read))
-    with waiter.registered(waiting):
+    with waiter.register(waiting):
         broker.wait(waiter, waiting, time.monotonic() + 10.0)
     assert waiting.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
-    assert not waiting.is_over, "it was told, and did not find it at the end of its time"
+    assert not waiting.timed_out, "it was told, and did not find it at the end of its time"
 
 
 def test_endings_are_announced_only_while_somebody_waits(
@@ -201,14 +199,13 @@ def test_whoever_cannot_have_the_lock_of_those_who_wait_polls_until_it_can(
 
 
 @pytest.mark.promise("A4")
+@pytest.mark.parametrize("waiter_timings", [WaiterTimings(poll_s=0.3)], ids=["polls_often"])
 def test_a_lost_notification_costs_one_poll(
     broker: PostgresBroker,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 0.3)
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
     run_all(other)  # and nobody is told
@@ -266,8 +263,9 @@ def test_an_id_that_was_not_made_by_us_is_found_too(
 # -- many
 
 
+@without_polling
 def test_200_waiting_threads_use_one_listen_connection(
-    broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
+    broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     sent = send_new(other, 200)
     outcomes: list[Ended | NotEnded] = []
@@ -289,12 +287,12 @@ def test_200_waiting_threads_use_one_listen_connection(
     assert len(column(sql, LISTENERS)) == 1
 
 
+@without_polling
 def test_everyone_looks_when_too_many_have_ended_to_name_them(
     broker: PostgresBroker,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    no_polling: None,
 ) -> None:
     first, *_ = send_new(other, 201)
     waiting = begin_to_wait(threads, broker, first, sql)
@@ -302,8 +300,9 @@ def test_everyone_looks_when_too_many_have_ended_to_name_them(
     assert isinstance(waiting.result(10.0), Ended)
 
 
+@without_polling
 async def test_threads_and_coroutines_wait_for_the_same_task(
-    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     (sent,) = send_new(other)
     waiting = [
@@ -316,8 +315,9 @@ async def test_threads_and_coroutines_wait_for_the_same_task(
         assert [type(found) for found in await asyncio.gather(*waiting)] == [Ended] * 6
 
 
+@without_polling
 async def test_when_the_one_who_reads_is_cancelled_another_takes_over(
-    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection, no_polling: None
+    async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     first, second = send_new(other, 2)
     reading = asyncio.ensure_future(wait_for_async(async_broker, first.id))
@@ -331,13 +331,13 @@ async def test_when_the_one_who_reads_is_cancelled_another_takes_over(
         assert isinstance(await waiting, Ended)
 
 
+@without_polling
 def test_a_task_whose_transaction_commits_later_is_waited_for(
     database: str,
     broker: PostgresBroker,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    no_polling: None,
 ) -> None:
     task = new_task()
     with psycopg.connect(database) as transaction:
@@ -358,13 +358,14 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
-    monkeypatch.setattr(listener, "ANSWER_S", 0.2)
     # NOTIFY does not cross databases, so this listener hears nothing, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
-    with caplog.at_level(logging.WARNING), PostgresBroker(config, first_listen_test_s=0.0) as broker:
+    timings = ListenerTimings(first_test_s=0.0, test_timeout_s=0.2)
+    with (
+        caplog.at_level(logging.WARNING),
+        PostgresBroker(config, listener_timings=timings, waiter_timings=WITHOUT_POLLING) as broker,
+    ):
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
         eventually(lambda: broker.listener().is_polling)
@@ -380,10 +381,9 @@ def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    no_polling: None,
 ) -> None:
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
-    with PostgresBroker(config, resilience=QUICK) as broker:
+    with PostgresBroker(config, resilience=QUICK, waiter_timings=WITHOUT_POLLING) as broker:
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
         proxy.cut()
@@ -397,13 +397,10 @@ def test_a_listen_connection_that_is_killed_costs_nobody_an_answer(
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
     sql: psycopg.Connection,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiter, "POLL_S", 60.0)
-    monkeypatch.setattr(
-        waiter, "POLL_WITHOUT_LISTEN_S", 60.0
-    )  # only a look at everything after the reconnect can find it
-    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
+    # Only the read of everything after the reconnect can find the ending.
+    timings = replace(WITHOUT_POLLING, poll_without_listen_s=60.0)
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, waiter_timings=timings) as broker:
         (sent,) = send_new(other)
         waiting = begin_to_wait(threads, broker, sent, sql)
         (killed,) = column(sql, LISTENERS)

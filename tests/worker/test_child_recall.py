@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from horsies.executor.protocol import ANY
-from tests.fixtures.pools import Pump, open_pool
+from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
-def send_together(dispatcher: Pump, *tasks: tuple[str, dict[str, Any]]) -> list[str]:
+def send_together(dispatcher: FakeDispatcher, *tasks: tuple[str, dict[str, Any]]) -> list[str]:
     """In one message."""
     dispatcher.is_paused = True
     ids = [dispatcher.send(name, **arguments) for name, arguments in tasks]
     dispatcher.is_paused = False
-    dispatcher.hand_out()
+    dispatcher.assign_waiting()
     return ids
 
 
@@ -21,14 +21,14 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
     async with open_pool(frame=3) as dispatcher:
         slow, *behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         child, assignment_no = await dispatcher.beginning(slow)
-        assert child.assigned.has_unbegun
+        assert child.assignments.has_waiting
         assert child.stuck_behind(child.began_at + 1, slow_after_s=0.5, slow_together_s=9) == assignment_no
         dispatcher.is_paused = True
         child.recall(assignment_no)
         assert child.stuck_behind(child.began_at + 1, slow_after_s=0.5, slow_together_s=9) is None, (
             "it was asked already"
         )
-        await dispatcher.until(lambda: dispatcher.given_back == behind)
+        await dispatcher.until(lambda: dispatcher.returned == behind)
         assert (child.load, child.is_open) == (1, False)
         go.touch()
         await dispatcher.ending(slow)
@@ -66,7 +66,7 @@ async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -
         slow = dispatcher.send("gate", until=str(go))
         child, _ticket = await dispatcher.beginning(slow)
         child.began_at -= 1
-        assert (child.recalled, child.load, child.is_open) == (False, 1, False)
+        assert (child.is_recalled, child.load, child.is_open) == (False, 1, False)
         go.touch()
         await dispatcher.ending(slow)
         assert child.is_open
@@ -80,7 +80,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
         assert child.budget_left == 7
         dispatcher.is_paused = True
         child.recall(ANY)
-        await dispatcher.until(lambda: len(dispatcher.given_back) == 2)
+        await dispatcher.until(lambda: len(dispatcher.returned) == 2)
         assert child.budget_left == 9
         go.touch()
         await dispatcher.ending(slow)

@@ -15,10 +15,9 @@ from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
 from horsies.worker.batch import Batch
-from horsies.worker.capacity import ClaimLimits
+from horsies.worker.capacity import GATHER_FRAMED_S, ClaimLimits, PrefetchPolicy
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.pending import PendingWork
-from horsies.worker.prefetch import GATHER_FRAMED_S, PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
 from horsies.worker.watermarks import Watermarks
 from tests.fixtures.eventually import eventually, wait_until_blocked
@@ -65,7 +64,7 @@ async def open_pump(
         prefetch or PrefetchPolicy(8, processes=1),
         Watermarks(["default"]),
         Quarantine(WorkerResilienceConfig()),
-        known=KnownTasks({"add": 1}),
+        known_tasks=KnownTasks({"add": 1}),
     )
     async with asyncio.TaskGroup() as group:
         dispatcher = Dispatcher(
@@ -76,7 +75,7 @@ async def open_pump(
             grace_ms=1_000,
             batches=1,
             coalesce=1,
-            in_doubt=lambda: None,
+            request_heartbeat=lambda: None,
         )
         async with dispatcher:
             hub = Desk(dispatcher, pending)
@@ -98,9 +97,9 @@ def insert(sql: psycopg.Connection, *, priority: int = 100, enqueued_at: str = L
 async def test_news_of_a_queue_that_others_serve_costs_no_turn(database: str, sql: psycopg.Connection) -> None:
     async with open_pump(database) as hub:
         task_id, news = insert(sql)
-        hub.dispatcher.heard(f"{news}-of-others")
+        hub.dispatcher.on_notification(f"{news}-of-others")
         assert hub.pending.in_flight == []
-        hub.dispatcher.heard(news)
+        hub.dispatcher.on_notification(news)
         assert len(hub.pending.in_flight) == 1
         await hub.quiet()
         assert hub.claimed == {task_id}
@@ -113,10 +112,10 @@ async def test_what_is_heard_after_a_turn_was_made_and_before_it_leaves_is_asked
     async with open_pump(database) as hub:
         first, first_news = insert(sql, priority=100)
         other, other_news = insert(sql, priority=200)
-        hub.dispatcher.heard(first_news)
+        hub.dispatcher.on_notification(first_news)
         (batch,) = hub.pending.in_flight
         assert [lane.priority for lane in batch.lanes] == [100]
-        hub.dispatcher.heard(other_news)  # nothing of the turn has run yet: the loop was not given a moment
+        hub.dispatcher.on_notification(other_news)  # nothing of the turn has run yet: the loop was not given a moment
         await hub.quiet()
         assert hub.claimed == {first, other}
 
@@ -128,9 +127,9 @@ async def test_a_mark_that_is_lowered_after_a_turn_was_made_and_before_it_leaves
     async with open_pump(database) as hub:
         late, late_news = insert(sql, enqueued_at=LATE)
         early, early_news = insert(sql, enqueued_at=EARLY)
-        hub.dispatcher.heard(late_news)
+        hub.dispatcher.on_notification(late_news)
         assert len(hub.pending.in_flight) == 1
-        hub.dispatcher.heard(early_news)
+        hub.dispatcher.on_notification(early_news)
         await hub.quiet()
         assert hub.claimed == {late, early}
 
@@ -142,16 +141,16 @@ async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is
     async with open_pump(database) as hub:
         early, _ = insert(sql, enqueued_at=EARLY)
         late, late_news = insert(sql, enqueued_at=LATE)
-        hub.dispatcher.heard(late_news)
+        hub.dispatcher.on_notification(late_news)
         await hub.quiet()
         assert hub.claimed == {late}  # there is a mark now, and the other row is behind it
         with psycopg.connect(database) as holder:
             holder.execute("select from horsies.tasks where status = 'PENDING' for update")
             _, before = row(sql, IDLE)
-            hub.dispatcher.heard(None)
+            hub.dispatcher.on_notification(None)
             await asyncio.sleep(0)  # the turn departs; its answer is not read before the loop is given a moment again
             eventually(lambda: (now := row(sql, IDLE))[0] and now[1] > before)
-        hub.dispatcher.heard(None)
+        hub.dispatcher.on_notification(None)
         await hub.quiet()
         assert hub.claimed == {late, early}
 
@@ -173,7 +172,7 @@ async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, mon
         under_way = Batch(ME, hub.pending.database, NO_CAPS, [ended])
         hub.pending.in_flight.append(under_way)
         hub.pending.endings.append(ended)
-        hub.pending.more = True
+        hub.pending.may_have_tasks = True
         looks.clear()
         hub.dispatcher.release([])  # look
         await asyncio.sleep(10 * GATHER_FRAMED_S)
@@ -196,7 +195,7 @@ async def test_a_connection_that_has_served_and_is_lost_is_replaced_without_a_pa
             task_id, news = insert(sql)
             with sql.transaction():
                 sql.execute("lock table horsies.tasks in exclusive mode")
-                hub.dispatcher.heard(news)
+                hub.dispatcher.on_notification(news)
                 (pid,) = await asyncio.to_thread(lambda: [wait_until_blocked(sql)])
                 sql.execute("select pg_terminate_backend(%s)", [pid])
             await _until(lambda task_id=task_id: task_id in hub.claimed)
@@ -209,10 +208,10 @@ async def test_a_pause_ends_when_the_database_is_reached_by_somebody_else(
     async with open_pump(proxy.url, resilience=PATIENT) as hub:
         task_id, news = insert(sql)
         proxy.cut()
-        hub.dispatcher.heard(news)
+        hub.dispatcher.on_notification(news)
         await _until(lambda: "the database does not serve" in caplog.text)
         proxy.heal()
-        hub.dispatcher.reached()
+        hub.dispatcher.on_database_reached()
         await _until(lambda: task_id in hub.claimed)
 
 
@@ -223,11 +222,11 @@ async def test_a_database_that_answers_others_only_is_not_asked_without_a_pause(
     async with open_pump(proxy.url, resilience=PATIENT) as hub:
         _, news = insert(sql)
         proxy.cut()
-        hub.dispatcher.heard(news)
+        hub.dispatcher.on_notification(news)
         for attempt in range(1, 4):
             await _until(lambda attempt=attempt: caplog.text.count("the database does not serve") == attempt)
             for _ in range(1_000):
-                hub.dispatcher.reached()
+                hub.dispatcher.on_database_reached()
             assert caplog.text.count("the database does not serve") == attempt
 
 
@@ -247,8 +246,8 @@ async def test_a_pump_that_stumbles_over_an_answer_brings_its_worker_down(
 
     async def hear_of_work() -> None:
         async with open_pump(database) as hub:
-            monkeypatch.setattr(PendingWork, "settle", stumble)
-            hub.dispatcher.heard(insert(sql)[1])
+            monkeypatch.setattr(PendingWork, "apply", stumble)
+            hub.dispatcher.on_notification(insert(sql)[1])
             await asyncio.sleep(PATIENCE_S)
 
     with pytest.raises(ExceptionGroup) as raised:

@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 from horsies.model.config import RecoveryConfig
 from horsies.worker.supervisor import (
     BUSY_SHARE,
-    REGULAR,
+    REGULAR_INTERVALS,
     Liveness,
     LivenessPolicy,
     ProcessActivity,
     Silence,
     ThreadTimes,
-    activity_of,
-    threads_of,
-    watched_children,
+    compare_threads,
+    observe_silence,
+    read_threads,
     why_kill,
 )
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
-from tests.fixtures.pools import PATIENCE_S, Pump, open_pool
+from tests.fixtures.pools import PATIENCE_S, FakeDispatcher, open_pool
 from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import CLUSTER, insert_rows, settings
 from tests.worker.steps import PATIENCE_MS, begun
@@ -49,38 +49,38 @@ def silence_after(
 ) -> Silence:
     """Of a child that was looked at after these gaps."""
     now, silence = 1_000.0, None
-    for gap, doing in looks:
+    for gap, activity in looks:
         now += gap
-        silence = watched_children(silence, now, doing, policy, is_stuck=is_stuck)
+        silence = observe_silence(silence, now, activity, policy, is_stuck=is_stuck)
     assert silence is not None
     return silence
 
 
-gaps = st.floats(0.1, AUTO.interval_s * REGULAR)
+gaps = st.floats(0.1, AUTO.interval_s * REGULAR_INTERVALS)
 looks = st.lists(st.tuples(gaps, st.sampled_from(ProcessActivity)), min_size=1, max_size=60)
 
 
 @given(looks)
 def test_one_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
-    silence = silence_after([*seen, (1.0, ProcessActivity.WORKS)], AUTO)
+    silence = silence_after([*seen, (1.0, ProcessActivity.WORKING)], AUTO)
     assert why_kill(silence, AUTO) is None
     for _ in range(19):
-        silence = watched_children(silence, silence.seen_at + 3.0, ProcessActivity.IDLE, AUTO)
+        silence = observe_silence(silence, silence.seen_at + 3.0, ProcessActivity.IDLE, AUTO)
         assert why_kill(silence, AUTO) is None
 
 
 @given(looks, st.integers(1, 1_000), st.sampled_from(ProcessActivity))
 def test_a_gap_in_the_own_view_starts_the_watch_anew(
-    seen: list[tuple[float, ProcessActivity]], gap: int, doing: ProcessActivity
+    seen: list[tuple[float, ProcessActivity]], gap: int, activity: ProcessActivity
 ) -> None:
     """The machine was paused: how long it was says nothing of the child."""
     for policy in (AUTO, AUTO._replace(frozen_after=9.5)):
-        silence = silence_after([*seen, (REGULAR * policy.interval_s + gap, doing)], policy, is_stuck=True)
+        silence = silence_after([*seen, (REGULAR_INTERVALS * policy.interval_s + gap, activity)], policy, is_stuck=True)
         assert why_kill(silence, policy) is None
-        assert why_kill(watched_children(silence, silence.seen_at + 9.0, doing, policy), policy) is None
+        assert why_kill(observe_silence(silence, silence.seen_at + 9.0, activity, policy), policy) is None
 
 
-@given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR), min_size=25, max_size=40))
+@given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=25, max_size=40))
 def test_one_that_does_nothing_for_a_minute_is_killed(
     seen: list[tuple[float, ProcessActivity]], later: list[float]
 ) -> None:
@@ -88,7 +88,7 @@ def test_one_that_does_nothing_for_a_minute_is_killed(
     assert why_kill(silence, AUTO) == "its process did nothing at all"
 
 
-@given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR), min_size=6, max_size=40))
+@given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=6, max_size=40))
 def test_one_that_is_stopped_for_long_is_killed_soon(
     seen: list[tuple[float, ProcessActivity]], later: list[float]
 ) -> None:
@@ -111,7 +111,7 @@ def test_switched_off_nobody_is_killed(seen: list[tuple[float, ProcessActivity]]
 
 
 def test_one_that_sent_half_a_message_is_killed_however_it_is_set() -> None:
-    silence = silence_after([(3.0, ProcessActivity.WORKS)] * 6, OFF, is_stuck=True)
+    silence = silence_after([(3.0, ProcessActivity.WORKING)] * 6, OFF, is_stuck=True)
     assert why_kill(silence, OFF) == "it sent a part of a message and not the rest"
 
 
@@ -124,10 +124,10 @@ threads = st.dictionaries(
 def test_idle_is_a_process_in_which_no_thread_works(
     before: dict[int, ThreadTimes], now: dict[int, ThreadTimes], elapsed_s: float
 ) -> None:
-    doing = activity_of(before, now, elapsed_s)
-    if doing is ProcessActivity.STOPPED:
+    activity = compare_threads(before, now, elapsed_s)
+    if activity is ProcessActivity.STOPPED:
         assert {thread.state for thread in now.values()} == {"T"}
-    if doing is ProcessActivity.IDLE:
+    if activity is ProcessActivity.IDLE:
         assert before.keys() == now.keys() != set()
         for number, thread in now.items():
             assert thread.state not in "Dt"
@@ -137,11 +137,11 @@ def test_idle_is_a_process_in_which_no_thread_works(
 
 def test_what_cannot_be_seen_counts_as_working() -> None:
     asleep = {1: ThreadTimes("S", 1.0)}
-    assert activity_of(asleep, None, 3.0) is ProcessActivity.WORKS
-    assert activity_of(None, asleep, 3.0) is ProcessActivity.WORKS
-    assert activity_of(asleep, {}, 3.0) is ProcessActivity.WORKS
-    assert activity_of(asleep, asleep, 3.0) is ProcessActivity.IDLE
-    assert threads_of(2**22 + 1) is None  # there is no such process
+    assert compare_threads(asleep, None, 3.0) is ProcessActivity.WORKING
+    assert compare_threads(None, asleep, 3.0) is ProcessActivity.WORKING
+    assert compare_threads(asleep, {}, 3.0) is ProcessActivity.WORKING
+    assert compare_threads(asleep, asleep, 3.0) is ProcessActivity.IDLE
+    assert read_threads(2**22 + 1) is None  # there is no such process
 
 
 def test_what_the_settings_mean() -> None:
@@ -158,10 +158,10 @@ UNWATCHED = RecoveryConfig(frozen_after_ms=None)
 FORGING = "tests.apps.forging:app"
 
 
-async def look_often(dispatcher: Pump, policy: LivenessPolicy, count: int) -> None:
+async def check_often(dispatcher: FakeDispatcher, policy: LivenessPolicy, count: int) -> None:
     liveness = Liveness(policy)
     for _ in range(count):
-        liveness.look(dispatcher.children)
+        liveness.check(dispatcher.children)
         await asyncio.sleep(policy.interval_s)
 
 
@@ -175,7 +175,7 @@ async def test_a_child_that_is_deadlocked_in_c_is_killed() -> None:
             error = await dispatcher.crash(stuck)
             watch.cancel()
         assert error.error_code == "WORKER_CRASHED"
-        assert f"the child process (pid {child.pid}) that ran it gave no sign of life" in error.message
+        assert f"the child process (pid {child.pid}) that ran it has not answered" in error.message
         assert "(its process did nothing at all) and was killed" in error.message
         assert await dispatcher.value("whoami") != child.pid
 
@@ -186,8 +186,8 @@ async def test_a_child_that_works_in_c_is_left_alone() -> None:
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         busy = dispatcher.send("work_in_c")
         child, _ticket = await dispatcher.beginning(busy)
-        await look_often(dispatcher, QUICK, 20)
-        assert child.asked_since is not None  # it has not said a word
+        await check_often(dispatcher, QUICK, 20)
+        assert child.unanswered_since is not None  # it has not said a word
         assert psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE
         assert busy not in dispatcher.crashed
         child.kill()
@@ -199,7 +199,7 @@ async def test_a_child_that_waits_in_c_and_lets_others_run_is_never_silent() -> 
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         waiting = dispatcher.send("sleep_in_c", seconds=6, holding=False)
         await dispatcher.beginning(waiting)
-        await look_often(dispatcher, QUICK._replace(frozen_after=1.0), 15)
+        await check_often(dispatcher, QUICK._replace(frozen_after=1.0), 15)
         assert (await dispatcher.ending(waiting)).status == "COMPLETED"
 
 
@@ -210,7 +210,7 @@ async def test_an_idle_child_that_is_stopped_is_replaced_and_what_it_was_given_r
         os.kill(child.pid, signal.SIGSTOP)
         given = dispatcher.send("whoami")
         watch = asyncio.create_task(Liveness(QUICK).watch(dispatcher.children))
-        await dispatcher.until(lambda: given in dispatcher.given_back)
+        await dispatcher.until(lambda: given in dispatcher.returned)
         watch.cancel()
         assert (await dispatcher.ending(given)).status == "COMPLETED"
         assert dispatcher.done_by[given] != child.pid
@@ -221,7 +221,7 @@ async def test_a_stopped_child_lives_while_the_watch_is_off() -> None:
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         (child,) = dispatcher.children
         os.kill(child.pid, signal.SIGSTOP)
-        await look_often(dispatcher, QUICK._replace(frozen_after=None), 10)
+        await check_often(dispatcher, QUICK._replace(frozen_after=None), 10)
         assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
         os.kill(child.pid, signal.SIGCONT)
         assert await dispatcher.value("whoami") == child.pid
@@ -235,9 +235,9 @@ async def test_a_pause_of_the_worker_itself_kills_no_child() -> None:
         liveness = Liveness(QUICK)
         os.kill(child.pid, signal.SIGSTOP)
         for _ in range(4):
-            liveness.look(dispatcher.children)
-            await asyncio.sleep(2 * REGULAR * QUICK.interval_s)
-        assert child.asked_since is not None
+            liveness.check(dispatcher.children)
+            await asyncio.sleep(2 * REGULAR_INTERVALS * QUICK.interval_s)
+        assert child.unanswered_since is not None
         os.kill(child.pid, signal.SIGCONT)
         assert await dispatcher.value("whoami") == child.pid
 
@@ -282,9 +282,9 @@ def test_a_child_that_is_stopped_is_noticed_with_default_settings(
     eventually(lambda: row(sql, "select count(*) from horsies.finished") == (1,), 20.0)
     code, message = row(sql, "select error_code, error->>'message' from horsies.finished where id = %s", task_id)
     assert code == "WORKER_CRASHED"
-    assert f"(pid {pid}) that ran it gave no sign of life" in str(message)
+    assert f"(pid {pid}) that ran it has not answered" in str(message)
     assert "its process was stopped" in str(message)
-    running.wait_for_log(f"child {pid} gave no sign of life .* and is killed; it runs gate")
+    running.wait_for_log(f"child {pid} has not answered .* and is killed; it runs gate")
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
     assert running.terminate() == 0
 

@@ -19,9 +19,8 @@ from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
 from horsies.worker.assignments import Assignments
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
-from horsies.worker.capacity import ClaimLimits
+from horsies.worker.capacity import PREFETCH_MAX, ClaimLimits, PrefetchPolicy
 from horsies.worker.pending import BYTES_PER_BATCH, ENDINGS_PER_BATCH, BufferedClaim, PendingWork
-from horsies.worker.prefetch import PREFETCH_MAX, PrefetchPolicy
 from horsies.worker.quarantine import Quarantine, RefusedBatch
 from horsies.worker.watermarks import Watermarks
 from tests.model.budget import Budget, QueueRoom
@@ -39,7 +38,7 @@ class Child:
     load: int = 0
     is_open: bool = True
     budget_left: int | None = None
-    assigned: Assignments = field(default_factory=Assignments)
+    assignments: Assignments = field(default_factory=Assignments)
     unsent_bytes: int = 0
 
 
@@ -62,7 +61,7 @@ def pending(
         prefetch=PrefetchPolicy(prefetch, processes, concurrency),
         watermarks=Watermarks(queues),
         quarantine=Quarantine(WorkerResilienceConfig()),
-        known=KnownTasks({"add": 1}),
+        known_tasks=KnownTasks({"add": 1}),
         promotes=False,
     )
 
@@ -98,7 +97,7 @@ def statements(planned: Batch) -> list[str]:
     """What a turn says to the database, in one round trip."""
     ask = next(run_batch(planned))
     assert isinstance(ask, Request)
-    return [query.statement.name for query in (*ask.spelled_out, *ask.after_commit)]
+    return [query.statement.name for query in (*ask.framed_queries, *ask.after_commit)]
 
 
 def test_empty_books_have_nothing_to_say() -> None:
@@ -146,9 +145,9 @@ def refuse(made: PendingWork, planned: Batch, *, is_about_values: bool = True, n
 @pytest.mark.promise("D6")
 def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() -> None:
     made = pending(Child())
-    first, second, given_back = ending(), ending(), claim()
+    first, second, returned = ending(), ending(), claim()
     made.endings.extend([first, second])
-    made.releases.append(given_back)
+    made.releases.append(returned)
     refused = taken(made)
     assert wanted_by(refused) == {"RUNNING": 1}
     made.take_apart(refused)
@@ -157,7 +156,7 @@ def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() 
     assert [(list(planned.endings), list(planned.releases)) for planned in batches] == [
         ([first], []),
         ([second], []),
-        ([], [given_back]),
+        ([], [returned]),
         ([other], []),
     ]
     assert [wanted_by(planned) for planned in batches] == [{}, {}, {}, {}]
@@ -170,14 +169,14 @@ def test_claims_travel_alone_until_one_succeeds() -> None:
     made = pending(Child())
     made.endings.append(ending())
     made.take_apart(taken(made))
-    made.settle(taken(made), BatchResult(), until=0.0)
+    made.apply(taken(made), BatchResult(), until=0.0)
     made.endings.append(ending())
     assert wanted_by(taken(made)) == {}
     claiming = taken(made)
     assert wanted_by(claiming) == {"RUNNING": 1}
-    made.settle(claiming, BatchResult(claimed=[[]]), until=0.0)
+    made.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
     made.endings.append(ending())
-    made.more = True
+    made.may_have_tasks = True
     assert wanted_by(taken(made)) == {"RUNNING": 1}
 
 
@@ -223,21 +222,21 @@ def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None
     made = pending(Child(), Child())
     small, large, larger = claim(), replace(claim(), args=None), replace(claim(), takes_inputs=True)
     claiming = taken(made)
-    runnable = made.settle(claiming, BatchResult(claimed=[[small, large, larger]]), until=0.0)
+    runnable = made.apply(claiming, BatchResult(claimed=[[small, large, larger]]), until=0.0)
     assert runnable == [small]
     loading = taken(made)
     assert list(loading.loads) == [large, larger]
     assert "load_payloads" in statements(loading)
     assert wanted_by(made.next_batch(0.0)) == {}, "their places are taken"
     read = {large.id: Payload(5, "args", None), larger.id: Payload(9, None, None)}
-    assert made.settle(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
+    assert made.apply(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
     assert list(taken(made).loads) == [larger], "there was no room for it"
 
 
 def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> None:
     child = Child(unsent_bytes=MAX_LOAD_BYTES)
     made = pending(child)
-    made.more = False
+    made.may_have_tasks = False
     made.unread.append(replace(claim(), args=None))
     assert made.next_batch(0.0) is None
     child.unsent_bytes = 0
@@ -246,10 +245,10 @@ def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> Non
 
 def test_what_is_too_large_for_any_task_ends_and_what_is_lost_is_given_back() -> None:
     made = pending(Child(), Child())
-    made.more = False
+    made.may_have_tasks = False
     made.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
     loading = taken(made)
-    assert made.settle(loading, BatchResult(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
+    assert made.apply(loading, BatchResult(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
     planned = taken(made)
     assert [(of.id, of.error_code) for of in planned.endings] == [(huge.id, "WORKER_SERIALIZATION_ERROR")]
     assert list(planned.releases) == [lost]
@@ -257,13 +256,13 @@ def test_what_is_too_large_for_any_task_ends_and_what_is_lost_is_given_back() ->
 
 def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
     made = pending(Child(), Child())
-    made.more = False
+    made.may_have_tasks = False
     made.unread.extend([good := replace(claim(), args=None), bad := replace(claim(), args=None)])
     made.take_apart(taken(made))
     one, other = taken(made), taken(made)
     assert [list(one.loads), list(other.loads)] == [[good], [bad]]
     refuse(made, other)
-    assert made.settle(one, BatchResult(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
+    assert made.apply(one, BatchResult(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
         replace(good, args="{}")
     ]
     assert [of.id for of in taken(made).endings] == [bad.id]
@@ -280,7 +279,7 @@ def test_the_buffer_is_never_filled_beyond_its_number() -> None:
     made = pending(prefetch=4)
     planned = taken(made)
     claims = [claim() for _ in range(6)]
-    assert made.settle(planned, BatchResult(claimed=[claims]), until=5.0) == []
+    assert made.apply(planned, BatchResult(claimed=[claims]), until=5.0) == []
     assert len(made.buffer) == 6
     assert made.next_batch(0.0) is None
 
@@ -290,7 +289,7 @@ def test_a_buffered_claim_is_given_back_when_its_lease_runs_out_here() -> None:
     made = pending(prefetch=4)
     old, young = claim(), claim()
     made.buffer.extend([BufferedClaim(old, 5.0), BufferedClaim(young, 6.0)])
-    made.more = False
+    made.may_have_tasks = False
     assert made.next_batch(4.9) is None
     assert list(taken(made, 5.0).releases) == [old]
     assert [buffered.claim for buffered in made.buffer] == [young]
@@ -301,11 +300,11 @@ def test_when_stopping_nothing_is_claimed_and_the_buffer_is_given_back() -> None
     made = pending(prefetch=4)
     held = [claim(), claim()]
     made.buffer.extend(BufferedClaim(one, 100.0) for one in held)
-    made.stopping = True
+    made.is_stopping = True
     planned = taken(made)
     assert list(planned.releases) == held
     assert not planned.wanted
-    made.settle(planned, NOTHING, until=0.0)
+    made.apply(planned, NOTHING, until=0.0)
     assert made.is_empty
 
 
@@ -333,7 +332,7 @@ def test_what_was_not_started_is_not_run() -> None:
     made = pending(prefetch=4)
     kept, lost = claim(), claim()
     planned = starting(made, kept, lost)
-    assert made.settle(planned, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
+    assert made.apply(planned, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
     assert made.releases == [lost]  # its queue may be full: what is still ours goes back
 
 
@@ -385,7 +384,7 @@ def test_while_something_is_capped_one_turn_at_a_time_claims_and_the_others_stil
     second.load = 0
     made.endings.append(ending())
     assert wanted_by(taken(made)) == {}
-    made.settle(claiming, BatchResult(claimed=[[]]), until=0.0)
+    made.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
     assert wanted_by(taken(made)) == {"RUNNING": 2}
 
 
@@ -401,12 +400,12 @@ def test_without_a_buffer_the_ceiling_counts_all_that_is_held() -> None:
 def test_without_a_buffer_the_ceiling_counts_endings_until_they_are_committed() -> None:
     """Or for a moment more rows than the ceiling would be RUNNING under this worker's name."""
     made = pending(Child(), Child(), max_claim_per_worker=1)
-    made.more = False
+    made.may_have_tasks = False
     made.endings.append(ending())
     telling = taken(made)
-    made.more = True
+    made.may_have_tasks = True
     assert made.next_batch(0.0) is None
-    made.settle(telling, NOTHING, until=0.0)
+    made.apply(telling, NOTHING, until=0.0)
     assert wanted_by(taken(made)) == {"RUNNING": 1}
 
 
@@ -524,13 +523,13 @@ def test_a_single_tiny_task_is_never_kept_waiting() -> None:
 
 def test_endings_do_not_wait_when_there_is_nothing_more_to_do() -> None:
     made = with_tiny_tasks(pending(Child(load=1)))
-    made.more = False
+    made.may_have_tasks = False
     assert not made.should_gather()
 
 
 def test_endings_do_not_wait_on_the_way_out() -> None:
     made = with_tiny_tasks(pending(Child(load=1)))
-    made.stopping = True
+    made.is_stopping = True
     assert not made.should_gather()
 
 
@@ -569,7 +568,7 @@ def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> Non
     made = pending()
     interrupted = [ending(), ending()]
     made.interrupted.extend(interrupted)
-    made.stopping = True
+    made.is_stopping = True
     planned = taken(made)
     assert list(planned.interrupted) == interrupted
     assert statements(planned) == [
@@ -707,7 +706,7 @@ class NothingIsForgotten(RuleBasedStateMachine):
     @rule()
     def a_turn_is_committed(self) -> None:
         planned = self.in_flight.pop(0)
-        self.pending.settle(
+        self.pending.apply(
             planned, BatchResult(claimed=[[] for _ in planned.wanted], payloads=_read(planned)), until=self.now
         )
         self.known -= {(item.id, item.claim_no) for item in self._told_by(planned)}
@@ -734,7 +733,7 @@ def node_ending(root_id: str) -> Ending:
 
 def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
     made = pending(Child())
-    made.more = False
+    made.may_have_tasks = False
     made.endings.append(node_ending("a"))
     planned = taken(made)
     assert wanted_by(planned) == {"RUNNING": 1}
@@ -756,14 +755,14 @@ def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> 
     made.endings.extend([second, other])
     assert taken(made).endings == [other]
     assert made.next_batch(0.0) is None
-    made.settle(planned, BatchResult(claimed=[[] for _ in planned.wanted]), until=0.0)
+    made.apply(planned, BatchResult(claimed=[[] for _ in planned.wanted]), until=0.0)
     assert taken(made).endings == [second]
 
 
 def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_failed() -> None:
     made = pending()
     made.endings.append(node_ending("a"))
-    made.settle(planned := taken(made), BatchResult(claimed=[[] for _ in planned.wanted], unsettled=["a"]), until=0.0)
+    made.apply(planned := taken(made), BatchResult(claimed=[[] for _ in planned.wanted], unsettled=["a"]), until=0.0)
     assert not made.is_empty
     made.put_back(again := taken(made))
     assert again.unsettled == ["a"]

@@ -11,19 +11,18 @@ from typing import Any
 import psutil
 import pytest
 
-from horsies.worker import supervisor as pool_module
-from horsies.worker.supervisor import ChildRefused
-from tests.fixtures.pools import Pump, open_pool
+from horsies.worker.supervisor import ChildRefused, PoolTimings
+from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
-def lowest_count_of_warm_children(dispatcher: Pump) -> list[int]:
+def lowest_count_of_warm_children(dispatcher: FakeDispatcher) -> list[int]:
     """Filled from now on, with every report of every child."""
     seen: list[int] = []
     dispatcher.watchers.append(lambda: seen.append(len(dispatcher.warm())))
     return seen
 
 
-def most_processes(dispatcher: Pump) -> list[int]:
+def most_processes(dispatcher: FakeDispatcher) -> list[int]:
     seen: list[int] = []
     dispatcher.watchers.append(lambda: seen.append(len(dispatcher.children)))
     return seen
@@ -70,7 +69,7 @@ async def test_children_with_equal_loads_do_not_grow_old_together() -> None:
 async def test_the_replacement_is_started_ahead_of_time_and_waits() -> None:
     async with open_pool(processes=1, max_tasks=10) as dispatcher:
         (old,) = dispatcher.children
-        assert not old.is_aged
+        assert not old.is_near_limit
         for _ in range(8):
             await dispatcher.value("quick")
         spare = await dispatcher.until(
@@ -139,7 +138,7 @@ async def test_a_child_that_has_grown_too_big_sends_its_result_and_is_replaced()
         await dispatcher.until(lambda: big not in {child.pid for child in dispatcher.children}, "the big one has left")
         after = {child.pid for child in dispatcher.children}
         assert before - after == {big}
-        assert len(dispatcher.open_members()) == 2
+        assert len(dispatcher.open_children()) == 2
         assert dispatcher.crashed == {}
         assert min(warm) >= 2
 
@@ -159,10 +158,10 @@ async def test_what_waits_behind_the_task_that_was_too_much_goes_back() -> None:
         dispatcher.is_paused = True
         big, *others = [dispatcher.send("grow", mb=80)] + [dispatcher.send("whoami") for _ in range(4)]
         dispatcher.is_paused = False
-        dispatcher.hand_out()
+        dispatcher.assign_waiting()
         await dispatcher.until(lambda: len(dispatcher.ended) == 5)
         assert dispatcher.ended[big].leaving
-        assert dispatcher.given_back == others
+        assert dispatcher.returned == others
         assert dispatcher.done_by[big] not in {dispatcher.done_by[task_id] for task_id in others}
 
 
@@ -203,23 +202,22 @@ async def test_with_a_limit_children_are_fresh_interpreters(limits: dict[str, An
 # -- when there is nobody to take over
 
 
-@pytest.fixture
-def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "FIRST_PAUSE_S", 0.05)
+SHORT_PAUSE = PoolTimings(pause_s=0.05)
 
 
 async def test_when_no_replacement_starts_the_old_child_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, quick_tries: None
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trouble = tmp_path / "trouble"
-    async with open_pool(max_tasks=2, env={"PACES_HOOK": "file", "PACES_FILE": str(trouble)}) as dispatcher:
+    broken = tmp_path / "broken"
+    env = {"PACES_HOOK": "file", "PACES_FILE": str(broken)}
+    async with open_pool(max_tasks=2, env=env, timings=SHORT_PAUSE) as dispatcher:
         old = await dispatcher.value("whoami")
-        trouble.touch()
+        broken.touch()
         assert {await dispatcher.value("whoami") for _ in range(6)} == {old}
         assert "a replacement child did not start" in caplog.text
         assert "the file is there" in caplog.text
-        assert f"child {old} goes on beyond its limits" in caplog.text
-        trouble.unlink()
+        assert f"child {old} continues beyond its limits" in caplog.text
+        broken.unlink()
         fresh = await dispatcher.until(
             lambda: next((m.pid for m in dispatcher.warm() if m.pid != old), None), "a spare is warm"
         )
@@ -228,23 +226,23 @@ async def test_when_no_replacement_starts_the_old_child_goes_on(
 
 
 async def test_when_no_replacement_starts_a_big_child_goes_on_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, quick_tries: None
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trouble, limit_mb = tmp_path / "trouble", await baseline_mb() + 60
-    env = {"PACES_HOOK": "file", "PACES_FILE": str(trouble)}
-    async with open_pool(max_memory_mb=limit_mb, env=env) as dispatcher:
-        trouble.touch()
+    broken, limit_mb = tmp_path / "broken", await baseline_mb() + 60
+    env = {"PACES_HOOK": "file", "PACES_FILE": str(broken)}
+    async with open_pool(max_memory_mb=limit_mb, env=env, timings=SHORT_PAUSE) as dispatcher:
+        broken.touch()
         old = await dispatcher.value("grow", mb=80)
         assert await dispatcher.value("whoami") == old
-        trouble.unlink()
+        broken.unlink()
         await dispatcher.until(lambda: old not in {child.pid for child in dispatcher.children})
         assert await dispatcher.value("whoami") != old
 
 
 async def test_tries_to_start_a_replacement_grow_rarer(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    trouble = tmp_path / "trouble"
-    async with open_pool(max_tasks=2, env={"PACES_HOOK": "file", "PACES_FILE": str(trouble)}) as dispatcher:
-        trouble.touch()
+    broken = tmp_path / "broken"
+    async with open_pool(max_tasks=2, env={"PACES_HOOK": "file", "PACES_FILE": str(broken)}) as dispatcher:
+        broken.touch()
         await dispatcher.value("quick")
         async with asyncio.timeout(20):
             while "the next try is in 2 s" not in caplog.text:

@@ -9,21 +9,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horsies.worker import spawn
-from horsies.worker import supervisor as pool_module
-from horsies.worker.supervisor import ChildRefused
+from horsies.worker.spawn import watch_boot
+from horsies.worker.supervisor import ChildRefused, PoolTimings
 from tests.fixtures.eventually import eventually
 from tests.fixtures.pools import open_pool
 
 STARTED = pytest.mark.parametrize("max_tasks", [None, 100], ids=["forked", "spawned"])
-BOOT_TIMEOUT_S = 6.0  # time enough to come to where it hangs, on a machine that has other things to do
+SHORT_BOOT = PoolTimings(boot_s=6.0)  # enough to get to where it hangs, on a busy machine
 
 
 @STARTED
 async def test_a_hanging_import_is_named_and_given_up(max_tasks: int | None) -> None:
     expected = r"not ready within 6 s: .*importing tests\.apps\.paces"
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=expected)):
-        async with open_pool(max_tasks=max_tasks, env={"PACES_IMPORT": "hang"}, boot_timeout_s=BOOT_TIMEOUT_S):
+        async with open_pool(max_tasks=max_tasks, env={"PACES_IMPORT": "hang"}, timings=SHORT_BOOT):
             pytest.fail("it has started")
 
 
@@ -31,8 +30,8 @@ class Hanging:
     """A process that has come to its import, and no further."""
 
     pid = 4711
-    doing = "importing shop.tasks"
-    refusal: str | None = None
+    current_step = "importing shop.tasks"
+    start_error: str | None = None
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()
@@ -42,25 +41,22 @@ class Hanging:
         self.is_killed = True
 
 
-async def test_what_a_child_hangs_in_is_told_long_before_it_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(spawn, "WARN_AFTER_S", 0.01)
+async def test_a_slow_start_is_logged_long_before_the_child_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     hanging = Hanging()
-    booted = asyncio.create_task(spawn.watch_boot(hanging, timeout_s=60))
+    booted = asyncio.create_task(watch_boot(hanging, timeout_s=60, warn_after_s=0.01))
     with caplog.at_level(logging.WARNING, "horsies.worker"):
-        await asyncio.to_thread(eventually, lambda: "importing shop.tasks" in caplog.text, what="it is told")
+        await asyncio.to_thread(eventually, lambda: "importing shop.tasks" in caplog.text, what="it is logged")
     assert not hanging.is_killed
     hanging.ready.set()
     await booted
-    assert hanging.refusal is None
+    assert hanging.start_error is None
 
 
 @STARTED
 async def test_a_hanging_start_hook_is_named_and_given_up(max_tasks: int | None) -> None:
     expected = r"not ready within 6 s: it was hook warm_up"
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=expected)):
-        async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "hang"}, boot_timeout_s=BOOT_TIMEOUT_S):
+        async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "hang"}, timings=SHORT_BOOT):
             pytest.fail("it has started")
 
 
@@ -98,7 +94,7 @@ async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, 
         error = await dispatcher.crash(task_id)
         assert error.error_code == "WORKER_CRASHED"
         assert cause in error.message
-        await dispatcher.until(lambda: len(dispatcher.open_members()) == 2, "another has taken its place")
+        await dispatcher.until(lambda: len(dispatcher.open_children()) == 2, "another has taken its place")
         after = {pool_child.pid for pool_child in dispatcher.children}
         assert before - after == {dispatcher.done_by[task_id]}
 
@@ -111,14 +107,14 @@ async def test_a_condemned_task_ends_by_its_verdict_when_its_child_is_killed(
         dispatcher.is_paused = True
         condemned, behind = dispatcher.send("gate", until=str(tmp_path / "go")), dispatcher.send("quick")
         dispatcher.is_paused = False
-        dispatcher.hand_out()
+        dispatcher.assign_waiting()
         pool_child, assignment_no = await dispatcher.beginning(condemned)
         pool_child.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it did not stop")
         pool_child.kill()
         error = await dispatcher.crash(condemned)
         assert (error.error_code, error.message) == ("TASK_TIMEOUT", "it did not stop")
         assert (await dispatcher.ending(behind)).status == "COMPLETED"
-        assert dispatcher.given_back == [behind]  # it had not begun
+        assert dispatcher.returned == [behind]  # it had not begun
 
 
 async def test_a_verdict_is_void_when_the_task_ends_by_itself(tmp_path: Path) -> None:
@@ -168,10 +164,9 @@ async def test_a_child_says_what_it_does(tmp_path: Path) -> None:
 
 @STARTED
 async def test_a_child_that_hangs_while_it_leaves_is_killed(
-    max_tasks: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    max_tasks: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pool_module, "LEAVE_PATIENCE_S", 0.5)
-    async with open_pool(max_tasks=max_tasks) as dispatcher:
+    async with open_pool(max_tasks=max_tasks, timings=PoolTimings(leave_s=0.5)) as dispatcher:
         os.kill(dispatcher.children[0].pid, signal.SIGSTOP)
     assert "has not left within 0.5 s" in caplog.text
 

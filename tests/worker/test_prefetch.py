@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.worker.prefetch import PREFETCH_MAX, PREFETCH_US, PrefetchPolicy
+from horsies.worker.capacity import PREFETCH_MAX, PREFETCH_US, PrefetchPolicy
 
 durations = st.lists(st.integers(0, 10_000_000), max_size=200)
 processes = st.integers(1, 64)

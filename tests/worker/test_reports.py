@@ -27,10 +27,10 @@ def test_a_task_that_children_die_with_before_it_begins_is_counted_and_ended_the
     made = pending()
     held = claim()
     for expected in (1, 2):
-        clerk_of(made).died([], [held])
+        clerk_of(made).on_death([], [held])
         held = made.releases.pop()
         assert held.child_deaths == expected
-    clerk_of(made).died([], [held])
+    clerk_of(made).on_death([], [held])
     assert made.releases == []
     assert [(of.id, of.error_code) for of in made.endings] == [(held.id, "WORKER_CRASHED")]
 
@@ -38,19 +38,19 @@ def test_a_task_that_children_die_with_before_it_begins_is_counted_and_ended_the
 @pytest.mark.promise("W9")
 def test_the_task_that_ran_is_to_blame_and_not_those_behind_it() -> None:
     made = pending()
-    clerk_of(made).died([(claim(), CRASH)], [claim(), replace(claim(), child_deaths=2)])
+    clerk_of(made).on_death([(claim(), CRASH)], [claim(), replace(claim(), child_deaths=2)])
     assert deaths(made.releases) == [0, 2]
     assert len(made.endings) == 1
 
 
 def test_where_many_run_at_once_it_may_be_one_that_was_on_its_way() -> None:
     made = pending(concurrency=5)
-    clerk_of(made).died([(claim(), CRASH)], [claim()])
+    clerk_of(made).on_death([(claim(), CRASH)], [claim()])
     assert deaths(made.releases) == [1]
 
 
 def test_children_that_are_killed_because_the_worker_leaves_count_for_nothing() -> None:
     made = pending()
-    made.stopping = True
-    clerk_of(made).died([], [replace(claim(), child_deaths=2)])
+    made.is_stopping = True
+    clerk_of(made).on_death([], [replace(claim(), child_deaths=2)])
     assert deaths(made.releases) == [2]

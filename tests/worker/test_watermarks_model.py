@@ -20,11 +20,10 @@ from horsies.tasks.claim import NO_CAPS, Caps, ClaimRequest, Lane
 from horsies.tasks.unknown import KnownTasks
 from horsies.worker import watermarks
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom
-from horsies.worker.capacity import ClaimLimits
+from horsies.worker.capacity import ClaimLimits, PrefetchPolicy
+from horsies.worker.dispatcher import KnownWakeup, Wakeups
 from horsies.worker.pending import PendingWork
-from horsies.worker.prefetch import PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
-from horsies.worker.wakeups import KnownWakeup, Wakeups
 from horsies.worker.watermarks import Watermarks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -105,14 +104,14 @@ class Worker:
             prefetch,
             Watermarks(QUEUES),
             Quarantine(WorkerResilienceConfig()),
-            known=KnownTasks({"add": 1}),
+            known_tasks=KnownTasks({"add": 1}),
         )
         self.news = Wakeups(self.pending_work, due_in=lambda _: None)
         self.flights: list[Flight] = []
 
     def depart(self, now: float) -> bool:
         if self.pending_work.watermarks.rescan_in_s(now) == 0.0:
-            self.pending_work.more = True  # as the alarm does
+            self.pending_work.may_have_tasks = True  # as the alarm does
         batch = self.pending_work.next_batch(now)
         if batch is not None:
             self.flights.append(Flight(batch, self.news.known))
@@ -128,7 +127,7 @@ class Worker:
         assert flight.outcome is not None
         self.flights.remove(flight)
         self.news.found(flight.batch, flight.outcome, flight.known, time.monotonic())
-        self.pending_work.settle(flight.batch, flight.outcome, until=LATER * 2)
+        self.pending_work.apply(flight.batch, flight.outcome, until=LATER * 2)
         self.pending_work.buffer.clear()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.loop_connection import SESSION_SETTINGS
-from horsies.db.pooler import CUSTOM_PLANS, apply_session_settings
+from horsies.db.pooler import GENERIC_PLANS, apply_session_settings
 from horsies.db.statement import Query, Statement
 from horsies.model.graph import Graph, Join, Node, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.tasks import control as task_control
@@ -30,8 +30,8 @@ FREE = 10 * LARGE
 PARAMETER = re.compile(r"%\((\w+)\)s::([a-z]+(?:\[\])?)")
 PROCESS = "pg_catalog.pg_backend_pid()"
 SESSIONS = {
-    "worker": SESSION_SETTINGS.text.replace("%(statement_timeout_ms)s", "'60000'").replace("%(greeted)s", PROCESS),
-    "producer": apply_session_settings(CUSTOM_PLANS, PROCESS),
+    "worker": SESSION_SETTINGS.text.replace("%(statement_timeout_ms)s", "'60000'").replace("%(backend_pid)s", PROCESS),
+    "producer": apply_session_settings(GENERIC_PLANS, PROCESS),
     "pooler": "",
 }
 

@@ -5,20 +5,21 @@ from importlib import import_module
 
 import click
 
-COMMANDS = (
-    "worker",
-    "scheduler",
-    "dev",
-    "migrate",
-    "check",
-    "status",
-    "doctor",
-    "tasks",
-    "workflows",
-    "queues",
-    "schedules",
-    "workers",
-)
+COMMANDS = {
+    "worker": "worker",
+    "scheduler": "worker",
+    "dev": "dev",
+    "migrate": "migrate",
+    "check": "doctor",
+    "status": "status",
+    "doctor": "doctor",
+    "tasks": "tasks",
+    "workflows": "workflows",
+    "queues": "queues",
+    "schedules": "schedules",
+    "workers": "workers",
+}
+"""Each command and the module of this package that defines it."""
 
 
 class Commands(click.Group):
@@ -30,7 +31,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        return getattr(import_module(f"horsies.cli.{cmd_name}"), cmd_name)
+        return getattr(import_module(f"horsies.cli.{COMMANDS[cmd_name]}"), cmd_name)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

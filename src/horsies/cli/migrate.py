@@ -58,13 +58,13 @@ def migrate(
         return
     broker = target_of(app, database_url, schema).broker
     if sql:
-        standing = broker.schema_standing()
+        standing = broker.schema_state()
         _print_script(standing.schema, standing.version)
     elif check:
-        _tell_standing(broker.schema_standing(), as_json=as_json)
+        _tell_standing(broker.schema_state(), as_json=as_json)
     else:
         applied = broker.migrate()
-        _tell_applied(broker.schema_standing(), applied, mask_passwords(broker.config.database_url), as_json=as_json)
+        _tell_applied(broker.schema_state(), applied, mask_passwords(broker.config.database_url), as_json=as_json)
 
 
 def _refuse_contradictions(*, check: bool, sql: bool, from_version: int | None, as_json: bool) -> None:

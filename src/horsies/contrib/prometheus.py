@@ -189,7 +189,7 @@ class QueueDepths:
 
     def pool_stats(self) -> PoolStats | None:
         """How its connections are; None: the app has none yet."""
-        return None if self._broker is None else self._broker.pools.pool_stats()
+        return None if self._broker is None else self._broker.pools.stats()
 
     def _ask(self) -> None:
         found = None

@@ -1,4 +1,8 @@
-"""`PostgresBroker`: the pools, the listener and the drivers of one process, under one name."""
+"""`PostgresBroker`: the pools, the listener and the waiters of one process.
+
+A process closes its brokers before it ends. After a fork the child forgets the connections that it inherited: they belong to the
+parent, which alone uses and closes them.
+"""
 
 import asyncio
 import atexit
@@ -9,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
@@ -19,52 +23,14 @@ from horsies.db import caller_connection, migrate, pool
 from horsies.db.channels import Channel
 from horsies.db.driver import AsyncPooledSession, PooledSession, drive, drive_async
 from horsies.db.errors import ErrorKind, broker_error, classify
-from horsies.db.listener import Listener
+from horsies.db.listener import Listener, ListenerTimings
 from horsies.db.migrate import SchemaState
 from horsies.db.pool import ConnectionPools
-from horsies.db.pooler import CUSTOM_PLANS, PreparedStatements
+from horsies.db.pooler import GENERIC_PLANS, PreparedStatements
 from horsies.db.statement import Op, load, rows
-from horsies.db.waiter import AsyncSleeper, BlockingSleeper, Waiter, WaiterHub, WaitSource
+from horsies.db.waiter import AsyncSleeper, BlockingSleeper, Waiter, WaiterHub, WaiterTimings, WaitSource
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
-
-# --------
-# How a process parts from what is open: it is closed before the process ends, and after a fork it is left to the parent.
-
-
-class Closeable(Protocol):
-    def close(self) -> None: ...
-    def forget_inherited(self) -> None: ...
-
-
-_open: "WeakSet[Closeable]" = WeakSet()
-_inherited: list[object] = []
-
-
-def register(opened: Closeable) -> None:
-    """Of what is called at exit, the last that was registered comes first: an embedded server is stopped after we have left it."""
-    _open.add(opened)
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
-
-
-def abandon_after_fork(*sockets: object) -> None:
-    """It alone uses and closes them: here they are kept, and never touched."""
-    _inherited.append(sockets)
-
-
-def _close_all() -> None:
-    for opened in list(_open):
-        opened.close()
-
-
-def _forget_all() -> None:
-    for opened in list(_open):
-        opened.forget_inherited()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
 
 ATTEMPTS = 5
 NOTIFY_POOL_S = 1.0
@@ -72,45 +38,55 @@ NOTIFY_POOL_S = 1.0
 SQL = load(__file__)
 A = TypeVar("A")
 T = TypeVar("T")
+Verb: TypeAlias = Callable[[], Op[T]]
+"""Makes an operation, and another one for each attempt."""
+
+_brokers: "WeakSet[PostgresBroker]" = WeakSet()
+_inherited: list[object] = []  # kept and never touched: collecting them would close the parent's sockets
 
 
 class PostgresBroker:
-    """Runs verbs against one database. Made cheaply; connects at the first need; belongs to one process."""
+    """Runs operations on one database. Cheap to make; connects at first use; belongs to one process."""
 
     def __init__(
         self,
         config: PostgresConfig,
         *,
         resilience: WorkerResilienceConfig | None = None,
-        first_listen_test_s: float = 1.0,
+        listener_timings: ListenerTimings | None = None,
+        waiter_timings: WaiterTimings | None = None,
     ) -> None:
         self.config = config
+        self.listener_timings = listener_timings or ListenerTimings()
+        self.waiter_timings = waiter_timings or WaiterTimings()
         self._resilience = resilience or WorkerResilienceConfig()
-        self._first_listen_test_s = first_listen_test_s
-        self._preparing = PreparedStatements(CUSTOM_PLANS)
-        self._start_afresh()
-        register(self)
+        self._prepared = PreparedStatements(GENERIC_PLANS)
+        self._reset()
+        _brokers.add(self)
+        # Registered last, called first: an embedded server is stopped after its clients have disconnected.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
-        self.pools = self._new_pools()
+        self.pools = self._make_pools()
         self._listener: Listener | None = None
-        self._desks: dict[WaitSource[Any], WaiterHub[Any]] = {}
-        self._async_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[WaitSource[Any], WaiterHub[Any]]] = (
+        self._hubs: dict[WaitSource[Any], WaiterHub[Any]] = {}
+        self._hubs_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[WaitSource[Any], WaiterHub[Any]]] = (
             WeakKeyDictionary()
         )
 
-    def _new_pools(self) -> ConnectionPools:
-        return ConnectionPools(self.config, self._preparing)
+    def _make_pools(self) -> ConnectionPools:
+        return ConnectionPools(self.config, self._prepared)
 
-    def forget_inherited(self) -> None:
-        """After a fork: these sockets are our parent's, and it alone uses and closes them."""
-        abandon_after_fork(self.pools, self._listener)
-        self._start_afresh()
+    def abandon_after_fork(self) -> None:
+        """Start without connections in a forked child."""
+        _inherited.append((self.pools, self._listener))
+        self._reset()
 
     @classmethod
     def connect_with(cls, config: PostgresConfig) -> Self:
-        """A broker without an app, for provisioning scripts; fails at once when the database cannot be reached."""
+        """Make a broker without an app, for provisioning scripts; fail at once if the database cannot be reached."""
         broker = cls(config)
         try:
             broker.run(lambda: rows(SQL["ping"]()))
@@ -119,85 +95,75 @@ class PostgresBroker:
             raise
         return broker
 
-    # -- verbs
+    # -- operations
 
-    def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
-        """Run a verb, blocking. `again` is the verb for a second try when the outcome of the first is unknown."""
+    def run(self, verb: Verb[T], *, again: Verb[T] | None = None) -> T:
+        """Run an operation, blocking. `again` makes the one for a second attempt when the outcome of the first is unknown."""
         attempt, has_waited = 0, False
         while True:
-            answer = PooledSession(self.pools.blocking, self.config.schema)
+            session = PooledSession(self.pools.blocking_pool, self.config.schema)
             try:
-                with answer:
-                    done = drive(verb(), answer)
+                with session:
+                    result = drive(verb(), session)
             except PoolTimeout as error:
-                is_exhausted = self.pools.is_exhausted(self.pools.blocking())
-                self._insist_on_server(error, is_exhausted=is_exhausted or has_waited)
-                has_waited = True  # nothing was sent, and the server is back: the same once more
+                is_exhausted = self.pools.is_exhausted(self.pools.blocking_pool())
+                self._explain_pool_timeout(error, is_exhausted=is_exhausted or has_waited)
+                has_waited = True  # nothing was sent, and the server is back: run the same operation once more
             except psycopg.Error as error:
                 attempt += 1
-                follow_up = self._next_try(error, verb, again, attempt)
-                if follow_up is None:
-                    raise broker_error(error) from error
-                verb = follow_up
+                verb = self._next_attempt(error, verb, again, attempt)
                 if classify(error) is ErrorKind.CONNECTION_LOST:
-                    self.pools.blocking().check()  # its other connections are most likely gone too
+                    self.pools.blocking_pool().check()  # its other connections are most likely lost, too
                 time.sleep(_pause_s(attempt))
             else:
                 if attempt or has_waited:
-                    self._reached()
-                return done
+                    self._on_reached()
+                return result
 
-    async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
+    async def run_async(self, verb: Verb[T], *, again: Verb[T] | None = None) -> T:
         """The same for asyncio."""
         attempt, has_waited = 0, False
         while True:
-            answer = AsyncPooledSession(self.pools.awaiting, self.config.schema)
+            session = AsyncPooledSession(self.pools.async_pool, self.config.schema)
             try:
-                async with answer:
-                    done = await drive_async(verb(), answer)
+                async with session:
+                    result = await drive_async(verb(), session)
             except PoolTimeout as error:
-                is_exhausted = self.pools.is_exhausted(await self.pools.awaiting())
-                # It connects.
-                await asyncio.to_thread(self._insist_on_server, error, is_exhausted=is_exhausted or has_waited)
+                is_exhausted = self.pools.is_exhausted(await self.pools.async_pool())
+                # In a thread, because it connects.
+                await asyncio.to_thread(self._explain_pool_timeout, error, is_exhausted=is_exhausted or has_waited)
                 has_waited = True
             except psycopg.Error as error:
                 attempt += 1
-                follow_up = self._next_try(error, verb, again, attempt)
-                if follow_up is None:
-                    raise broker_error(error) from error
-                verb = follow_up
+                verb = self._next_attempt(error, verb, again, attempt)
                 if classify(error) is ErrorKind.CONNECTION_LOST:
-                    await (await self.pools.awaiting()).check()
+                    await (await self.pools.async_pool()).check()
                 await asyncio.sleep(_pause_s(attempt))
             else:
                 if attempt or has_waited:
-                    self._reached()
-                return done
+                    self._on_reached()
+                return result
 
-    def run_on(self, connection: object, verb: Callable[[], Op[T]]) -> T:
-        """Run a verb on the caller's own connection, inside their transaction; never tried again."""
+    def run_on(self, connection: object, verb: Verb[T]) -> T:
+        """Run an operation on the caller's own connection, inside its transaction; never retried."""
         return caller_connection.run_on_caller(connection, verb, self.config.schema)
 
-    async def run_on_async(self, connection: object, verb: Callable[[], Op[T]]) -> T:
+    async def run_on_async(self, connection: object, verb: Verb[T]) -> T:
         """The same for asyncio."""
         return await caller_connection.run_on_caller_async(connection, verb, self.config.schema)
 
-    def _next_try(
-        self,
-        error: psycopg.Error,
-        verb: Callable[[], Op[T]],
-        again: Callable[[], Op[T]] | None,
-        attempt: int,
-    ) -> Callable[[], Op[T]] | None:
-        """None: it is time to tell the caller."""
-        trouble = classify(error)
-        follow_up = verb if trouble is ErrorKind.CONTENTION else again if trouble is ErrorKind.CONNECTION_LOST else None
-        if self._preparing.has_failed(error):
+    def _next_attempt(self, error: psycopg.Error, verb: Verb[T], again: Verb[T] | None, attempt: int) -> Verb[T]:
+        """Return what to run next, or raise the error for the caller."""
+        kind = classify(error)
+        follow_up = verb if kind is ErrorKind.CONTENTION else again if kind is ErrorKind.CONNECTION_LOST else None
+        if self._prepared.has_failed(error):
             follow_up = again or verb
-        return None if attempt == ATTEMPTS else follow_up
+        if follow_up is None or attempt == ATTEMPTS:
+            raise broker_error(error) from error
+        return follow_up
 
-    def _insist_on_server(self, error: PoolTimeout, *, is_exhausted: bool) -> None:
-        """A pool that ran out of time does not say why; one direct attempt does. Returns when the server is there and the pool is not to blame."""
+    def _explain_pool_timeout(self, error: PoolTimeout, *, is_exhausted: bool) -> None:
+        """Connect once to find out why a pool timed out. Return if the server is available and the pool is large enough."""
         try:
             pool.connect(self.config, "producer").close()
         except psycopg.Error as reason:
@@ -209,8 +175,8 @@ class PostgresBroker:
                 retryable=True,
             ) from error
 
-    def _reached(self) -> None:
-        """After a failure: whoever waits for notifications need not wait for the listener's next attempt."""
+    def _on_reached(self) -> None:
+        """After a failure: waiters need not wait for the listener's next attempt."""
         with self._lock:
             listener = self._listener
         if listener is not None:
@@ -218,96 +184,93 @@ class PostgresBroker:
 
     # -- waiting
 
-    def hub(self, subject: WaitSource[A]) -> WaiterHub[A]:
-        """Where the callers of this kind wait for this: threads at one desk, each event loop at its own."""
+    def hub(self, source: WaitSource[A]) -> WaiterHub[A]:
+        """Return the hub for this source: that of the running event loop, or the one of all threads."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
         with self._lock:
-            hubs = self._desks if loop is None else self._async_desks.setdefault(loop, {})
-            if subject not in hubs:
-                hubs[subject] = WaiterHub(subject, self.listener)
-            return hubs[subject]
+            hubs = self._hubs if loop is None else self._hubs_of_loops.setdefault(loop, {})
+            if source not in hubs:
+                hubs[source] = WaiterHub(source, self.listener, self.waiter_timings)
+            return hubs[source]
 
     def wait(
         self,
         hub: WaiterHub[A],
         waiter: Waiter[A],
         deadline: float | None,
-        is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
+        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
     ) -> None:
-        """Block until a ticket that was entered at this desk has enough, or the deadline (on the monotonic clock) has passed."""
+        """Block until the condition holds for a registered waiter, or the deadline (on the monotonic clock) has passed."""
         sleeper = BlockingSleeper(lambda step: self.run(step.verb, again=step.verb))
-        drive(hub.wait_until(waiter, sleeper.wake_subscribers, deadline, is_enough), sleeper)
+        drive(hub.wait(waiter, sleeper.wake, deadline, until), sleeper)
 
     async def wait_async(
         self,
         hub: WaiterHub[A],
         waiter: Waiter[A],
         deadline: float | None,
-        is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
+        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
     ) -> None:
         """The same for asyncio."""
         sleeper = AsyncSleeper(lambda step: self.run_async(step.verb, again=step.verb))
-        await drive_async(hub.wait_until(waiter, sleeper.wake_subscribers, deadline, is_enough), sleeper)
+        await drive_async(hub.wait(waiter, sleeper.wake, deadline, until), sleeper)
 
     # -- schema
 
     def migrate(self) -> list[str]:
-        """Bring the schema to this library's version. Returns the migrations applied, oldest first."""
+        """Bring the schema to this library's version. Return the migrations applied, oldest first."""
         return migrate.prepare_schema(self.config)
-
-    def require_schema(self) -> None:
-        """Refuse a database without our schema, or with an older one; at once when it cannot be reached."""
-        migrate.require_current_schema(self.config)
 
     async def migrate_async(self) -> list[str]:
         """The same for asyncio."""
         return await asyncio.to_thread(self.migrate)
 
     def ensure_schema_initialized(self) -> None:
-        """The tables are there and up to date afterwards, whoever made them."""
+        """Make sure that the tables exist and are up to date."""
         self.migrate()
 
     async def ensure_schema_initialized_async(self) -> None:
         """The same for asyncio."""
         await self.migrate_async()
 
-    def schema_standing(self) -> SchemaState:
-        """At which version the schema is, and what it lacks; nothing is changed. Says at once why the database cannot be reached."""
+    def require_schema(self) -> None:
+        """Refuse a database without our schema, or with an older one; fail at once if it cannot be reached."""
+        migrate.require_current_schema(self.config)
+
+    def schema_state(self) -> SchemaState:
+        """Return the version of the schema and what it lacks; change nothing. Fail at once if the database cannot be reached."""
         return migrate.read_schema_state(self.config)
 
     # -- notifications
 
     def listener(self) -> Listener:
-        """The one that listens for everybody in this process."""
+        """Return the listener of this process."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
-                    self.config,
-                    notify=self._notify,
-                    resilience=self._resilience,
-                    first_test_s=self._first_listen_test_s,
+                    self.config, notify=self._notify, resilience=self._resilience, timings=self.listener_timings
                 )
             return self._listener
 
     def _notify(self, channel: Channel, payload: str) -> int:
-        """The server's process that has sent it. A pooled connection may be broken without anybody knowing: then a fresh one is made."""
+        """Return the id of the server process that has sent it. If the pooled connection is broken, use a new one."""
+        params = {"channel": channel.name_in(self.config.schema), "payload": payload}
         try:
-            with self.pools.blocking().connection(timeout=NOTIFY_POOL_S) as connection:
-                return self._notify_on(connection, channel, payload)
+            with self.pools.blocking_pool().connection(timeout=NOTIFY_POOL_S) as connection:
+                return self._notify_on(connection, params)
         except psycopg.Error as error:
-            self._preparing.has_failed(error)
+            self._prepared.has_failed(error)
         with pool.connect(self.config, "producer") as connection:
-            return self._notify_on(connection, channel, payload)
+            return self._notify_on(connection, params)
 
-    def _notify_on(self, connection: psycopg.Connection, channel: Channel, payload: str) -> int:
-        text = SQL["notify"].for_schema(self.config.schema)
-        sent = connection.execute(text, {"channel": channel.name_in(self.config.schema), "payload": payload}).fetchone()
+    def _notify_on(self, connection: psycopg.Connection, params: dict[str, str]) -> int:
+        sent = connection.execute(SQL["notify"].for_schema(self.config.schema), params).fetchone()
         return sent[1] if sent else 0
 
-    # -- the end
+    # -- closing
 
     def close(self) -> None:
         """Close what blocking callers used. Safe to call twice; the broker works again if it is used again."""
@@ -332,18 +295,28 @@ class PostgresBroker:
 
 
 def _pause_s(attempt: int) -> float:
-    """Short and growing: a producer is somebody's web request, not a worker that can wait out an outage."""
-    return random.uniform(0.5, 1.0) * 0.02 * 3**attempt  # noqa: S311 - jitter, no secret
+    """Short and growing: a producer is in the middle of a web request and cannot wait for the end of an outage."""
+    return random.uniform(0.5, 1.0) * 0.02 * 3**attempt  # noqa: S311 - jitter, not a secret
 
 
-# --------
-# A broker for event loops that come and go, as those of tests do, and that nobody tells when they go.
+def _close_all() -> None:
+    for broker in list(_brokers):
+        broker.close()
+
+
+def _abandon_all() -> None:
+    for broker in list(_brokers):
+        broker.abandon_after_fork()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 class UnpooledBroker(PostgresBroker):
-    """An asyncio connection lives as long as one verb: nothing stays open on a loop that ends, and no connection in the making can
-    keep it from ending.
+    """For event loops that end without notice, as in tests: an asyncio connection lives as long as one operation.
+
+    So nothing stays open on a loop that ends, and no connection attempt can keep it from ending.
     """
 
-    def _new_pools(self) -> ConnectionPools:
-        return ConnectionPools(replace(self.config, pool_min_size=0), self._preparing, AsyncNullConnectionPool)
+    def _make_pools(self) -> ConnectionPools:
+        return ConnectionPools(replace(self.config, pool_min_size=0), self._prepared, AsyncNullConnectionPool)

@@ -1,10 +1,19 @@
-"""A verb on the caller's own connection: what it sends is part of their transaction, and appears or vanishes with it.
+"""Operations on the caller's own connection: they are part of the caller's transaction, and are committed or rolled back with it.
 
-Nothing is tried again. After an error their transaction is broken, and only they know what else was in it; so the error that
-their library raised comes out as it is, and what they do about the errors of their own statements works for it too. A
-connection that is lost at their COMMIT leaves them what it always leaves: not knowing, about the task as about the rest.
+Nothing is retried. After an error the transaction has failed, and only the caller knows what else was in it. So the error of the caller's
+library is raised unchanged, and the caller can handle it like that of its own statements. If the connection is lost at the COMMIT,
+the caller does not know whether the task was sent, just as for its own rows. On a connection in autocommit mode there is no
+transaction to be part of: the operation gets one of its own.
 
-On a connection that commits each statement by itself there is no transaction to be part of: the verb gets one of its own.
+SQLAlchemy and Django track the transactions of their connections, so statements go through them: a Session begins its transaction,
+Django marks it as failed, and errors are those that the library raises for its own statements. Neither is imported here: a
+connection of theirs can only exist if the caller has imported it.
+
+A connection whose client_encoding is not UTF-8 is refused: text that its encoding lacks could not be sent, our schema names would be
+misread, and with SQL_ASCII text is returned as bytes. The driver knows the encoding, so the check needs no round trip.
+
+The search_path is the caller's and is not changed: statements that run here qualify every operator, function and type with its
+schema. Every parameter is cast in our statements, so asyncpg, which wants numbered parameters and a type for each, gets text.
 """
 
 import sys
@@ -20,23 +29,13 @@ from psycopg.rows import tuple_row
 
 from horsies.db import faults
 from horsies.db.driver import drive, drive_async
-from horsies.db.pipeline import numbered, texts
+from horsies.db.pipeline import number_parameters, to_texts
 from horsies.db.statement import AnyRequest, Op, Query, Request, Rows, load, rows
 from horsies.model.errors import SchemaError, UnsupportedConnectionError
 
-# --------
-# Connections that callers lend us: which libraries they may come from, and how a statement is run on each.
-#
-# SQLAlchemy and Django keep books about the transactions of their connections, so we speak through them and not past them: a Session
-# begins its transaction, Django marks it broken, and an error is the one that the library raises for its own statements.
-# Neither is imported here: a connection of theirs can only exist if the caller has imported it.
-#
-# A connection whose client_encoding is not UTF-8 is refused: texts that its encoding does not have could not be sent, schema names of ours would be
-# misread, and with SQL_ASCII texts come back as bytes. The server has told the driver, so looking costs nothing.
-#
-# The search_path is the caller's and stays as it is: statements that run here name every operator, function and type with its schema.
-#
-# Every parameter is cast in our statements, so that asyncpg, which wants numbers for names and a type for each, gets text.
+SQL = load(__file__)
+R = TypeVar("R")
+T = TypeVar("T")
 
 _PSYCOPG = ("psycopg:Connection",)
 _PSYCOPG_ASYNC = ("psycopg:AsyncConnection",)
@@ -49,70 +48,209 @@ _SQLALCHEMY_ASYNC = (
 _DJANGO = ("django.db.backends.base.base:BaseDatabaseWrapper", "django.utils.connection:ConnectionProxy")
 _ASYNCPG = ("asyncpg.connection:Connection", "asyncpg.pool:PoolConnectionProxy")
 
-R = TypeVar("R")
+_UNDEFINED_TABLE_OR_SCHEMA = ("42P01", "3F000")
+_IN_FAILED_TRANSACTION = "25P02"
+
+
+def run_on_caller(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
+    caller = _adapt(connection)
+    with _explain_errors(schema):
+        op = _in_transaction(verb()) if caller.needs_transaction else verb()
+        return drive(op, partial(_execute, caller, schema))
+
+
+async def run_on_caller_async(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
+    caller = await _adapt_async(connection)
+    with _explain_errors(schema):
+        op = _in_transaction(verb()) if caller.needs_transaction else verb()
+        return await drive_async(op, partial(_execute_async, caller, schema))
+
+
+def _in_transaction(op: Op[T]) -> Op[T]:
+    yield from rows(SQL["begin_transaction"]())
+    try:
+        result = yield from op
+    except BaseException:
+        with suppress(Exception):  # the first error says more; a lost connection is rolled back by the server
+            yield from rows(SQL["roll_back_transaction"]())
+        raise
+    yield from rows(SQL["commit_transaction"]())
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class CallerConnection(Generic[R]):
-    """A lent connection, whatever library it is of."""
+    """A caller's connection of any library."""
 
     driver: object
     """The connection of psycopg or asyncpg below it."""
 
-    is_alone: bool
-    """No transaction is open and none will be: each statement would be committed by itself."""
+    needs_transaction: bool
+    """No transaction is open and none will begin by itself: each statement would be committed alone."""
 
     execute: Callable[[Query, str], R]
     """Run one query with this schema; blocking callers get its rows, asyncio callers await them."""
 
 
-def adapt_connection(connection: Any) -> CallerConnection[Rows]:
-    """For a blocking caller."""
+def _execute(caller: CallerConnection[Rows], schema: str, request: AnyRequest) -> list[Rows]:
+    queries, names = _queries_and_names(request)
+    faults.raise_planted(caller.driver, names, "before")
+    results = [caller.execute(query, schema) for query in queries]
+    faults.raise_planted(caller.driver, names, "after")
+    return results
+
+
+async def _execute_async(caller: CallerConnection[Awaitable[Rows]], schema: str, request: AnyRequest) -> list[Rows]:
+    queries, names = _queries_and_names(request)
+    faults.raise_planted(caller.driver, names, "before")
+    results = [await caller.execute(query, schema) for query in queries]
+    faults.raise_planted(caller.driver, names, "after")
+    return results
+
+
+def _queries_and_names(request: AnyRequest) -> tuple[Sequence[Query], list[str]]:
+    if isinstance(request, Request):
+        return request.queries, [query.statement.name for query in request.queries]
+    raise TypeError(f"{request.statement.name!r} is not a query and cannot run in a caller's transaction")
+
+
+@contextmanager
+def _explain_errors(schema: str) -> Generator[None]:
+    """Add what to change where the server's message does not say it."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error  # SQLAlchemy and Django raise their own errors from the driver's
+        while cause is not None and not getattr(cause, "sqlstate", None):
+            cause = cause.__cause__
+        sqlstate = getattr(cause, "sqlstate", None)
+        if sqlstate in _UNDEFINED_TABLE_OR_SCHEMA:
+            raise SchemaError(
+                f"the database of this connection has no tables of horsies in its schema {schema!r}; a transactional "
+                "send needs the app's own database: if it is that one, run `horsies migrate`"
+            ) from error
+        if sqlstate == _IN_FAILED_TRANSACTION:
+            error.add_note("An earlier statement of this transaction failed: roll it back, and send in a new one.")
+        raise
+
+
+def _adapt(connection: Any) -> CallerConnection[Rows]:
     if _is_any(connection, _PSYCOPG):
         if connection.pgconn.pipeline_status:
             with connection.pipeline():
-                pass  # what is still on its way may begin a transaction, end one, or set the encoding: at a sync it is known
-        _refuse_other_encodings(connection)
-        return CallerConnection(connection, _is_alone(connection), partial(_execute_psycopg, connection))
+                pass  # pending statements may begin or end a transaction, or set the encoding: a sync makes that known
+        return _adapt_driver(connection, partial(_execute_psycopg, connection))
     if _is_any(connection, _SQLALCHEMY):
-        return _borrow_sqlalchemy(connection)
+        is_session = not _is_any(connection, _SQLALCHEMY[:1])
+        below = connection.connection() if is_session else connection  # a Session begins its transaction with this
+        return CallerConnection(*_look_below(below), partial(_execute_sqlalchemy, below))
     if _is_any(connection, _DJANGO):
-        return _borrow_django(connection)
+        name = getattr(getattr(connection, "Database", None), "__name__", "no database driver")
+        if name != "psycopg":
+            raise UnsupportedConnectionError(
+                f"connection= is Django's, on {name}; sending inside a transaction of Django needs the ENGINE "
+                "django.db.backends.postgresql with psycopg 3 installed"
+            )
+        connection.ensure_connection()
+        return _adapt_driver(connection.connection, partial(_execute_django, connection))
     if _is_any(connection, _PSYCOPG_ASYNC + _SQLALCHEMY_ASYNC + _ASYNCPG):
         raise UnsupportedConnectionError(
-            f"connection= is {_described(connection)}, which a blocking send cannot use; use `await ….send_async(…)`"
+            f"connection= is {_describe(connection)}, which a blocking send cannot use; use `await ….send_async(…)`"
         )
     raise _unknown(connection)
 
 
-async def adapt_connection_async(connection: Any) -> CallerConnection[Awaitable[Rows]]:
-    """For an asyncio caller."""
+async def _adapt_async(connection: Any) -> CallerConnection[Awaitable[Rows]]:
     if _is_any(connection, _PSYCOPG_ASYNC):
         if connection.pgconn.pipeline_status:
             async with connection.pipeline():
                 pass  # as above
-        _refuse_other_encodings(connection)
-        return CallerConnection(connection, _is_alone(connection), partial(_execute_psycopg_async, connection))
+        return _adapt_driver(connection, partial(_execute_psycopg_async, connection))
     if _is_any(connection, _SQLALCHEMY_ASYNC):
-        return await _borrow_sqlalchemy_async(connection)
+        is_session = not _is_any(connection, _SQLALCHEMY_ASYNC[:1])
+        below = await connection.connection() if is_session else connection
+        driver, needs_transaction = await below.run_sync(_look_below)
+        return CallerConnection(driver, needs_transaction, partial(below.run_sync, _execute_sqlalchemy))
     if _is_any(connection, _ASYNCPG):
-        _refuse_other_encodings(connection)
-        return CallerConnection(connection, _is_alone(connection), partial(_execute_asyncpg, connection))
+        return _adapt_driver(connection, partial(_execute_asyncpg, connection))
     if _is_any(connection, _PSYCOPG + _SQLALCHEMY + _DJANGO):
         raise UnsupportedConnectionError(
-            f"connection= is {_described(connection)}, which would block the event loop; "
+            f"connection= is {_describe(connection)}, which would block the event loop; "
             "use `….send(…)` in blocking code, or give an async connection"
         )
     raise _unknown(connection)
 
 
-# -- psycopg
+def _is_any(connection: object, names: tuple[str, ...]) -> bool:
+    """Whether it is an instance of one of these classes, given as `module:Class`, as far as their modules are loaded."""
+    pairs = (name.split(":") for name in names)
+    classes = tuple(getattr(sys.modules[module], name) for module, name in pairs if module in sys.modules)
+    return isinstance(connection, classes)
+
+
+def _describe(connection: object) -> str:
+    kind = type(connection)
+    return f"a {kind.__qualname__} of {kind.__module__.partition('.')[0]}"
+
+
+def _unknown(connection: object) -> UnsupportedConnectionError:
+    return UnsupportedConnectionError(
+        f"connection= is {_describe(connection)}; give a connection of psycopg 3, a Connection or Session of SQLAlchemy, "
+        "Django's connection, an async one of these, or one of asyncpg"
+    )
+
+
+def _adapt_driver(driver: Any, execute: Callable[[Query, str], R]) -> CallerConnection[R]:
+    _require_utf8(driver)
+    return CallerConnection(driver, _is_in_autocommit(driver), execute)
+
+
+def _look_below(connection: Any) -> tuple[object, bool]:
+    """Return the driver's connection below one of SQLAlchemy, and whether it needs a transaction."""
+    dialect = connection.dialect
+    if dialect.driver not in {"psycopg", "asyncpg"}:
+        raise UnsupportedConnectionError(
+            f"connection= is {_describe(connection)} on {dialect.name}+{dialect.driver}; sending inside a transaction "
+            "of SQLAlchemy needs PostgreSQL through psycopg 3: make the engine with postgresql+psycopg://"
+        )
+    pooled = connection.connection
+    _require_utf8(pooled.driver_connection)
+    return pooled.driver_connection, pooled.dbapi_connection.autocommit and _is_in_autocommit(pooled.driver_connection)
+
+
+def _require_utf8(driver: Any) -> None:
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        status = driver.info.parameter_status
+        client, server = status("client_encoding"), status("server_encoding")
+    else:
+        settings = driver.get_settings()
+        client, server = (getattr(settings, name, None) for name in ("client_encoding", "server_encoding"))
+    if not _is_utf8(server):
+        raise UnsupportedConnectionError(
+            f"connection= leads to a database with the encoding {server}, which cannot hold every text; horsies needs one with UTF8"
+        )
+    if not _is_utf8(client):
+        raise UnsupportedConnectionError(
+            f"connection= has the client_encoding {client}, in which not every text can be sent; connect with client_encoding=UTF8, "
+            "or run `set client_encoding to 'UTF8'` on it"
+        )
+
+
+def _is_utf8(encoding: str | None) -> bool:
+    """A pooler may not report it. asyncpg returns what it has requested, in its own spelling."""
+    return encoding is None or encoding.upper().replace("-", "") == "UTF8"
+
+
+def _is_in_autocommit(driver: Any) -> bool:
+    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
+        return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
+    return not driver.is_in_transaction()
 
 
 def _execute_psycopg(connection: "psycopg.Connection[Any]", query: Query, schema: str) -> Rows:
-    # A cursor of our own making: the connection's may return dicts, or read `$1` where we write `%(id)s`.
+    # Our own cursor: the connection's may return dicts, or read `$1` where we write `%(id)s`.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-        # Inside a pipeline of the caller's the answer comes at its next sync, which the end of an inner one is.
+        # Inside a pipeline of the caller the result comes at its next sync, which the end of a nested one is.
         with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
             cursor.execute(query.statement.for_schema(schema), query.params, prepare=False)
         return cursor.fetchall() if cursor.description else []
@@ -125,59 +263,14 @@ async def _execute_psycopg_async(connection: "psycopg.AsyncConnection[Any]", que
         return await cursor.fetchall() if cursor.description else []
 
 
-# -- SQLAlchemy
-
-
-def _borrow_sqlalchemy(lent: Any) -> CallerConnection[Rows]:
-    connection = (
-        lent if _is_any(lent, _SQLALCHEMY[:1]) else lent.connection()
-    )  # a Session's own; begins its transaction
-    driver, is_alone = _look_below(connection)
-    return CallerConnection(driver, is_alone, partial(_execute_sqlalchemy, connection))
-
-
-async def _borrow_sqlalchemy_async(lent: Any) -> CallerConnection[Awaitable[Rows]]:
-    connection = lent if _is_any(lent, _SQLALCHEMY_ASYNC[:1]) else await lent.connection()
-    driver, is_alone = await connection.run_sync(_look_below)
-    return CallerConnection(driver, is_alone, partial(connection.run_sync, _execute_sqlalchemy))
-
-
-def _look_below(connection: Any) -> tuple[object, bool]:
-    dialect = connection.dialect
-    if dialect.driver not in {"psycopg", "asyncpg"}:
-        raise UnsupportedConnectionError(
-            f"connection= is {_described(connection)} on {dialect.name}+{dialect.driver}; sending inside a transaction "
-            "of SQLAlchemy needs PostgreSQL through psycopg 3: make the engine with postgresql+psycopg://"
-        )
-    pooled = connection.connection
-    _refuse_other_encodings(pooled.driver_connection)
-    return pooled.driver_connection, pooled.dbapi_connection.autocommit and _is_alone(pooled.driver_connection)
-
-
 def _execute_sqlalchemy(connection: Any, query: Query, schema: str) -> Rows:
     if connection.dialect.driver == "asyncpg":
-        text, params = _as_text(query, schema)
+        text, params = _to_asyncpg(query, schema)
     else:
         text, params = query.statement.for_schema(schema).decode(), dict(query.params)
     # Streaming, if the caller has chosen it for the connection, would declare a cursor for an INSERT.
     result = connection.exec_driver_sql(text, params, execution_options={"stream_results": False})
     return [tuple(row) for row in result] if result.returns_rows else []
-
-
-# -- Django
-
-
-def _borrow_django(connection: Any) -> CallerConnection[Rows]:
-    driver_name = getattr(getattr(connection, "Database", None), "__name__", "no database driver")
-    if driver_name != "psycopg":
-        raise UnsupportedConnectionError(
-            f"connection= is Django's, on {driver_name}; sending inside a transaction of Django needs the ENGINE "
-            "django.db.backends.postgresql with psycopg 3 installed"
-        )
-    connection.ensure_connection()
-    driver = connection.connection
-    _refuse_other_encodings(driver)
-    return CallerConnection(driver, _is_alone(driver), partial(_execute_django, connection))
 
 
 def _execute_django(connection: Any, query: Query, schema: str) -> Rows:
@@ -186,153 +279,12 @@ def _execute_django(connection: Any, query: Query, schema: str) -> Rows:
         return cursor.fetchall() if cursor.description else []
 
 
-# -- asyncpg
-
-
 async def _execute_asyncpg(connection: Any, query: Query, schema: str) -> Rows:
-    text, params = _as_text(query, schema)
+    text, params = _to_asyncpg(query, schema)
     return [tuple(row) for row in await connection.fetch(text, *params)]
 
 
-def _as_text(query: Query, schema: str) -> tuple[str, tuple[str | None, ...]]:
-    """The first cast of each parameter tells asyncpg what it gets, the second one the server what to make of it."""
-    text, names = numbered(query.statement.text, schema, "::pg_catalog.text")
-    return text, tuple(texts(query.params, names))
-
-
-# -- which is which
-
-
-def _refuse_other_encodings(driver: Any) -> None:
-    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
-        told = driver.info.parameter_status
-    else:
-        told = partial(_setting_of_asyncpg, driver)
-    client, server = told("client_encoding"), told("server_encoding")
-    if not _is_utf8(server):
-        raise UnsupportedConnectionError(
-            f"connection= leads to a database with the encoding {server}, which cannot hold every text; horsies needs one with UTF8"
-        )
-    if not _is_utf8(client):
-        raise UnsupportedConnectionError(
-            f"connection= has the client_encoding {client}, in which not every text can be sent; connect with client_encoding=UTF8, "
-            "or run `set client_encoding to 'UTF8'` on it"
-        )
-
-
-def _setting_of_asyncpg(driver: Any, name: str) -> str | None:
-    return getattr(driver.get_settings(), name, None)
-
-
-def _is_utf8(encoding: str | None) -> bool:
-    """A pooler may not tell. asyncpg shows what it has asked for, in its own spelling."""
-    return encoding is None or encoding.upper().replace("-", "") == "UTF8"
-
-
-def _is_alone(driver: Any) -> bool:
-    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
-        return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
-    return not driver.is_in_transaction()
-
-
-def _is_any(connection: object, names: tuple[str, ...]) -> bool:
-    """Whether it is of one of these classes, given as `module:Class`, as far as their modules are loaded."""
-    known = (name.split(":") for name in names)
-    kinds = tuple(getattr(sys.modules[module], kind) for module, kind in known if module in sys.modules)
-    return isinstance(connection, kinds)
-
-
-def _described(connection: object) -> str:
-    kind = type(connection)
-    return f"a {kind.__qualname__} of {kind.__module__.partition('.')[0]}"
-
-
-def _unknown(connection: object) -> UnsupportedConnectionError:
-    return UnsupportedConnectionError(
-        f"connection= is {_described(connection)}; give a connection of psycopg 3, a Connection or Session of SQLAlchemy, "
-        "Django's connection, an async one of these, or one of asyncpg"
-    )
-
-
-SQL = load(__file__)
-T = TypeVar("T")
-
-_NO_SUCH_TABLE = ("42P01", "3F000")
-_ALREADY_BROKEN = "25P02"
-
-
-def run_on_caller(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
-    caller = adapt_connection(connection)
-    with _explained(schema):
-        return drive(_whole(verb, caller), partial(_answer, caller, schema))
-
-
-async def run_on_caller_async(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
-    caller = await adapt_connection_async(connection)
-    with _explained(schema):
-        return await drive_async(_whole(verb, caller), partial(_answer_async, caller, schema))
-
-
-def _whole(verb: Callable[[], Op[T]], caller: CallerConnection[Rows] | CallerConnection[Awaitable[Rows]]) -> Op[T]:
-    return _in_transaction(verb()) if caller.is_alone else verb()
-
-
-def _in_transaction(op: Op[T]) -> Op[T]:
-    yield from rows(SQL["begin_transaction"]())
-    try:
-        result = yield from op
-    except BaseException:
-        with suppress(Exception):  # the first error tells more; a lost connection rolls back by itself
-            yield from rows(SQL["roll_back_transaction"]())
-        raise
-    yield from rows(SQL["commit_transaction"]())
-    return result
-
-
-def _answer(caller: CallerConnection[Rows], schema: str, request: AnyRequest) -> list[Rows]:
-    queries = _queries(request)
-    names = [query.statement.name for query in queries]
-    faults.raise_planted(caller.driver, names, "before")
-    answer = [caller.execute(query, schema) for query in queries]
-    faults.raise_planted(caller.driver, names, "after")
-    return answer
-
-
-async def _answer_async(caller: CallerConnection[Awaitable[Rows]], schema: str, request: AnyRequest) -> list[Rows]:
-    queries = _queries(request)
-    names = [query.statement.name for query in queries]
-    faults.raise_planted(caller.driver, names, "before")
-    answer = [await caller.execute(query, schema) for query in queries]
-    faults.raise_planted(caller.driver, names, "after")
-    return answer
-
-
-def _queries(request: AnyRequest) -> Sequence[Query]:
-    if isinstance(request, Request):
-        return request.queries
-    raise TypeError(f"{request.statement.name!r} is no query, and has no place in a caller's transaction")
-
-
-@contextmanager
-def _explained(schema: str) -> Generator[None]:
-    """Say more where the server's words do not tell a sender what to change."""
-    try:
-        yield
-    except Exception as error:
-        if (code := _sqlstate(error)) in _NO_SUCH_TABLE:
-            raise SchemaError(
-                f"the database of this connection has no tables of horsies in its schema {schema!r}; a transactional "
-                "send needs the app's own database: if it is that one, run `horsies migrate`"
-            ) from error
-        if code == _ALREADY_BROKEN:
-            error.add_note("An earlier statement of this transaction failed: roll it back, and send in a new one.")
-        raise
-
-
-def _sqlstate(error: BaseException | None) -> str | None:
-    """SQLAlchemy and Django raise their own errors from the driver's."""
-    while error is not None:
-        if code := getattr(error, "sqlstate", None):
-            return str(code)
-        error = error.__cause__
-    return None
+def _to_asyncpg(query: Query, schema: str) -> tuple[str, tuple[str | None, ...]]:
+    """Cast each parameter twice: first to text, for asyncpg, then by our SQL, for the server."""
+    text, names = number_parameters(query.statement.text, schema, "::pg_catalog.text")
+    return text, tuple(to_texts(query.params, names))

@@ -1,63 +1,72 @@
-"""The NOTIFY channels. Their names carry a hash of the schema: two installations in one database do not wake each other.
+"""The NOTIFY channels, and the subscriptions of a process to them.
 
-**Anyone may listen, and anyone may notify**: PostgreSQL asks for no privilege but to connect to the database. So payloads hold nothing but ids, names of
-queues, priorities and times, and whoever receives one takes it for a hint to look now: it is checked before it is used, it cannot make a statement fail, and
-the rows decide what is done. Where a look is dear, hints lead to a limited number of them.
+The name of a channel contains a hash of the schema: two installations in one database do not wake each other.
 
-**Somebody must wait.** A notification wakes every session of the database that listens, to whatever channel, so one that nobody waits for is
-better not sent. Whoever listens to DONE holds an advisory lock meanwhile, shared with all others who do. It can be had alone only when nobody
-listens, and that is what an ending asks for after its COMMIT. No wake-up is lost: a waiter takes the lock before it listens, and looks only after
-that, so an ending that was committed before the lock was taken is seen, and one that was committed later finds it taken. A waiter that
-dies lets go of it with its session.
+**Any user may listen and notify.** PostgreSQL requires no privilege except to connect to the database. So payloads contain only
+ids, names of queues, priorities and times, and a receiver treats them as a hint to read now: a payload is checked before it is used,
+it cannot make a statement fail, and the rows decide what is done. Where a read is expensive, hints cause a limited number of reads.
+
+**Notify only if there is a waiter.** A notification wakes every session of the database that listens, on any channel, so one without
+a waiter should not be sent. Every process that listens on DONE holds an advisory lock, shared with the others. A session can take
+it exclusively only if no process listens; an ending tries this after its COMMIT. No wake-up is lost: a waiter takes the lock before it
+listens, and reads after that. So it sees an ending that was committed before it took the lock, and one that was committed later finds
+the lock taken. If a waiter dies, its session releases the lock.
 """
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import TypeAlias
 
+ALL_KEYS = "*"
+
+Wake: TypeAlias = Callable[[str | None], None]
+"""Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
+
+log = logging.getLogger("horsies.listen")
+
 
 class Channel(StrEnum):
     NEW = "new"
-    """Something can be claimed. Payload: `priority enqueued_at_us queue_name`, the oldest row of them; `later us`, the time until it is due; `freed`, when
-    capped capacity is; or `*`, when there may be something anywhere.
+    """Tasks can be claimed. Payload: `priority enqueued_at_us queue_name` of the oldest row; `later us`, the time until a row is due;
+    `freed`, when capped capacity is free; or `*`, when there may be tasks anywhere.
     """
 
     DONE = "done"
-    """Tasks have ended: their ids, or `*` when they are too many to name; only while somebody listens. Or runs of workflows: theirs, in any case,
-    because that is said inside the transaction, where nobody can ask for the lock without holding it until the COMMIT.
+    """Tasks have ended: their ids, or `*` if there are too many to name; only while a process listens. Or runs of workflows: their ids, always,
+    because this is sent inside the transaction, which would hold the lock of the waiters until its COMMIT.
     """
 
     CONTROL = "control"
-    """Asks one worker to look at its rows and to beat. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
+    """A request to one worker to read its rows and send a heartbeat. Payload: `worker_id cancel task_id`, or `worker_id ping`."""
 
     SCHEDULES = "schedules"
-    """Schedules were changed: when the next slot is may be another moment now. No payload."""
+    """Schedules were changed, so the next slot may be at another time. No payload."""
 
     TEST = "test"
-    """The listener's own self-test. Payload: a token that only one listener knows."""
+    """The listener's self-test. Payload: a token that only one listener knows."""
 
     def name_in(self, schema: str) -> str:
         return f"horsies_{_hash(schema)[:8]}_{self.value}"
 
     @property
     def is_for_waiters(self) -> bool:
-        """Whoever listens to it holds the lock of those who wait."""
+        """Whether a process that listens on it holds the lock of the waiters."""
         return self is Channel.DONE
 
 
 def waiters_lock(schema: str) -> int:
-    """The key of the advisory lock that says that somebody waits."""
+    """Return the key of the advisory lock that processes with waiters hold."""
     return int(_hash(f"{schema} waiters")[:16], 16) - (1 << 63)
 
 
 def worker_lock_scope(schema: str) -> str:
-    """What stands before the id of a worker in the name of its advisory lock, whose key is `hashtextextended(name, 0)`.
+    """Return the prefix of the name of a worker's advisory lock, whose key is `hashtextextended(prefix + worker_id, 0)`.
 
-    Two sessions of a worker hold it together, that of its heartbeat and that of its listener. The server lets go of it when both are gone.
+    Two sessions of a worker hold it, shared: the heartbeat's and the listener's. The server releases it when both are gone.
     """
     return f"horsies {_hash(schema)[:8]} worker "
 
@@ -67,64 +76,49 @@ def _hash(schema: str) -> str:
     return sha256(schema.encode()).hexdigest()
 
 
-# --------
-# Who wants to be woken for what. Thread-safe; knows nothing of connections.
-#
-# A payload may come from anyone: LISTEN and NOTIFY need no privilege. A subscriber must take it for a hint to look now, and nothing else.
-
-Wake: TypeAlias = Callable[[str | None], None]
-"""Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
-
-ALL_KEYS = "*"
-
-log = logging.getLogger("horsies.listen")
-
-
 class Subscriptions:
+    """Callbacks by channel and key. Thread-safe."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._subscriptions: dict[Channel, dict[str | None, list[Wake]]] = {}
+        self._by_channel: dict[Channel, dict[str | None, list[Wake]]] = {}
 
-    def add(self, channel: Channel, key: str | None, wake_callback: Wake) -> None:
-        """Ring this bell for payloads that name this key; None means for every payload."""
+    def add(self, channel: Channel, key: str | None, wake: Wake) -> None:
+        """Call this for payloads that contain the key; for every payload if it is None."""
         with self._lock:
-            self._subscriptions.setdefault(channel, {}).setdefault(key, []).append(wake_callback)
+            self._by_channel.setdefault(channel, {}).setdefault(key, []).append(wake)
 
-    def remove(self, channel: Channel, key: str | None, wake_callback: Wake) -> None:
+    def remove(self, channel: Channel, key: str | None, wake: Wake) -> None:
         with self._lock:
-            by_key = self._subscriptions[channel]
-            by_key[key].remove(wake_callback)
+            by_key = self._by_channel[channel]
+            by_key[key].remove(wake)
             if not by_key[key]:
                 del by_key[key]
 
     def channels(self) -> set[Channel]:
         with self._lock:
-            return {channel for channel, by_key in self._subscriptions.items() if by_key}
+            return {channel for channel, by_key in self._by_channel.items() if by_key}
 
-    def wake_subscribers(self, channel: Channel, payload: str) -> None:
+    def notify(self, channel: Channel, payload: str) -> None:
         with self._lock:
-            by_key = self._subscriptions.get(channel, {})
+            by_key = self._by_channel.get(channel, {})
             keys = list(by_key) if payload == ALL_KEYS else [None, *payload.split(" ")]
-            found = [wake_callback for key in keys for wake_callback in by_key.get(key, ())]
-        _wake(found, payload)
+            callbacks = [wake for key in keys for wake in by_key.get(key, ())]
+        _call_each(callbacks, payload)
 
     def wake_all(self, channel: Channel | None = None) -> None:
-        """Something may have been missed: everyone looks again."""
+        """Call all of this channel, or of every channel: a notification may have been missed."""
         with self._lock:
-            channels = [channel] if channel else list(self._subscriptions)
-            found = [
-                wake_callback
-                for name in channels
-                for subscriptions in self._subscriptions.get(name, {}).values()
-                for wake_callback in subscriptions
-            ]
-        _wake(found, None)
+            channels = [channel] if channel else list(self._by_channel)
+            by_keys = [self._by_channel.get(name, {}) for name in channels]
+            callbacks = [wake for by_key in by_keys for wakes in by_key.values() for wake in wakes]
+        _call_each(callbacks, None)
 
 
-def _wake(subscriptions: list[Wake], payload: str | None) -> None:
-    """One that fails must not keep the others from being rung, nor end the thread or the reader that rings them."""
-    for wake_callback in subscriptions:
+def _call_each(callbacks: Iterable[Wake], payload: str | None) -> None:
+    """Call outside the lock. One that fails must not prevent the next, nor end the thread or the loop that delivers."""
+    for wake in callbacks:
         try:
-            wake_callback(payload)
+            wake(payload)
         except Exception:
             log.exception("a subscriber failed on a notification")

@@ -1,8 +1,8 @@
-"""Named faults at the statement funnel, for tests that must see a crash or a lost answer at one exact moment.
+"""Faults at named statements, for tests that need a crash or a lost result at one exact moment.
 
-`HORSIES_FAULTS="finish_tasks:after:drop"` in the environment of a worker, or `plant(...)` in this process. Several are
-separated by commas; each one strikes once. `before` strikes when the statement has not been sent, `after` when the
-server has answered everything that travelled with it: a connection dropped then is a COMMIT whose answer was lost.
+Set `HORSIES_FAULTS="finish_tasks:after:drop"` in the environment of a worker, or call `plant(...)` in this process. Several are
+separated by commas; each occurs once. `before` means that the statement has not been sent; `after`, that the server has answered
+everything that travelled with it: a connection dropped then is a COMMIT whose result was lost.
 """
 
 import os
@@ -39,8 +39,8 @@ def clear() -> None:
         _planted.clear()
 
 
-def raise_planted(connection: object, names: Iterable[str], when: When) -> None:
-    """Called by the drivers around every round trip; does nothing, cheaply, unless a fault is planted."""
+def raise_planted(connection: Any, names: Iterable[str], when: When) -> None:
+    """Raise the faults planted for these statements. Called around every round trip; cheap unless there are any."""
     if _planted:
         for name in names:
             if fault := _take(name, when):
@@ -56,29 +56,21 @@ def _take(name: str, when: When) -> Fault | None:
     return None
 
 
-def _act(fault: Fault, connection: object) -> NoReturn:
-    what = f"planted fault: {fault.action} {fault.when} {fault.statement}"
+def _act(fault: Fault, connection: Any) -> NoReturn:
+    message = f"planted fault: {fault.action} {fault.when} {fault.statement}"
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault.action == "drop":
-        _drop(connection)
-        raise psycopg.OperationalError(what)
-    raise psycopg.errors.InternalError_(what)
-
-
-def _drop(connection: Any) -> None:
+    if fault.action == "error":
+        raise psycopg.errors.InternalError_(message)
     if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
         connection.pgconn.finish()
     else:
-        connection.terminate()  # a caller's, of asyncpg
+        connection.terminate()  # a caller's connection, of asyncpg
+    raise psycopg.OperationalError(message)
 
 
-def _plant_from_environment() -> None:
-    for text in filter(None, os.environ.get("HORSIES_FAULTS", "").split(",")):
-        statement, when, action = text.split(":")
-        if when not in get_args(When) or action not in get_args(Action):
-            raise ValueError(f"HORSIES_FAULTS: {text!r} is not statement:before|after:drop|kill|error")
-        plant(statement, cast("When", when), cast("Action", action))
-
-
-_plant_from_environment()
+for _text in filter(None, os.environ.get("HORSIES_FAULTS", "").split(",")):
+    _statement, _when, _action = _text.split(":")
+    if _when not in get_args(When) or _action not in get_args(Action):
+        raise ValueError(f"HORSIES_FAULTS: {_text!r} is not statement:before|after:drop|kill|error")
+    plant(_statement, cast("When", _when), cast("Action", _action))

@@ -1,6 +1,6 @@
-"""A notification sent and heard: does LISTEN work from here, and what stands in its way?
+"""A check of LISTEN/NOTIFY for the doctor: send a notification, wait for it, and find out what prevents it.
 
-Like the listener (`listen.py`) it leaves nothing behind in a session that is a pooler's.
+Like the listener it leaves nothing behind in a session of a pooler.
 """
 
 import secrets
@@ -14,73 +14,67 @@ from horsies.db import broker, migrate
 from horsies.db.channels import Channel
 from horsies.db.errors import broker_error
 from horsies.db.pool import connect
-from horsies.db.pooler import backend_pid, is_direct, is_shared, undo_in_session
+from horsies.db.pooler import POOLER_CHECKS, get_backend_pid, is_direct, is_shared, undo_in_session
 from horsies.model.config import PostgresConfig
 
 
 class ListenStatus(Enum):
-    HEARD = auto()
-    SHARED = auto()
-    """A pooler lends sessions for a transaction at a time: LISTEN cannot work."""
-    SILENT = auto()
-    """Nothing arrived in time."""
-    ELSEWHERE = auto()
+    RECEIVED = auto()
+    SHARED_SESSION = auto()
+    """A pooler lends sessions for one transaction at a time: LISTEN cannot work."""
+    NOT_RECEIVED = auto()
+    """No notification arrived in time."""
+    OTHER_DATABASE = auto()
     """`listen_url` leads to another database."""
     UNREACHABLE = auto()
-    """`listen_url` leads nowhere."""
+    """`listen_url` cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenReport:
-    """How it went, how long it took, whether each way leads to the server without a pooler, and what was said if it led nowhere."""
+    """The status, whether each URL leads to the server without a pooler, and the error if `listen_url` is unreachable."""
 
-    hearing: ListenStatus
-    took_s: float = 0.0
+    status: ListenStatus
     is_direct: bool = True
     listens_directly: bool = True
-    words: str = ""
+    error: str = ""
 
 
-def check_listen(config: PostgresConfig, timeout_s: float) -> ListenReport:
-    """From `database_url` to `listen_url`. Raises when the first cannot be reached."""
-    with connect(config, "doctor") as sending:
+def check_listen(config: PostgresConfig, timeout_s: float, pooler_checks: int = POOLER_CHECKS) -> ListenReport:
+    """Notify through `database_url` and listen on `listen_url`. Raise if the first cannot be reached."""
+    with connect(config, "doctor") as sender:
         try:
-            listening = connect(config, "doctor", url=config.listen_conninfo)
+            receiver = connect(config, "doctor", url=config.listen_conninfo)
         except psycopg.Error as error:
-            return ListenReport(ListenStatus.UNREACHABLE, words=str(broker_error(error, "PostgreSQL at listen_url")))
-        with listening:
-            return _tried(config, sending, listening, timeout_s)
+            return ListenReport(ListenStatus.UNREACHABLE, error=str(broker_error(error, "PostgreSQL at listen_url")))
+        with receiver:
+            here, there = is_direct(sender), is_direct(receiver)
+            if _identify_database(sender) != _identify_database(receiver):
+                status = ListenStatus.OTHER_DATABASE
+            elif not there and is_shared(receiver, lambda: get_backend_pid(sender), pooler_checks):
+                status = ListenStatus.SHARED_SESSION
+            else:
+                status = _notify_and_wait(sender, receiver, Channel.TEST.name_in(config.schema), timeout_s)
+            return ListenReport(status, is_direct=here, listens_directly=there)
 
 
-def _tried(
-    config: PostgresConfig, sending: psycopg.Connection, listening: psycopg.Connection, timeout_s: float
-) -> ListenReport:
-    here, there = is_direct(sending), is_direct(listening)
-    if _database(sending) != _database(listening):
-        return ListenReport(ListenStatus.ELSEWHERE, is_direct=here, listens_directly=there)
-    if not there and is_shared(listening, lambda: backend_pid(sending)):
-        return ListenReport(ListenStatus.SHARED, is_direct=here, listens_directly=there)
-    began = time.monotonic()
-    heard = _is_heard(sending, listening, Channel.TEST.name_in(config.schema), timeout_s)
-    hearing = ListenStatus.HEARD if heard else ListenStatus.SILENT
-    return ListenReport(hearing, time.monotonic() - began, is_direct=here, listens_directly=there)
-
-
-def _database(connection: psycopg.Connection) -> tuple[object, ...] | None:
+def _identify_database(connection: psycopg.Connection) -> tuple[object, ...] | None:
     return connection.execute(migrate.SQL["identify_database"].for_schema("")).fetchone()
 
 
-def _is_heard(sending: psycopg.Connection, listening: psycopg.Connection, channel: str, timeout_s: float) -> bool:
-    token = secrets.token_hex(8)  # other listeners test themselves on this channel too, and know their own
-    with listening.transaction():
-        listening.execute(f'listen "{channel}"'.encode())
-        process = backend_pid(listening)
+def _notify_and_wait(
+    sender: psycopg.Connection, receiver: psycopg.Connection, channel: str, timeout_s: float
+) -> ListenStatus:
+    token = secrets.token_hex(8)  # other listeners use this channel for their own self-tests
+    with receiver.transaction():
+        receiver.execute(f'listen "{channel}"'.encode())
+        pid = get_backend_pid(receiver)
     try:
-        sending.execute(broker.SQL["notify"].for_schema(""), {"channel": channel, "payload": token})
+        sender.execute(broker.SQL["notify"].for_schema(""), {"channel": channel, "payload": token})
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            if any(heard.payload == token for heard in listening.notifies(timeout=left, stop_after=1)):
-                return True
-        return False
+            if any(received.payload == token for received in receiver.notifies(timeout=left, stop_after=1)):
+                return ListenStatus.RECEIVED
+        return ListenStatus.NOT_RECEIVED
     finally:
-        undo_in_session(listening, [f'unlisten "{channel}"'.encode()], process)
+        undo_in_session(receiver, [f'unlisten "{channel}"'.encode()], pid)

@@ -1,17 +1,18 @@
 """The daily partitions of finished tasks: prepared ahead of time, filled from the default partition, dropped when they are old.
 
-**Never a long lock.** Everybody who finishes a task, or waits for one, holds a lock on `finished` for a moment. What changes its partitions asks for locks
-that exclude them, and while such a request waits, all others wait behind it. So each change is one short transaction that is sent in one piece (a
-client that falls silent holds nothing), gives a lock 50 ms and the moving of rows as much, and is postponed if that was not enough. Behind an
-open `pg_dump`, which holds all of it, nothing is changed until it is closed.
+**No long locks.** Every session that finishes a task, or waits for one, locks `finished` for a moment. A change of its partitions needs
+locks that exclude these, and while its request waits, all others wait behind it. So each change is one short transaction, sent in one
+piece (an unresponsive client holds nothing). It waits 50 ms for a lock and moves rows for as long, and is postponed if that was not
+enough. While a `pg_dump` is open, which locks all of it, nothing is changed.
 
-**Making a day.** A day to come is made beside the others and attached, which only the default partition notices. If the default holds rows of it, or
-may get some now, that is not enough: a reader that has just looked up which partitions there are would miss rows that move, and a finisher
-would miss the new day. Then the whole table is locked, and the rows move in the same transaction. A day of which the default holds more
-than can be moved in a moment is left there; its rows are deleted when they are old.
+**Creating a partition.** A partition for a future day is created beside the others and attached, which locks only the default partition.
+If the default partition holds rows of that day, or may get some now, this is not enough: a reader that has just looked up the
+partitions would miss rows that move, and a session that finishes a task would miss the new partition. Then the whole table is locked,
+and the rows move in the same transaction. If the default partition holds more rows of a day than can be moved in a moment, they stay
+there and are deleted when they are old.
 
-**Dropping a day.** TRUNCATE locks the day alone, and frees its space. The empty day is then dropped, for which the whole table is locked. Whoever dies
-in between leaves an old and empty day to the next one.
+**Dropping a partition.** TRUNCATE locks only the partition and frees its space. Then the empty partition is dropped, for which the
+whole table is locked. After a crash in between, the next run drops the empty partition.
 """
 
 import logging
@@ -24,9 +25,9 @@ from psycopg import errors
 from horsies.db.statement import Op, Query, Statement, execute, load, one, rows
 
 DAYS_AHEAD = 14
-PREPARE_BELOW = 7  # with a week in hand there is no hurry, and no lock is asked for
+PREPARE_BELOW = 7  # with a week ahead there is no hurry, and no lock is requested
 MOVE_AT_MOST = 5_000  # rows
-CONSTANT_WORK, PER_ROW_WORK = "1s", "50ms"  # what a statement may take: the first is for a machine out of breath
+CONSTANT_WORK, PER_ROW_WORK = "1s", "50ms"  # statement timeouts; the first one is for an overloaded machine
 
 SQL = load(__file__)
 log = logging.getLogger("horsies.db")
@@ -35,93 +36,103 @@ _BUSY = (
     errors.LockNotAvailable,
     errors.QueryCanceled,
     errors.DeadlockDetected,
-    errors.CheckViolation,  # the default partition has got a row of that day meanwhile
+    errors.CheckViolation,  # the default partition has got a row of that day in the meantime
 )
 _DONE_BY_ANOTHER = (errors.DuplicateTable, errors.UndefinedTable, errors.UniqueViolation)
 
 
 class PartitionChange(Enum):
-    """What became of one day."""
+    """What happened to one partition."""
 
     DONE = auto()
     POSTPONED = auto()
-    """Somebody is in the way; the next look tries again."""
+    """Another session holds a lock; the next run tries again."""
     REFUSED = auto()
-    """Our user may not."""
+    """Our user lacks the privilege."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class PartitionPrivileges:
     user: str
     owner: str
-    suffice: bool
+    are_sufficient: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition, from the first date to the one after it."""
+    """The partition of one day: its table, its date, and the next date."""
 
     table: str
     first: str
     after: str
 
+    def query(self, name: str) -> Query:
+        """Neither the name of a table nor bounds can be parameters. They are made of dates, by us."""
+        text = SQL[name].text.replace("{partition}", self.table)
+        return Statement(name, text.replace("{first}", self.first).replace("{after}", self.after))()
 
-def get_rights(schema: str) -> Op[Rights]:
-    """May this user make and drop days?"""
+
+def get_privileges(schema: str) -> Op[PartitionPrivileges]:
+    """Return whether this user may create and drop partitions."""
     row = yield from one(SQL["get_privileges"](schema=schema))
-    return Rights(*row) if row else Rights("", "", suffice=False)
+    return PartitionPrivileges(*row) if row else PartitionPrivileges("", "", are_sufficient=False)
 
 
 def prepare_partitions(schema: str, keep: timedelta | None = None) -> Op[list[PartitionChange]]:
-    """Make partitions for the days ahead, and for what the default partition caught and is to be kept.
+    """Create partitions for the days ahead, and for rows of the default partition that are to be kept.
 
-    Never urgent: what has no day goes to the default partition.
+    Never urgent: rows without a partition go to the default partition.
     """
-    missing = yield from rows(SQL["get_missing_partitions"](ahead=DAYS_AHEAD, schema=schema, keep_s=_seconds(keep)))
-    is_urgent = len(missing) > DAYS_AHEAD - PREPARE_BELOW
+    keep_s = None if keep is None else keep.total_seconds()
+    missing = yield from rows(SQL["get_missing_partitions"](ahead=DAYS_AHEAD, schema=schema, keep_s=keep_s))
+    is_due = len(missing) > DAYS_AHEAD - PREPARE_BELOW
     changes: list[PartitionChange] = []
-    for table, first, after, held, moves in missing:
-        if held > MOVE_AT_MOST:
-            log.info("finished_default holds %d tasks of %s, too many to be moved: they stay there", held, first)
-        elif held or is_urgent:
-            at_most = PER_ROW_WORK if held else CONSTANT_WORK
-            changes.append((yield from _make_day(schema, Partition(table, first, after), moves=moves, at_most=at_most)))
+    for table, first, after, row_count, moves in missing:
+        if row_count > MOVE_AT_MOST:
+            log.info("finished_default: %d tasks of %s stay there, too many to be moved", row_count, first)
+        elif row_count or is_due:
+            timeout = PER_ROW_WORK if row_count else CONSTANT_WORK
+            partition = Partition(table, first, after)
+            changes.append((yield from _create_partition(schema, partition, moves=moves, timeout=timeout)))
             if changes[-1] is not PartitionChange.DONE:
-                break  # what is in the way of this one is in the way of the next
+                break  # what blocks this one blocks the next
     return changes
 
 
+def _create_partition(schema: str, partition: Partition, *, moves: bool, timeout: str) -> Op[PartitionChange]:
+    moving = (SQL["lock_finished"](), SQL["lock_default_partition"](), partition.query("move_rows")) if moves else ()
+    queries = (
+        SQL["lock_partition_changes"](schema=schema),
+        partition.query("create_partition"),
+        SQL["set_short_timeouts"](statement_timeout=timeout),
+        *moving,
+        partition.query("attach_partition"),
+    )
+    return (yield from _with_short_locks("create", partition, *queries))
+
+
 def get_old_partitions(schema: str, keep: timedelta) -> Op[list[tuple[Partition, bool]]]:
-    """The days that are over for longer than this, oldest first, each with whether we may drop it."""
-    found = yield from rows(SQL["get_old_partitions"](schema=schema, keep_s=_seconds(keep)))
-    return [(Partition(*day), is_ours) for *day, is_ours in found]
+    """Return the partitions whose day ended longer ago than this, oldest first, each with whether we may drop it."""
+    found = yield from rows(SQL["get_old_partitions"](schema=schema, keep_s=keep.total_seconds()))
+    return [(Partition(*columns), is_ours) for *columns, is_ours in found]
 
 
-def drop_partition(schema: str, day: Partition) -> Op[PartitionChange]:
-    """The day with all that is in it."""
-    emptied = yield from _with_short_locks("empty", day, _of(day, "truncate_partition"))
-    if emptied is not PartitionChange.DONE:
-        return emptied
-    locks = (
+def drop_partition(schema: str, partition: Partition) -> Op[PartitionChange]:
+    """Drop a partition with its rows."""
+    truncated = yield from _with_short_locks("truncate", partition, partition.query("truncate_partition"))
+    if truncated is not PartitionChange.DONE:
+        return truncated
+    queries = (
         SQL["lock_partition_changes"](schema=schema),
         SQL["lock_finished"](),
         SQL["lock_default_partition"](),
-        _of(day, "lock_partition"),
+        partition.query("lock_partition"),
+        partition.query("drop_partition"),
     )
-    return (yield from _with_short_locks("drop", day, *locks, _of(day, "drop_partition")))
+    return (yield from _with_short_locks("drop", partition, *queries))
 
 
-def _make_day(schema: str, day: Partition, *, moves: bool, at_most: str) -> Op[PartitionChange]:
-    moving = (SQL["lock_finished"](), SQL["lock_default_partition"](), _of(day, "move_rows")) if moves else ()
-    made = (
-        SQL["lock_partition_changes"](schema=schema),
-        _of(day, "create_partition"),
-        SQL["set_short_timeouts"](statement_timeout=at_most),
-    )
-    return (yield from _with_short_locks("prepare", day, *made, *moving, _of(day, "attach_partition")))
-
-
-def _with_short_locks(what: str, day: Partition, *queries: Query) -> Op[PartitionChange]:
+def _with_short_locks(verb: str, partition: Partition, *queries: Query) -> Op[PartitionChange]:
     limits = SQL["set_short_timeouts"](statement_timeout=CONSTANT_WORK)
     try:
         yield from execute(SQL["begin_partition_change"](), limits, *queries, SQL["commit_partition_change"]())
@@ -129,16 +140,6 @@ def _with_short_locks(what: str, day: Partition, *queries: Query) -> Op[Partitio
         yield from rows(SQL["roll_back_partition_change"]())
         if isinstance(error, _DONE_BY_ANOTHER):
             return PartitionChange.DONE
-        log.info("could not %s the day %s of finished tasks now: %s", what, day.first, error.diag.message_primary)
+        log.info("could not %s partition %s now: %s", verb, partition.table, error.diag.message_primary)
         return PartitionChange.POSTPONED if isinstance(error, _BUSY) else PartitionChange.REFUSED
     return PartitionChange.DONE
-
-
-def _of(day: Partition, name: str) -> Query:
-    """Neither a table's name nor its bounds can be parameters. They are made of dates, by us."""
-    text = SQL[name].text.replace("{partition}", day.table).replace("{first}", day.first).replace("{after}", day.after)
-    return Statement(name, text)()
-
-
-def _seconds(span: timedelta | None) -> float | None:
-    return None if span is None else span.total_seconds()

@@ -1,24 +1,24 @@
-"""Whose session is it? Ours alone, or a pooler's that is lent to us for one transaction at a time.
+"""Sessions: is it ours alone, or does a pooler lend it to us for one transaction at a time?
 
-What is kept in a session (a LISTEN, a prepared statement) is worth having only in one that is ours. The server names the process that
-greets a client. A pooler greets in its own name, so a session whose process is another than that is not ours, or at least not for certain.
+State in a session (a LISTEN, a prepared statement) is useful only if the session is ours. At connect, the server reports its process id.
+A pooler reports one of its own, so if `pg_backend_pid()` differs from it, the session is not ours, or at least not for certain.
 
-A prepared statement keeps its plan, and the table of what waits is empty now and holds a million rows tomorrow. To read an empty table from end to
-end costs nothing, so that is how the server would do it, and go on doing it until somebody analyses the table. Hence in sessions that are
-ours only an index is a way in (`STEADY`). Where nothing is prepared, every statement is planned for the table as it is.
+**Plans.** A prepared statement keeps its plan, and the table of waiting tasks is empty now and has a million rows tomorrow. A sequential
+scan of an empty table costs nothing, so the server would choose it and keep it until the table is analyzed. So in sessions that are
+ours a table is only read by an index (`INDEX_SCANS`). Where nothing is prepared, each statement is planned for the table as it is.
 
-Planning most of our statements takes longer than running them, and the server does it again for the parameters of each, as long as that looks
-cheaper. So workers and producers have them planned once (`PLANNED_ONCE`). What depends on its parameters asks for another plan each time
-(`values.py`).
+Planning most of our statements takes longer than running them, and the server repeats it for each set of parameters while that looks
+cheaper. So workers and producers have them planned once (`GENERIC_PLANS`). Statements whose plan depends on their parameters ask
+for a custom plan (`statement.plan_for_values`).
 
-**Settings.** A role, a database or a URL may set anything for its sessions. Our statements depend on some settings (`PINNED`), so they are set by
-us: once per session where the session is ours, otherwise at the start of every transaction, for that transaction only. First among
-them is `search_path`: an operator or a function in a schema of the path whose argument types match better than PostgreSQL's own is preferred
-to it, so whoever may create objects in `public` could run code with the rights of whoever sends or works. What runs before the settings are in
-force, and what runs on a caller's own connection, names every operator, function and type with its schema.
+**Settings.** A role, a database or a URL may set anything for its sessions. Our statements depend on some settings (`PINNED`), so we
+set them: once per session if the session is ours, otherwise at the start of every transaction, for that transaction only. The most
+important is `search_path`: an operator or a function in a schema of the path whose argument types match better is preferred to
+PostgreSQL's own, so a user who may create objects in `public` could run code with the privileges of producers and workers. Statements
+that run before the settings apply, or on a caller's connection, qualify every operator, function and type with its schema.
 
-One round trip sets everything and finds out whose session it is: `set_config` is told to be local to the transaction, which ends with
-the statement, unless the process is the one that greeted us.
+One round trip sets everything and finds out whether the session is ours: `set_config` is local to the transaction, which ends with
+the statement, unless the process id is the one reported at connect.
 """
 
 import logging
@@ -32,54 +32,58 @@ from psycopg import errors
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 
+AnyConnection: TypeAlias = psycopg.Connection | psycopg.AsyncConnection
 Settings: TypeAlias = Mapping[str, str]
 
 BACKEND_PID = "select pg_catalog.pg_backend_pid()"
-PREPARE_AFTER = 2
-POOLER_CHECKS = 10  # for a proof that a session is shared
-UNDO_STATEMENTS = 100
+PREPARE_THRESHOLD = 2
+POOLER_CHECKS = 10  # comparisons of process ids before a session counts as not shared
+UNDO_ATTEMPTS = 100
 
 PINNED: Final[Settings] = MappingProxyType(
     {
-        # No schema that anybody can create objects in. pg_temp is named to be last: unnamed it would come first, for tables and types.
+        # No schema in which others can create objects. pg_temp is named to be last: unnamed it would come first, for tables and types.
         "search_path": "pg_catalog, pg_temp",
-        # What the driver reads, and what it takes text for.
+        # The formats that the driver reads.
         "DateStyle": "ISO, MDY",
         "IntervalStyle": "postgres",
         "TimeZone": "UTC",
         "extra_float_digits": "1",
         "bytea_output": "hex",
-        # How our literals and arrays are read: off, "NULL" in an array is a text of four letters.
+        # How our literals and arrays are read: with array_nulls off, NULL in an array is a text of four letters.
         "standard_conforming_strings": "on",
         "array_nulls": "on",
     }
 )
-GENERIC_PLANS: Final[Settings] = MappingProxyType({"enable_seqscan": "off", "jit": "off"})
-CUSTOM_PLANS: Final[Settings] = MappingProxyType({**GENERIC_PLANS, "plan_cache_mode": "force_generic_plan"})
+INDEX_SCANS: Final[Settings] = MappingProxyType({"enable_seqscan": "off", "jit": "off"})
+GENERIC_PLANS: Final[Settings] = MappingProxyType({**INDEX_SCANS, "plan_cache_mode": "force_generic_plan"})
 UNLIMITED: Final[Settings] = MappingProxyType(
     {
-        # A role's limits are meant for its queries. A worker's own connections idle by design, and set limits of their own where they need them.
+        # The limits of a role are meant for its queries. A worker's own connections idle by design, and set limits where they need them.
         "idle_session_timeout": "0",
         "transaction_timeout": "0",
         "statement_timeout": "0",
         "lock_timeout": "0",
     }
 )
-
 _SESSION_ONLY: Final[Settings] = MappingProxyType(
-    {"default_transaction_isolation": "read committed"}  # of no use inside a transaction
+    {"default_transaction_isolation": "read committed"}  # has no effect inside a transaction
 )
-_NOT_EVERYWHERE: Final = frozenset({"transaction_timeout"})  # since PostgreSQL 17
+_NOT_IN_EVERY_RELEASE: Final = frozenset({"transaction_timeout"})  # since PostgreSQL 17
+
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""A day from the limits of Python, so that they can be converted to any time zone."""
 
 log = logging.getLogger("horsies.db")
 
 
 class UnsuitableEncoding(psycopg.NotSupportedError):
-    """Texts cannot be stored, or not be carried, as they are."""
+    """The database, or the session, cannot represent every text."""
 
 
-def require_utf8(connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
-    """Refuse a database that cannot hold every text, and a session in which texts are converted. No round trip: the server has told us."""
+def require_utf8(connection: AnyConnection) -> None:
+    """Refuse a database, or a session, with another encoding. Needs no round trip: the server reports both at connect."""
     info = connection.info
     server, client = info.parameter_status("server_encoding"), info.parameter_status("client_encoding")
     if server not in {"UTF8", None}:
@@ -89,136 +93,130 @@ def require_utf8(connection: "psycopg.Connection | psycopg.AsyncConnection") -> 
         )
     if client not in {"UTF8", None}:
         raise UnsuitableEncoding(
-            f"client_encoding is {client} although UTF8 was asked for; if there is a pooler in between, let it pass client_encoding on"
+            f"client_encoding is {client} although UTF8 was requested; if there is a pooler in between, let it pass client_encoding on"
         )
 
 
 def set_locally(settings: Settings) -> str:
-    """A statement that sets these for the rest of the transaction."""
-    return f"select {', '.join(_set(name, value, 'true') for name, value in settings.items())}"
+    """Return a statement that sets these for the rest of the transaction."""
+    return f"select {', '.join(_set_config(name, value, 'true') for name, value in settings.items())}"
 
 
-def apply_session_settings(settings: Settings, greeted: str) -> str:
-    """A statement that returns the server's process, and sets the pinned settings and these if it is the one that greeted us.
+def apply_session_settings(settings: Settings, backend_pid: str) -> str:
+    """Return a statement that selects the server's process id and, if it is this one, sets the pinned settings and these.
 
-    `greeted` is the number of that process, or a parameter for it.
+    `backend_pid` is the id reported at connect, or a parameter for it.
     """
-    process = "pg_catalog.pg_backend_pid()"
-    is_local = f"{process} operator(pg_catalog.<>) {greeted}"
-    every = {**PINNED, **_SESSION_ONLY, **settings}
-    return f"select {process}, {', '.join(_set(name, value, is_local) for name, value in every.items())}"
+    current = "pg_catalog.pg_backend_pid()"
+    is_local = f"{current} operator(pg_catalog.<>) {backend_pid}"
+    all_settings = {**PINNED, **_SESSION_ONLY, **settings}
+    return f"select {current}, {', '.join(_set_config(name, value, is_local) for name, value in all_settings.items())}"
 
 
-def _set(name: str, value: str, is_local: str) -> str:
+def _set_config(name: str, value: str, is_local: str) -> str:
     text = value if value.startswith("%(") else f"'{value}'"
-    set_it = f"pg_catalog.set_config('{name}', {text}, {is_local})"
-    if name in _NOT_EVERYWHERE:
-        return f"case when pg_catalog.current_setting('{name}', true) is not null then {set_it} end"
-    return set_it
+    call = f"pg_catalog.set_config('{name}', {text}, {is_local})"
+    if name in _NOT_IN_EVERY_RELEASE:
+        return f"case when pg_catalog.current_setting('{name}', true) is not null then {call} end"
+    return call
 
 
-def backend_pid(connection: psycopg.Connection) -> int:
-    """The server's process that works for us at this moment."""
+def get_backend_pid(connection: psycopg.Connection) -> int:
+    """Return the id of the server process that executes our statements at this moment."""
     row = connection.execute(BACKEND_PID).fetchone()
     return row[0] if row else 0
 
 
 def is_direct(connection: psycopg.Connection, settings: Settings = UNLIMITED) -> bool:
-    """Whether the session is ours; if so, the pinned settings and these are in force afterwards."""
-    greeted = connection.info.backend_pid
-    row = connection.execute(apply_session_settings(settings, str(greeted)).encode()).fetchone()
-    return row is not None and row[0] == greeted
+    """Whether the session is ours; if so, the pinned settings and these apply afterwards."""
+    expected = connection.info.backend_pid
+    row = connection.execute(apply_session_settings(settings, str(expected)).encode()).fetchone()
+    return row is not None and row[0] == expected
 
 
-EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
-LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
-"""A day from the limits of Python, so that they can be shown in any time zone."""
+def is_shared(connection: psycopg.Connection, get_other_pid: Callable[[], int], checks: int = POOLER_CHECKS) -> bool:
+    """Whether it can be proved: our process changes, or also serves another connection of ours."""
+    pid = get_backend_pid(connection)
+    return any(get_other_pid() == pid or get_backend_pid(connection) != pid for _ in range(checks))
 
 
-def nearest_moment(text: bytes) -> datetime:
-    """Of a moment that Python cannot represent: the one that comes closest."""
-    return EARLIEST if text.startswith((b"-", b"0001")) or text.endswith(b"BC") else LATEST
-
-
-class IsoTimestamptzLoader(Loader):
-    """Reads ISO whatever the session's DateStyle is said to be: where it is set per transaction, it is another one again afterwards."""
-
-    def load(self, data: Buffer) -> datetime:
-        text = bytes(data)
-        try:
-            return datetime.fromisoformat(text.decode()).astimezone(UTC)
-        except (ValueError, OverflowError):
-            return nearest_moment(text)
-
-
-def expect_iso(connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
-    """For a session in which settings hold for a transaction only."""
-    connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
-
-
-def is_shared(connection: psycopg.Connection, process_of_other: Callable[[], int]) -> bool:
-    """Whether it can be proved: our process changes, or works for another connection of ours as well."""
-    process = backend_pid(connection)
-    return any(process_of_other() == process or backend_pid(connection) != process for _ in range(POOLER_CHECKS))
-
-
-def undo_in_session(connection: psycopg.Connection, commands: Sequence[bytes], process: int) -> None:
-    """Undo what was left in the session of this process, whoever else has been in it meanwhile."""
-    for _ in range(UNDO_STATEMENTS):
+def undo_in_session(connection: psycopg.Connection, commands: Sequence[bytes], pid: int) -> None:
+    """Undo what was left in the session of this process, which others may use now: repeat until we get it again."""
+    for _ in range(UNDO_ATTEMPTS):
         with connection.transaction():
-            if backend_pid(connection) == process:
+            if get_backend_pid(connection) == pid:
                 for command in commands:
                     connection.execute(command)
                 return
 
 
 class PreparedStatements:
-    """Prepared statements save a third of a turn, so they are used where sessions are ours, until one turns out not to be."""
+    """Decides whether connections use prepared statements, which save a third of a batch: until a session turns out to be shared."""
 
-    def __init__(self, settings: Settings = GENERIC_PLANS) -> None:
+    def __init__(self, settings: Settings = INDEX_SCANS) -> None:
         self._settings = settings
-        self._is_safe = True
+        self._are_safe = True
 
-    def begin(self, connection: psycopg.Connection) -> None:
-        """For a connection just made."""
-        row = connection.execute(self._settle_in(connection)).fetchone() if self._is_safe else None
-        self.found(connection, row[0] if row else 0)
+    def configure(self, connection: psycopg.Connection) -> None:
+        """Set up a new connection."""
+        row = connection.execute(self._settings_for(connection)).fetchone() if self._are_safe else None
+        self.enable_if_ours(connection, row[0] if row else 0)
 
-    async def begin_async(self, connection: psycopg.AsyncConnection) -> None:
-        row = await (await connection.execute(self._settle_in(connection))).fetchone() if self._is_safe else None
-        self.found(connection, row[0] if row else 0)
+    async def configure_async(self, connection: psycopg.AsyncConnection) -> None:
+        row = await (await connection.execute(self._settings_for(connection))).fetchone() if self._are_safe else None
+        self.enable_if_ours(connection, row[0] if row else 0)
 
-    def _settle_in(self, connection: psycopg.Connection | psycopg.AsyncConnection) -> bytes:
+    def _settings_for(self, connection: AnyConnection) -> bytes:
         return apply_session_settings(self._settings, str(connection.info.backend_pid)).encode()
 
-    def found(self, connection: psycopg.Connection | psycopg.AsyncConnection, process: int) -> bool:
-        """This process has answered `settle_in`: whether the session is ours. Only there statements are prepared, and no transaction
-        sets the pinned settings again (`dialogue.py`).
+    def enable_if_ours(self, connection: AnyConnection, pid: int) -> bool:
+        """Compare the process id that `apply_session_settings` returned; return whether the session is ours.
+
+        Only then are statements prepared, and no transaction sets the pinned settings again (`pipeline.py`).
         """
-        if self._is_safe and process == connection.info.backend_pid:
-            connection.prepare_threshold = PREPARE_AFTER
+        if self._are_safe and pid == connection.info.backend_pid:
+            connection.prepare_threshold = PREPARE_THRESHOLD
             return True
-        self._share(connection)
+        _disable(connection)
         return False
 
-    def go_on(self, connection: psycopg.Connection) -> None:
-        """For a connection that has served before."""
-        if not self._is_safe:
-            self._share(connection)
+    def check(self, connection: psycopg.Connection) -> None:
+        """Check a connection that was used before."""
+        if not self._are_safe:
+            _disable(connection)
 
-    async def go_on_async(self, connection: psycopg.AsyncConnection) -> None:
-        if not self._is_safe:
-            self._share(connection)
-
-    def _share(self, connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-        connection.prepare_threshold = None
-        expect_iso(connection)
+    async def check_async(self, connection: psycopg.AsyncConnection) -> None:
+        if not self._are_safe:
+            _disable(connection)
 
     def has_failed(self, error: psycopg.Error) -> bool:
-        """Whether this error says that somebody else has been in our session. From then on nothing is prepared."""
+        """Whether this error shows that another client uses our session. From then on nothing is prepared."""
         if not isinstance(error, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement):
             return False
-        if self._is_safe:
-            log.info("our sessions are not ours alone (a pooler, or DISCARD ALL?): statements are no longer prepared")
-        self._is_safe = False
+        if self._are_safe:
+            log.info(
+                "prepared statement disappeared (transaction pooler or DISCARD ALL?); disabling prepared statements"
+            )
+        self._are_safe = False
         return True
+
+
+def _disable(connection: AnyConnection) -> None:
+    connection.prepare_threshold = None
+    connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
+
+
+class IsoTimestamptzLoader(Loader):
+    """Reads ISO regardless of the reported DateStyle: where it is set per transaction, it is another one afterwards."""
+
+    def load(self, data: Buffer) -> datetime:
+        text = bytes(data)
+        try:
+            return datetime.fromisoformat(text.decode()).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return clamp_timestamp(text)
+
+
+def clamp_timestamp(text: bytes) -> datetime:
+    """Return the nearest time to one that Python cannot represent."""
+    return EARLIEST if text.startswith((b"-", b"0001")) or text.endswith(b"BC") else LATEST

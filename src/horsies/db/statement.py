@@ -1,19 +1,18 @@
-"""Operations: what a verb says to the database, written once for blocking and asyncio callers.
+"""Statements and operations: what is sent to the database, written once for blocking and asyncio callers.
 
-A verb is a generator. It *asks* (yields a request) and is answered (the value of the yield); it never touches a
-connection, so the same verb runs on a blocking pool, on an asyncio pool, or on a connection the caller owns. The
-drivers that answer are in `drive.py`.
+An operation is a generator. It yields requests and receives their results as the value of each yield. It never touches a
+connection, so the same operation runs on a blocking pool, on an asyncio pool, or on a connection that the caller owns. `driver.py`
+executes the requests.
 
-Requests:
-
-- `Ask`: statements that travel together, in one round trip. The answer is a list of rows for each of them. What is to be said `afterwards`
-  travels with them too, but is done when they are committed, and cannot undo them: if it fails, that is logged. On connections of our own only.
-  Together they are one transaction in any case; a `frame` says so with statements of its own, which also set what holds in it. A session
-  that is ours and was set up so can do without.
-- `Copy`: rows in bulk by COPY, as lines (`lines.py`), made while the ones before are on their way. On connections of our own only.
+- `Request`: statements that travel together, in one round trip. The result is a list of rows for each of them. They are one
+  transaction in any case. A `frame` adds statements that open and close it and set what applies in it; a session that has these
+  settings already can do without. Statements `after_commit` travel with the others but run when these are committed, and cannot
+  undo them: an error in them is logged. On our own connections only.
+- `Copy`: rows in bulk by COPY, as lines (`pipeline.copy_field`) that are generated while earlier ones are being sent. On our own
+  connections only.
 - `Script`: plain SQL text of several commands, without parameters. Migrations only.
 
-Waiting for what others do is no verb: it goes on for long and holds no connection. See `desk.py`.
+Waiting for a result is not an operation: it takes long and must not hold a connection. See `waiter.py`.
 """
 
 import re
@@ -26,18 +25,65 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from horsies.db.channels import Channel, waiters_lock
 
-# --------
-# Lists as PostgreSQL writes arrays.
-#
-# The driver's own way takes each list apart element by element: 120 µs for a hundred ids, and a turn carries a dozen lists. Every array parameter in
-# our statements is cast, so plain text serves: 10 µs.
+Row: TypeAlias = tuple[Any, ...]
+Rows: TypeAlias = list[Row]
+
+_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_SCHEMA = re.compile(r"\{schema(?:_text)?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One named statement of a `.sql` file.
+
+    `{schema}` in it stands for the quoted name of the installation's schema, `'{schema_text}'` for the name as a literal.
+    """
+
+    name: str
+    text: str
+
+    def __call__(self, **params: object) -> "Query":
+        arrays = {
+            name: to_array(cast("list[object]", value)) for name, value in params.items() if isinstance(value, list)
+        }
+        return Query(self, params | arrays)
+
+    def for_schema(self, schema: str) -> bytes:
+        return _render_query(self.text, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement with its parameters."""
+
+    statement: Statement
+    params: Mapping[str, object]
+
+
+def load(python_file: str) -> Mapping[str, Statement]:
+    """Return the statements of the `.sql` file beside this Python file, by name. Each begins with a line `-- name: verb`."""
+    twin = Path(python_file).with_suffix(".sql")
+    head, *parts = _NAME.split(twin.read_text(encoding="utf-8"))
+    if re.sub(r"--.*", "", head).strip():
+        raise ValueError(f"{twin.name}: SQL before the first '-- name:' line")
+    names, texts = parts[::2], parts[1::2]
+    if len(set(names)) != len(names):
+        raise ValueError(f"{twin.name}: a name is used twice")
+    return {name: Statement(name, _strip_comments(text)) for name, text in zip(names, texts, strict=True)}
+
+
+def _strip_comments(text: str) -> str:
+    """Remove comments: the server need not parse them on every call."""
+    lines = (re.sub(r"\s*-- .*$", "", line).rstrip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
 
 
 def to_array(items: Sequence[object]) -> str:
-    return "{" + ",".join([_element(item) for item in items]) + "}"
+    """Convert to the text of a PostgreSQL array. Ten times as fast as the driver, and a batch has a dozen arrays; our SQL casts them all."""
+    return "{" + ",".join([_to_element(item) for item in items]) + "}"
 
 
-def _element(item: object) -> str:
+def _to_element(item: object) -> str:
     match item:
         case str():
             return '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -53,40 +99,14 @@ def _element(item: object) -> str:
             raise TypeError(f"an array for PostgreSQL cannot hold a {type(item).__name__}")
 
 
-_SCHEMA = re.compile(r"\{schema(?:_text)?\}")
-
-Row: TypeAlias = tuple[Any, ...]
-Rows: TypeAlias = list[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """One named statement of a `.sql` file; `{schema}` in it stands for the schema of the installation, quoted.
-
-    Where its name is needed inside a literal of a script, it is `'{schema_text}'`.
-    """
-
-    name: str
-    text: str
-
-    def __call__(self, **params: object) -> "Query":
-        lists = {
-            name: to_array(cast("list[object]", value)) for name, value in params.items() if isinstance(value, list)
-        }
-        return Query(self, params | lists)
-
-    def for_schema(self, schema: str) -> bytes:
-        return _render_query(self.text, schema)
-
-
 @lru_cache(maxsize=1024)
 def _render_query(text: str, schema: str) -> bytes:
-    # Parameters are %-style, and a schema may have a % in it. Its channels are named after what it is called, not after how that is written.
+    # Parameters are %-style, so a % in the schema's name is doubled. The names of its channels are hashes of the undoubled name.
     return _render(text, schema, schema.replace("%", "%%")).encode()
 
 
 def render(text: str, schema: str) -> str:
-    """Put the schema, its channels and its lock where the `.sql` files leave room for them."""
+    """Insert the schema, its channels and its lock in place of their placeholders."""
     return _render(text, schema, schema)
 
 
@@ -95,11 +115,11 @@ def _render(text: str, schema: str, written: str) -> str:
         text = text.replace("{" + channel + "_channel}", channel.name_in(schema))
     text = text.replace("{waiters_lock}", str(waiters_lock(schema)))
     names = {"{schema}": '"' + written.replace('"', '""') + '"', "{schema_text}": written.replace("'", "''")}
-    return _SCHEMA.sub(lambda found: names[found[0]], text)  # in one go: a name may look like one of these
+    return _SCHEMA.sub(lambda match: names[match[0]], text)  # in one pass: a schema's name may look like a placeholder
 
 
 def render_script(text: str, schema: str) -> str:
-    """The same for plain SQL of several commands. In it `$$` quotes bodies of functions, which no schema's name may end."""
+    """Render plain SQL of several commands. Its `$$` quotes get a tag that does not occur in the name of the schema."""
     quote, number = "$horsies$", 0
     while quote in schema:
         quote, number = f"$horsies_{number}$", number + 1
@@ -107,16 +127,8 @@ def render_script(text: str, schema: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A statement with its parameters."""
-
-    statement: Statement
-    params: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
 class TransactionFrame:
-    """Of a transaction: what is said before all else, and last."""
+    """Statements that open and close a transaction (BEGIN plus settings, COMMIT)."""
 
     opening: Sequence[Query]
     closing: Query
@@ -129,17 +141,16 @@ class Request:
     frame: TransactionFrame | None = None
 
     @property
-    def spelled_out(self) -> Sequence[Query]:
-        """With the frame."""
+    def framed_queries(self) -> Sequence[Query]:
         return [*self.frame.opening, *self.queries, self.frame.closing] if self.frame else self.queries
 
-    def answers(self, spelled_out: list[Rows]) -> list[Rows]:
-        """Without those of the frame."""
-        return spelled_out[len(self.frame.opening) : -1] if self.frame else spelled_out
+    def without_frame(self, results: list[Rows]) -> list[Rows]:
+        """Remove the results of the frame's statements."""
+        return results[len(self.frame.opening) : -1] if self.frame else results
 
     @property
     def names(self) -> Iterator[str]:
-        return (query.statement.name for query in self.spelled_out)
+        return (query.statement.name for query in self.framed_queries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,25 +170,25 @@ Op: TypeAlias = Generator[AnyRequest, Any, T]
 
 
 def execute(*queries: Query) -> Op[list[Rows]]:
-    """Several statements in one round trip."""
-    answer: list[Rows] = yield Request(queries)
-    return answer
+    """Execute several statements in one round trip; return the rows of each."""
+    results: list[Rows] = yield Request(queries)
+    return results
 
 
 def execute_then_notify(query: Query, *, after_commit: Query) -> Op[Rows]:
-    """The rows of one statement, which is a transaction of its own or ends one; the other is not part of it."""
-    (answer,) = yield Request((query,), (after_commit,))
-    return answer
+    """Return the rows of one statement, which is a transaction of its own; run the other after its commit."""
+    (result,) = yield Request((query,), (after_commit,))
+    return result
 
 
 def rows(query: Query) -> Op[Rows]:
-    """The rows of one statement."""
-    (answer,) = yield from execute(query)
-    return answer
+    """Return the rows of one statement."""
+    (result,) = yield from execute(query)
+    return result
 
 
 def one(query: Query) -> Op[Row | None]:
-    """The only row of a statement, or None."""
+    """Return the only row of a statement, or None."""
     found = yield from rows(query)
     return found[0] if found else None
 
@@ -190,25 +201,18 @@ def script(statement: Statement) -> Op[None]:
     yield Script(statement)
 
 
-# --------
-# Reads the `.sql` twins: blocks that begin with `-- name: verb`.
-
-_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+SQL = load(__file__)
 
 
-def load(python_file: str) -> Mapping[str, Statement]:
-    """The statements of the `.sql` file beside this Python file, by name."""
-    twin = Path(python_file).with_suffix(".sql")
-    head, *parts = _NAME.split(twin.read_text(encoding="utf-8"))
-    if re.sub(r"--.*", "", head).strip():
-        raise ValueError(f"{twin.name}: SQL before the first '-- name:' line")
-    names, texts = parts[::2], parts[1::2]
-    if len(set(names)) != len(names):
-        raise ValueError(f"{twin.name}: a name stands twice")
-    return {name: Statement(name, _strip(text)) for name, text in zip(names, texts, strict=True)}
+def disable_sequential_scans() -> Query:
+    """Set, for the rest of a transaction, that few rows among many are found by an index, whatever the statistics say.
+
+    For sessions that are not ours: in our own this setting always applies (`pooler.py`).
+    """
+    return SQL["disable_sequential_scans"]()
 
 
-def _strip(text: str) -> str:
-    """Comments are for readers of the file; the server need not parse them on every call."""
-    lines = (re.sub(r"\s*-- .*$", "", line).rstrip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line)
+def plan_for_values(query: Query) -> Op[Rows]:
+    """Return the rows of a read whose plan depends on its parameters (optional filters), in a transaction of its own."""
+    _, _, result, _ = yield from execute(SQL["begin_read"](), SQL["force_custom_plans"](), query, SQL["end_read"]())
+    return result

@@ -471,6 +471,7 @@ class CheckContext:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     queues: Sequence[CustomQueueConfig] | None = None
     check_timeout_s: float = 5.0
+    pooler_checks: int = 10
     max_wait_s: float = 600.0
     max_transaction_s: float = 600.0
     stuck_after_s: float = 60.0

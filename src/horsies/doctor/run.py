@@ -9,7 +9,7 @@ from horsies.db.dedicated import DedicatedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
 from horsies.db.pooler import UnsuitableEncoding
 from horsies.db.statement import Op, execute, load, rows
-from horsies.doctor import clocks, listening, schedules, schema, server, tasks, vacuum, workers, workflows
+from horsies.doctor import database_checks, queue_checks
 from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity, worst
 from horsies.model.config import PostgresConfig
 
@@ -43,44 +43,44 @@ class Probe:
 
 
 REACH: Final = Check("database", _ping, needs_schema=False)
-PRIVILEGES: Final = Check("privileges", schema.check_privileges, needs_schema=False)
-VERSION: Final = Check("schema", schema.check_version, needs_schema=False)
-LISTENING: Final = Probe("notifications", listening.probe_listening)
-WORKERS: Final = Check("workers", workers.check_workers)
-CAPS: Final = Check("caps", tasks.check_caps)
-OWNERS: Final = Check("schedules of other apps", schedules.check_owners)
+PRIVILEGES: Final = Check("privileges", database_checks.check_privileges, needs_schema=False)
+VERSION: Final = Check("schema", database_checks.check_version, needs_schema=False)
+LISTENING: Final = Probe("notifications", database_checks.probe_listening)
+WORKERS: Final = Check("workers", queue_checks.check_workers)
+CAPS: Final = Check("caps", queue_checks.check_caps)
+OWNERS: Final = Check("schedules of other apps", queue_checks.check_owners)
 
 LIVE: Final[Sequence[Check | Probe]] = (REACH, PRIVILEGES, VERSION, LISTENING, WORKERS, CAPS, OWNERS)
 """What an app needs to run at all, and whether the workers agree with it."""
 
 ALL: Final[Sequence[Check | Probe]] = (
     REACH,
-    Check("settings", server.check_settings, needs_schema=False),
-    Check("connections", server.check_connections, needs_schema=False),
+    Check("settings", database_checks.check_settings, needs_schema=False),
+    Check("connections", database_checks.check_connections, needs_schema=False),
     PRIVILEGES,
     VERSION,
-    Check("search_path", schema.check_search_path),
-    Check("who may create", schema.check_grants),
-    Check("trigger", schema.check_trigger),
-    Check("partitions", schema.check_days),
-    Check("partitions of this user", schema.check_days_privilege),
+    Check("search_path", database_checks.check_search_path),
+    Check("who may create", database_checks.check_grants),
+    Check("trigger", database_checks.check_trigger),
+    Check("partitions", database_checks.check_days),
+    Check("partitions of this user", database_checks.check_days_privilege),
     LISTENING,
-    Check("notification queue", listening.check_queue, needs_schema=False),
-    Check("clock", clocks.check_this_clock, needs_schema=False),
-    Check("other clocks", clocks.check_other_clocks),
-    Check("transactions", vacuum.check_transactions, needs_schema=False),
-    Check("prepared transactions", vacuum.check_prepared_transactions, needs_schema=False),
-    Check("replication slots", vacuum.check_slots, needs_schema=False),
-    Check("autovacuum", vacuum.check_autovacuum),
-    Check("dead rows", vacuum.check_dead_rows),
-    Check("bloat", vacuum.check_bloat),
+    Check("notification queue", database_checks.check_queue, needs_schema=False),
+    Check("clock", database_checks.check_this_clock, needs_schema=False),
+    Check("other clocks", database_checks.check_other_clocks),
+    Check("transactions", database_checks.check_transactions, needs_schema=False),
+    Check("prepared transactions", database_checks.check_prepared_transactions, needs_schema=False),
+    Check("replication slots", database_checks.check_slots, needs_schema=False),
+    Check("autovacuum", database_checks.check_autovacuum),
+    Check("dead rows", database_checks.check_dead_rows),
+    Check("bloat", database_checks.check_bloat),
     WORKERS,
-    Check("stuck tasks", tasks.check_stuck),
-    Check("waiting tasks", tasks.check_waiting),
-    Check("unknown tasks", tasks.check_unknown),
+    Check("stuck tasks", queue_checks.check_stuck),
+    Check("waiting tasks", queue_checks.check_waiting),
+    Check("unknown tasks", queue_checks.check_unknown),
     CAPS,
-    Check("workflows", workflows.check_workflows),
-    Check("schedules", schedules.check_schedules),
+    Check("workflows", queue_checks.check_workflows),
+    Check("schedules", queue_checks.check_schedules),
     OWNERS,
 )
 

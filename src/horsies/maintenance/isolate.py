@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from horsies.db.errors import DriverError, ErrorKind, classify, is_of_a_row, short_text
+from horsies.db.errors import DriverError, ErrorKind, classify, is_about_row, short_text
 from horsies.db.statement import Op, Statement, rows
 
 FIRST_S, LONGEST_S = 60.0, 3600.0
@@ -121,6 +121,6 @@ def _give_up_on(
 
 def _roll_back_after(error: DriverError) -> Op[None]:
     """Raises it again if no row can be to blame. The work may have begun a transaction."""
-    if not (is_of_a_row(error) or classify(error) is ErrorKind.CONTENTION):
+    if not (is_about_row(error) or classify(error) is ErrorKind.CONTENTION):
         raise error
     yield from rows(_ROLLBACK())

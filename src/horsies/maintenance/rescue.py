@@ -12,8 +12,7 @@ from datetime import datetime
 from functools import partial
 
 from horsies.db.errors import DriverError, is_about_values, short_text
-from horsies.db.planner import disable_sequential_scans
-from horsies.db.statement import Op, Row, execute, load, one, rows
+from horsies.db.statement import Op, Row, disable_sequential_scans, execute, load, one, rows
 from horsies.maintenance.isolate import SkippedRow, run_isolated
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode

@@ -16,7 +16,7 @@ from typing import Self, TypeAlias
 
 from horsies.db import partitions
 from horsies.db.dedicated import ThreadedConnection
-from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, is_of_a_row, short_text
+from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, is_about_row, short_text
 from horsies.db.partitions import Partition, PartitionChange
 from horsies.db.statement import Op, Query, Row, execute, load, one, rows
 from horsies.maintenance.isolate import SkippedRow, run_isolated
@@ -70,14 +70,14 @@ def retain(schema: str, retention: RetentionConfig) -> Op[dict[str, Trimmed]]:
 
 def prepare_next_partitions(schema: str, keep: timedelta | None) -> Op[Trimmed]:
     """Counts nothing: what is made is not forgotten."""
-    rights = yield from partitions.get_rights(schema)
-    changes = (yield from partitions.prepare_partitions(schema, keep)) if rights.suffice else []
+    rights = yield from partitions.get_privileges(schema)
+    changes = (yield from partitions.prepare_partitions(schema, keep)) if rights.are_sufficient else []
     return Trimmed(0, postponed=PartitionChange.POSTPONED in changes)
 
 
 def drop_old_partitions(schema: str, keep: timedelta, aside: SkippedRow) -> Op[Trimmed]:
     """Counts days where they can be dropped, else tasks."""
-    rights = yield from partitions.get_rights(schema)
+    rights = yield from partitions.get_privileges(schema)
     changes: list[PartitionChange] = []
 
     def drop(some: Sequence[Partition]) -> Op[PartitionChange]:
@@ -85,7 +85,7 @@ def drop_old_partitions(schema: str, keep: timedelta, aside: SkippedRow) -> Op[T
         return (yield from partitions.drop_partition(schema, some[0]))
 
     for day, is_ours in (yield from partitions.get_old_partitions(schema, keep)):
-        if rights.suffice and is_ours:
+        if rights.are_sufficient and is_ours:
             # A day that cannot be dropped (something of the user's depends on it) keeps no other; its rows are deleted below.
             changes += yield from run_isolated("drop the day", [day], drop, id_of=lambda day: day.first, aside=aside)
     if PartitionChange.POSTPONED in changes:
@@ -157,7 +157,7 @@ def trim_keys() -> Op[Trimmed]:
         try:
             row = yield from one(SQL["delete_unused_keys"](after_name=name, after_key=key, limit=limit))
         except DriverError as error:
-            if not is_of_a_row(error):
+            if not is_about_row(error):
                 raise
             if limit > 1:
                 looked_at = limit = limit // 2
@@ -281,15 +281,15 @@ class RetentionRunner:
         return done
 
     async def _check_rights(self, link: ThreadedConnection) -> None:
-        rights = await link.run(partitions.get_rights(self._schema))
-        if not rights.suffice and not self._is_refused:
+        rights = await link.run(partitions.get_privileges(self._schema))
+        if not rights.are_sufficient and not self._is_refused:
             log.warning(
                 "database user %s may not make and drop the days of finished tasks, because the tables are %s's: what finishes goes to "
                 "finished_default and is deleted row by row when it is old. Let workers connect as %s, or grant that role to %s "
                 "together with CREATE on schema %s; or run `horsies migrate` as %s at least once a week.",
                 rights.user, rights.owner, rights.owner, rights.user, self._schema, rights.owner,
             )  # fmt: skip
-        self._is_refused = not rights.suffice
+        self._is_refused = not rights.are_sufficient
 
     async def _close(self) -> None:
         link, self._link = self._link, None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from horsies.db.errors import DriverError, is_of_a_row, short_text
+from horsies.db.errors import DriverError, is_about_row, short_text
 from horsies.db.statement import Op, Query, execute, load, rows
 from horsies.model.schedule import Overlap
 from horsies.schedules.decide import DueSchedule, ScheduleDecision, SlotDecision, SlotOutcome, decide
@@ -48,7 +48,7 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
     try:
         return (yield from _tick_batch(now, excluded, limit))
     except DriverError as error:
-        if not is_of_a_row(error):
+        if not is_about_row(error):
             raise
         yield from rows(SQL["roll_back_tick"]())
     ((moment,),) = yield from rows(SQL["get_tick_time"](now=now))
@@ -59,7 +59,7 @@ def tick(now: datetime | None = None, *, excluded: Sequence[str] = (), limit: in
         try:
             results.append((yield from _tick_batch(now, [*excluded, *failed], 1, only=name)))
         except DriverError as error:
-            if not is_of_a_row(error):
+            if not is_about_row(error):
                 raise
             yield from rows(SQL["roll_back_tick"]())
             failed[name] = short_text(error)

@@ -18,8 +18,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final
 
-from horsies.db.planner import disable_sequential_scans
-from horsies.db.statement import Op, Query, execute, load, rows
+from horsies.db.statement import Op, Query, disable_sequential_scans, execute, load, rows
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError

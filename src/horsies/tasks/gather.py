@@ -38,7 +38,7 @@ class Gathering(Generic[T]):
     def all(self) -> list[TaskResult[T, TaskError]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")
         waiter = self._waiter()
-        if waiter.open:
+        if waiter.pending:
             try:
                 wait_until_ended(self._broker(), waiter, self._deadline)
             finally:
@@ -47,7 +47,7 @@ class Gathering(Generic[T]):
 
     async def all_async(self) -> list[TaskResult[T, TaskError]]:
         waiter = self._waiter()
-        if waiter.open:
+        if waiter.pending:
             try:
                 await wait_until_ended_async(self._broker(), waiter, self._deadline)
             finally:
@@ -58,25 +58,25 @@ class Gathering(Generic[T]):
         """Each handle once, those first that are known to have ended."""
         waiter = self._waiter()
         yield from self._known()
-        if waiter.open:
+        if waiter.pending:
             broker = self._broker()
             hub = broker.hub(ENDINGS)
-            with hub.registered(waiter):
-                while waiter.open or waiter.news:
-                    broker.wait(hub, waiter, self._deadline, Waiter[WaitAnswer].has_news)
-                    yield from self._news(waiter)
+            with hub.register(waiter):
+                while waiter.pending or waiter.ready:
+                    broker.wait(hub, waiter, self._deadline, Waiter[WaitAnswer].has_ready)
+                    yield from self._take_ready(waiter)
 
     async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
         waiter = self._waiter()
         for handle in self._known():
             yield handle
-        if waiter.open:
+        if waiter.pending:
             broker = self._broker()
             hub = broker.hub(ENDINGS)
-            with hub.registered(waiter):
-                while waiter.open or waiter.news:
-                    await broker.wait_async(hub, waiter, self._deadline, Waiter[WaitAnswer].has_news)
-                    for handle in self._news(waiter):
+            with hub.register(waiter):
+                while waiter.pending or waiter.ready:
+                    await broker.wait_async(hub, waiter, self._deadline, Waiter[WaitAnswer].has_ready)
+                    for handle in self._take_ready(waiter):
                         yield handle
 
     def _waiter(self) -> Waiter[WaitAnswer]:
@@ -85,11 +85,11 @@ class Gathering(Generic[T]):
     def _known(self) -> list[TaskHandle[T]]:
         return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
 
-    def _news(self, waiter: Waiter[WaitAnswer]) -> Generator[TaskHandle[T]]:
-        if not waiter.news:
+    def _take_ready(self, waiter: Waiter[WaitAnswer]) -> Generator[TaskHandle[T]]:
+        if not waiter.ready:
             raise self._too_late(waiter)
-        while waiter.news:
-            task_id = waiter.news.popleft()
+        while waiter.ready:
+            task_id = waiter.ready.popleft()
             self._keep(task_id, waiter.answers[task_id])
             yield from self._by_id[task_id]
 
@@ -109,7 +109,7 @@ class Gathering(Generic[T]):
         ]
 
     def _too_late(self, waiter: Waiter[WaitAnswer]) -> WaitTimeoutError:
-        left = [task_id for task_id in self._by_id if task_id in waiter.open]
+        left = [task_id for task_id in self._by_id if task_id in waiter.pending]
         named = ", ".join(left[:NAMED_AT_MOST]) + (", ..." if len(left) > NAMED_AT_MOST else "")
         return WaitTimeoutError(
             f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they go on"

@@ -159,7 +159,7 @@ class TaskHandle(Generic[T_co]):
     def _waiter(self) -> Waiter[WaitAnswer]:
         """A task has not ended in the moment after its send. To look for that while it is being claimed would be in its way."""
         is_new = time.monotonic() < self._sent_at + AT_ONCE_S
-        return Waiter([self.task_id], look_from=self._sent_at + SOON_S if is_new else 0.0)
+        return Waiter([self.task_id], first_read_at=self._sent_at + SOON_S if is_new else 0.0)
 
     def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from horsies.db.planner import plan_for_values
-from horsies.db.statement import Op, Query, Statement, execute, load, one, rows
+from horsies.db.statement import Op, Query, Statement, execute, load, one, plan_for_values, rows
 from horsies.model.codec import decode_error
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import PayloadError

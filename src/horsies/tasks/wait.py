@@ -47,13 +47,13 @@ def wait_until_ended(broker: "PostgresBroker", waiter: Waiter[WaitAnswer], deadl
     An unknown id is waited for like any other: its send may commit later.
     """
     hub = broker.hub(ENDINGS)
-    with hub.registered(waiter):
+    with hub.register(waiter):
         broker.wait(hub, waiter, deadline)
 
 
 async def wait_until_ended_async(broker: "PostgresBroker", waiter: Waiter[WaitAnswer], deadline: float | None) -> None:
     hub = broker.hub(ENDINGS)
-    with hub.registered(waiter):
+    with hub.register(waiter):
         await broker.wait_async(hub, waiter, deadline)
 
 
@@ -82,7 +82,7 @@ def _judged(
     known = TaskStatus(status)
     if known.is_final:
         return ReadResult(Ended(task_id, known, result, error), is_final=True)
-    return ReadResult(NotEnded.LIVE, look_again_s=expires_s)
+    return ReadResult(NotEnded.LIVE, read_again_s=expires_s)
 
 
 def _made_at(task_ids: list[TaskId]) -> datetime:

@@ -59,22 +59,22 @@ class InlineBroker(UnpooledBroker):
         hub: WaiterHub[A],
         waiter: Waiter[A],
         deadline: float | None,
-        is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
+        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
     ) -> None:
         self._drain()
         with _waiting():
-            super().wait(hub, waiter, deadline, is_enough)
+            super().wait(hub, waiter, deadline, until)
 
     async def wait_async(
         self,
         hub: WaiterHub[A],
         waiter: Waiter[A],
         deadline: float | None,
-        is_enough: Callable[[Waiter[A]], bool] = Waiter[Any].is_answered,
+        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
     ) -> None:
         await self._drain_async()
         with _waiting():
-            await super().wait_async(hub, waiter, deadline, is_enough)
+            await super().wait_async(hub, waiter, deadline, until)
 
     def _drain(self) -> None:
         with _deeper():

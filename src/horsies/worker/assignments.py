@@ -11,6 +11,10 @@ from horsies.model.task import Claim
 
 KEPT_BYTES = 1 << 16
 """A larger payload is forgotten once the child has it: the parent would hold those of all that run."""
+SLOW_AFTER_S = 0.02
+"""A task that has run this long is slow: what waits behind it in its child is recalled."""
+SLOW_TOGETHER_S = 0.05
+"""The same for many that have run this long together. More, because a busy machine makes all of them slower, wherever they run."""
 
 
 class Assignments:
@@ -36,23 +40,23 @@ class Assignments:
         return self._given[assignment_no]
 
     @property
-    def has_begun(self) -> bool:
+    def has_running(self) -> bool:
         return bool(self._begun)
 
     @property
-    def has_unbegun(self) -> bool:
+    def has_waiting(self) -> bool:
         return len(self._given) > len(self._begun)
 
-    def worked_before(self, worked_us: int) -> int:
+    def work_ahead_us(self, worked_us: int) -> int:
         """How much of its work the child has done since the first that has not begun was given."""
         return worked_us - self._prefetch[0][1] if self._prefetch else 0
 
     @property
-    def is_deserted(self) -> bool:
+    def has_only_abandoned(self) -> bool:
         """Nothing is left but what was abandoned."""
         return bool(self._abandoned) and not self._given
 
-    def all(self) -> list[tuple[int, Claim]]:
+    def items(self) -> list[tuple[int, Claim]]:
         return list(self._given.items())
 
     def running(self) -> list[tuple[int, Claim]]:
@@ -75,9 +79,9 @@ class Assignments:
         """It is decided how it ends if its child dies."""
         return assignment_no in self._kill_reasons
 
-    def give(self, claims: Iterable[Claim], worked_us: int) -> RunTasks:
+    def add(self, claims: Iterable[Claim], worked_us: int) -> RunTasks:
         """To a child that has worked so much in its life."""
-        if not self.has_unbegun:
+        if not self.has_waiting:
             self._prefetch.clear()
         run = RunTasks([])
         for claim in claims:
@@ -116,11 +120,11 @@ class Assignments:
     def is_abandoned(self, assignment_no: int) -> bool:
         return assignment_no in self._abandoned
 
-    def forget(self, assignment_no: int) -> None:
+    def forget_abandoned(self, assignment_no: int) -> None:
         """An abandoned one has ended after all, and nobody wants to know any more."""
         self._abandoned.remove(assignment_no)
 
-    def report_crash(self, crash: TaskError) -> tuple[list[tuple[Claim, TaskError]], list[Claim]]:
+    def remove_all(self, crash: TaskError) -> tuple[list[tuple[Claim, TaskError]], list[Claim]]:
         """The child is dead: what had begun and how it ends, and what had not. (Whom a verdict waits for counts as begun.)"""
         begun = self._begun.keys() | self._kill_reasons.keys()
         ended = [

@@ -12,9 +12,11 @@ number, so writing one twice is harmless. What was claimed by a turn whose answe
 import asyncio
 import logging
 import math
+import re
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -35,14 +37,14 @@ from horsies.executor.protocol import ANY
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
 from horsies.model.validation import format_duration
-from horsies.worker.batch import Batch, BatchResult, run_batch
+from horsies.worker.assignments import SLOW_AFTER_S, SLOW_TOGETHER_S
+from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from horsies.worker.child import Child
 from horsies.worker.pending import PendingWork
 from horsies.worker.quarantine import RefusedBatch, SearchAnswer
 from horsies.worker.reports import ChildReports, TaskEvents
 from horsies.worker.service import Backoff, ConnectionPause, GaveUp
 from horsies.worker.timeouts import TaskStopper
-from horsies.worker.wakeups import KnownWakeup, Wakeups, WakeupTimer
 
 # --------
 # The couriers: a few connections, each of which carries one turn at a time.
@@ -57,6 +59,194 @@ from horsies.worker.wakeups import KnownWakeup, Wakeups, WakeupTimer
 # turn before and is lost is replaced at once, without a rest: one killed session is no outage.
 
 T = TypeVar("T")
+
+LOCKED_S, LONGEST_S = 0.02, 5.0
+"""What is due and was not promoted is looked at again so soon at first, then less and less often: it may be locked, or broken for good."""
+PROMOTE_EVERY_S = 0.01
+"""Notifications lead to at most one look per interval for what was put off."""
+LATER_AT_MOST_S = 86_400.0
+
+_LATER = re.compile(r"later (-?[0-9]{1,19})")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWakeup:
+    """How much had been heard when a turn was made. What is heard from then on is not in its lanes, even if it leaves a moment later."""
+
+    received_count: int
+    moment: int
+
+
+class Wakeups:
+    """`due_in` is told in how many seconds something that was put off becomes due."""
+
+    def __init__(self, pending: PendingWork, *, due_in: Callable[[float], None]) -> None:
+        self._pending = pending
+        self._due_in = due_in
+        self._received_count = 0
+        self._again_s = 0.0
+        self._promote_at: float | None = None
+        """When what was put off is looked for because of a notification."""
+        self._promoted_at = 0.0
+        """When it last was."""
+
+    @property
+    def known(self) -> KnownWakeup:
+        return KnownWakeup(self._received_count, self._pending.watermarks.moment)
+
+    def heard(self, payload: str | None) -> bool:
+        """A notification: there is something to claim, now or later. None: there may be. Whether to look now."""
+        if payload is not None and (later := _LATER.fullmatch(payload)):
+            self._put_off(int(later[1]) / 1_000_000)
+            return False
+        if payload == "freed":
+            if not self._pending.limits.caps.has_limits:
+                return False  # capped capacity, which this worker does not wait for
+        elif not self._pending.watermarks.heard(payload):
+            return False
+        self._received_count += 1
+        self._pending.may_have_tasks = True
+        return True
+
+    def _put_off(self, seconds: float) -> None:
+        """A task becomes due then. A notification that says so too often, or too early, leads to no more looks than a clock would."""
+        now = time.monotonic()
+        if self._promote_at is not None and self._promote_at <= now:
+            self._promoted_at, self._promote_at = self._promote_at, None
+        at = max(now + min(max(seconds, 0.0), LATER_AT_MOST_S), self._promoted_at + PROMOTE_EVERY_S)
+        if self._promote_at is None or at < self._promote_at:
+            self._promote_at = at
+            self._due_in(at - now)
+
+    def found(self, batch: Batch, outcome: BatchResult, known: KnownWakeup, departed: float) -> None:
+        """A turn was answered."""
+        if outcome.due_s is not None:
+            self._due_in(outcome.due_s)
+        if batch.promotes:
+            self._again_s = 0.0 if outcome.promoted or not outcome.overdue else self._longer()
+            if outcome.overdue:
+                self._due_in(self._again_s)
+        for lane in outcome.promoted:
+            if self._pending.watermarks.heard(lane, is_trusted=True):
+                self._pending.may_have_tasks = True
+        if batch.wanted:
+            self._claimed(batch, outcome, known, departed)
+
+    def _longer(self) -> float:
+        return min(max(LOCKED_S, self._again_s * 2), LONGEST_S)
+
+    def _claimed(self, batch: Batch, outcome: BatchResult, known: KnownWakeup, departed: float) -> None:
+        watermarks, now = self._pending.watermarks, time.monotonic()
+        claims = [claim for group in outcome.claimed for claim in group]
+        asked = len(claims) if _met_a_batch(batch, outcome) else sum(wanted.limit for wanted in batch.wanted)
+        if batch.claim_from is ClaimFrom.START:
+            watermarks.rescanned(claims, asked=asked, sent_at=known.moment, now=now, cost_s=now - departed)
+        else:
+            lanes = batch.lanes if batch.claim_from is ClaimFrom.WATERMARKS else ()
+            watermarks.claimed(claims, lanes=lanes, asked=asked, sent_at=known.moment)
+        for lane in outcome.waiting:
+            watermarks.heard(lane, is_trusted=True)
+        if len(claims) < asked and known.received_count == self._received_count:
+            self._pending.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.are_left
+
+
+def _met_a_batch(batch: Batch, outcome: BatchResult) -> bool:
+    """Some queue gave all that one claim may take from it: there may be more."""
+    return any(
+        wanted.queue_limit in Counter(claim.queue_name for claim in claims).values()
+        for wanted, claims in zip(batch.wanted, outcome.claimed, strict=True)
+    )
+
+
+# --------
+# The alarm: what becomes due because time passes, and for no other reason.
+#
+# It enters in the books what time has made due, and then calls `rung`. One timer serves all reasons. It is only ever moved forward, because to ring too early
+# does no harm: after each ring the pump sets it again, to the first moment that matters then.
+
+TOLERANCE_S = 0.001
+
+
+class WakeupTimer:
+    """All moments are on the monotonic clock, in seconds. It must be closed, or it rings on."""
+
+    def __init__(
+        self, pending: PendingWork, stopper: TaskStopper, *, poll_s: float, on_timer: Callable[[], None]
+    ) -> None:
+        self._pending = pending
+        self._stopper = stopper
+        self._poll_s = poll_s
+        self._on_timer = on_timer
+        self._loop = asyncio.get_running_loop()
+        self._poll_at = 0.0
+        self._due_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def set(self, now: float, departure: float | None) -> None:
+        """Ring at the first moment that matters. `departure`: when a turn may leave that cannot leave now."""
+        self._wake_by(min(self._moments(now, departure)), now)
+
+    def schedule_promotion(self, seconds: float) -> None:
+        """A task that was put off becomes due then."""
+        now = time.monotonic()
+        due_at = now + max(0.0, seconds)
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
+            self._wake_by(due_at, now)
+
+    def mind_deadlines(self) -> None:
+        """There may be a new one among those of the tasks that run."""
+        if (deadline := self._stopper.next_at) is not None:
+            self._wake_by(deadline, time.monotonic())
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _wake_by(self, moment: float, now: float) -> None:
+        if self._timer is None or moment < self._timer_at - TOLERANCE_S:
+            if self._timer:
+                self._timer.cancel()
+            self._timer_at = moment
+            self._timer = self._loop.call_later(max(0.0, moment - now), self._wake)
+
+    def _moments(self, now: float, departure: float | None) -> Iterator[float]:
+        yield self._poll_at
+        if departure is not None:
+            yield departure
+        if (rescan_s := self._pending.watermarks.rescan_in_s(now)) is not None and not self._pending.may_have_tasks:
+            yield now + max(rescan_s, 0.001)
+        if self._pending.prefetch.is_framed and any(
+            m.assignments.has_waiting and not m.is_recalled for m in self._pending.children
+        ):
+            yield now + SLOW_AFTER_S / 2
+        if self._due_at is not None:
+            yield self._due_at
+        if (deadline := self._stopper.next_at) is not None:
+            yield deadline
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        if now >= self._poll_at:
+            self._poll_at = now + self._poll_s
+            self._pending.watermarks.heard(None)
+            self._pending.may_have_tasks = self._pending.promotes = True
+        if self._due_at is not None and now >= self._due_at:
+            self._due_at = None
+            self._pending.promotes = True
+        if self._pending.watermarks.rescan_in_s(now) == 0.0:
+            self._pending.may_have_tasks = True
+        self._stopper.enforce(now)
+        self._recall_from_the_slow(now)
+        self._on_timer()
+
+    def _recall_from_the_slow(self, now: float) -> None:
+        for child in self._pending.children:
+            behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S) if child.assignments.has_waiting else None
+            if behind is not None:
+                child.recall(behind)
 
 
 class InFlightBatch(NamedTuple):
@@ -194,7 +384,7 @@ class BatchSender:
 
     def _post(self, connection: LoopConnection, flight: InFlightBatch) -> None:
         try:
-            connection.post(run_batch(flight.batch), partial(self._answered, connection, flight))
+            connection.submit(run_batch(flight.batch), partial(self._answered, connection, flight))
         except Exception as error:  # noqa: BLE001 - see above
             self._attend(_fall(error))
 
@@ -297,7 +487,7 @@ async def _fall(error: Exception) -> None:
 def assign_tasks(pending: PendingWork, claims: list[Claim]) -> None:
     """In order of service, always to the child with the least before it. What fits nowhere, because a child has died meanwhile, goes back."""
     shares: dict[Child, list[Claim]] = {}
-    if not pending.stopping:
+    if not pending.is_stopping:
         shares = {child: [] for child in pending.children if child.is_open}
     capacity = {child: _capacity(pending, child) for child in shares}
     for claim in pending.watermarks.in_order(claims):
@@ -340,21 +530,21 @@ class Dispatcher:
         grace_ms: int,
         batches: int,
         coalesce: int,
-        in_doubt: Callable[[], None],
+        request_heartbeat: Callable[[], None],
     ) -> None:
         self._pending = pending
         self._backoff = Backoff(resilience)
         self._coalesce = coalesce
         self._unread = 0
         self._gather_until: float | None = None
-        self._in_doubt = in_doubt
+        self._request_heartbeat = request_heartbeat
         self._grace_s = grace_ms / 1000
         self._stopper = TaskStopper(pending, self._grace_s)
         self.events = TaskEvents()
         self.wakeup_timer = WakeupTimer(
             pending, self._stopper, poll_s=resilience.notify_poll_interval_ms / 1000, on_timer=self._go
         )
-        self._news = Wakeups(pending, due_in=self.wakeup_timer.due_in)
+        self._news = Wakeups(pending, due_in=self.wakeup_timer.schedule_promotion)
         self.reports = ChildReports(
             pending, self._stopper, self.events, entered=self._go, armed=self.wakeup_timer.mind_deadlines
         )
@@ -387,10 +577,10 @@ class Dispatcher:
 
     async def drain(self, timeout_ms: int | None) -> None:
         """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
-        self._pending.stopping = True
+        self._pending.is_stopping = True
         log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
         for child in self._pending.children:
-            if child.assigned.has_unbegun:
+            if child.assignments.has_waiting:
                 child.recall(ANY)
         self._go()
         try:
@@ -398,13 +588,13 @@ class Dispatcher:
                 await self._drained.wait()
         except TimeoutError:
             log.warning("what still runs had %d ms to end", timeout_ms)
-            self.hurry()
+            self.escalate_stop()
             self._loop.call_later(self._grace_s, self._leave_soon)
             await self._drained.wait()
         if not self._pending.is_empty:
             raise GaveUp("the database is away and it is time to leave: what has ended here could not be written down")
 
-    def hurry(self) -> None:
+    def escalate_stop(self) -> None:
         """Stop what runs: softly at first, by a kill when asked again, and then not even the database is waited for."""
         if self._stopper.is_interrupting:
             log.warning("killing what still runs: %s", self._describe_running())
@@ -416,7 +606,7 @@ class Dispatcher:
         self._go()
 
     def _describe_wait(self, timeout_ms: int | None) -> str:
-        count = sum(len(child.assigned.running_since()) for child in self._pending.children)
+        count = sum(len(child.assignments.running_since()) for child in self._pending.children)
         if not count:
             return "no task is running"
         limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
@@ -424,7 +614,7 @@ class Dispatcher:
 
     def _describe_running(self) -> str:
         """Name the tasks that have run for the longest."""
-        running = [each for child in self._pending.children for each in child.assigned.running_since()]
+        running = [each for child in self._pending.children for each in child.assignments.running_since()]
         running.sort(key=lambda each: each[0])
         now = time.monotonic()
         shown = [
@@ -439,13 +629,13 @@ class Dispatcher:
         self._loop.call_later(FINAL_BATCH_S, self._drained.set)
 
     @property
-    def has_killed(self) -> bool:
+    def has_interrupted_tasks(self) -> bool:
         """Tasks were interrupted, because they did not end in time."""
         return self._stopper.has_interrupted
 
     # -- what happens
 
-    def heard(self, payload: str | None) -> None:
+    def on_notification(self, payload: str | None) -> None:
         """A notification."""
         if self._news.heard(payload):
             self._go_soon()
@@ -455,12 +645,12 @@ class Dispatcher:
         self._stopper.cancel(task_ids)
         self.wakeup_timer.mind_deadlines()
 
-    def reached(self) -> None:
+    def on_database_reached(self) -> None:
         """Somebody else has just reached the database: a pause because it was away is over."""
         if self._backoff.reached():
             self._go()
 
-    async def lend_connection(self, op: Op[T]) -> T | None:
+    async def run_on_idle_connection(self, op: Op[T]) -> T | None:
         """Run this on a connection of ours, if one is idle; None if not."""
         return await self._sender.lend(op)
 
@@ -504,7 +694,7 @@ class Dispatcher:
         while self._may_send(now) and (batch := self._pending.next_batch(now)):
             self._gather_until = None
             self._sender.send(batch, self._news.known)
-        if self._pending.stopping and self._pending.is_empty:
+        if self._pending.is_stopping and self._pending.is_empty:
             self._drained.set()
         self.wakeup_timer.set(now, self._next_departure(now))
 
@@ -550,7 +740,7 @@ class Dispatcher:
             self.events.turned(batch, outcome, time.monotonic() - departed)
         self._news.found(batch, outcome, flight.known, departed)
         assign_tasks(
-            self._pending, self._pending.settle(batch, outcome, until=departed + self._pending.limits.lease_ms / 1000)
+            self._pending, self._pending.apply(batch, outcome, until=departed + self._pending.limits.lease_ms / 1000)
         )
 
     # -- trouble
@@ -566,7 +756,7 @@ class Dispatcher:
             self._pending.watermarks.heard(None)
         if subscribers:
             emit(DatabaseError(classify(loss.error).name.lower()))
-        self._in_doubt()
+        self._request_heartbeat()
         if loss.is_first:
             log.warning("a database connection was lost, connecting again: %s", broker_error(loss.error))
         elif self._sender.has_session:
@@ -593,7 +783,7 @@ class Dispatcher:
                     )
             case ErrorKind.CONNECTION_LOST:
                 self._pending.put_back(batch)
-                self._in_doubt()
+                self._request_heartbeat()
                 self._backoff.failed(broker_error(error))
             case _:
                 self._refused(batch, error)
@@ -607,13 +797,13 @@ class Dispatcher:
             self._refused_alone(batch, refusal)
         elif batch.only_claims:
             # What was answered may be what we cannot read: then it is committed.
-            self._in_doubt()
+            self._request_heartbeat()
             self._claim_error = error
             has_claimed = time.monotonic() - self._claimed_at < CLAIMED_LATELY_S
             self._pending.begin_search(batch, time.monotonic, has_claimed=has_claimed)
         else:
             log.info("the database refused a batch, its parts are sent again one by one: %s", refusal.words)
-            self._in_doubt()
+            self._request_heartbeat()
             self._pending.take_apart(batch)
 
     def _refused_alone(self, batch: Batch, refusal: RefusedBatch) -> None:

@@ -132,7 +132,7 @@ class Heartbeat:
         self._app = app
         self._lock = worker_lock_scope(database.schema) + pending.worker
         self._locked_in: int | None = None
-        self._registered: Mapping[str, int] = dict(pending.known.signatures)
+        self._registered: Mapping[str, int] = dict(pending.known_tasks.signatures)
         self._hurries_left = HURRIES
         self._unknown_claims: frozenset[Claim] = frozenset()
         self._patience: asyncio.Timeout | None = None
@@ -193,7 +193,7 @@ class Heartbeat:
         except DriverError as error:
             if not was_missing or classify(error) is not ErrorKind.CONNECTION_LOST:
                 raise  # it is tried again at once, with a new connection
-            held = await self._dispatcher.lend_connection(self._beat())
+            held = await self._dispatcher.run_on_idle_connection(self._beat())
             if held is None:
                 raise
             return held
@@ -234,7 +234,7 @@ class Heartbeat:
     def _tell_others(self, *, was_missing: bool, is_asked_for: bool) -> None:
         """The database answers. A beat that the pump itself has asked for after a failed turn must not end the pause after that turn."""
         if was_missing or not is_asked_for:
-            self._dispatcher.reached()
+            self._dispatcher.on_database_reached()
         if was_missing:
             self._listener().retry_now()
 
@@ -254,7 +254,7 @@ class Heartbeat:
         if not (yield from self._sign_of_life(SQL["record_heartbeat"](id=worker, holds_lock=holds_lock))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or the network away")
         # One that is stopping takes nothing more, and a task that its children do not have is not waited for here.
-        known = {} if self._pending.stopping else dict(self._pending.known.signatures)
+        known = {} if self._pending.is_stopping else dict(self._pending.known_tasks.signatures)
         changed = [] if known == self._registered else [self._change_tasks(known)]
         held, *_ = yield from execute(get_held_tasks(worker), *changed, *self._snapshots())
         self._registered = known

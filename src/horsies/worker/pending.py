@@ -15,9 +15,8 @@ from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import MAX_LOAD_BYTES, ClaimRequest, Lane, Payload
 from horsies.tasks.unknown import KnownTasks, UnfitClaim, UnfitOutcome, unknown_task_claim
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, SearchStep
-from horsies.worker.capacity import Capacity, ClaimLimits
+from horsies.worker.capacity import Capacity, ClaimLimits, PrefetchPolicy
 from horsies.worker.child import Child
-from horsies.worker.prefetch import PrefetchPolicy
 from horsies.worker.quarantine import (
     Quarantine,
     RefusedBatch,
@@ -62,7 +61,7 @@ class PendingWork:
     """Parts of turns that the database refused."""
     endings: deque[Ending] = field(default_factory=deque[Ending])
     interrupted: list[Ending] = field(default_factory=list[Ending])
-    known: KnownTasks = field(default_factory=lambda: KnownTasks({}))
+    known_tasks: KnownTasks = field(default_factory=lambda: KnownTasks({}))
     """The tasks that this worker can run."""
     unfit: list[UnfitClaim] = field(default_factory=list[UnfitClaim])
     """RUNNING or CLAIMED, and cannot be run here."""
@@ -81,11 +80,11 @@ class PendingWork:
     left_out: SkippedRows = field(default_factory=SkippedRows)
     claims_travel_alone: bool = False
     """A turn that claimed was refused: until a claim succeeds, no ending shares its fate."""
-    more: bool = True
+    may_have_tasks: bool = True
     """There may be something to claim."""
     promotes: bool = True
     """Something that was put off may be due."""
-    stopping: bool = False
+    is_stopping: bool = False
     _capacity: Capacity = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,14 +98,14 @@ class PendingWork:
             self.unfit,
             self.in_flight,
             self.left_out,
-            self.known,
+            self.known_tasks,
         )
 
     def should_gather(self) -> bool:
         """Tiny tasks travel together: while others will report in a moment, a turn for one of them alone costs as much as one for
         all. Only while there is more to do: a single task is never kept waiting.
         """
-        if not (self.endings and self.more and self.prefetch.tasks_are_short) or self.stopping:
+        if not (self.endings and self.may_have_tasks and self.prefetch.tasks_are_short) or self.is_stopping:
             return False
         if self.prefetch.is_framed:
             # The children have enough to do until the next claim, which takes along what has ended by then.
@@ -124,7 +123,7 @@ class PendingWork:
             return self._depart(batch)
         endings = self._endings()
         # What ends a node may make the next one ready, in the very turn that could claim it.
-        self.more = self.more or any(ending.root_id is not None for ending in endings)
+        self.may_have_tasks = self.may_have_tasks or any(ending.root_id is not None for ending in endings)
         starts = self._starts()
         wanted = self._wanted(starts, now)
         told = endings or self.interrupted or self.releases or self.unfit or self.progress or self._ready_roots()
@@ -186,22 +185,22 @@ class PendingWork:
 
     def _let_go(self, now: float) -> None:
         """Leases that run out here are given back before another worker has to take them."""
-        while self.buffer and (self.stopping or self.buffer[0].until <= now):
+        while self.buffer and (self.is_stopping or self.buffer[0].until <= now):
             self.releases.append(self.buffer.popleft().claim)
-        while self.stopping and self.unread:
+        while self.is_stopping and self.unread:
             self.releases.append(self.unread.popleft())
 
     @property
     def _may_promote(self) -> bool:
-        return self.promotes and not self.stopping and not self.quarantine.holds_promotion
+        return self.promotes and not self.is_stopping and not self.quarantine.holds_promotion
 
     def _starts(self) -> list[Claim]:
-        if self.stopping or not self.buffer:
+        if self.is_stopping or not self.buffer:
             return []
         return [self.buffer.popleft().claim for _ in range(min(self._capacity.to_run(), len(self.buffer)))]
 
     def _wanted(self, starts: Sequence[Claim], now: float) -> list[ClaimRequest]:
-        if self.stopping or not self.more or self.search is not None:
+        if self.is_stopping or not self.may_have_tasks or self.search is not None:
             return []
         if (self.limits.caps.has_limits or self.claims_travel_alone) and any(batch.wanted for batch in self.in_flight):
             return []  # while something is capped, claims of one worker would only wait for each other's lock
@@ -315,7 +314,7 @@ class PendingWork:
             return bool(end.value)
         return None
 
-    def settle(self, batch: Batch, outcome: BatchResult, until: float) -> list[Claim]:
+    def apply(self, batch: Batch, outcome: BatchResult, until: float) -> list[Claim]:
         """It was committed. Returns what is now RUNNING and waits for a child."""
         self._land(batch)
         if batch.is_alone:
@@ -342,7 +341,7 @@ class PendingWork:
 
     def _runnable(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Those of tasks that this worker knows."""
-        names = self.known.signatures
+        names = self.known_tasks.signatures
         if all([claim.task_name in names for claim in claims]):  # noqa: C419 - a generator takes longer, and there are few
             return claims
         self.unfit += [unknown_task_claim(claim) for claim in claims if claim.task_name not in names]
@@ -356,7 +355,7 @@ class PendingWork:
             self.endings.append(unfit.ending)
         elif unfit_outcome is not None:
             # Also where nobody can run it: more of it may be in the queue, and passing over a row is far cheaper than to set it aside.
-            self.known.avoid(unfit, now + AVOIDED_S)
+            self.known_tasks.avoid(unfit, now + AVOIDED_S)
 
     def _loaded(self, batch: Batch, outcome: BatchResult) -> list[Claim]:
         """Those whose payload is there now."""
@@ -404,7 +403,7 @@ class PendingWork:
 
     def _everything(self) -> Iterator[Claim | Ending | UnfitClaim]:
         for child in self.children:
-            yield from (claim for _, claim in child.assigned.all())
+            yield from (claim for _, claim in child.assignments.items())
         yield from self.endings
         yield from self.interrupted
         yield from self.releases

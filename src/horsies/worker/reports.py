@@ -108,17 +108,17 @@ class ChildReports:
         self._entered = entered
         self._armed = armed
 
-    def began(self, child: Child, assignment_no: int, claim: Claim) -> None:
+    def on_began(self, child: Child, assignment_no: int, claim: Claim) -> None:
         self._stopper.began(child, assignment_no, claim)
         if subscribers:
             self._events.began(claim)
         if self._stopper.next_at is not None:
             self._armed()
 
-    def progressed(self, claim: Claim, fraction: float | None, message: str | None) -> None:
+    def on_progress(self, claim: Claim, fraction: float | None, message: str | None) -> None:
         self._pending.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
 
-    def done(self, claim: Claim, done: Done) -> None:
+    def on_done(self, claim: Claim, done: Done) -> None:
         if done.duration_us:  # else it was cancelled before it began
             self._pending.prefetch.observe(done.duration_us)
         self._pending.progress.pop((claim.id, claim.claim_no), None)
@@ -133,20 +133,20 @@ class ChildReports:
     def _unfit(self, claim: Claim, done: Done) -> UnfitClaim:
         """What a child cannot run."""
         if done.misfit is Misfit.UNKNOWN:
-            if claim.task_name in self._pending.known.signatures:
+            if claim.task_name in self._pending.known_tasks.signatures:
                 log.warning(
                     "child processes of this worker do not have task %s; it is left to other workers", claim.task_name
                 )
-                self._pending.known.forget(claim.task_name)
+                self._pending.known_tasks.forget(claim.task_name)
             return unknown_task_claim(claim)
-        signature = self._pending.known.signatures.get(claim.task_name)
+        signature = self._pending.known_tasks.signatures.get(claim.task_name)
         log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
         return UnfitClaim(claim, done.misfit, signature, done.error_code or "", done.error or "{}")
 
-    def returned(self, claims: list[Claim]) -> None:
+    def on_returned(self, claims: list[Claim]) -> None:
         self._pending.releases.extend(claims)
 
-    def died(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
+    def on_death(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None:
         """What had begun ends as its verdict says; what had not goes back, and costs no attempt, unless children die with it again and again.
 
         The task that runs is to blame for the death, if only one does at a time. Where none had begun, or many run at once, it may be one
@@ -154,7 +154,7 @@ class ChildReports:
         """
         for claim, error in begun:
             self._stopper.fail(claim, error)
-        counts = not self._pending.stopping and (not begun or self._pending.prefetch.concurrency > 1)
+        counts = not self._pending.is_stopping and (not begun or self._pending.prefetch.concurrency > 1)
         for claim in unbegun:
             deaths = claim.child_deaths + 1 if counts else claim.child_deaths
             if counts and deaths >= DEATHS_MAX:
@@ -163,7 +163,7 @@ class ChildReports:
                 self._pending.releases.append(replace(claim, child_deaths=deaths))
         self._entered()
 
-    def settled(self) -> None:
+    def on_reports_read(self) -> None:
         """All that one child had to say for now has been heard."""
         self._entered()
 

@@ -28,14 +28,13 @@ from horsies.tasks.claim import Caps
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.import_guard import sends_are_suppressed
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.capacity import ClaimLimits
+from horsies.worker.capacity import ClaimLimits, PrefetchPolicy
 from horsies.worker.child import Child
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.health import HealthCheck, WorkerHealth
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.http import endpoints
 from horsies.worker.pending import PendingWork
-from horsies.worker.prefetch import PrefetchPolicy
 from horsies.worker.quarantine import Quarantine
 from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, open_database, root_cause, serve, signals, signals_restored
@@ -170,7 +169,7 @@ class StopRequests:
         if self.heartbeat:
             self.heartbeat.stop_registering()
         if self.asked.is_set() and self.dispatcher:
-            self.dispatcher.hurry()
+            self.dispatcher.escalate_stop()
         self.asked.set()
 
 
@@ -190,7 +189,7 @@ async def _run(
             grace_ms=recovery.grace_ms,
             batches=min(BATCHES_AT_MOST, config.process_count * config.concurrency),
             coalesce=config.coalesce_notifies,
-            in_doubt=in_doubt.set,
+            request_heartbeat=in_doubt.set,
         )
         stop_requests.dispatcher = dispatcher
         heartbeat = Heartbeat(
@@ -212,21 +211,23 @@ async def _run(
             database=database,
             recovery=recovery,
             retention=app.config.retention,
-            due_in=dispatcher.wakeup_timer.due_in,
+            due_in=dispatcher.wakeup_timer.schedule_promotion,
         )
         checkup.subject = WorkerHealth(
             pending, pool, heartbeat, leader, app.broker.listener, stop_requests.asked.is_set
         )
         scheduling = _scheduler(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
         async with pool, heartbeat, leader, dispatcher, scheduling:
-            with _hearing(app.broker, worker, dispatcher, concerns=pending.watermarks.concerns, beat_now=in_doubt.set):
+            with _hearing(
+                app.broker, worker, dispatcher, concerns=pending.watermarks.is_relevant, beat_now=in_doubt.set
+            ):
                 queues = ", ".join(pending.watermarks.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
                 stop_requests.ready()
                 await stop_requests.asked.wait()
                 await dispatcher.drain(config.shutdown_timeout_ms)
     log.info("stopped")
-    return ExitCode.KILLED_TASKS if dispatcher.has_killed else ExitCode.CLEAN
+    return ExitCode.KILLED_TASKS if dispatcher.has_interrupted_tasks else ExitCode.CLEAN
 
 
 def _open_books(
@@ -240,13 +241,13 @@ def _open_books(
         prefetch=prefetch_policy_for(app.config, config),
         watermarks=watermarks_for(app.config, config),
         quarantine=Quarantine(app.config.resilience),
-        known=KnownTasks(dict(known)),
+        known_tasks=KnownTasks(dict(known)),
     )
     log.info(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",
         config.process_count,
         app.config.cluster_wide_cap,
-        config.max_claim_per_worker or pending.prefetch.described_ceiling,
+        config.max_claim_per_worker or pending.prefetch.described_limit,
         config.max_claim_batch,
         config.concurrency,
         app.config.prefetch_buffer,
@@ -331,13 +332,13 @@ def _hearing(
 
     def new(payload: str | None) -> None:
         if payload is None and listener.is_listening:
-            loop.call_soon_threadsafe(dispatcher.reached)
+            loop.call_soon_threadsafe(dispatcher.on_database_reached)
         if not concerns(payload):
             return
         if threading.get_ident() == here:
-            dispatcher.heard(payload)
+            dispatcher.on_notification(payload)
         else:
-            loop.call_soon_threadsafe(dispatcher.heard, payload)
+            loop.call_soon_threadsafe(dispatcher.on_notification, payload)
 
     def control(payload: str | None) -> None:
         match (payload or "").split(" "):

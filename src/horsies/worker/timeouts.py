@@ -45,7 +45,7 @@ class Deadline:
         """There may still be something to do about it."""
         if self.stage is StopStage.LOOP:
             return self.child.loop_answers == self.loop_answers and bool(self.child.load)
-        return self.assignment_no in self.child.assigned
+        return self.assignment_no in self.child.assignments
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class TaskStopper:
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         for child in self._pending.children:
-            for assignment_no, claim in child.assigned.all():
+            for assignment_no, claim in child.assignments.items():
                 if claim.id in task_ids:
                     self._ask(child, assignment_no, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
 
@@ -116,7 +116,7 @@ class TaskStopper:
         """The worker must leave. What does not end in its grace is killed; its policy says whether it runs again."""
         self.is_interrupting = True
         for child in self._pending.children:
-            for assignment_no, claim in child.assigned.running():
+            for assignment_no, claim in child.assignments.running():
                 self._interrupt(child, assignment_no, claim)
 
     def _interrupt(self, child: Child, assignment_no: int, claim: Claim) -> None:
@@ -140,7 +140,7 @@ class TaskStopper:
                 if deadline.is_pending:
                     deadline.child.kill_blocked()
                 continue
-            claim = deadline.child.assigned.running_claim(deadline.assignment_no)
+            claim = deadline.child.assignments.running_claim(deadline.assignment_no)
             if claim is None:
                 continue  # it has ended
             if deadline.stage is StopStage.ASK:
@@ -154,7 +154,7 @@ class TaskStopper:
 
     def _abandon(self, child: Child, assignment_no: int) -> None:
         """End a task in the database and leave it behind. If it blocks the event loop, the others in its child will not end either."""
-        asked, now = child.ask_loop(), time.monotonic()
+        asked, now = child.ping_loop(), time.monotonic()
         self.fail(*child.abandon(assignment_no))
         patience_s = max(self._grace_s, LOOP_ANSWER_S)
         self._deadlines.add(now + patience_s, Deadline(child, assignment_no, StopStage.LOOP, asked))

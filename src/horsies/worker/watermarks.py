@@ -143,7 +143,7 @@ class Watermarks:
             for queue, start in zip(self.queues, self.starts(), strict=True)
         ]
 
-    def concerns(self, payload: str | None) -> bool:
+    def is_relevant(self, payload: str | None) -> bool:
         """Whether a notification is about our queues, or may be: were each worker to look at all of them, every send would cost a transaction
         per worker. Safe from any thread.
         """

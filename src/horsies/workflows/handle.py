@@ -62,14 +62,14 @@ RunAnswer: TypeAlias = RunEnd | NoEnd
 def wait_until_run_ends(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
     """Returns when the run has ended or is paused, or at the deadline. An unknown one is waited for: its start may commit later."""
     hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         broker.wait(hub, waiter, deadline)
     return waiter.answers[workflow_id]
 
 
 async def wait_until_run_ends_async(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
     hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with hub.registered(waiter):
+    with hub.register(waiter):
         await broker.wait_async(hub, waiter, deadline)
     return waiter.answers[workflow_id]
 
@@ -88,7 +88,7 @@ def _judged(status: str, error: str | None, *output_and_rest: Any) -> ReadResult
     *output, ends_s = output_and_rest
     match WorkflowStatus(status):
         case WorkflowStatus.PENDING | WorkflowStatus.RUNNING:
-            return ReadResult(NoEnd.LIVE, look_again_s=ends_s)
+            return ReadResult(NoEnd.LIVE, read_again_s=ends_s)
         case WorkflowStatus.PAUSED:
             return ReadResult(NoEnd.PAUSED, is_final=True)
         case WorkflowStatus.COMPLETED:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from horsies.db.planner import plan_for_values
-from horsies.db.statement import Op, Row, execute, load, one, rows
+from horsies.db.statement import Op, Row, execute, load, one, plan_for_values, rows
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError

@@ -53,3 +53,66 @@ limit %(limit)s::integer;
 select distinct unnest(queues)
 from {schema}.workers
 where heartbeat_at > now() - %(stale_s)s::float * interval '1 s';
+
+-- name: get_workers
+select
+    id::text, hostname, pid, queues, library_version,
+    extract(epoch from now() - heartbeat_at)::float,
+    extract(epoch from now() - started_at)::float,
+    app
+from {schema}.workers
+order by started_at
+limit 10000;
+
+-- name: get_maintenance_lag
+-- How long ago the lease of the maintenance leader ran out; negative while it holds.
+select extract(epoch from now() - expires_at)::float
+from {schema}.maintenance_lease;
+
+-- name: get_task_clashes
+-- Task names that living workers of different apps know, where their queues overlap: on other queues neither app gets a task of the other.
+with known_tasks as (
+    select workers.app, workers.queues, task.name
+    from {schema}.workers
+    cross join lateral unnest(workers.task_names) as task (name)
+    where workers.app is not null
+    and workers.heartbeat_at > now() - %(stale_after_s)s::float8 * interval '1 second'
+)
+select one.name, array_agg(distinct one.app order by one.app)
+from known_tasks as one
+join known_tasks as other on other.name = one.name and other.app <> one.app and other.queues && one.queues
+group by one.name
+order by one.name
+limit 100;
+
+-- name: sleep
+select 1
+from pg_sleep(%(seconds)s::float);
+
+-- name: get_overdue_schedules
+-- The longest overdue first.
+select name, extract(epoch from now() - next_slot_at)::float
+from {schema}.schedules
+where paused_at is null
+and next_slot_at < now() - %(overdue_s)s::float8 * interval '1 second'
+order by next_slot_at, name
+limit 1000;
+
+-- name: get_unowned_schedules
+-- Stored without an app, and not declared by any app since. Removed and disabled schedules are never due.
+select name
+from {schema}.schedules
+where app is null
+and declared
+and enabled
+and paused_at is null
+order by name
+limit 1000;
+
+-- name: get_name_clashes
+select name, app
+from {schema}.schedules
+where name = any(%(names)s::text[])
+and declared
+and app <> all(%(own)s::text[])
+order by name;

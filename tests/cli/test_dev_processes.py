@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from horsies.reloader.reload import AppSurvey, DevProcess, Reloader, survey_app
+from horsies.cli.dev import AppSurvey, DevProcess, Reloader, survey_app
 
 APP = "from horsies import Horsies\napp = Horsies()\n"
 SECRET = "my-secret"

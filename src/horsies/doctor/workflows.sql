@@ -1,3 +1,0 @@
--- name: sleep
-select 1
-from pg_sleep(%(seconds)s::float);
