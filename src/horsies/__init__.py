@@ -62,14 +62,24 @@ if typing.TYPE_CHECKING:
     from horsies.tasks.current_task import CurrentTask, current_task
     from horsies.tasks.handle import TaskHandle
     from horsies.tasks.inspect import FailedAttempt, TaskInfo, WorkerState
-    from horsies.tasks.nodes import NodeKey, TaskNode, WorkflowNode, each, from_node, result_from, results_from
+    from horsies.tasks.nodes import (
+        NodeKey,
+        SuccessCase,
+        SuccessPolicy,
+        TaskNode,
+        WorkflowNode,
+        each,
+        from_node,
+        result_from,
+        results_from,
+    )
     from horsies.tasks.sender import Call, Sender
     from horsies.tasks.task import AsyncTask, Task
     from horsies.worker_thread import Worker
     from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition
-    from horsies.workflows.handle import NodeInfo, WorkflowHandle
+    from horsies.workflows.handle import WorkflowHandle
     from horsies.workflows.inputs import WorkflowContext, WorkflowMeta
-    from horsies.workflows.nodes import SuccessCase, SuccessPolicy
+    from horsies.workflows.inspect import NodeInfo
     from horsies.workflows.spec import WorkflowSpec
 
 __all__ = [
@@ -175,14 +185,14 @@ _MODULES = {
     "tasks.current_task": "CurrentTask current_task",
     "tasks.handle": "TaskHandle",
     "tasks.inspect": "FailedAttempt TaskInfo WorkerState",
-    "tasks.nodes": "NodeKey TaskNode WorkflowNode each from_node result_from results_from",
+    "tasks.nodes": "NodeKey SuccessCase SuccessPolicy TaskNode WorkflowNode each from_node result_from results_from",
     "tasks.sender": "Call Sender",
     "tasks.task": "AsyncTask Task",
     "worker_thread": "Worker",
     "workflows.definition": "SubWorkflowNode WorkflowDefinition",
-    "workflows.handle": "NodeInfo WorkflowHandle",
+    "workflows.handle": "WorkflowHandle",
     "workflows.inputs": "WorkflowContext WorkflowMeta",
-    "workflows.nodes": "SuccessCase SuccessPolicy",
+    "workflows.inspect": "NodeInfo",
     "workflows.spec": "WorkflowSpec",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

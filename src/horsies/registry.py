@@ -18,7 +18,7 @@ from horsies.model.error_codes import ErrorCodes, ExceptionMap, code_problems, m
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
 from horsies.model.retry_policy import RetryPolicy
-from horsies.model.signature import is_coroutine_function, ok_type, takes_nothing
+from horsies.model.signature import is_coroutine_function, ok_type, takes_no_arguments
 from horsies.model.validation import instance_problems, number_problems
 from horsies.tasks.import_guard import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, BaseTask, Task
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from horsies.events import Tracer
     from horsies.model.graph import OnError
     from horsies.model.result import TaskError, TaskResult
-    from horsies.tasks.nodes import AnyNode, WorkflowNode
-    from horsies.workflows.nodes import SuccessPolicy
+    from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowNode
     from horsies.workflows.spec import WorkflowSpec
 
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
@@ -250,20 +249,19 @@ class Registry:
 
         Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit` is in seconds or a timedelta, from its start.
         """
-        from horsies.tasks.nodes import listed_nodes
-        from horsies.workflows.nodes import WorkflowDraft
-        from horsies.workflows.spec import specify
+        from horsies.tasks.nodes import WorkflowDraft
+        from horsies.workflows.spec import build_spec
 
         draft = WorkflowDraft(
             name=name,
-            nodes=listed_nodes(tasks),
+            nodes=tasks,
             output=output,
             on_error=on_error,
             success_policy=success_policy,
             time_limit=time_limit,
             definition_key=definition_key,
         )
-        return specify(self, draft)
+        return build_spec(self, draft)
 
     @property
     def tasks(self) -> Mapping[str, BaseTask[..., Any]]:
@@ -363,7 +361,7 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
 def _checked_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
-    if not takes_nothing(hook):
+    if not takes_no_arguments(hook):
         raise TaskDefinitionError(
             f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
         )

@@ -68,6 +68,14 @@ def refuse_until(path: str) -> TaskResult[int, TaskError]:
     return TaskResult(err=TaskError(error_code="NOT_YET", message=path))
 
 
+@app.task("wait_until")
+def wait_until(path: str) -> TaskResult[int, TaskError]:
+    """Returns when there is such a file."""
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return TaskResult(ok=7)
+
+
 @app.task("flaky", retry_policy=AGAIN)
 def flaky(path: str) -> TaskResult[int, TaskError]:
     """Fails at its first attempt."""

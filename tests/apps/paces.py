@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import os
 import random
 import signal
@@ -27,6 +28,11 @@ if os.environ.get("PACES_IMPORT") == "hang":
     time.sleep(600)
 if ballast := os.environ.get("PACES_BALLAST_MB"):
     hoard.append(os.urandom(1 << 20) * int(ballast))
+if garbage := os.environ.get("PACES_GARBAGE_MB"):
+    cycle: list[Any] = [os.urandom(1 << 20) * int(garbage)]
+    cycle.append(cycle)
+    gc.collect()  # it survives, and is old: from now on only a full collection looks at it
+    del cycle
 
 
 @app.on_child_start

@@ -452,7 +452,7 @@ CASES: list[Case] = [
     # results
     Case("`TaskResult[T, TaskError]`", TaskResult[Point, TaskError], lambda: TaskResult[Point, TaskError](ok=Point(1))),
     Case(
-        "a `TaskError` whose data is no JSON value",
+        "a `TaskError` whose data is not a JSON value",
         TaskResult[int, TaskError],
         lambda: TaskResult[int, TaskError](err=TaskError(error_code="X", data=(1, 2))),
     ),

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import click
-import psycopg
 import pytest
 
 from horsies.cli.main import main
+from horsies.db import migrate
+from horsies.db.migrate import Migration, library_version, migrations
 from tests.cli.conftest import Cli, run
 
 GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nobody listens on port 1
@@ -78,8 +79,10 @@ def test_an_empty_name_of_a_database_does_not_lead_to_another(cli: Cli, option: 
     assert "is empty" in ran.err
 
 
-def test_they_name_migrate_where_the_schema_is_older(database: str, sql: psycopg.Connection) -> None:
-    sql.execute("delete from horsies.schema_versions where version > 1")
+def test_they_name_migrate_where_the_schema_is_older(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = Migration(library_version() + 1, "later", library_version() + 1, "select 1;")
+    both = (*migrations(), later)
+    monkeypatch.setattr(migrate, "migrations", lambda: both)  # the library of a release after this one
     expect_migrate_to_be_named(database)
 
 

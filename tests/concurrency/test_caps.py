@@ -94,7 +94,7 @@ def test_a_queue_s_cap_holds_at_every_moment_across_workers(
     assert most_at_once(held_intervals(sql, "wide")) > 3
 
 
-@pytest.mark.promise("C10", "C11")
+@pytest.mark.promise("C10", "C11", "X4")
 def test_the_tighter_of_two_caps_decides(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
     queues = [{"name": "narrow", "max_concurrency": 2}, {"name": "wide", "max_concurrency": 50}]
     env = settings(queues=queues, cluster_wide_cap=4)
@@ -107,13 +107,22 @@ def test_the_tighter_of_two_caps_decides(worker: StartWorker, sql: psycopg.Conne
     assert most_at_once(held_intervals(sql)) == 4
 
 
-@pytest.mark.promise("C1", "C17")
-@pytest.mark.parametrize(("options", "most"), [((), 2), (("--max-claim-per-worker=1",), 1), (("--concurrency=3",), 6)])
+@pytest.mark.promise("C1", "C17", "X4")
+@pytest.mark.parametrize("task", ["span", "span_async"])
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ((), 2),
+        (("--max-claim-per-worker=1",), 1),
+        (("--concurrency=3",), 6),
+        (("--concurrency=3", "--max-claim-per-worker=4"), 4),
+    ],
+)
 def test_a_worker_holds_no_more_than_its_slots_or_its_ceiling(
-    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, options: tuple[str, ...], most: int
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, task: str, options: tuple[str, ...], most: int
 ) -> None:
     worker(CLUSTER, processes=2, options=options, env=settings())
-    insert_spans(sql, tmp_path / "log", 24, 0.02)
+    insert_spans(sql, tmp_path / "log", 24, 0.02, name=task)
     wait_until_ended(sql, 24)
     assert most_at_once(held_intervals(sql)) == most
     assert row(sql, "select max(attempts), max(claim_no) from horsies.finished") == (1, 1)

@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -100,6 +101,32 @@ def test_an_expired_lease_is_taken_by_another_worker_and_the_first_one_does_not_
         True,
         1,
     )
+
+
+@pytest.mark.promise("C14")
+def test_a_worker_does_not_run_what_another_has_taken_from_its_buffer(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """By its own clock the first worker still has a lease of a minute: only the database can stop it from running the tasks."""
+    first = worker(CLUSTER, env=settings(prefetch_buffer=3, claim_lease_ms=60_000))
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
+    begun(tmp_path / "begun")
+    taken, later = [tmp_path / str(number) for number in range(3)], tmp_path / "later"
+    insert_rows(sql, "gate", [{"begun": str(path), "until": str(later)} for path in taken])
+    eventually(lambda: statuses(sql) == {"RUNNING": 1, "CLAIMED": 3}, seen=lambda: statuses(sql))
+    second = worker(CLUSTER, processes=3, env=settings())
+    sql.execute("update horsies.tasks set lease_until = now() - interval '1 s' where status = 'CLAIMED'")
+    parents = {psutil.Process(begun(path)).ppid() for path in taken}
+    assert parents == {second.pid}
+    insert_lines(sql, tmp_path / "log", 1)  # the first worker's: the second is full, and it waits behind what was taken
+    (tmp_path / "open").touch()
+    runs = [1, 1, 1]
+    eventually(lambda: numbers(tmp_path / "log") == [0] or [len(numbers(path)) for path in taken] != runs)
+    assert [len(numbers(path)) for path in taken] == runs
+    later.touch()
+    assert wait_until_ended(sql, 5) == {"COMPLETED": 5}
+    assert [len(numbers(path)) for path in taken] == runs
+    assert first.terminate() == 0
 
 
 @pytest.mark.promise("C14")

@@ -130,8 +130,11 @@ async def test_switching_a_queue_has_async_twins_and_knows_its_queues(cluster: A
 
 
 def cap_lock(queue: str | None) -> str:
-    key = "cluster" if queue is None else f"queue {queue}"
-    return f"select pg_advisory_xact_lock(hashtextextended('horsies cap horsies {key}', 0))"
+    return f"select pg_advisory_xact_lock(hashtextextended('{cap_key(queue)}', 0))"
+
+
+def cap_key(queue: str | None) -> str:
+    return f"horsies cap horsies {'cluster' if queue is None else f'queue {queue}'}"
 
 
 def test_the_lock_of_this_file_is_the_one_that_claims_take(
@@ -162,6 +165,57 @@ def test_workers_on_disjoint_capped_queues_do_not_contend(
         eventually(lambda: statuses(sql) == {"COMPLETED": 5, "PENDING": 5}, seen=lambda: statuses(sql))
         assert set(written(log)) == {"second"}
     assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
+
+
+@pytest.mark.promise("C19")
+def test_a_pass_locks_its_capped_queues_one_after_the_other_in_sorted_order(
+    worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
+) -> None:
+    """The key of `d` is held: a worker that waits for it has the keys that sort before it, and nothing but those."""
+    queues = [
+        {"name": "d", "priority": 1, "max_concurrency": 2},
+        {"name": "a", "priority": 2, "max_concurrency": 2},
+        {"name": "e", "priority": 3, "max_concurrency": 2},
+        {"name": "b", "priority": 4},
+        {"name": "c", "priority": 5, "max_concurrency": 2},
+    ]
+    worker(CLUSTER, options=("--queues=a,b,d,e",), env=settings(queues=queues))
+    with psycopg.connect(database) as holder:
+        holder.execute(cap_lock("d").encode())
+        for name in ("a", "b", "d", "e"):
+            lines(sql, tmp_path / "log", name, name)
+        claiming = wait_until_blocked(sql, on=holder)
+        assert cap_locks(sql, claiming, ["a", "b", "c", "d", "e", None]) == {"a": True, "d": False}
+    assert wait_until_ended(sql, 4) == {"COMPLETED": 4}
+
+
+@pytest.mark.promise("C19")
+def test_with_a_cluster_wide_cap_one_lock_comes_first(
+    worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
+) -> None:
+    """Its key is held: a worker that waits for it has no other."""
+    queues = [{"name": "a", "max_concurrency": 2}, {"name": "z", "max_concurrency": 2}]
+    worker(CLUSTER, env=settings(queues=queues, cluster_wide_cap=3))
+    with psycopg.connect(database) as holder:
+        holder.execute(cap_lock(None).encode())
+        for name in ("a", "z"):
+            lines(sql, tmp_path / "log", name, name)
+        claiming = wait_until_blocked(sql, on=holder)
+        assert cap_locks(sql, claiming, ["a", "z", None]) == {None: False}
+    assert wait_until_ended(sql, 2) == {"COMPLETED": 2}
+
+
+def cap_locks(sql: psycopg.Connection, pid: int, queues: list[str | None]) -> dict[str | None, bool]:
+    """Of the session with this process id: the locks of these caps that it has (True) or waits for (False)."""
+    found: dict[str | None, bool] = {}
+    for queue in queues:
+        query = (
+            "select granted from pg_locks where locktype = 'advisory' and pid = %s and objsubid = 1 "
+            "and (classid::bigint << 32) | objid::bigint = hashtextextended(%s, 0)"
+        )
+        for granted in column(sql, query, pid, cap_key(queue)):
+            found[queue] = bool(granted)
+    return found
 
 
 @pytest.mark.promise("C19")
@@ -207,7 +261,7 @@ def counting(plan: str) -> str:
     return "\n".join(line for line in plan.splitlines() if "Aggregate" in line)
 
 
-@pytest.mark.promise("C16")
+@pytest.mark.promise("C16", "X4")
 def test_a_batch_limits_what_is_taken_from_one_queue_in_one_pass(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:

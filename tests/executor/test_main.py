@@ -284,7 +284,6 @@ UNNEEDED = [
     "horsies.db",
     "horsies.workflows",
     "horsies.model.schedule",
-    "horsies.model.inspect_signature",
     "horsies.model.worker_config",
 ]
 

@@ -15,7 +15,7 @@ from horsies.doctor.run import run_doctor
 from horsies.maintenance import rescue, retention
 from horsies.maintenance.isolate import FIRST_S, SkippedRow
 from horsies.tasks.claim import promote_tasks
-from horsies.workflows.advance import settle
+from horsies.workflows.advance import run_steps
 from tests.doctor.conftest import add_worker
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, column, do, row
@@ -220,7 +220,7 @@ def test_a_node_that_can_never_begin_makes_no_endless_steps_and_is_shown(
         "insert into horsies.nodes (id, root_id, workflow_id, index, node_id, kind, status, waits_for, dependents, needed, allow_failed_deps) "
         "select gen_random_uuid(), id, id, 0, 'n', 'workflow', 'READY', '{}', '{}', 0, false from horsies.workflows where name = 'bad'"
     )
-    assert broker.run(partial(settle, ["00000000-0000-4000-8000-000000000002"], at_most=20)) == []
+    assert broker.run(partial(run_steps, ["00000000-0000-4000-8000-000000000002"], at_most=20)) == []
     look(broker, rescue.settle_workflows, aside=SkippedRow(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "COMPLETED",

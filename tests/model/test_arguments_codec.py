@@ -358,7 +358,7 @@ def deep(levels: int) -> list[Any]:
         (math.nan, "nan"),
         (math.inf, "inf"),
         ({"k": {1: 2}}, "the key 1 at"),
-        ({"k": [0, object()]}, "['k'][1] is no JSON value"),
+        ({"k": [0, object()]}, "['k'][1] is not a JSON value"),
         ("\ud800", "surrogates"),
         ({"\ud800": 1}, "surrogates"),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from horsies.model.config import AppConfig
-from horsies.model.error_codes import ErrorCodes, ExceptionMap, every_member
+from horsies.model.error_codes import ErrorCodes, ExceptionMap, holds_for_all
 from horsies.model.errors import ConfigError
 
 
@@ -79,10 +79,10 @@ def test_every_member_of_a_group_must_be_meant() -> None:
     def is_lost(error: BaseException) -> bool:
         return isinstance(error, ConnectionError)
 
-    assert every_member(REFUSED, is_lost)
-    assert every_member(ExceptionGroup("g", [REFUSED, ExceptionGroup("h", [RESET])]), is_lost)
-    assert not every_member(ExceptionGroup("g", [REFUSED, MISSING]), is_lost)
-    assert every_member(ExceptionGroup("g", [MISSING]), lambda error: isinstance(error, ExceptionGroup))
+    assert holds_for_all(REFUSED, is_lost)
+    assert holds_for_all(ExceptionGroup("g", [REFUSED, ExceptionGroup("h", [RESET])]), is_lost)
+    assert not holds_for_all(ExceptionGroup("g", [REFUSED, MISSING]), is_lost)
+    assert holds_for_all(ExceptionGroup("g", [MISSING]), lambda error: isinstance(error, ExceptionGroup))
 
 
 # Configuration

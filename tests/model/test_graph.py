@@ -1,12 +1,10 @@
-"""The states of workflows and nodes, and the joins."""
+"""Statuses of workflows and nodes, and joins."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horsies.model.graph import (
-    LEGAL_NODE_MOVES,
-    LEGAL_WORKFLOW_MOVES,
     Graph,
     Join,
     Node,
@@ -14,6 +12,7 @@ from horsies.model.graph import (
     NodeStatus,
     WorkflowStatus,
 )
+from tests.model.transitions import NODE_TRANSITIONS, WORKFLOW_TRANSITIONS
 
 
 def node(join: Join = Join.ALL, waits_for: int = 3, *, min_success: int | None = None, allow: bool = False) -> Node:
@@ -28,27 +27,27 @@ def node(join: Join = Join.ALL, waits_for: int = 3, *, min_success: int | None =
     )
 
 
-def test_every_state_has_its_moves_and_no_state_moves_to_itself() -> None:
-    assert set(LEGAL_NODE_MOVES) == set(NodeStatus)
-    assert set(LEGAL_WORKFLOW_MOVES) == set(WorkflowStatus)
-    assert all(state not in moves for state, moves in LEGAL_NODE_MOVES.items())
-    assert all(state not in moves for state, moves in LEGAL_WORKFLOW_MOVES.items())
+def test_every_status_has_transitions_and_none_leads_to_itself() -> None:
+    assert set(NODE_TRANSITIONS) == set(NodeStatus)
+    assert set(WORKFLOW_TRANSITIONS) == set(WorkflowStatus)
+    assert all(status not in targets for status, targets in NODE_TRANSITIONS.items())
+    assert all(status not in targets for status, targets in WORKFLOW_TRANSITIONS.items())
 
 
-def test_what_has_ended_moves_only_by_a_retry() -> None:
-    final_nodes = {state for state in NodeStatus if state.is_final}
+def test_a_final_status_is_left_only_by_a_retry() -> None:
+    final_nodes = {status for status in NodeStatus if status.is_final}
     assert final_nodes == {NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED}
-    assert all(not (LEGAL_NODE_MOVES[state] & final_nodes) for state in final_nodes)
-    final = {state for state in WorkflowStatus if state.is_final}
+    assert all(not (NODE_TRANSITIONS[status] & final_nodes) for status in final_nodes)
+    final = {status for status in WorkflowStatus if status.is_final}
     assert final == {WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
-    assert all(LEGAL_WORKFLOW_MOVES[state] <= {WorkflowStatus.RUNNING, WorkflowStatus.PENDING} for state in final)
+    assert all(WORKFLOW_TRANSITIONS[status] <= {WorkflowStatus.RUNNING, WorkflowStatus.PENDING} for status in final)
 
 
 @pytest.mark.parametrize(
     ("join", "min_success", "needed"),
     [(Join.ALL, None, 3), (Join.ANY, None, 1), (Join.QUORUM, 2, 2)],
 )
-def test_a_join_needs_so_many_successes(join: Join, min_success: int | None, needed: int) -> None:
+def test_a_join_needs_a_number_of_successes(join: Join, min_success: int | None, needed: int) -> None:
     it = node(join, min_success=min_success)
     assert it.needed == needed
     assert not it.is_ready(succeeded=needed - 1, unresolved=1)
@@ -72,7 +71,7 @@ def test_with_failures_allowed_a_node_runs_at_the_latest_when_all_have_ended(
         assert tolerant.is_ready(succeeded, unresolved) == strict.is_ready(succeeded, unresolved)
 
 
-def test_a_graph_knows_who_waits_for_whom_and_its_nodes_by_id() -> None:
+def test_a_graph_lists_dependents_and_finds_nodes_by_id() -> None:
     inner = Graph("inner", (node(waits_for=0),))
     first = Node(0, "first", NodeKind.TASK)
     second = Node(1, "second", NodeKind.WORKFLOW, waits_for=(0,), child=inner)

@@ -445,7 +445,9 @@ Alias = TypeAliasType("Alias", dict[str, Form])
 def test_a_secret_anywhere_in_a_type_is_refused_when_the_task_is_defined(
     travelling: Callable[[Any], Traveller], annotation: Any, place: str
 ) -> None:
-    with pytest.raises(TaskDefinitionError, match="a secret is written as asterisks; pass what the task can") as caught:
+    with pytest.raises(
+        TaskDefinitionError, match="a secret is written as asterisks; pass a reference by which the task can"
+    ) as caught:
         travelling(annotation)
     assert place in str(caught.value)
 
@@ -466,7 +468,7 @@ def test_what_a_class_does_not_show_is_not_shown_either() -> None:
 @BOTH
 def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Callable[[Any], Traveller]) -> None:
     assert travelling(T).read(travelling(T).write({"a": [1]})) == {"a": [1]}
-    with pytest.raises(PayloadError, match="a Faceless is no JSON value; annotate it with its type"):
+    with pytest.raises(PayloadError, match="a Faceless is not a JSON value; annotate it with its type"):
         travelling(T).write(Faceless())
     one_of, cat_like = TypeVar("one_of", UUID, int), TypeVar("cat_like", bound=Cat)
     assert travelling(one_of).read(travelling(one_of).write(UUID(int=1))) == UUID(int=1)
@@ -482,12 +484,12 @@ def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Calla
     [
         (Reading, Reading(raw=b"\xff"), "ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"),
         (str, "half \ud800", "remove the broken character"),
-        (int, 10**5_000, "annotate so long a number as str"),
-        (Any, 10**5_000, "annotate so long a number as str"),
+        (int, 10**5_000, "annotate a number of this length as str"),
+        (Any, 10**5_000, "annotate a number of this length as str"),
         (Any, wake_subscribers(), "contains itself"),
         (Any, deep(5_000), "nested more than 180 levels deep"),
-        (Any, b"bytes", "a bytes is no JSON value; annotate it with its type"),
-        (Any, math.nan, "nan is no JSON value; annotate it as float"),
+        (Any, b"bytes", "a bytes is not a JSON value; annotate it with its type"),
+        (Any, math.nan, "nan is not a JSON value; annotate it as float"),
         (Decimal, Decimal("NaN"), "finite"),
     ],
     ids=range(9),
@@ -539,7 +541,7 @@ def test_a_big_payload_is_told_of_once_and_again_when_it_doubles(
     told = [record.getMessage() for record in caplog.records]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert all(
-        "task 'task': " in line and "payload_warning_bytes=100; keep big data elsewhere" in line for line in told
+        "task 'task': " in line and "payload_warning_bytes=100; keep large data elsewhere" in line for line in told
     )
 
 

@@ -75,9 +75,9 @@ def outcome(act: Callable[..., object], *args: object) -> tuple[str, str]:
 
 
 def by_pydantic(codec: Any) -> Any:
-    assert codec.is_plain
+    assert codec.plain_test
     other = copy(codec)
-    other.is_plain = None
+    other.plain_test = None
     return other
 
 
@@ -144,4 +144,4 @@ def test_the_data_of_an_error_comes_back_as_far_as_json_goes(data: object) -> No
 
 @pytest.mark.parametrize("tp", [int | str, tuple[int, ...], set[int], dict[int, str], bytes, list[bytes], Colour])
 def test_whatever_pydantic_might_see_differently_is_left_to_it(tp: Any) -> None:
-    assert ResultCodec.for_type(tp).is_plain is None
+    assert ResultCodec.for_type(tp).plain_test is None

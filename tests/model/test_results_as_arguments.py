@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from horsies import PayloadError, TaskDefinitionError, TaskError, TaskResult
 from horsies.model.codec import ArgumentsCodec, ResultCodec
-from horsies.model.parameters import WantedParameter
+from horsies.model.signature import InjectedParameter
 
 
 class Page(BaseModel):
@@ -70,7 +70,7 @@ def test_what_a_workflow_fills_in_is_no_argument() -> None:
     def node(page: int, workflow_ctx: object = None, *, workflow_meta: object = None) -> None: ...
 
     codec = ArgumentsCodec.for_function(node)
-    assert codec.wants == {WantedParameter.CONTEXT, WantedParameter.META}
+    assert codec.wants == {InjectedParameter.CONTEXT, InjectedParameter.META}
     assert codec.encode((1,), {}) == '{"page":1}'
     with pytest.raises(PayloadError, match="unexpected keyword argument 'workflow_ctx'"):
         codec.encode((1,), {"workflow_ctx": 1})
@@ -80,7 +80,7 @@ def test_a_task_that_cannot_do_without_its_workflow_is_not_sent_alone() -> None:
     def node(page: int, workflow_ctx: object) -> None: ...
 
     codec = ArgumentsCodec.for_function(node)
-    with pytest.raises(PayloadError, match="takes workflow_ctx, which only a workflow can give"):
+    with pytest.raises(PayloadError, match="takes workflow_ctx, which only a workflow can provide"):
         codec.encode((1,), {})
 
 
@@ -89,8 +89,8 @@ def test_what_is_filled_in_must_be_reachable_by_keyword() -> None:
     def by_place(workflow_meta: object, /) -> None: ...
     def after(*pages: int, workflow_ctx: object) -> None: ...
 
-    with pytest.raises(TaskDefinitionError, match="parameter 'workflow_ctx' is filled in by keyword"):
+    with pytest.raises(TaskDefinitionError, match="parameter 'workflow_ctx' is passed by keyword"):
         ArgumentsCodec.for_function(before)
-    with pytest.raises(TaskDefinitionError, match="parameter 'workflow_meta' is filled in by keyword"):
+    with pytest.raises(TaskDefinitionError, match="parameter 'workflow_meta' is passed by keyword"):
         ArgumentsCodec.for_function(by_place)
-    assert ArgumentsCodec.for_function(after).wants == {WantedParameter.CONTEXT}
+    assert ArgumentsCodec.for_function(after).wants == {InjectedParameter.CONTEXT}

@@ -110,7 +110,9 @@ def test_a_pause_is_a_number_of_seconds_in_its_range(delay: Any):
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RETRIES + 1, 1.5, "3", True])
 def test_the_number_of_retries_has_a_range(count: Any):
-    assert "max_retries is" in the_problem_of(exponential, max_retries=count)
+    problem = the_problem_of(exponential, max_retries=count)
+    assert problem.startswith("max_retries ")
+    assert f"a whole number from 1 to {MAX_RETRIES}" in problem
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, math.nan, "0.5", True, None])

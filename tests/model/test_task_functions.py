@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from horsies import TaskError, TaskResult
-from horsies.model.inspect_signature import parameters_of_any
-from horsies.model.parameters import is_simple
-from horsies.model.signature import is_coroutine_function, parameters_of, takes_nothing
+from horsies.model.signature import (
+    is_coroutine_function,
+    is_simple,
+    parameters_by_inspect,
+    parameters_of,
+    takes_no_arguments,
+)
 
 Result = TaskResult[int, TaskError]
 
@@ -62,7 +66,7 @@ def shown(fn: Callable[..., Any]) -> str:
 @pytest.mark.parametrize("fn", SIMPLE, ids=shown)
 def test_of_a_plain_function_everything_is_read_as_inspect_reads_it(fn: Callable[..., Any]) -> None:
     assert is_simple(fn)
-    assert parameters_of(fn) == parameters_of_any(fn)
+    assert parameters_of(fn) == parameters_by_inspect(fn)
 
 
 @pytest.mark.parametrize("fn", OTHERS, ids=shown)
@@ -81,4 +85,4 @@ def test_coroutine_functions_are_known(fn: Callable[..., Any]) -> None:
     ids=lambda each: each if isinstance(each, bool) else shown(each),
 )
 def test_what_needs_no_arguments_is_known(fn: Any, expected: bool) -> None:  # noqa: FBT001
-    assert takes_nothing(fn) is expected
+    assert takes_no_arguments(fn) is expected

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from horsies import (
+    AppConfig,
     BlockingCallError,
     Horsies,
     PayloadError,
@@ -167,14 +168,20 @@ def test_without_its_task_a_result_is_json(basic: Any, broker: PostgresBroker) -
     assert basic.app.handle(stored).get().unwrap() == {"at": "2026-01-01T00:00:00Z", "n": [1, None]}
 
 
-def test_a_handle_from_an_id_has_the_type_of_its_task() -> None:
-    app = Horsies()
+def test_a_handle_from_an_id_decodes_by_the_type_of_its_task(database: str, broker: PostgresBroker) -> None:
+    app = Horsies(AppConfig.for_database_url(database))
 
     @app.task("measure")
-    def measure(text: str) -> TaskResult[int, TaskError]: ...
+    def measure(text: str) -> TaskResult[timedelta, TaskError]: ...
 
-    assert_type(app.handle(new_task_id(), measure), TaskHandle[int])
-    assert_type(app.handle(new_task_id()), TaskHandle[Any])
+    stored = measure.send("a mile").task_id
+    answer(broker, '"PT5S"')
+    typed, untyped = app.handle(stored, measure), app.handle(stored)
+    assert_type(typed, TaskHandle[timedelta])
+    assert_type(untyped, TaskHandle[Any])
+    assert typed.get() == TaskResult(ok=timedelta(seconds=5))
+    assert untyped.get() == TaskResult(ok="PT5S")
+    app.close()
 
 
 @pytest.mark.parametrize("task_id", ["", "17", "d48151dd-5865-42cb-8499", "'; drop schema horsies"])

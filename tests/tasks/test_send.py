@@ -258,7 +258,7 @@ def test_all_that_is_wrong_with_options_is_said_at_once(shop: Shop) -> None:
     assert len(refused.value.problems) == 6
     assert str(refused.value).startswith("6 problems in the options of task 'pack':")
     for says in ("good_until 2030-01-01 00:00:00 has no time zone", "eta must be a datetime", "priority must be a whole",
-                 "on_conflict says nothing without a key", "key_window is -1"):  # fmt: skip
+                 "on_conflict requires key=...; add a key", "key_window is -1"):  # fmt: skip
         assert says in str(refused.value)
 
 
@@ -268,7 +268,7 @@ def test_all_that_is_wrong_with_options_is_said_at_once(shop: Shop) -> None:
         ({"priority": 2**31}, "priority is 2147483648; choose a whole number from -2147483648"),
         ({"priority": 1.0}, "priority must be a whole number"),
         ({"eta": TOMORROW, "good_until": TOMORROW}, "is not after eta"),
-        ({"key": ""}, "key must be a text of 1 to 255 characters"),
+        ({"key": ""}, "key must be a string of 1 to 255 characters"),
         ({"key": "k" * 256}, "key must be a text"),
         ({"key": "a\0b"}, "key must be a text"),
         ({"key": "\ud800"}, "key must be a text"),

@@ -44,6 +44,7 @@ def test_a_task_whose_time_passed_in_the_buffer_does_not_start(broker: PostgresB
     assert started(broker, claims) == [claims[1].id]
 
 
+@pytest.mark.promise("C14")
 def test_a_claim_that_was_taken_away_does_not_start(broker: PostgresBroker) -> None:
     claims = buffer(broker)
     do(broker, release_tasks(ME, claims))

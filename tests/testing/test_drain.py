@@ -5,7 +5,7 @@ import psycopg
 import pytest
 
 from horsies import BlockingCallError, Horsies, TaskStatus
-from horsies.testing import EndlessDrainError, SandboxError, clock, drain, drain_async, enqueued
+from horsies.testing import EndlessDrainError, SandboxError, clock, drain, drain_async, drainer, enqueued
 from tests.testing import shop
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -83,7 +83,7 @@ def test_a_limit_leaves_the_rest_queued() -> None:
 
 
 def test_tasks_that_send_each_other_for_ever_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "ENDLESS", 5)
+    monkeypatch.setattr(drainer, "ENDLESS", 5)
     shop.again.send()
     with pytest.raises(EndlessDrainError, match="'again' 5 times"):
         drain()
@@ -92,7 +92,7 @@ def test_tasks_that_send_each_other_for_ever_are_found_out(monkeypatch: pytest.M
 
 
 def test_as_many_as_are_allowed_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "ENDLESS", 2)
+    monkeypatch.setattr(drainer, "ENDLESS", 2)
     shop.note.send("a")
     shop.note.send("b")
     assert len(drain()) == 2

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from horsies.testing.server import SWEPT_AFTER_S, DatabaseServer, end_run, new_folder
+from horsies.testing.folders import new_folder
+from horsies.testing.server import SWEPT_AFTER_S, DatabaseServer, end_run
 from tests.fixtures.server import DatabaseServer as SuiteServer
 
 # By name, and no others: it saves a second, and a bare source tree has not told pytest of its own.
@@ -207,7 +208,7 @@ def test_a_run_that_does_not_use_it_loads_no_driver(project: Project) -> None:
 
         def test_it(pytestconfig):
             assert any("horsies" in name for name, _ in pytestconfig.pluginmanager.list_name_plugin())
-            assert not {"psycopg", "horsies.worker", "horsies.testing.drain"} & sys.modules.keys()
+            assert not {"psycopg", "horsies.worker", "horsies.testing.drainer"} & sys.modules.keys()
     """
     project.test(text, conftest="").assert_outcomes(passed=1)
 

@@ -6,7 +6,9 @@ import psycopg
 import pytest
 
 from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column
 from tests.fixtures.workers import StartWorker
+from tests.recovery.steps import insert_rows
 from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
 TUNED = "tests.apps.tuned:app"  # which looks by itself only every five minutes
@@ -72,3 +74,26 @@ def test_with_a_buffer_the_ceiling_bounds_what_waits(
     )
     door.touch()
     assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
+
+
+@pytest.mark.promise("C17")
+@pytest.mark.parametrize(
+    ("prefetch", "held"), [("0", {"RUNNING": 2}), ("8", {"RUNNING": 4, "CLAIMED": 2})], ids=["hard", "soft"]
+)
+def test_the_ceiling_holds_for_each_worker_whatever_its_processes(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str, held: dict[str, int]
+) -> None:
+    """Without a buffer it counts what runs, too; with one only what waits."""
+    for _ in range(2):
+        worker(TUNED, processes=4, options=("--max-claim-per-worker=2",), env={"HORSIES_TEST_PREFETCH": prefetch})
+    door = tmp_path / "open"
+    insert_rows(sql, "gate", [{"begun": str(tmp_path / str(number)), "until": str(door)} for number in range(20)])
+    per_worker = "select status, count(*)::integer from horsies.tasks where claimed_by = %s group by status"
+
+    def held_by_each() -> list[dict[str, int]]:
+        ids = column(sql, "select id from horsies.workers")
+        return [dict(sql.execute(per_worker.encode(), [worker_id]).fetchall()) for worker_id in ids]
+
+    eventually(lambda: held_by_each() == [held, held], what="each holds its ceiling", seen=held_by_each)
+    door.touch()
+    assert wait_until_ended(sql, 20, 60) == {"COMPLETED": 20}

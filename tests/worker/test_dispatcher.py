@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +15,6 @@ from horsies.model.task import Ending
 from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.batch import Batch
 from horsies.worker.capacity import GATHER_FRAMED_S, ClaimLimits, PrefetchPolicy
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.pending import PendingWork
@@ -52,9 +52,12 @@ class Desk:
 
 @asynccontextmanager
 async def open_pump(
-    database: str, prefetch: PrefetchPolicy | None = None, resilience: WorkerResilienceConfig | None = None
+    database: str,
+    prefetch: PrefetchPolicy | None = None,
+    resilience: WorkerResilienceConfig | None = None,
+    batches: int = 1,
 ) -> AsyncGenerator[Desk]:
-    """Quiet, with nothing to do. One turn at a time, and each notification is acted on at once."""
+    """Quiet, with nothing to do. One turn at a time unless told otherwise, and each notification is acted on at once."""
     config = PostgresConfig(database_url=database)
     pending = PendingWork(
         ME,
@@ -73,7 +76,7 @@ async def open_pump(
             database=config,
             resilience=resilience or WorkerResilienceConfig(notify_poll_interval_ms=300_000),
             grace_ms=1_000,
-            batches=1,
+            batches=batches,
             coalesce=1,
             request_heartbeat=lambda: None,
         )
@@ -155,30 +158,50 @@ async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is
         assert hub.claimed == {late, early}
 
 
-async def test_what_waits_for_a_turn_in_flight_rings_no_alarm(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ending of a workflow that a turn is at, whose time to gather is over: it leaves when that turn is back."""
-    looks: list[float] = []
-    next_batch = PendingWork.next_batch
+class RecordingLoop(asyncio.SelectorEventLoop):
+    """An event loop that records with which delays timers were set."""
 
-    def counted(pending: PendingWork, now: float) -> Batch | None:
-        looks.append(now)
-        return next_batch(pending, now)
+    def __init__(self) -> None:
+        super().__init__()
+        self.delays: asyncio.Queue[float] = asyncio.Queue()
 
-    monkeypatch.setattr(PendingWork, "next_turn", counted)
-    async with open_pump(database, PrefetchPolicy("auto", processes=1)) as hub:
-        for _ in range(100):
-            hub.pending.prefetch.observe(10)
-        ended = Ending(new_task_id(), 1, TaskStatus.COMPLETED, root_id=new_task_id())
-        under_way = Batch(ME, hub.pending.database, NO_CAPS, [ended])
-        hub.pending.in_flight.append(under_way)
-        hub.pending.endings.append(ended)
-        hub.pending.may_have_tasks = True
-        looks.clear()
-        hub.dispatcher.release([])  # look
-        await asyncio.sleep(10 * GATHER_FRAMED_S)
-        assert hub.pending.endings
-        assert 1 <= len(looks) <= 5
-        hub.pending.in_flight.remove(under_way)
+    def call_later(self, delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        self.delays.put_nowait(delay)
+        return super().call_later(delay, *args, **kwargs)
+
+
+def test_what_waits_for_a_batch_in_flight_does_not_keep_the_worker_awake(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """An ending of a workflow that a batch is at, whose time to gather is over: it leaves when that batch is back."""
+
+    async def wait_for_the_batch(delays: "asyncio.Queue[float]") -> list[float]:
+        async with open_pump(database, PrefetchPolicy("auto", processes=1), batches=2) as hub:
+            for _ in range(100):
+                hub.pending.prefetch.observe(10)
+            root_id = new_task_id()
+            with sql.transaction():
+                sql.execute("lock table horsies.tasks in exclusive mode")
+                hub.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                hub.dispatcher.release([])  # look
+                await asyncio.to_thread(wait_until_blocked, sql)
+                hub.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                hub.pending.may_have_tasks = True
+                while not delays.empty():
+                    delays.get_nowait()
+                hub.dispatcher.release([])
+                async with asyncio.timeout(PATIENCE_S):
+                    set_meanwhile = [await delays.get(), await delays.get()]
+                assert len(hub.pending.in_flight) == len(hub.pending.endings) == 1
+            await _until(lambda: not hub.pending.endings and not hub.pending.in_flight)
+            return set_meanwhile
+
+    with asyncio.Runner(loop_factory=RecordingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, RecordingLoop)
+        to_gather, after_commit = runner.run(wait_for_the_batch(loop.delays))
+    assert to_gather == pytest.approx(GATHER_FRAMED_S)
+    assert after_commit > 10 * GATHER_FRAMED_S, "it looks again and again"
 
 
 PATIENT = WorkerResilienceConfig(

@@ -259,27 +259,27 @@ async def test_half_a_message_and_then_silence_costs_a_child_its_life(tmp_path: 
         assert dispatcher.done_by[other] != forging.pid
 
 
-# -- a whole worker, with the settings as they come
+# -- a whole worker
 
 
-@pytest.fixture
-def frozen(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> Any:
-    """A worker with two children, one of them stopped while it runs a task; the task's id and the child."""
-    running = worker(CLUSTER, processes=2, env=settings())
-    args = {"begun": str(tmp_path / "begun"), "until": str(tmp_path / "never")}
+def freeze_a_child(sql: psycopg.Connection, folder: Path) -> tuple[str, int]:
+    """Stop a child while it runs a task; the task's id and the child's process id."""
+    args = {"begun": str(folder / "begun"), "until": str(folder / "never")}
     (task_id,) = insert_rows(sql, "gate", [args])
-    pid = begun(tmp_path / "begun")
+    pid = begun(folder / "begun")
     os.kill(pid, signal.SIGSTOP)
-    return running, task_id, pid
+    return task_id, pid
 
 
 @linux_only
 @pytest.mark.promise("W6", "T2")
 def test_a_child_that_is_stopped_is_noticed_with_default_settings(
-    basic: Any, frozen: Any, sql: psycopg.Connection
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    running, task_id, pid = frozen
-    eventually(lambda: row(sql, "select count(*) from horsies.finished") == (1,), 20.0)
+    """Nothing is configured: a child that has been stopped for ten seconds is killed."""
+    running = worker("tests.apps.basic:app", processes=2)
+    task_id, pid = freeze_a_child(sql, tmp_path)
+    eventually(lambda: row(sql, "select count(*) from horsies.finished") == (1,), 30.0)
     code, message = row(sql, "select error_code, error->>'message' from horsies.finished where id = %s", task_id)
     assert code == "WORKER_CRASHED"
     assert f"(pid {pid}) that ran it has not answered" in str(message)
@@ -291,6 +291,9 @@ def test_a_child_that_is_stopped_is_noticed_with_default_settings(
 
 @linux_only
 @pytest.mark.promise("W10")
-def test_a_worker_stops_though_one_of_its_children_is_stopped(frozen: Any) -> None:
-    running, _task_id, _pid = frozen
+def test_a_worker_stops_though_one_of_its_children_is_stopped(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    running = worker(CLUSTER, processes=2, env=settings())
+    freeze_a_child(sql, tmp_path)
     assert running.terminate() == 0

@@ -1,5 +1,6 @@
 """The database goes away while tasks run: nothing is lost, nothing runs twice, and the worker never restarts."""
 
+import re
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.workers import READY, StartWorker, Worker
-from tests.worker.steps import PATIENCE_MS, begun, insert, insert_lines, numbers, statuses, wait_until_ended
+from tests.recovery.steps import CLUSTER, settings
+from tests.worker.steps import PATIENCE_MS, begun, finished, insert, insert_lines, numbers, statuses, wait_until_ended
 
 MODES = ["0", "8", "auto"]
 
@@ -77,6 +79,34 @@ def test_a_worker_told_not_to_wait_for_ever_gives_up_with_an_exit_code_of_its_ow
     running_said = "\n".join(running.logs)
     assert "Traceback" not in running_said
     assert statuses(sql) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("W13")
+def test_pauses_grow_during_an_outage_and_start_again_in_the_next(
+    worker: StartWorker, proxy: Proxy, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Each within a quarter of 0.1, 0.2, 0.4 and 0.8 s, which is the longest; the log has them in tenths."""
+    env = settings(resilience={"db_retry_initial_ms": 100, "db_retry_max_ms": 800, "db_retry_max_attempts": 20})
+    running = worker(CLUSTER, env=env, database_url=proxy.url)
+    for outage in range(2):
+        before = len(running.logs)
+        proxy.cut()
+        insert_lines(sql, tmp_path / "log", 1, first=outage)
+        eventually(lambda before=before: len(logged_pauses(running, before)) >= 5, what="five attempts have failed")
+        pauses = logged_pauses(running, before)
+        assert pauses[0] <= 0.1
+        assert 0.1 <= pauses[1] <= 0.3
+        assert 0.3 <= pauses[2] <= 0.5
+        assert 0.6 <= min(pauses[3:]) <= max(pauses[3:]) <= 0.8
+        proxy.heal()
+        eventually(lambda outage=outage: finished(sql) == (outage + 1,), what="its result is stored")
+        running.wait_for_log("the database serves again", after=before)
+    assert running.terminate() == 0
+
+
+def logged_pauses(running: Worker, after: int) -> list[float]:
+    found = re.findall(r"the database does not serve, trying again in (\S+) s", "\n".join(running.logs[after:]))
+    return [float(pause) for pause in found]
 
 
 @pytest.mark.promise("W11")

@@ -23,7 +23,7 @@ from horsies.worker.capacity import PREFETCH_MAX, ClaimLimits, PrefetchPolicy
 from horsies.worker.pending import BYTES_PER_BATCH, ENDINGS_PER_BATCH, BufferedClaim, PendingWork
 from horsies.worker.quarantine import Quarantine, RefusedBatch
 from horsies.worker.watermarks import Watermarks
-from tests.model.budget import Budget, QueueRoom
+from tests.fixtures.budget import Budget, QueueRoom
 
 WORKER = "00000000-0000-4000-8000-00000000000a"
 DATABASE = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")

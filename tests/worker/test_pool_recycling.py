@@ -190,6 +190,23 @@ async def test_a_baseline_close_to_the_limit_is_warned_of(caplog: pytest.LogCapt
             assert "more than 80 %" in caplog.text
 
 
+@pytest.mark.promise("C6")
+async def test_a_baseline_below_80_percent_of_the_limit_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    limit_mb = await baseline_mb() * 1.4
+    with caplog.at_level(logging.WARNING, "horsies.worker"):
+        async with open_pool(max_memory_mb=limit_mb):
+            assert caplog.records == []
+
+
+@pytest.mark.promise("C6")
+async def test_garbage_of_the_start_does_not_count_as_baseline() -> None:
+    """The app leaves 60 MB of garbage that only a full collection frees: with it, the child would be above the limit."""
+    limit_mb = await baseline_mb() + 40
+    async with open_pool(max_memory_mb=limit_mb, env={"PACES_GARBAGE_MB": "60"}) as dispatcher:
+        (child,) = dispatcher.children
+        assert child.rss_mb < limit_mb
+
+
 @pytest.mark.promise("C4", "C5")
 @pytest.mark.parametrize("limits", [{"max_tasks": 10}, {"max_memory_mb": 500}])
 async def test_with_a_limit_children_are_fresh_interpreters(limits: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`app.run_worker(WorkerConfig(...))`: a worker from a script of the user's own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -238,6 +239,69 @@ async def test_a_worker_is_refused_where_an_event_loop_is_running() -> None:
 
 
 # -- what the configuration says
+
+
+@pytest.mark.promise("W15")
+def test_the_children_load_the_app_that_app_locator_names(script: Scripts, sql: psycopg.Connection) -> None:
+    """Not the app that the method is called on, though the children could find that, too."""
+    app = """
+from horsies import *
+app = Horsies()
+
+@app.task("which")
+def which() -> TaskResult[str, TaskError]:
+    return TaskResult(ok={name!r})
+"""
+    (script.folder / "store.py").write_text(app.replace("{name!r}", "'store'"))
+    runs = "if __name__ == '__main__':\n    app.run_worker(WorkerConfig(processes=1, app_locator='store:app'))\n"
+    running = script(app.replace("{name!r}", "'script'") + runs)
+    running.wait_until_ready()
+    insert(sql, "which")
+    wait_until_ended(sql, 1)
+    assert row(sql, "select status, result::text from horsies.finished") == ("COMPLETED", '"store"')
+    assert running.stop() == 0
+
+
+@pytest.mark.promise("W15")
+@pytest.mark.parametrize(
+    ("option", "levels"),
+    [
+        ("", {"INFO", "WARNING"}),
+        (", loglevel='DEBUG'", {"DEBUG", "INFO", "WARNING"}),
+        (", loglevel='WARNING'", {"WARNING"}),
+    ],
+    ids=["default", "DEBUG", "WARNING"],
+)
+def test_the_loglevel_holds_for_the_worker_and_for_its_children(
+    script: Scripts, sql: psycopg.Connection, option: str, levels: set[str]
+) -> None:
+    text = f"""
+import logging, sys
+from horsies import *
+app = Horsies()
+
+def log_at_each_level(who):
+    for level in ("DEBUG", "INFO", "WARNING"):
+        logging.getLogger("shop").log(getattr(logging, level), "%s logs at %s", who, level)
+
+@app.task("log")
+def log() -> TaskResult[None, TaskError]:
+    log_at_each_level("a task")
+    return TaskResult(ok=None)
+
+if __name__ == "__main__":
+    code = app.run_worker(WorkerConfig(processes=1{option}))
+    log_at_each_level("the worker")
+    sys.exit(code)
+"""
+    running = script(text)
+    eventually(lambda: row(sql, "select count(*) from horsies.workers") == (1,), what="the worker is registered")
+    insert(sql, "log")
+    wait_until_ended(sql, 1)
+    assert running.stop() == 0
+    assert set(re.findall(r"a task logs at (\w+)", running.said)) == levels
+    assert set(re.findall(r"the worker logs at (\w+)", running.said)) == levels
+    assert ("is ready on queues" in running.said) == ("INFO" in levels)
 
 
 @pytest.mark.promise("W15", "W2")

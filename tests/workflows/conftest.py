@@ -6,8 +6,8 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
-from horsies.model.graph import LEGAL_NODE_MOVES, LEGAL_WORKFLOW_MOVES
 from tests.fixtures.apps import load_fresh
+from tests.model.transitions import NODE_TRANSITIONS, WORKFLOW_TRANSITIONS
 
 # Without a unique index, which would let transactions wait for each other where they otherwise do not.
 WATCH: LiteralString = """
@@ -25,8 +25,8 @@ create trigger watch after update of status on horsies.workflows
     for each row when (old.status is distinct from new.status) execute function public.note_move();
 """
 LEGAL = {
-    *(("nodes", before, after) for before, moves in LEGAL_NODE_MOVES.items() for after in moves),
-    *(("workflows", before, after) for before, moves in LEGAL_WORKFLOW_MOVES.items() for after in moves),
+    *(("nodes", before, after) for before, moves in NODE_TRANSITIONS.items() for after in moves),
+    *(("workflows", before, after) for before, moves in WORKFLOW_TRANSITIONS.items() for after in moves),
 }
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import psycopg
 
 from horsies.db.broker import PostgresBroker
+from horsies.db.statement import Op
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
 from horsies.tasks.claim import NO_CAPS, ClaimRequest, lanes_from_start
 from horsies.worker.batch import Batch, BatchResult, run_batch
-from horsies.workflows.advance import settle
-from horsies.workflows.start import plan, start
+from horsies.workflows.advance import get_unfinished_trees, run_steps
+from horsies.workflows.start import MAX_NOTIFIED_AFTER_COMMIT, plan_start, start
 from tests.fixtures.journey import ME, row
 
 ERROR = '{"error_code": "BROKEN", "message": "%s"}'
@@ -30,9 +31,15 @@ def node(index: int, *waits_for: int, **given: Any) -> Node:
     )
 
 
-def begin(broker: PostgresBroker, graph: Graph, workflow_id: str | None = None) -> str:
-    beginning = plan(graph, workflow_id)
-    return broker.run(partial(start, beginning), again=partial(start, beginning))
+def begin(
+    broker: PostgresBroker,
+    graph: Graph,
+    workflow_id: str | None = None,
+    *,
+    max_notified: int = MAX_NOTIFIED_AFTER_COMMIT,
+) -> str:
+    write = partial(start, plan_start(graph, workflow_id), max_notified=max_notified)
+    return broker.run(write, again=write)
 
 
 def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
@@ -40,7 +47,7 @@ def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = 
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
     batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=lanes_from_start(["default"]))
     outcome = broker.run(lambda: run_batch(batch))
-    broker.run(partial(settle, outcome.unsettled))
+    broker.run(partial(run_steps, outcome.unsettled))
     return outcome
 
 
@@ -50,6 +57,12 @@ def ended(claim: Claim, *, fails: bool = False, result: str = "1") -> Ending:
             claim.id, claim.claim_no, TaskStatus.FAILED, None, "BROKEN", ERROR % claim.id, root_id=claim.root_id
         )
     return Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, result, root_id=claim.root_id)
+
+
+def advance_all_trees() -> Op[None]:
+    """Do all work that is left, as the maintenance leader does (`maintenance/rescue.py`)."""
+    while roots := (yield from get_unfinished_trees()):
+        yield from run_steps(roots)
 
 
 def states(sql: psycopg.Connection, workflow_id: str) -> tuple[NodeStatus, ...]:

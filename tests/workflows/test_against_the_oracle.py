@@ -15,12 +15,12 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
 from horsies.tasks.claim import NO_CAPS, ClaimRequest, lanes_from_start
 from horsies.worker.batch import Batch, BatchResult, run_batch
-from horsies.workflows.advance import settle, settle_everything
+from horsies.workflows.advance import run_steps
 from horsies.workflows.control import resume, retry
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import ME, column
 from tests.workflows.oracle import Way, resolve
-from tests.workflows.steps import begin, ended, run_out, states, status, way_to
+from tests.workflows.steps import advance_all_trees, begin, ended, run_out, states, status, way_to
 
 PROPERTY = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -103,24 +103,24 @@ def test_the_ends_are_those_of_the_brute_force_model(
         outcome = _batch(broker, endings, chance.randint(1, 3))
         held = [*held[chosen:], *outcome.claimed[0]]
         if chance.random() < 0.5:
-            broker.run(partial(settle, outcome.unsettled))
+            broker.run(partial(run_steps, outcome.unsettled))
         # else this worker dies before it takes the next step, and the keeper finds what is left
         if not held:
             _go_on(broker, run)
     expected = resolve(graph, failing)
     assert states(sql, run) == expected.nodes
     assert status(sql, run) is expected.workflow
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
     if broker.run(partial(retry, run)):
         run_out(broker, sql, set())
         while broker.run(partial(resume, run)):
             run_out(broker, sql, set())
         assert states(sql, run) == resolve(graph, ()).nodes
-        assert broker.run(get_stuck) == []
+        assert broker.run(get_stuck_workflows) == []
 
 
 def _go_on(broker: PostgresBroker, run: str) -> None:
-    broker.run(settle_everything)
+    broker.run(advance_all_trees)
     while broker.run(partial(resume, run)):
         pass  # a sub-workflow that goes on and ends in failure may pause it again
 

@@ -7,7 +7,7 @@ import pytest
 
 from horsies import WorkflowHandle, WorkflowStatus
 from horsies.maintenance import rescue
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.eventually import eventually
 from tests.fixtures.workers import StartWorker
 
@@ -35,7 +35,7 @@ def test_none_is_stuck_whatever_is_done_to_them_and_whoever_dies(graphs: Any, wo
                 handle.resume()
         return all(status is not None and status.is_final for status in states.values())
 
-    eventually(all_have_ended, 60.0, what="all have ended", seen=lambda: graphs.app.broker.run(get_stuck))
+    eventually(all_have_ended, 60.0, what="all have ended", seen=lambda: graphs.app.broker.run(get_stuck_workflows))
     # What was cancelled may still have a task that is being stopped; nothing else is left, and nothing waits to be told.
-    eventually(lambda: not graphs.app.broker.run(get_stuck), 20.0, what="none is stuck")
+    eventually(lambda: not graphs.app.broker.run(get_stuck_workflows), 20.0, what="none is stuck")
     graphs.app.broker.run(rescue.settle_workflows)

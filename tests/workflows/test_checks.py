@@ -65,20 +65,20 @@ def test_every_problem_is_reported_at_once() -> None:
     with pytest.raises(WorkflowDefinitionError) as refused:
         app.workflow("w\n", [wrong(fetch), wrong(count, from_node(stranger))], **options)
     assert refused.value.problems == (
-        "two nodes have the id 'it'; rename one of them",
+        "2 nodes have the id 'it'; give each node an id of its own",
         "node 'it': it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
         "node 'it': argument 'url' is missing",
         "its name must be 1 to 200 printable characters, not 'w\\n'",
         "on_error must be one of 'fail', 'pause', not 'ignore'",
         "output: it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
     )
-    assert str(refused.value).startswith("6 problems in workflow 'w\\n':\n  - two nodes have the id 'it'")
+    assert str(refused.value).startswith("6 problems in workflow 'w\\n':\n  - 2 nodes have the id 'it'")
 
 
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        (7, "tasks[0] is 7, which is no node"),
+        (7, "tasks[0] is 7, which is not a node"),
         (fetch, "tasks[0] is the task 'fetch', not a node of it; write task.node()(...)"),
         (fetch.node(), "tasks[0] is a node without its arguments; call it once more: task.node(...)(...)"),
         (
@@ -93,13 +93,11 @@ def test_what_is_no_node_is_named(item: object, words: str) -> None:
 
 def test_an_id_that_several_nodes_have_is_one_problem() -> None:
     same = [fetch.node(node_id="it")("a") for _ in range(3)]
-    assert problems(*same) == ["3 nodes have the id 'it'; rename all but one of them"]
+    assert problems(*same) == ["3 nodes have the id 'it'; give each node an id of its own"]
 
 
 def test_the_same_node_twice_is_one_too_many() -> None:
-    assert problems(page, page) == [
-        "tasks[1] is <node page 'fetch'> a second time; make one node for each run of a task"
-    ]
+    assert problems(page, page) == ["tasks[1] is <node page 'fetch'> again; create one node for each run of a task"]
 
 
 @pytest.mark.parametrize("node_id", ["", "a\nb", "x" * 201, 7])
@@ -131,7 +129,7 @@ def test_a_node_that_is_not_in_the_workflow_is_named() -> None:
         "node 'fetch': it names node 'pgae', which does not exist; did you mean 'page'?",
         "node 'fetch': it names node 'nothing like it', which does not exist; there are 'page', 'fetch'",
     ]
-    assert problems(fetch.node(waits_for=[7])("a")) == ["node 'fetch': it names 7, which is no node"]  # pyright: ignore[reportArgumentType]
+    assert problems(fetch.node(waits_for=[7])("a")) == ["node 'fetch': it names 7, which is not a node"]  # pyright: ignore[reportArgumentType]
     assert problems(page, fetch.node(waits_for=page)("a")) == [  # pyright: ignore[reportArgumentType]
         "node 'fetch': waits_for must be a list, not <node page 'fetch'>"
     ]
@@ -178,9 +176,9 @@ def test_an_edge_whose_type_cannot_be_told_is_let_through() -> None:
         (wrong(fetch, 1, depth="2"), ["argument 'url': Input should be a valid string (got 1)", "argument 'depth': Input should be a valid integer (got '2')"]),
         (wrong(count, {"url": 1}), ["argument 'page.url': Input should be a valid string (got 1)"]),
         (wrong(summarise, [result_from(page), 7]), ["Input should be a TaskResult (got 7)"]),
-        (wrong(summarise, [], named={7: from_node(page)}), ["argument 'named' has the key 7; where values flow, keys are texts"]),
-        (wrong(any_json, object()), ["a object is no JSON value; annotate it with its type to send it"]),
-        (wrong(any_json, {Opaque(from_node(page))}), ["argument 'value': a set is no JSON value"]),
+        (wrong(summarise, [], named={7: from_node(page)}), ["argument 'named' has the key 7; in a dict with references, keys must be strings"]),
+        (wrong(any_json, object()), ["a object is not a JSON value; annotate it with its type to send it"]),
+        (wrong(any_json, {Opaque(from_node(page))}), ["argument 'value': a set is not a JSON value"]),
         (wrong(told, "a", workflow_ctx=1), ["argument 'workflow_ctx' is filled in by the workflow; leave it out"]),
         (TaskNode(fetch, {"url": "a"}, args_from={"url": any_json.node()(1)}, node_id="it"), ["it names <node of task 'any_json'>", "argument 'url' is in kwargs and in args_from"]),
     ],
@@ -192,7 +190,7 @@ def test_arguments_that_do_not_fit_are_refused(node: WorkflowNode[Any], words: l
 
 
 def test_what_are_no_arguments_at_all_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="kwargs must be a dict by the names of parameters, not \\['a'\\]"):
+    with pytest.raises(TypeError, match="kwargs must be a dict by parameter name, not \\['a'\\]"):
         TaskNode(fetch, ["a"])  # pyright: ignore[reportArgumentType]
 
 
@@ -207,7 +205,7 @@ def test_what_are_no_arguments_at_all_is_refused_at_once() -> None:
         ({"join": "quorum", "waits_for": [page]}, 'join="quorum" needs min_success'),
         ({"join": "quorum", "min_success": 2, "waits_for": [page]}, "min_success=2 can never be met, because it waits for 1"),
         ({"join": "quorum", "min_success": 0, "waits_for": [page]}, "min_success is 0; choose a whole number from 1"),
-        ({"min_success": 1, "waits_for": [page]}, 'min_success=1 says nothing with join="all"'),
+        ({"min_success": 1, "waits_for": [page]}, 'min_success=1 has no effect with join="all"'),
         ({"allow_failed_deps": "yes"}, "allow_failed_deps must be True or False, not 'yes'"),
     ],
 )  # fmt: skip
@@ -246,7 +244,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: st
     ("limit", "words"),
     [
         (-1, "time_limit is -1, in the past"),
-        (0, "leaves it no time"),
+        (0, "must be at least 1 ms"),
         ("1", "must be a number of seconds or a timedelta"),
     ],
 )
@@ -267,10 +265,10 @@ def test_a_task_of_another_app_is_refused() -> None:
 def test_a_node_is_made_of_a_task_and_nothing_else() -> None:
     by_options = TaskNode(fetch.with_options(priority=1), {"url": "a"})
     assert problems(by_options) == [
-        "node 'node': it is made of task.with_options(...); give a node its options by task.node(...)"
+        "node 'node': it is made of task.with_options(...); pass the options to task.node(...)"
     ]
     no_task: Any = print
-    assert "which is no task; decorate it with @app.task(...)" in problems(TaskNode[Any](no_task))[0]
+    assert "which is not a task; decorate it with @app.task(...)" in problems(TaskNode[Any](no_task))[0]
 
 
 # -- maps
@@ -278,16 +276,16 @@ def test_a_node_is_made_of_a_task_and_nothing_else() -> None:
 
 def test_each_stands_once_in_a_map_and_nowhere_else() -> None:
     many = found
-    assert "so each(node) stands in it once; here it does 0 times" in problems(fetch.map_node()("a"))[0]
+    assert "a map_node has exactly one each(...) in its arguments, not 0" in problems(fetch.map_node()("a"))[0]
     twice = any_json.map_node()([each(many), each(many)])
-    assert "here it does 2 times" in problems(page, many, twice)[0]
-    assert "only a map_node can go through node 'found' by each()" in problems(page, many, fetch.node()(each(many)))[0]
+    assert "exactly one each(...) in its arguments, not 2" in problems(page, many, twice)[0]
+    assert "each() of node 'found' is for a map_node" in problems(page, many, fetch.node()(each(many)))[0]
 
 
 def test_each_goes_through_a_list() -> None:
     number: Any = count.node(node_id="number")(Page(url="a"))
     over_a_number = fetch.map_node(node_id="it")(each(number))
-    assert problems(number, over_a_number) == ["node 'it': each() goes through a list, but node 'number' gives int"]
+    assert problems(number, over_a_number) == ["node 'it': each() needs a list, but node 'number' gives int"]
 
 
 @pytest.mark.parametrize("parallel", [0, -1, 10_001, "2"])
@@ -330,7 +328,7 @@ def test_results_come_from_a_map_and_have_its_type() -> None:
     of_page = "TaskResult[tests.workflows.crawl_app.Page, TaskError]"
     urls: Any = links.map_node(node_id="urls")(each([Page(url="a")]))
     assert problems(found, page, wrong(summarise, results_from(found))) == [
-        "node 'it': results_from() is for a map_node, and node 'found' is none; take its result_from() instead",
+        "node 'it': results_from() is for a map_node, and node 'found' is not one; take its result_from() instead",
         f"node 'it': argument 'pages' takes list[{of_page}], but node 'found' gives list[TaskResult[str, TaskError]]",
     ]
     [problem] = problems(urls, wrong(summarise, results_from(urls)))
@@ -341,10 +339,10 @@ def test_results_come_from_a_map_and_have_its_type() -> None:
     ("items", "words"),
     [
         (["a", 1], "argument 'url' at '[1]': Input should be a valid string (got 1)"),
-        ("abc", "each() goes through a list, or through the list of a node, but not through 'abc'"),
-        ({"a"}, "each() goes through a list, or through the list of a node, but not through {'a'}"),
-        (7, "each() goes through a list, or through the list of a node, but not through 7"),
-        ([from_node(page)], "each([...]) goes through values; let a node return the list if its items come from other nodes"),
+        ("abc", "each() needs a list, or a node that returns one, not 'abc'"),
+        ({"a"}, "each() needs a list, or a node that returns one, not {'a'}"),
+        (7, "each() needs a list, or a node that returns one, not 7"),
+        ([from_node(page)], "each([...]) takes values, not references; let a node return the list instead"),
     ],
 )  # fmt: skip
 def test_a_list_that_is_given_has_values_for_its_parameter(items: Any, words: str) -> None:
@@ -353,11 +351,9 @@ def test_a_list_that_is_given_has_values_for_its_parameter(items: Any, words: st
 
 def test_a_list_that_is_given_is_for_a_map_and_long_enough() -> None:
     outside = fetch.node(node_id="it")(each(["a"]))
-    assert problems(outside) == [
-        "node 'it': only a map_node can go through ('a',) by each(); write task.map_node(...)(...)"
-    ]
+    assert problems(outside) == ["node 'it': each() of ('a',) is for a map_node; write task.map_node(...)(...)"]
     short = fetch.map_node(node_id="it", min_success=2)(each(["a"]))
-    assert problems(short) == ["node 'it': min_success=2 can never be met, because each() goes through 1 items"]
+    assert problems(short) == ["node 'it': min_success=2 can never be met, because the list of each() has 1 items"]
 
 
 def test_joins_count_what_they_wait_for_and_not_their_context() -> None:
@@ -377,7 +373,7 @@ def test_a_policy_names_nodes_of_its_workflow() -> None:
     policy = SuccessPolicy(cases=[SuccessCase(required=[stranger]), SuccessCase(required=[])], optional=["pgae"])
     assert problems(page, success_policy=policy) == [
         "success_policy.cases[0]: it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
-        "success_policy.cases[1] requires nothing; write SuccessCase(required=[...])",
+        "success_policy.cases[1] requires no nodes; write SuccessCase(required=[...])",
         "success_policy.optional: it names node 'pgae', which does not exist; did you mean 'page'?",
     ]
     assert problems(page, success_policy=[page])[0].startswith("success_policy must be a SuccessPolicy")
@@ -445,7 +441,7 @@ def test_what_a_sub_workflow_gives_is_checked_like_everything_else() -> None:
 @pytest.mark.parametrize(
     ("sub", "words"),
     [
-        (SubWorkflowNode(NO_WORKFLOW, node_id="sub"), "it runs <class 'int'>; give a WorkflowDefinition"),
+        (SubWorkflowNode(NO_WORKFLOW, node_id="sub"), "it runs <class 'int'>; pass a WorkflowDefinition"),
         (
             SubWorkflowNode(Part, kwargs={"a": 1}, node_id="sub"),
             "it takes no parameters; override build_with() in Part",

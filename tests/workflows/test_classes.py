@@ -165,9 +165,9 @@ def test_what_is_wrong_with_a_class_is_reported_with_the_rest() -> None:
         Crawl.build(app)
     assert refused.value.problems == (
         'it has no name; write name = "..." in Crawl',
-        "Meta has 'on_eror', which is no option; there are output, on_error, success_policy, time_limit",
+        "Meta has the unknown option 'on_eror'; use output, on_error, success_policy, time_limit",
         "node 'page': argument 'url': Input should be a valid string (got 1)",
-        "it is to give str, but its output 'page' gives Page",
+        "its value should be str, but its output 'page' gives Page",
     )
 
 
@@ -176,7 +176,7 @@ def test_a_class_that_promises_a_value_names_its_output() -> None:
         name = "crawl"
         page = fetch.node()("a")
 
-    with pytest.raises(WorkflowDefinitionError, match="it is to give str, but names no output"):
+    with pytest.raises(WorkflowDefinitionError, match="its value should be str, but it has no output"):
         Crawl.build(app)
 
 
@@ -259,7 +259,7 @@ def test_values_flow_through_a_workflow_into_the_one_inside_it() -> None:
     assert deep is not None
     assert deep.nodes[0].refs == (Ref(("page",), 1, RefMode.VALUE, up=2),)
     assert middle.nodes[1].waits_for == (0,)
-    assert [spec.is_part for spec in middles] == [True]
+    assert [spec.takes_outer_values for spec in middles] == [True]
 
 
 def test_what_flows_in_is_never_taken_for_a_node_of_the_same_name_inside() -> None:
@@ -325,10 +325,12 @@ def test_a_workflow_that_is_only_a_part_does_not_start_by_itself() -> None:
             return parts[-1]
 
     whole = app.workflow("w", [page, SubWorkflowNode(Part, args_from={"page": page})])
-    assert whole.startable() is whole.graph
+    assert not whole.takes_outer_values
     assert len(parts) == 1  # the user's own code runs once
-    with pytest.raises(WorkflowDefinitionError, match="values flow into it from the workflow that it is a part of"):
-        parts[0].startable()
+    with pytest.raises(
+        WorkflowDefinitionError, match="it takes values from the workflow that contains it; start that one"
+    ):
+        parts[0].start()
 
 
 def test_a_workflow_that_contains_itself_is_refused() -> None:

@@ -7,21 +7,21 @@ import pytest
 from horsies import NodeKey, NodeNotFoundError, TaskError, TaskResult, WorkflowContext, WorkflowMeta, each, from_node
 from horsies.model.codec import encode_error
 from horsies.model.graph import BuiltTask
-from horsies.model.parameters import WantedParameter
-from horsies.workflows.inputs import KnownResults, inject_context
+from horsies.model.signature import InjectedParameter
+from horsies.workflows.inputs import NodeResult
 from tests.workflows.crawl_app import Page, app, fetch, links, told
 
 META = WorkflowMeta(workflow_id="w", workflow_name="crawl", node_id="it", root_id="w")
 ERROR = TaskError(error_code="BROKEN", message="no")
 
 
-def context(**known: KnownResults) -> WorkflowContext:
+def context(**known: NodeResult) -> WorkflowContext:
     return WorkflowContext(META, known, app.tasks)
 
 
 def test_a_result_is_read_by_the_annotation_of_its_task() -> None:
     page = fetch.node(node_id="page")("a")
-    found = context(page=KnownResults(BuiltTask("fetch"), '{"url":"a","at":null}', None))
+    found = context(page=NodeResult(BuiltTask("fetch"), '{"url":"a","at":null}', None))
     assert found.result_for(page) == found.result_for(NodeKey[Page]("page")) == TaskResult(ok=Page(url="a"))
     assert found.has_result(page)
     assert found.has_result("page")
@@ -30,12 +30,12 @@ def test_a_result_is_read_by_the_annotation_of_its_task() -> None:
 def test_a_list_of_a_map_is_read_item_by_item() -> None:
     page = fetch.node()("a")
     many = fetch.map_node(node_id="many")(each(links.node()(from_node(page))))
-    found = context(many=KnownResults(BuiltTask("fetch", is_list=True), '[{"url":"a"},{"url":"b"}]', None))
+    found = context(many=NodeResult(BuiltTask("fetch", is_list=True), '[{"url":"a"},{"url":"b"}]', None))
     assert found.result_for(many) == TaskResult(ok=[Page(url="a"), Page(url="b")])
 
 
 def test_a_failure_is_a_result_too() -> None:
-    found = context(page=KnownResults(BuiltTask("fetch"), None, encode_error(ERROR)))
+    found = context(page=NodeResult(BuiltTask("fetch"), None, encode_error(ERROR)))
     assert found.result_for(NodeKey[Page]("page")) == TaskResult(err=ERROR)
 
 
@@ -46,30 +46,30 @@ def test_a_failure_is_a_result_too() -> None:
 def test_what_no_task_of_this_process_has_made_is_read_as_it_is(
     made: BuiltTask, stored: str | None, value: Any
 ) -> None:
-    assert context(other=KnownResults(made, stored, None)).result_for(NodeKey[Any]("other")) == TaskResult(ok=value)
+    assert context(other=NodeResult(made, stored, None)).result_for(NodeKey[Any]("other")) == TaskResult(ok=value)
 
 
 def test_a_node_whose_result_is_not_given_is_named_with_the_cure() -> None:
     found = context()
     assert not found.has_result("page")
     with pytest.raises(
-        NodeNotFoundError, match=r"'it' is not given the result of 'page'; name that node in its workflow_ctx_from"
+        NodeNotFoundError, match=r"'it' does not get the result of 'page'; name that node in its workflow_ctx_from"
     ):
         found.result_for(NodeKey[Page]("page"))
-    with pytest.raises(NodeNotFoundError, match="is in no workflow yet, so it has no id; give it a node_id"):
+    with pytest.raises(NodeNotFoundError, match="is not in a workflow yet, so it has no id; give it a node_id"):
         found.result_for(fetch.node()("a"))
 
 
 def test_a_node_is_known_by_the_id_that_its_workflow_gave_it() -> None:
     unnamed = fetch.node()("a")
     app.workflow("w", [unnamed])
-    assert context(fetch=KnownResults(BuiltTask("fetch"), '{"url":"a"}', None)).result_for(unnamed).unwrap() == Page(
+    assert context(fetch=NodeResult(BuiltTask("fetch"), '{"url":"a"}', None)).result_for(unnamed).unwrap() == Page(
         url="a"
     )
 
 
 def test_only_what_a_task_takes_is_filled_in() -> None:
     found = context()
-    assert inject_context(told.arguments.wants, found) == {"workflow_ctx": found, "workflow_meta": META}
-    assert inject_context(frozenset({WantedParameter.META}), found) == {"workflow_meta": META}
-    assert inject_context(fetch.arguments.wants, found) == {}
+    assert found.to_arguments(told.arguments.wants) == {"workflow_ctx": found, "workflow_meta": META}
+    assert found.to_arguments(frozenset({InjectedParameter.META})) == {"workflow_meta": META}
+    assert found.to_arguments(fetch.arguments.wants) == {}

@@ -10,7 +10,7 @@ from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMo
 from horsies.tasks.control import cancel_task
 from horsies.workflows import control
 from horsies.workflows.handle import RunEnd, wait_until_run_ends
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import begin, ended, node, run_out, states, status, take
 
@@ -53,7 +53,7 @@ def test_a_pause_reaches_sub_workflows(broker: PostgresBroker, sql: psycopg.Conn
     broker.run(partial(control.pause, run))
     assert take(broker, 5, endings=[ended(claim)]).claimed == [[]]
     assert states(sql, part_of(sql)) == (DONE, READY)
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
     broker.run(partial(control.resume, run))
     run_out(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
@@ -90,7 +90,7 @@ def test_what_is_cancelled_before_it_begins_never_runs(broker: PostgresBroker, s
     broker.run(partial(control.cancel, run))
     assert column(sql, "select id from horsies.tasks") == []
     assert column(sql, "select distinct status from horsies.finished") == ["CANCELLED"]
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
 
 
 def test_a_retry_runs_what_failed_and_what_was_skipped_and_keeps_the_rest(
@@ -131,7 +131,7 @@ def test_a_retry_reaches_sub_workflows_and_the_items_of_maps(broker: PostgresBro
     broker.run(partial(control.retry, run))
     run_out(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
 
 
 def test_a_late_ending_from_before_a_retry_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -150,7 +150,8 @@ def test_a_workflow_that_is_over_its_time_has_failed_whether_or_not_anybody_wrot
     sql.execute("update horsies.workflows set deadline = now() - interval '1 s' where id = %s", [run])
     found = wait_until_run_ends(broker, run, None)
     assert isinstance(found, RunEnd)
-    assert "WORKFLOW_TIMEOUT" in (found.error or "")
+    assert found.result is not None
+    assert "WORKFLOW_TIMEOUT" in (found.result.error or "")
     broker.run(rescue.end_overdue_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
     assert status(sql, part_of(sql)) is WorkflowStatus.CANCELLED
@@ -178,11 +179,11 @@ def test_a_node_whose_task_expires_has_failed(broker: PostgresBroker, sql: psyco
 def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     run = begin(broker, Graph("robbed", (node(0), node(1, 0))))
     sql.execute("delete from horsies.tasks")
-    assert [stuck.why for stuck in broker.run(get_stuck)] == ["a node waits for a task that is nowhere"]
+    assert [stuck.reason for stuck in broker.run(get_stuck_workflows)] == ["a node waits for a task that is nowhere"]
     broker.run(rescue.find_lost_nodes)
     broker.run(rescue.settle_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
 
 
 def test_the_tasks_of_a_dead_worker_advance_their_workflow(broker: PostgresBroker, sql: psycopg.Connection) -> None:

@@ -23,7 +23,7 @@ from horsies import (
     result_from,
 )
 from horsies.model.graph import Node, NodeKind, Ref, RefMode
-from horsies.model.parameters import WantedParameter
+from horsies.model.signature import InjectedParameter
 from tests.workflows.crawl_app import POLICY, Page, any_json, app, count, fetch, judge, links, summarise, told
 
 
@@ -141,7 +141,7 @@ def test_a_task_that_takes_its_context_gets_the_nodes_it_waits_for_or_those_that
     named = told.node(node_id="named", waits_for=[one], workflow_ctx_from=["two"])("x")
     spec = app.workflow("w", [one, two, by_default, named])
     assert spec.node(by_default).ctx_from == (0, 1)
-    assert spec.node(by_default).wants == {WantedParameter.CONTEXT, WantedParameter.META}
+    assert spec.node(by_default).wants == {InjectedParameter.CONTEXT, InjectedParameter.META}
     assert spec.node(named).ctx_from == (1,)
     assert spec.node(named).waits_for == (0, 1)
 
@@ -175,7 +175,7 @@ def test_a_node_may_be_part_of_several_workflows() -> None:
     first, second = app.workflow("one", [page]), app.workflow("two", [other, page])
     assert first.node(page).node_id == "fetch"
     assert second.node(page).node_id == "fetch_2"
-    with pytest.raises(NodeNotFoundError, match="is called 'fetch' and 'fetch_2' in different workflows"):
+    with pytest.raises(NodeNotFoundError, match="has the ids 'fetch' and 'fetch_2' in different workflows"):
         page.key()
 
 

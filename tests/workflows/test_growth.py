@@ -293,7 +293,7 @@ def a_workflow_is_paused_resumed_and_cancelled(broker: PostgresBroker, session: 
         session,
         run,
         control.SQL["get_tasks_of_runs"](runs=runs),
-        control.SQL["end_unstarted_tasks"](ids=tasks, status="CANCELLED", error_code="X", error=error),
+        task_control.SQL["end_unstarted_tasks"](ids=tasks, status="CANCELLED", error_code="X", error=error),
         control.SQL["stop_nodes"](runs=runs, id=run, error=error),
     )
     return [begun, paused, resumed, stopped, cancelled, step(session, run)]

@@ -12,7 +12,7 @@ from horsies.maintenance.rescue import find_lost_nodes, settle_workflows
 from horsies.model.graph import NodeStatus
 from horsies.model.task import Claim
 from horsies.workflows import control
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import row
 from tests.fixtures.workers import StartWorker
 from tests.workflows.steps import begin, ended, states, status, take
@@ -71,7 +71,7 @@ def test_a_node_does_not_run_before_what_is_in_its_context_has_ended(three: Any,
     run = three(waits_for=["a"], workflow_ctx_from=["b"], **join)
     run.end("a")
     assert run.joined is PENDING
-    assert run.broker.run(get_stuck) == []
+    assert run.broker.run(get_stuck_workflows) == []
     run.end("b")
     assert run.joined is QUEUED
 

@@ -16,7 +16,7 @@ from horsies import (
     WorkflowStatus,
     from_node,
 )
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
 from tests.fixtures.workers import StartWorker
@@ -43,6 +43,20 @@ def test_many_results_meet_in_one_node(graphs: Any, worker: StartWorker) -> None
 
 
 @pytest.mark.promise("T3")
+def test_a_node_begins_when_all_that_it_waits_for_has_ended(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
+    """One of two is held until a task that was sent after the other has ended, too."""
+    worker(APP, processes=2)
+    quick, held = graphs.give.node(node_id="quick")(1), graphs.wait_until.node(node_id="held")(str(tmp_path / "open"))
+    both = graphs.add_up.node(node_id="both")([from_node(quick), from_node(held)])
+    handle = graphs.app.workflow("meet", [quick, held, both], output=both).start()
+    eventually(lambda: {info.node_id: info.status for info in handle.tasks()}["quick"] is NodeStatus.COMPLETED)
+    assert graphs.add.send(1, 2).get(TIMEOUT_MS).unwrap() == 3
+    assert {info.node_id: info.status for info in handle.tasks()}["both"] is NodeStatus.PENDING
+    (tmp_path / "open").touch()
+    assert handle.get(TIMEOUT_MS).unwrap() == 8
+
+
+@pytest.mark.promise("T3")
 def test_failures_arrive_as_values_and_fail_the_workflow(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = graphs.failing.start()
@@ -52,6 +66,7 @@ def test_failures_arrive_as_values_and_fail_the_workflow(graphs: Any, worker: St
     assert "after bad  SKIPPED" in handle.to_text()
 
 
+@pytest.mark.promise("T3")
 def test_a_map_runs_a_task_for_each_item(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = graphs.mapped.start()
@@ -59,11 +74,13 @@ def test_a_map_runs_a_task_for_each_item(graphs: Any, worker: StartWorker) -> No
     assert handle.result_for(graphs.more).unwrap() == [10, 11, 12, 13, 14]
 
 
+@pytest.mark.promise("T3")
 def test_a_task_can_look_at_its_workflow(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     assert graphs.looking.start().get(TIMEOUT_MS).unwrap() == ["looking", "looker", "42"]
 
 
+@pytest.mark.promise("T3")
 async def test_asyncio_code_starts_waits_and_looks(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = await graphs.chain.start_async()
@@ -74,6 +91,7 @@ async def test_asyncio_code_starts_waits_and_looks(graphs: Any, worker: StartWor
     await graphs.app.close_async()
 
 
+@pytest.mark.promise("T3")
 def test_a_sub_workflow_gives_its_value_to_the_one_around_it(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     handle = graphs.nested.start()
@@ -82,6 +100,7 @@ def test_a_sub_workflow_gives_its_value_to_the_one_around_it(graphs: Any, worker
     assert graphs.app.workflow_handle(inside.workflow_id, graphs.chain).get(TIMEOUT_MS).unwrap() == 2
 
 
+@pytest.mark.promise("T3")
 def test_an_error_pauses_and_a_retry_goes_on(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
     worker(APP)
     there = tmp_path / "there"
@@ -93,12 +112,14 @@ def test_an_error_pauses_and_a_retry_goes_on(graphs: Any, worker: StartWorker, t
     assert handle.get(TIMEOUT_MS).is_ok()
 
 
+@pytest.mark.promise("T3")
 def test_a_node_is_retried_by_its_task_s_own_policy(graphs: Any, worker: StartWorker, tmp_path: Path) -> None:
     worker(APP)
     node = graphs.flaky.node()(str(tmp_path / "seen"))
     assert graphs.app.workflow("flaky", [node], output=node).start().get(TIMEOUT_MS).unwrap() == 1
 
 
+@pytest.mark.promise("T3")
 def test_a_cancellation_reaches_what_runs_in_a_sub_workflow(graphs: Any, worker: StartWorker, sql: Connection) -> None:
     worker(APP)
     inside = graphs.app.workflow("slow", [graphs.linger.node(node_id="slow")(60.0)])
@@ -109,6 +130,7 @@ def test_a_cancellation_reaches_what_runs_in_a_sub_workflow(graphs: Any, worker:
     eventually(lambda: not column(sql, "select id from horsies.tasks"), 20.0, what="the task was stopped")
 
 
+@pytest.mark.promise("T3", "W9")
 @pytest.mark.parametrize("fault", ["advance_nodes:after:kill", "finish_runs:before:kill", "start_runs:after:kill"])
 def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
     graphs: Any, worker: StartWorker, fault: str
@@ -122,12 +144,13 @@ def test_a_worker_killed_in_a_step_leaves_a_workflow_that_another_completes(
     result = handle.get(TIMEOUT_MS)
     # A task whose ending died with its worker has crashed; whichever it is, the workflow has an end.
     assert result.is_ok() or result.unwrap_err().error_code == "WORKER_CRASHED"
-    assert graphs.app.broker.run(get_stuck) == []
+    assert graphs.app.broker.run(get_stuck_workflows) == []
 
 
 # -- without an output
 
 
+@pytest.mark.promise("T3")
 def test_a_workflow_without_an_output_gives_the_results_of_its_last_nodes(graphs: Any, worker: StartWorker) -> None:
     worker(APP)
     first, bad = graphs.give.node(node_id="first")(1), graphs.refuse.node(node_id="bad")()

@@ -11,10 +11,9 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.errors import BrokerError
 from horsies.model.graph import Graph, Join, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
-from horsies.workflows.advance import settle_everything
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import begin, ended, node, run_out, status, take
+from tests.workflows.steps import advance_all_trees, begin, ended, node, run_out, status, take
 
 STEP = [
     "lock_roots",
@@ -53,12 +52,12 @@ def test_a_turn_whose_answer_is_lost_is_repeated_and_counts_once(
             with suppress(BrokerError):
                 take(broker, 0, endings=endings)
             take(broker, 0, endings=endings)  # as a worker does that does not know
-            broker.run(settle_everything)
+            broker.run(advance_all_trees)
             claims = take(broker, 3).claimed[0]
     finally:
         faults.clear()
     assert status(sql, run) is WorkflowStatus.COMPLETED
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
     assert row(sql, "select count(*), count(distinct id) from horsies.finished") == (8, 8)
     assert column(sql, "select distinct resolved from horsies.nodes where workflow_id = %s and index = 3", run) == [2]
 
@@ -91,4 +90,4 @@ def test_a_cancellation_whose_answer_is_lost_is_whole(
         faults.clear()
     assert status(sql, run) is WorkflowStatus.CANCELLED
     assert column(sql, "select id from horsies.tasks") == []
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []

@@ -13,9 +13,9 @@ from horsies.db.broker import PostgresBroker
 from horsies.maintenance.rescue import settle_workflows
 from horsies.model.graph import Graph, Node, NodeKind, Ref, RefMode
 from horsies.workflows import control
-from horsies.workflows.inputs import read
-from horsies.workflows.inspect import get_stuck
-from horsies.workflows.start import plan, start_within
+from horsies.workflows.inputs import inputs_from_json
+from horsies.workflows.inspect import get_stuck_workflows
+from horsies.workflows.start import plan_start, start_in_transaction
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.workers import StartWorker
@@ -50,7 +50,7 @@ def items_of(sql: psycopg.Connection) -> tuple[NodeStatus, ...]:
 
 
 def given_to(inputs: str | None) -> Any:
-    text = read(inputs or "").put_into('{"pages":null}')
+    text = inputs_from_json(inputs or "").insert_into('{"pages":null}')
     assert isinstance(text, str)
     return json.loads(text)["pages"]
 
@@ -83,7 +83,7 @@ def test_a_map_counts_as_failed_when_its_limits_say_so(
     assert states(sql, run) == (end,)
     assert items_of(sql) == (BAD,) * failed + (DONE,) * (4 - failed)
     assert status(sql, run) is (WorkflowStatus.COMPLETED if end is DONE else WorkflowStatus.FAILED)
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
 
 
 def test_a_map_goes_on_to_its_end_after_too_many_failures(broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -110,7 +110,7 @@ def test_a_node_is_given_the_results_of_all_items_in_their_order(
 ) -> None:
     begin(broker, Graph("map", (mapped([1, 2, 3], max_failures=1), joined())))
     claims = take(broker, 3).claimed[0]
-    by_item = {json.loads(read(claim.inputs or "").item or ""): claim for claim in claims}
+    by_item = {json.loads(inputs_from_json(claim.inputs or "").item or ""): claim for claim in claims}
     take(broker, 0, endings=[ended(by_item[3], result='"three"')])
     take(broker, 0, endings=[ended(by_item[2], fails=True)])
     take(broker, 0, endings=[ended(by_item[1], result='"one"')])
@@ -267,7 +267,7 @@ def test_a_cancellation_in_the_middle_ends_it(broker: PostgresBroker, sql: psyco
     take(broker, 0, endings=[ended(claim, fails=True)])
     assert status(sql, run) is WorkflowStatus.CANCELLED
     assert states(sql, run) == (BAD, SKIPPED)
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
 
 
 def test_a_map_ends_although_the_worker_of_its_last_item_dies_before_the_step(
@@ -286,7 +286,7 @@ def test_a_map_ends_although_the_worker_of_its_last_item_dies_before_the_step(
     sql.execute("delete from horsies.tasks")
     broker.run(settle_workflows)
     assert states(sql, run) == (DONE, QUEUED)
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
 
 
 # -- lists that are given
@@ -333,10 +333,10 @@ def test_a_given_list_waits_for_other_nodes_and_runs_inside_of_sub_workflows(gra
 def test_a_start_in_the_callers_transaction_is_opened_by_the_keeper(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    beginning = plan(Graph("map", (mapped([1, 2]),)))
-    broker.run(partial(start_within, beginning))
+    beginning = plan_start(Graph("map", (mapped([1, 2]),)))
+    broker.run(partial(start_in_transaction, beginning))
     assert states(sql, beginning.root) == (READY,)
-    assert broker.run(get_stuck) != []
+    assert broker.run(get_stuck_workflows) != []
     broker.run(settle_workflows)
     assert items_of(sql) == (QUEUED, QUEUED)
 
@@ -376,4 +376,4 @@ def test_a_worker_that_dies_while_items_run_loses_none(
     victim.kill()
     worker(APP)
     assert handle.get(TIMEOUT_MS).unwrap() == ["UNHANDLED_ERROR", "1", "1"]
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []

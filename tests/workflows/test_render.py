@@ -1,7 +1,7 @@
 """Pictures of graphs."""
 
 from horsies import NodeStatus, SubWorkflowNode, each, from_node, result_from
-from horsies.workflows.render import mermaid, text_tree
+from horsies.workflows.render import render_mermaid, render_text
 from tests.workflows.crawl_app import app, count, fetch, links, summarise
 
 page = fetch.node(node_id="page")("a")
@@ -59,7 +59,7 @@ def test_states_are_shown_where_they_are_known() -> None:
         (5,): NodeStatus.RUNNING,
         (5, 0): NodeStatus.ENQUEUED,
     }
-    drawn = mermaid(spec.graph, states).splitlines()
+    drawn = render_mermaid(spec.graph, states).splitlines()
     assert '    n0["page<br/>fetch"]:::COMPLETED' in drawn
     assert '        n5_0["in<br/>fetch"]:::ENQUEUED' in drawn
     assert "    class n5 RUNNING" in drawn
@@ -69,15 +69,15 @@ def test_states_are_shown_where_they_are_known() -> None:
         "FAILED",
         "RUNNING",
     ]
-    lines = text_tree(spec.graph, states).splitlines()
+    lines = render_text(spec.graph, states).splitlines()
     assert lines[1:3] == ["├─ page  COMPLETED", "│  └─ links  FAILED"]
 
 
 def test_a_quorum_says_how_many() -> None:
     two = fetch.node(node_id="two", join="quorum", min_success=1, waits_for=[page, "other"])("b")
     graph = app.workflow("w", [page, fetch.node(node_id="other")("c"), two]).graph
-    assert "    n0 -->|1 of 2| n2" in mermaid(graph)
-    assert text_tree(graph).splitlines()[-1] == "└─ two ← after 1 of 2 of page, other"
+    assert "    n0 -->|1 of 2| n2" in render_mermaid(graph)
+    assert render_text(graph).splitlines()[-1] == "└─ two ← after 1 of 2 of page, other"
 
 
 def test_names_cannot_break_a_picture() -> None:

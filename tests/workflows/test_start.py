@@ -12,9 +12,9 @@ from horsies.db.statement import rows
 from horsies.model.errors import PayloadError, WorkflowConflictError
 from horsies.model.graph import Graph, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.task import TaskOptions
-from horsies.workflows import advance, start
-from horsies.workflows.inspect import get_stuck
-from horsies.workflows.start import plan, start_within
+from horsies.workflows import advance
+from horsies.workflows.inspect import get_stuck_workflows
+from horsies.workflows.start import MAX_NOTIFIED_AFTER_COMMIT, plan_start, start_in_transaction
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import begin, node, run_out, states, status, way_to
 
@@ -66,30 +66,30 @@ def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_ste
     tasks = column(sql, "select id::text from horsies.tasks order by id")
     assert [way_to(sql, str(task_id)) for task_id in tasks] == [(1,), (0, 1), (0, 0, 0)]
     assert broker.run(partial(rows, advance.SQL["get_unfinished_trees"](limit=10, excluded=[]))) == []
-    assert broker.run(get_stuck) == []
+    assert broker.run(get_stuck_workflows) == []
     run_out(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
-@pytest.mark.parametrize("at_most", [0, start.NOTIFY_AFTER_COMMIT], ids=["at the commit", "after it"])
+@pytest.mark.parametrize("max_notified", [0, MAX_NOTIFIED_AFTER_COMMIT], ids=["at the commit", "after it"])
 def test_a_start_tells_of_every_queue_that_it_has_something_for(
-    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, at_most: int
+    broker: PostgresBroker, sql: psycopg.Connection, max_notified: int
 ) -> None:
-    monkeypatch.setattr(start, "NOTIFY_AFTER_COMMIT", at_most)
     sql.execute(f'listen "{Channel.NEW.name_in(broker.config.schema)}"'.encode())
     others = TaskOptions("add", "other"), TaskOptions("add", "never")
-    begin(broker, Graph("two", (node(0), node(1), node(2, terms=others[0]), node(3, 0, terms=others[1]))))
+    graph = Graph("two", (node(0), node(1), node(2, terms=others[0]), node(3, 0, terms=others[1])))
+    begin(broker, graph, max_notified=max_notified)
     heard = [notice.payload.split(" ", 2)[2] for notice in sql.notifies(timeout=5, stop_after=2)]
     assert sorted(heard) == ["default", "other"]
 
 
 def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     with psycopg.connect(broker.config.conninfo) as mine:
-        broker.run_on(mine, partial(start_within, plan(NESTED)))
+        broker.run_on(mine, partial(start_in_transaction, plan_start(NESTED)))
         assert column(sql, "select id from horsies.workflows") == []
         mine.rollback()
         assert column(sql, "select id from horsies.workflows") == []
-        broker.run_on(mine, partial(start_within, plan(NESTED)))
+        broker.run_on(mine, partial(start_in_transaction, plan_start(NESTED)))
         mine.commit()
     run_out(broker, sql, set())
     assert column(sql, "select distinct status from horsies.workflows") == ["COMPLETED"]
@@ -98,16 +98,16 @@ def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker,
 def test_a_start_that_is_too_large_for_one_statement_says_so_and_what_to_change() -> None:
     args = '{"text": "' + "x" * 1_000 + '"}'
     graph = Graph("heavy", tuple(node(n, args=args) for n in range(100)))
-    size = len(plan(graph).nodes)
-    assert plan(graph, most_bytes=size).name == "heavy"
+    size = len(plan_start(graph).nodes)
+    assert plan_start(graph, max_bytes=size).name == "heavy"
     with pytest.raises(PayloadError, match=f"workflow 'heavy': a start of its 100 nodes takes at least {size:,} bytes"):
-        plan(graph, most_bytes=size - 1)
-    with pytest.raises(PayloadError, match=r"101,200 of them are arguments.*keep the data elsewhere"):
-        plan(graph, most_bytes=100_000)
+        plan_start(graph, max_bytes=size - 1)
+    with pytest.raises(PayloadError, match=r"101,200 of them are arguments.*store the data elsewhere"):
+        plan_start(graph, max_bytes=100_000)
 
 
 def test_arguments_of_more_than_a_gigabyte_are_refused_before_they_are_written_out() -> None:
     args = '{"text": "' + "x" * 16_000_000 + '"}'  # the same object in every node
     graph = Graph("heaviest", tuple(node(n, args=args) for n in range(68)))
     with pytest.raises(PayloadError, match="1,088,000,816 of them are arguments"):
-        plan(graph)
+        plan_start(graph)

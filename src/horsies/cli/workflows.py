@@ -30,7 +30,7 @@ from horsies.model.validation import format_duration
 from horsies.tasks.inspect import read_clock
 from horsies.workflows import control
 from horsies.workflows.inspect import (
-    NodeOfRun,
+    RunNode,
     RunSummary,
     RunTree,
     WorkflowRun,
@@ -39,7 +39,7 @@ from horsies.workflows.inspect import (
     get_run_tree,
     list_runs,
 )
-from horsies.workflows.render import Way, text_tree
+from horsies.workflows.render import NodePath, render_text
 
 # --------
 # `horsies workflows pause`, `resume`, `cancel` and `retry`.
@@ -176,7 +176,7 @@ def _hindrance(verb: WorkflowVerb, footing: RunSummary) -> str | None:
 
 
 def _would_change(verb: WorkflowVerb, footing: RunSummary) -> bool:
-    return footing.run.status in verb.on or (verb is RESUME and footing.has_paused_parts)
+    return footing.run.status in verb.on or (verb is RESUME and footing.has_paused_descendants)
 
 
 def _tell(outcomes: list[WorkflowVerbResult], *, as_json: bool) -> None:
@@ -283,7 +283,7 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         rows = [(node.node_id, node.status, node.task_id, _node_took(node), _words(node.error)) for node in tree.nodes]
         show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], rows, empty="no items")
     else:
-        click.echo(text_tree(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
+        click.echo(render_text(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
 
 
 def _plain(tree: RunTree) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _plain(tree: RunTree) -> dict[str, Any]:
         }
         known["error"] = _plain_error(node.error)
         known["items"] = node.items
-        known["workflow"] = None if node.below is None else _plain(node.below)
+        known["workflow"] = None if node.child is None else _plain(node.child)
         nodes.append(known)
     return {**_plain_run(tree.run), "nodes": nodes}
 
@@ -309,17 +309,17 @@ def _plain_error(error: TaskError | None) -> dict[str, str] | None:
     return None if error is None else {"error_code": error.error_code, "message": error.message}
 
 
-def _notes(tree: RunTree, above: Way) -> Iterator[tuple[Way, str]]:
+def _notes(tree: RunTree, above: NodePath) -> Iterator[tuple[NodePath, str]]:
     for node in tree.nodes:
         way = (*above, node.index)
         words = [_node_took(node), _items(node), _words(node.error)]
         if said := [word for word in words if word]:
             yield way, "  ".join(said)
-        if node.below is not None:
-            yield from _notes(node.below, way)
+        if node.child is not None:
+            yield from _notes(node.child, way)
 
 
-def _items(node: NodeOfRun) -> str | None:
+def _items(node: RunNode) -> str | None:
     if node.items is None:
         return None
     return f"{sum(node.items.values())} items: " + ", ".join(
@@ -327,8 +327,8 @@ def _items(node: NodeOfRun) -> str | None:
     )
 
 
-def _node_took(node: NodeOfRun) -> str | None:
-    began = node.below.run.started_at if node.below else node.started_at
+def _node_took(node: RunNode) -> str | None:
+    began = node.child.run.started_at if node.child else node.started_at
     return None if began is None else _between(began, node.finished_at)
 
 

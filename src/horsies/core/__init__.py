@@ -1,1 +1,1 @@
-"""Where older documents import from; `from horsies import ...` is the way."""
+"""Import paths that older documents use."""

@@ -7,7 +7,7 @@ from horsies.doctor.findings import LISTED, NAMED, CheckContext, Finding, Findin
 from horsies.model.validation import format_duration
 from horsies.tasks.queues import QueueSummary, list_queues
 from horsies.tasks.unknown import MAX_COUNTED, list_unknown_tasks
-from horsies.workflows.inspect import get_stuck
+from horsies.workflows.inspect import get_stuck_workflows
 
 LIMIT = 1_000
 
@@ -162,15 +162,15 @@ def _tasks_clash(clashes: Sequence[Row]) -> Iterator[Finding]:
 
 
 def check_workflows(case: CheckContext) -> Op[list[Finding]]:
-    first = yield from get_stuck()
+    first = yield from get_stuck_workflows()
     if not first:
         return []
     yield from rows(SQL["sleep"](seconds=case.look_again_s))
-    still = [stuck for stuck in (yield from get_stuck()) if stuck in first]
+    still = [stuck for stuck in (yield from get_stuck_workflows()) if stuck in first]
     if not still:
         return []
     roots = sorted({stuck.root_id for stuck in still})
-    named = "; ".join(f"{stuck.root_id}: {stuck.why}" for stuck in still[:NAMED])
+    named = "; ".join(f"{stuck.root_id}: {stuck.reason}" for stuck in still[:NAMED])
     seen = f"{len(roots)} workflows: {named}{'; …' if len(still) > NAMED else ''}"
     return [Finding(FindingCode.WORKFLOWS_STUCK, seen, {"count": len(roots), "workflow_ids": roots[:LISTED]})]
 

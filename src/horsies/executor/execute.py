@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from horsies.executor.protocol import Assignment, Done, Progress, Reason, pack
 from horsies.model.codec import encode_error
-from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, every_member
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, holds_for_all
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.result import TaskError, TaskResult
@@ -148,7 +148,7 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
         )
     try:
         inputs = None if assignment.inputs is None else _inputs(assignment.inputs)
-        text = assignment.args if inputs is None else inputs.put_into(assignment.args)
+        text = assignment.args if inputs is None else inputs.insert_into(assignment.args)
     except Exception as error:  # noqa: BLE001 - of a node that somebody wrote by hand; the child must not die of it
         words = f"what its node refers to cannot be read: {type(error).__name__}"
         return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
@@ -163,14 +163,14 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
         running.misfit = Misfit.VALUES
         return _codec_broke(task, "reading the arguments", error)
     if inputs is not None:
-        kwargs |= inputs.filled_in(task.arguments.wants, tasks)
+        kwargs |= inputs.context_arguments(task.arguments.wants, tasks)
     return PreparedCall(task, partial(task.function, *args, **kwargs))
 
 
 def _inputs(text: str) -> "Inputs":
-    from horsies.workflows.inputs import read  # noqa: PLC0415 - most tasks are no nodes of workflows
+    from horsies.workflows.inputs import inputs_from_json  # noqa: PLC0415 - most tasks are no nodes of workflows
 
-    return read(text)
+    return inputs_from_json(text)
 
 
 def refused_before_start(running: RunningTask, error: TaskError) -> Done:
@@ -223,7 +223,7 @@ def _concluded(running: RunningTask, task: BaseTask[..., Any], outcome: Attempt)
 
 
 def _is_retryable(policy: RetryPolicy | None, raised: BaseException) -> bool:
-    return policy is not None and every_member(raised, lambda error: isinstance(error, policy.exceptions))
+    return policy is not None and holds_for_all(raised, lambda error: isinstance(error, policy.exceptions))
 
 
 def failed(

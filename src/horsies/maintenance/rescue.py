@@ -26,7 +26,7 @@ from horsies.tasks.finish import end_or_retry_tasks, notify_done
 from horsies.tasks.inspect import decode_stored_error
 from horsies.tasks.release import notify_all_queues, release_tasks
 from horsies.workflows import control
-from horsies.workflows.advance import get_unsettled, lock_roots, quick_step, settle
+from horsies.workflows.advance import get_unfinished_trees, lock_roots, quick_step, run_steps
 
 BATCH = 500
 OFFER_BATCHES, END_BATCH = 20, 5_000
@@ -276,15 +276,15 @@ def end_overdue_workflows(aside: SkippedRow | None = None) -> Op[None]:
     def work(runs: Sequence[str]) -> Op[None]:
         yield from control.time_out(runs[0], SQL["set_rescue_limits"]())
 
-    for run in (yield from control.get_overdue(BATCH, aside.excluded(duty))):
+    for run in (yield from control.get_overdue_runs(BATCH, aside.excluded(duty))):
         yield from run_isolated(duty, [run], work, id_of=str, aside=aside)
 
 
 def find_lost_nodes(aside: SkippedRow | None = None) -> Op[None]:
     """Of workflows whose task is gone, which only a hand from outside can bring about."""
     aside, duty = aside or SkippedRow(), "end lost node"
-    lost = yield from control.get_lost(BATCH, aside.excluded(duty))
-    yield from run_isolated(duty, lost, control.resolve_lost, id_of=str, aside=aside)
+    lost = yield from control.get_lost_nodes(BATCH, aside.excluded(duty))
+    yield from run_isolated(duty, lost, control.resolve_lost_nodes, id_of=str, aside=aside)
 
 
 def settle_workflows(aside: SkippedRow | None = None) -> Op[None]:
@@ -292,10 +292,10 @@ def settle_workflows(aside: SkippedRow | None = None) -> Op[None]:
     aside, duty = aside or SkippedRow(), "settle workflow"
 
     def work(roots: Sequence[str]) -> Op[Sequence[str]]:
-        return (yield from settle(roots, limits=[SQL["set_rescue_limits"]()], at_most=STEPS))
+        return (yield from run_steps(roots, limits=[SQL["set_rescue_limits"]()], at_most=STEPS))
 
     excluded = aside.excluded(duty)
-    while found := (yield from get_unsettled(excluded)):
+    while found := (yield from get_unfinished_trees(excluded)):
         for left in (yield from run_isolated(duty, found, work, id_of=str, aside=aside)):
             for root in left:
                 aside.add(duty, root, f"after {STEPS} steps there is still something to do in it")

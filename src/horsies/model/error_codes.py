@@ -1,4 +1,8 @@
-"""The library's own error codes, in families by who has to act on them."""
+"""The library's own error codes, grouped by who has to act on them, and the maps from exceptions to codes.
+
+An exception gets the code of the nearest class in its MRO, first by the map of the task, then by the map of the app. An exception group gets
+the code of the exceptions in it if they all have the same one.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -9,7 +13,7 @@ from horsies.model.result import is_error_code
 
 
 class OperationalErrorCode(StrEnum):
-    """Something broke while a task was being run."""
+    """A failure while a task was run."""
 
     UNHANDLED_ERROR = "UNHANDLED_ERROR"
     WORKER_CRASHED = "WORKER_CRASHED"
@@ -18,14 +22,14 @@ class OperationalErrorCode(StrEnum):
 
 
 class ContractCode(StrEnum):
-    """A task did not do what its signature says."""
+    """A task did not return what its signature promises."""
 
     RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
     RESERVED_ERROR_CODE = "RESERVED_ERROR_CODE"
 
 
 class RetrievalCode(StrEnum):
-    """A result could not be had; the task itself may be well."""
+    """No result is available; the task itself may be fine."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
@@ -34,13 +38,13 @@ class RetrievalCode(StrEnum):
 
 
 class OutcomeCode(StrEnum):
-    """A task ended without running to its end, for a reason that is not a fault."""
+    """A task did not run to its end, for a reason other than a fault."""
 
     TASK_CANCELLED = "TASK_CANCELLED"
     TASK_EXPIRED = "TASK_EXPIRED"
     TASK_TIMEOUT = "TASK_TIMEOUT"
     INTERRUPTED = "INTERRUPTED"
-    """Its worker was told to stop and could not wait until it ended."""
+    """Its worker was stopped and did not wait for it."""
     UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
@@ -51,15 +55,11 @@ class OutcomeCode(StrEnum):
 RESERVED_CODES: Final = frozenset(
     str(code) for family in (OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode) for code in family
 ) - {OperationalErrorCode.UNHANDLED_ERROR}
-"""What no code of the user's may give an error; UNHANDLED_ERROR says nothing that is not so."""
-
-
-# Exceptions are mapped to error codes by the nearest class in their MRO, first in the map of the task, then in the map of
-# the app. An exception group counts as one of its members when all members map to the same code.
+"""Codes that user code must not use, because policies and workflows act on them. UNHANDLED_ERROR has no such effect."""
 
 
 class ExceptionMap(Mapping[type[BaseException], str]):
-    """Exception classes and their error codes; cannot be changed."""
+    """An immutable map from exception classes to error codes."""
 
     __slots__ = ("_codes",)
 
@@ -67,18 +67,19 @@ class ExceptionMap(Mapping[type[BaseException], str]):
         self._codes = {kind: str(code) for kind, code in (codes or {}).items()}  # a StrEnum member becomes its text
 
     def code_for(self, error: BaseException) -> str | None:
-        """The code of the nearest class; None when the map knows none of them."""
+        """Return the code of the nearest class; None if the map contains none of them."""
         classes = type(error).__mro__
-        if not is_group(error):
-            return self._first(classes)
-        return self._first(filter(_is_group_class, classes)) or self._agreed(error) or self._first(classes)
+        if not _is_group(error):
+            return self._first_code(classes)
+        # An entry for a group class takes precedence over the exceptions in the group, and these over `Exception`.
+        group_classes = [cast("type", kind) for kind in classes if issubclass(kind, BaseExceptionGroup)]
+        codes = {self.code_for(inner) for inner in error.exceptions}
+        return (
+            self._first_code(group_classes) or (codes.pop() if len(codes) == 1 else None) or self._first_code(classes)
+        )
 
-    def _first(self, classes: Iterable[type[Any]]) -> str | None:
+    def _first_code(self, classes: Iterable[type[Any]]) -> str | None:
         return next((self._codes[kind] for kind in classes if kind in self._codes), None)
-
-    def _agreed(self, group: BaseExceptionGroup[BaseException]) -> str | None:
-        codes = {self.code_for(member) for member in group.exceptions}
-        return codes.pop() if len(codes) == 1 else None
 
     def __getitem__(self, kind: type[BaseException]) -> str:
         return self._codes[kind]
@@ -93,12 +94,12 @@ class ExceptionMap(Mapping[type[BaseException], str]):
         return hash(frozenset(self._codes.items()))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{kind.__name__}: {code!r}" for kind, code in self._codes.items())
-        return f"{{{shown}}}"
+        entries = ", ".join(f"{kind.__name__}: {code!r}" for kind, code in self._codes.items())
+        return f"{{{entries}}}"
 
 
 class ErrorCodes(Record):
-    """What one task's exceptions are called."""
+    """The error codes of the exceptions of one task."""
 
     of_task: ExceptionMap
     of_app: ExceptionMap
@@ -108,17 +109,9 @@ class ErrorCodes(Record):
         return self.of_task.code_for(error) or self.of_app.code_for(error) or self.default
 
 
-def _is_group_class(kind: type[Any]) -> bool:
-    return issubclass(kind, BaseExceptionGroup)
-
-
-def is_group(error: BaseException) -> TypeGuard[BaseExceptionGroup[BaseException]]:
-    return isinstance(error, BaseExceptionGroup)
-
-
-def every_member(error: BaseException, holds: Callable[[BaseException], bool]) -> bool:
-    """It holds for this exception, or for all that are in it if it is a group."""
-    return holds(error) or (is_group(error) and all(every_member(member, holds) for member in error.exceptions))
+def holds_for_all(error: BaseException, predicate: Callable[[BaseException], bool]) -> bool:
+    """Return whether the predicate holds for this exception, or for every exception in it if it is a group."""
+    return predicate(error) or (_is_group(error) and all(holds_for_all(each, predicate) for each in error.exceptions))
 
 
 def mapper_problems(name: str, mapper: object) -> Iterator[str]:
@@ -128,8 +121,8 @@ def mapper_problems(name: str, mapper: object) -> Iterator[str]:
     for kind, code in cast("Mapping[object, object]", mapper).items():
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             yield f"{name} has the key {kind!r:.80}; the keys are exception classes"
-        shown = kind.__name__ if isinstance(kind, type) else f"{kind!r:.80}"
-        yield from code_problems(f"{name}[{shown}]", code)
+        key = kind.__name__ if isinstance(kind, type) else f"{kind!r:.80}"
+        yield from code_problems(f"{name}[{key}]", code)
 
 
 def code_problems(name: str, code: object) -> Iterator[str]:
@@ -137,3 +130,7 @@ def code_problems(name: str, code: object) -> Iterator[str]:
         yield f"{name} is {code!r:.80}; write an error code in upper snake case, like 'UPSTREAM_DOWN'"
     elif code in RESERVED_CODES:
         yield f"{name} is {str(code)!r}, which is one of the library's own codes; choose another, like 'UPSTREAM_DOWN'"
+
+
+def _is_group(error: BaseException) -> TypeGuard[BaseExceptionGroup[BaseException]]:
+    return isinstance(error, BaseExceptionGroup)

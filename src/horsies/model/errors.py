@@ -1,34 +1,34 @@
-"""What the library raises. Infrastructure fails by exception; a task's own errors are returned as values."""
+"""The exceptions of the library. Failures of the infrastructure are raised; a task's own errors are returned as values."""
 
 from collections.abc import Sequence
 
 
 class HorsiesError(Exception):
-    """Every exception of this library is one of these."""
+    """The base class of all exceptions of this library."""
 
 
 class ConfigError(HorsiesError, ValueError):
-    """A configuration that cannot work; carries every problem found, not only the first."""
+    """A configuration is invalid. `problems` has every problem that was found, not only the first."""
 
     def __init__(self, what: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"{_counted(self.problems)} in {what}:{_lines(self.problems)}")
+        super().__init__(_problem_list(what, self.problems))
 
 
 class TaskDefinitionError(HorsiesError, TypeError):
-    """A function that cannot be a task: its name, signature or return annotation is at fault."""
+    """A function cannot be a task because of its name, its signature or its return annotation."""
 
 
 class WorkflowDefinitionError(HorsiesError, ValueError):
-    """A workflow that cannot work; carries every problem found in its graph, not only the first."""
+    """A workflow is invalid. `problems` has every problem that was found in its graph, not only the first."""
 
     def __init__(self, name: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"{_counted(self.problems)} in workflow {name!r}:{_lines(self.problems)}")
+        super().__init__(_problem_list(f"workflow {name!r}", self.problems))
 
 
 class NodeNotFoundError(HorsiesError, LookupError):
-    """A node that the workflow does not have, or whose result it cannot give."""
+    """The workflow does not have this node, or cannot give its result."""
 
 
 class LocateError(HorsiesError):
@@ -36,11 +36,11 @@ class LocateError(HorsiesError):
 
 
 class QueueError(HorsiesError, ValueError):
-    """A queue that this app does not have."""
+    """The app does not have this queue."""
 
 
 class KeyConflictError(HorsiesError):
-    """The idempotency key belongs to another send: `task_id` is the task that has it."""
+    """Another task holds the idempotency key; `task_id` is that task."""
 
     def __init__(self, message: str, *, key: str, task_id: str) -> None:
         super().__init__(message)
@@ -53,19 +53,19 @@ class WorkflowConflictError(HorsiesError):
 
 
 class PayloadError(HorsiesError, ValueError):
-    """Arguments or a result that do not fit their annotations, or cannot be encoded."""
+    """Arguments or a result do not fit their annotations, or cannot be encoded."""
 
 
 class ResultTypeError(PayloadError):
-    """A task returned a value that is not of the type its annotation promises."""
+    """A task returned a value that does not have the annotated type."""
 
 
 class SendSuppressed(HorsiesError):  # noqa: N818 - a public name; it reports a rule, not a fault
-    """The send happened while a worker was importing modules, so nothing was enqueued."""
+    """The send happened while a worker imported modules, so nothing was enqueued."""
 
 
 class BrokerError(HorsiesError):
-    """PostgreSQL could not do what was asked."""
+    """An operation of PostgreSQL failed. `retryable` says whether trying again may help."""
 
     def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
@@ -73,39 +73,36 @@ class BrokerError(HorsiesError):
 
 
 class SchemaError(BrokerError):
-    """The database's schema is missing, too new, or may not be created by this user."""
+    """The schema in the database is missing, too new, or cannot be created by this user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False)
 
 
 class UnsupportedConnectionError(HorsiesError, TypeError):
-    """`connection=` was given something that a send cannot run on."""
+    """A send cannot use the object that was passed as `connection=`."""
 
 
 class BlockingCallError(HorsiesError, RuntimeError):
-    """A blocking call was made where an event loop is running."""
+    """A blocking call was made inside a running event loop."""
 
 
 class OutsideTaskError(HorsiesError, RuntimeError):
-    """`current_task()` was called where no task runs."""
+    """`current_task()` was called outside a task."""
 
 
 class TaskTimeoutError(HorsiesError, TimeoutError):
-    """Raised inside a task that has run for longer than its `timeout_ms`: clean up, and let it pass."""
+    """Raised inside a task that has exceeded its `timeout_ms`: clean up and re-raise it."""
 
 
 class TaskCancelledError(HorsiesError):
-    """Raised inside a task that somebody has cancelled: clean up, and let it pass."""
+    """Raised inside a task that was cancelled: clean up and re-raise it."""
 
 
 class WaitTimeoutError(HorsiesError, TimeoutError):
-    """The time of `as_completed` ran out while tasks were still live; they go on."""
+    """The time-out of `as_completed` ended while tasks were still live. They continue."""
 
 
-def _counted(problems: Sequence[str]) -> str:
-    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-
-
-def _lines(problems: Sequence[str]) -> str:
-    return "".join(f"\n  - {problem}" for problem in problems)
+def _problem_list(where: str, problems: Sequence[str]) -> str:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return f"{count} in {where}:" + "".join(f"\n  - {problem}" for problem in problems)

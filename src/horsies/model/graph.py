@@ -4,13 +4,12 @@ A graph is a list of nodes in topological order; nodes name each other by their 
 function or to an object of the user's, so a graph can be stored, drawn, and reasoned about by anybody.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TypeAlias
 
-from horsies.model.parameters import WantedParameter
+from horsies.model.signature import InjectedParameter
 from horsies.model.task import TaskOptions
 
 Step: TypeAlias = str | int
@@ -47,54 +46,6 @@ class NodeStatus(StrEnum):
     def is_final(self) -> bool:
         """It ends here unless somebody calls `retry()`."""
         return self in {NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED}
-
-
-LEGAL_WORKFLOW_MOVES: Mapping[WorkflowStatus, frozenset[WorkflowStatus]] = MappingProxyType(
-    {
-        WorkflowStatus.PENDING: frozenset({WorkflowStatus.RUNNING, WorkflowStatus.CANCELLED}),  # of a sub-workflow
-        WorkflowStatus.RUNNING: frozenset(
-            {WorkflowStatus.PAUSED, WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
-        ),
-        WorkflowStatus.PAUSED: frozenset(
-            {
-                WorkflowStatus.RUNNING,
-                WorkflowStatus.COMPLETED,  # what was running ended well, and nothing was left
-                WorkflowStatus.FAILED,  # its time ran out
-                WorkflowStatus.CANCELLED,
-            }
-        ),
-        WorkflowStatus.COMPLETED: frozenset(),
-        # By retry(): a sub-workflow goes back to where its node will begin it.
-        WorkflowStatus.FAILED: frozenset({WorkflowStatus.RUNNING, WorkflowStatus.PENDING}),
-        WorkflowStatus.CANCELLED: frozenset({WorkflowStatus.RUNNING, WorkflowStatus.PENDING}),
-    }
-)
-
-# As they are stored. Whether the task of an ENQUEUED node runs is read off the task.
-LEGAL_NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = MappingProxyType(
-    {
-        NodeStatus.PENDING: frozenset({NodeStatus.READY, NodeStatus.SKIPPED}),
-        NodeStatus.READY: frozenset(
-            {
-                NodeStatus.ENQUEUED,
-                NodeStatus.RUNNING,  # a sub-workflow, or a map
-                NodeStatus.FAILED,  # a map over what is no list
-                NodeStatus.SKIPPED,  # stopped
-            }
-        ),
-        NodeStatus.ENQUEUED: frozenset(
-            {
-                NodeStatus.READY,  # taken back by a pause, because its task had not begun
-                NodeStatus.COMPLETED,
-                NodeStatus.FAILED,
-            }
-        ),
-        NodeStatus.RUNNING: frozenset({NodeStatus.COMPLETED, NodeStatus.FAILED}),
-        NodeStatus.COMPLETED: frozenset(),
-        NodeStatus.FAILED: frozenset({NodeStatus.PENDING}),  # retry()
-        NodeStatus.SKIPPED: frozenset({NodeStatus.PENDING}),  # retry()
-    }
-)
 
 
 class Join(StrEnum):
@@ -183,7 +134,7 @@ class Node:
     awaits: tuple[int, ...] = ()
     uncounted: frozenset[int] = frozenset()
     ctx_from: tuple[int, ...] = ()
-    wants: frozenset[WantedParameter] = frozenset()
+    wants: frozenset[InjectedParameter] = frozenset()
     child: "Graph | None" = None
 
     @property

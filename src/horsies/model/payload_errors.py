@@ -1,7 +1,10 @@
-"""Why a payload is refused, in lines that name the place and say what to change.
+"""Report why a payload is refused: the place, the value and what to change; and limit the size of payloads.
 
-Whoever passes an argument is shown its value. What a task was sent, and what it returned, are told of by their types alone: that refusal becomes the task's
-error, which is stored and shown to others.
+**Values in messages.** The caller of a send is shown the value that was passed. For stored arguments and for results a message has only types,
+because it becomes the task's error, which is stored and shown to others.
+
+**Size.** Large payloads are expensive in a queue: each is written to the write-ahead log, copied between processes, and read again with its row.
+A large payload is reported in the log of the process that encoded it. The check is here because only the codec sees the size.
 """
 
 import logging
@@ -18,102 +21,95 @@ if TYPE_CHECKING:
 
 Step: TypeAlias = int | str
 
+DEFAULT_WARNING_BYTES: Final = 256 * 1024
+DEFAULT_MAX_BYTES: Final = 16 * 1024 * 1024
+MOST_BYTES: Final = 256 * 1024 * 1024  # quoted it may double, and PostgreSQL accepts messages of one gigabyte
+MAX_NAME: Final = 200  # characters in the name of a task
+
 NOT_JSON: Final = "not_json"
 MISSING: Final = object()
-"""In the place of a value that is not there."""
+"""Stands for a value that is absent."""
 MAX_SHOWN: Final = 80
 MAX_LINE: Final = 400
 MAX_PROBLEMS: Final = 20
 MAX_STEPS: Final = 12
 
-# The value has the right type and still cannot be written.
+# Problems of values that have the right type and still cannot be written.
 UNWRITABLE: Final = frozenset({NOT_JSON, "recursion_loop", "string_unicode"})
-_SAYS_IT_ALL: Final = UNWRITABLE | {"missing", "json_invalid"}
+# Problems whose message needs no value.
+_WITHOUT_VALUE: Final = UNWRITABLE | {"missing", "json_invalid"}
 
-# What others say of a fault, and what to do about it.
+# Parts of other libraries' messages, and what to do about each.
 _ADVICE: Final = (
     ("surrogates not allowed", "remove the broken character, as text.encode(errors='replace').decode() does"),
     ("invalid utf-8", "give the model ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')"),
-    ("number out of range", "annotate so long a number as str"),
+    ("number out of range", "annotate a number of this length as str"),
     ("recursion limit exceeded", "it is nested too deeply: send it flatter"),
     ("maximum validation depth", "it is nested too deeply: send it flatter"),
     ("cyclic reference", "send ids in place of the objects that refer back"),
 )
+_INPUT_VALUE: Final = r"input_value=.*, (?=input_type=)"  # how pydantic quotes a value that it could not write
 
-# pydantic's own quoting of a value that it could not write
-_QUOTED_INPUT: Final = r"input_value=.*, (?=input_type=)"
+_SHORT_REPR: Final = reprlib.Repr()
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = MAX_SHOWN
 
-_SHORT: Final = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN
+log = logging.getLogger("horsies.payload")
 
 
 class ValueChange(NamedTuple):
-    """The place of a difference, what is there on either side, and what to do about it (None: no particular advice)."""
+    """A difference between the value that was sent and the one that would arrive: where it is, and what to do about it."""
 
     sent: object
     arrived: object
     loc: tuple[Step, ...] = ()
     advice: str | None = None
+    """None: there is no particular advice."""
     is_hidden: bool = False
-    """The value is in a field that its class keeps out of its JSON or its repr: it must not be shown."""
+    """The value is in a field that its class leaves out of its JSON or its repr, so it must not be shown."""
 
     def inside(self, step: Step, advice: str | None = None, *, is_hidden: bool = False) -> "ValueChange":
-        """Return the same, seen from the object that it is a part of, whose advice comes first."""
+        """Return the same change as seen from the object that contains it, whose advice takes precedence."""
         return ValueChange(
             self.sent, self.arrived, (step, *self.loc), advice or self.advice, is_hidden=is_hidden or self.is_hidden
         )
 
 
-class ProblemReport(Record):
-    """What the parts of a payload are called, and how a value is shown."""
+class ReportStyle(Record):
+    """What a report calls the parts of a payload, and how it shows a value."""
 
     noun: str
-    shown: Callable[[object], str]
+    show: Callable[[object], str]
 
 
-def report_problems(what: str, telling: ProblemReport, problems: "Sequence[ErrorDetails]") -> str:
-    lines = [f"\n  - {_problem_line(telling, problem)}" for problem in problems[:MAX_PROBLEMS]]
+def report_problems(what: str, style: ReportStyle, problems: "Sequence[ErrorDetails]") -> str:
+    lines: list[str] = []
+    for problem in problems[:MAX_PROBLEMS]:
+        message = problem["msg"]
+        got = "" if problem["type"] in _WITHOUT_VALUE else f" (got {style.show(problem['input'])})"
+        lines.append(f"\n  - {_place(style.noun, problem['loc'])}{one_line(message)}{got}{_advice(message)}")
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"\n  - and {len(problems) - MAX_PROBLEMS} more")
     return f"{what}:{''.join(lines)}"
 
 
-def _problem_line(telling: ProblemReport, problem: "ErrorDetails") -> str:
-    got = "" if problem["type"] in _SAYS_IT_ALL else f" (got {telling.shown(problem['input'])})"
-    return f"{_place(telling.noun, problem['loc'])}{one_line(problem['msg'])}{got}{_advice(problem['msg'])}"
-
-
-def _place(noun: str, loc: tuple[Step, ...]) -> str:
-    """`('boxes', 0, 'width')` as `argument 'boxes[0].width': `."""
-    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc[:MAX_STEPS])
-    return f"{noun} '{steps.removeprefix('.')}{'...' if len(loc) > MAX_STEPS else ''}': " if loc else ""
-
-
-def report_change(telling: ProblemReport, found: ValueChange) -> str:
-    """What a value would arrive as. Of a field that its class does not show, only the types are told."""
-    sent, arrived = found.sent, found.arrived
-    shown = type_only if found.is_hidden or _is_record(sent) else telling.shown
-    advice = found.advice or (
+def report_change(style: ReportStyle, change: ValueChange) -> str:
+    """Describe a value and what it would arrive as. For a field that its class does not show, name only the types."""
+    sent, arrived = change.sent, change.arrived
+    # The repr of a model or a dataclass may show what its JSON leaves out.
+    has_fields = hasattr(type(sent), "model_fields") or hasattr(type(sent), "__dataclass_fields__")
+    show = type_only if change.is_hidden or has_fields else style.show
+    advice = change.advice or (
         "annotate it with a type whose JSON is read as the same value again, or correct its serializer or validator"
     )
-    if isinstance(sent, float) and arrived is None:  # what pydantic writes for NaN in a model, unless told otherwise
+    if isinstance(sent, float) and arrived is None:  # pydantic's default for NaN in a model
         advice = "give the model ConfigDict(ser_json_inf_nan='strings')"
-    return f"{_place(telling.noun, found.loc)}{shown(sent)} would arrive as {shown(arrived)}; {advice}"
-
-
-def _is_record(value: object) -> bool:
-    """A model or a dataclass: its repr may show what its JSON leaves out."""
-    return hasattr(type(value), "model_fields") or hasattr(type(value), "__dataclass_fields__")
+    return f"{_place(style.noun, change.loc)}{show(sent)} would arrive as {show(arrived)}; {advice}"
 
 
 def with_advice(error: object) -> str:
-    """What somebody else says of a fault, on one line, and what to do about it if we know."""
-    line = one_line(re.sub(_QUOTED_INPUT, "", str(error)))
+    """Return another library's message on one line, with what to do about it if that is known."""
+    line = one_line(re.sub(_INPUT_VALUE, "", str(error)))
     return f"{line}{_advice(line)}"
-
-
-def _advice(text: str) -> str:
-    return next((f"; {advice}" for sign, advice in _ADVICE if sign in text), "")
 
 
 def one_line(text: object) -> str:
@@ -122,11 +118,11 @@ def one_line(text: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    """The value, or its beginning."""
+    """Return the repr of a value, or its beginning."""
     if value is MISSING:
         return type_only(value)
     try:
-        text = _SHORT.repr(value)
+        text = _SHORT_REPR.repr(value)
     except Exception:  # noqa: BLE001 - a repr of the user's own
         text = type_only(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
@@ -138,56 +134,51 @@ def type_only(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-GIVEN: Final = ProblemReport(noun="argument", shown=short_repr)
-SENT: Final = ProblemReport(noun="argument", shown=type_only)
-RETURNED: Final = ProblemReport(noun="value at", shown=type_only)
+def _place(noun: str, loc: tuple[Step, ...]) -> str:
+    """Format `('boxes', 0, 'width')` as `argument 'boxes[0].width': `."""
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc[:MAX_STEPS])
+    return f"{noun} '{steps.removeprefix('.')}{'...' if len(loc) > MAX_STEPS else ''}': " if loc else ""
 
 
-# --------
-# How many bytes of JSON a payload may have, and who hears of a big one.
-#
-# A queue is a poor place for big things: each is written to the log of the database, copied between processes and read again
-# by every look at its row. Something big is told of in the log of whoever wrote it, here because only the codec sees the size.
+def _advice(text: str) -> str:
+    return next((f"; {advice}" for part, advice in _ADVICE if part in text), "")
 
-DEFAULT_WARNING_BYTES: Final = 256 * 1024
-MAX_NAME: Final = 200
-"""Characters of the name of a task."""
-DEFAULT_MAX_BYTES: Final = 16 * 1024 * 1024
-MOST_BYTES: Final = 256 * 1024 * 1024  # quoted it may double, and PostgreSQL takes messages of one gigabyte
 
-log = logging.getLogger("horsies.payload")
+PASSED_ARGUMENT: Final = ReportStyle(noun="argument", show=short_repr)
+STORED_ARGUMENT: Final = ReportStyle(noun="argument", show=type_only)
+RESULT: Final = ReportStyle(noun="value at", show=type_only)
 
 
 class PayloadLimits(Record):
-    """`warning_bytes` None: nothing is told."""
+    """The sizes above which a payload is reported (None: never) and refused."""
 
     warning_bytes: int | None = DEFAULT_WARNING_BYTES
     max_bytes: int = DEFAULT_MAX_BYTES
 
 
 class PayloadSizeCheck:
-    """Looks at the payloads of one kind: refuses the too big, tells of the big.
+    """Check the size of the payloads of one kind: refuse those above the limit, and report large ones.
 
-    It tells again only of one twice as big, or a busy producer would fill its log with a single fact.
+    A payload is reported again only if it is twice as large as the last one, so that a busy producer does not fill its log.
     """
 
-    def __init__(self, whose: str, limits: PayloadLimits | None = None) -> None:
-        self._whose = whose
+    def __init__(self, kind: str, limits: PayloadLimits | None = None) -> None:
+        self._kind = kind
         self.limits = limits or PayloadLimits()
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
-    def look(self, payload: bytes, what: str) -> None:
+    def check(self, payload: bytes, what: str) -> None:
         size, limits = len(payload), self.limits
         if size > limits.max_bytes:
             raise PayloadError(
                 f"{what}: as JSON it has {size:,} bytes, and AppConfig.max_payload_bytes is {limits.max_bytes:,}; "
                 "keep the data elsewhere and pass where it is, or raise the limit"
             )
-        if limits.warning_bytes is not None and size > limits.warning_bytes and size >= 2 * self._told_bytes:
-            self._told_bytes = size
+        if limits.warning_bytes is not None and size > limits.warning_bytes and size >= 2 * self._reported_bytes:
+            self._reported_bytes = size
             log.warning(
-                "%s: %s bytes of JSON, above payload_warning_bytes=%s; keep big data elsewhere and pass where it is",
-                self._whose,
+                "%s: %s bytes of JSON, above payload_warning_bytes=%s; keep large data elsewhere and pass where it is",
+                self._kind,
                 f"{size:,}",
                 f"{limits.warning_bytes:,}",
             )

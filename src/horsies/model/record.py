@@ -1,8 +1,9 @@
-"""`Value`: a frozen record that checks itself, made without the module `dataclasses`.
+"""`Record`: a frozen class with fields that checks itself, made without the module `dataclasses`.
 
-Every child of a worker loads the classes that an app is configured with, and `dataclasses` takes 6 ms to load (11 with Python 3.13; it brings `inspect`) and half a
-millisecond for each class. To type checkers, to pydantic and to `dataclasses` itself (`fields`, `replace`, `asdict`, `@dataclass` on a subclass) these
-classes are frozen dataclasses whose fields are given by keyword: what those look for is made when they do.
+Every child of a worker loads the classes that an app is configured with. `dataclasses` takes 6 ms to load (11 ms with Python 3.13; it imports
+`inspect`) and half a millisecond for each class. For type checkers, for pydantic and for `dataclasses` itself (`fields`, `replace`, `asdict`,
+`@dataclass` on a subclass) a record is a frozen dataclass whose fields are passed by keyword: the attributes that these look for are created when
+they are first read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, datacl
 
 
 class _LazyAttribute:
-    """An attribute of a class, taken from a dataclass with the same fields."""
+    """An attribute of a class that is read from a dataclass with the same fields."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -21,17 +22,17 @@ class _LazyAttribute:
 
 
 class _LazySignature:
-    """For `inspect.signature`, and so for `help()` and all who show how something is made."""
+    """The signature for `inspect.signature`, and so for `help()`."""
 
     def __get__(self, instance: object, owner: "type[Record]") -> Any:
-        import inspect  # noqa: PLC0415 - see above
+        import inspect  # noqa: PLC0415 - see the module docstring
 
         return inspect.signature(owner._as_dataclass())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the class it is in
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record:
-    """Fields are what is annotated in the class; those in `hidden` are left out of its `repr`."""
+    """The annotations of the class are its fields. Those in `hidden` are left out of its `repr`."""
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -46,32 +47,28 @@ class Record:
 
     def __init_subclass__(cls, *, hidden: frozenset[str] = frozenset(), **others: Any) -> None:
         super().__init_subclass__(**others)
-        own = {
-            name: annotation
-            for name, annotation in cls.__annotations__.items()
-            if get_origin(annotation) is not ClassVar
-        }
+        own = {name: tp for name, tp in cls.__annotations__.items() if get_origin(tp) is not ClassVar}
         cls._annotations = {**cls._annotations, **own}
         cls._defaults = {**cls._defaults, **{name: value for name, value in vars(cls).items() if name in own}}
         cls._hidden |= hidden
 
     def __init__(self, **given: Any) -> None:
-        fields = vars(self)
+        fields = vars(self)  # written directly, because assignment is blocked
         fields.update(self._defaults)
         fields.update(given)
         if fields.keys() != self._annotations.keys():
-            self._refuse(given)
+            self._raise_for_names(given)
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """For those that check themselves."""
+        """Check the fields; for subclasses."""
 
-    def _refuse(self, given: Mapping[str, Any]) -> NoReturn:
-        whose = f"{type(self).__name__}()"
+    def _raise_for_names(self, given: Mapping[str, Any]) -> NoReturn:
+        call = f"{type(self).__name__}()"
         for name in given.keys() - self._annotations.keys():
-            raise TypeError(f"{whose} got an unexpected keyword argument {name!r}")
+            raise TypeError(f"{call} got an unexpected keyword argument {name!r}")
         missing = [repr(name) for name in self._annotations if name not in vars(self)]
-        raise TypeError(f"{whose} misses {' and '.join(missing)}; give each by its name")
+        raise TypeError(f"{call} misses {' and '.join(missing)}; give each by its name")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise _frozen_error(f"cannot assign to field {name!r}")
@@ -95,20 +92,19 @@ class Record:
         return type(self)(**{**dict(self._fields()), **changes})
 
     def _fields(self) -> Iterator[tuple[str, Any]]:
-        """In the order of the class."""
+        """Yield names and values in the order of the class."""
         return ((name, getattr(self, name)) for name in self._annotations)
 
     @classmethod
     @cache
     def _as_dataclass(cls) -> type:
-        """A dataclass with the same fields."""
-        from dataclasses import field, make_dataclass  # noqa: PLC0415 - see above
+        """Return a dataclass with the same fields."""
+        from dataclasses import field, make_dataclass  # noqa: PLC0415 - see the module docstring
 
-        def described(name: str) -> Any:
+        fields: list[tuple[str, Any, Any]] = []
+        for name, annotation in cls._annotations.items():
             default = {"default": cls._defaults[name]} if name in cls._defaults else {}
-            return field(repr=name not in cls._hidden, **default)
-
-        fields = [(name, annotation, described(name)) for name, annotation in cls._annotations.items()]
+            fields.append((name, annotation, field(repr=name not in cls._hidden, **default)))
         return make_dataclass(cls.__name__, fields, frozen=True, kw_only=True)
 
 
@@ -116,11 +112,11 @@ V = TypeVar("V", bound=Record)
 
 
 def replace(value: V, /, **changes: Any) -> V:
-    """The same with some fields changed, as `dataclasses.replace` does it."""
+    """Return a copy with some fields changed, as `dataclasses.replace` does."""
     return value.__replace__(**changes)
 
 
 def _frozen_error(message: str) -> AttributeError:
-    from dataclasses import FrozenInstanceError  # noqa: PLC0415 - see above
+    from dataclasses import FrozenInstanceError  # noqa: PLC0415 - see the module docstring
 
     return FrozenInstanceError(message)

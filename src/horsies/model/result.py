@@ -1,4 +1,4 @@
-"""`TaskResult[T, TaskError]`: what every task returns, and what every wait yields."""
+"""`TaskResult[T, TaskError]`: what every task returns, and what a waiter receives."""
 
 from string import ascii_uppercase, digits
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
@@ -15,9 +15,9 @@ _CODE_CHARACTERS: Final = f"{ascii_uppercase}{digits}_"
 
 
 class TaskError(Record):
-    """Why a task did not succeed: a code to decide by, words to read, data to work with.
+    """Why a task failed: an error code for programs, a message for people, and optional data.
 
-    `retry_after_seconds` moves the next attempt, if the task's policy makes one for this code.
+    `retry_after_seconds` sets the delay before the next attempt, if the task's policy retries this code.
     """
 
     error_code: str
@@ -28,20 +28,15 @@ class TaskError(Record):
     def __post_init__(self) -> None:
         if not is_error_code(str(self.error_code)):
             raise ValueError(f"error_code {self.error_code!r} is not upper snake case; write it like 'CARD_DECLINED'")
-        if self.retry_after_seconds is not None and not _is_pause(self.retry_after_seconds):
-            raise ValueError(
-                f"retry_after_seconds is {self.retry_after_seconds!r}; give 0 to {MAX_RETRY_AFTER_S} seconds"
-            )
+        delay = cast("object", self.retry_after_seconds)
+        if delay is not None and not (isinstance(delay, int | float) and 0 <= delay <= MAX_RETRY_AFTER_S):
+            raise ValueError(f"retry_after_seconds is {delay!r}; give 0 to {MAX_RETRY_AFTER_S} seconds")
         object.__setattr__(self, "error_code", str(self.error_code))  # a StrEnum member becomes its text
 
 
 def is_error_code(text: str) -> bool:
-    """Upper snake case."""
+    """Return whether a text is in upper snake case."""
     return text != "" and text[0] in ascii_uppercase and not text.strip(_CODE_CHARACTERS)
-
-
-def _is_pause(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= MAX_RETRY_AFTER_S
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -49,21 +44,17 @@ E_co = TypeVar("E_co", bound=TaskError, covariant=True)
 
 
 class UnwrapError(HorsiesError):
-    """The other half of a `TaskResult` was asked for."""
+    """The value of a failed result was read, or the error of a successful one."""
 
 
-class _Missing:
-    """Tells `ok=None`, a good result, from no `ok` at all."""
-
-
-_MISSING: Final = _Missing()
+_MISSING: Final = object()  # distinguishes `ok=None`, which is a value, from no `ok`
 
 
 class TaskResult(Generic[T_co, E_co]):
     """Either `TaskResult(ok=value)` or `TaskResult(err=TaskError(...))`; immutable.
 
-    `ok` and `err` are for `match`; code that knows which half it wants uses `ok_value`, `err_value`,
-    `unwrap()` or `unwrap_err()`, which raise `UnwrapError` when it is the other one.
+    Use `ok` and `err` with `match`. `ok_value`, `err_value`, `unwrap()` and `unwrap_err()` raise `UnwrapError` if the result
+    is of the other kind.
     """
 
     __match_args__ = ("ok", "err")
@@ -85,21 +76,21 @@ class TaskResult(Generic[T_co, E_co]):
         object.__setattr__(self, "_err", None if err is _MISSING else err)
 
     def is_ok(self) -> bool:
-        """It has a good value, which may be None."""
+        """Whether the task succeeded. Its value may be None."""
         return self._err is None
 
     def is_err(self) -> bool:
-        """It has an error."""
+        """Whether the task failed."""
         return self._err is not None
 
     @property
     def ok(self) -> T_co | None:
-        """The good value; None when there is an error."""
+        """The value; None if there is an error."""
         return self._ok
 
     @property
     def err(self) -> E_co | None:
-        """The error; None when there is none."""
+        """The error; None if the task succeeded."""
         return self._err
 
     @property
@@ -113,13 +104,13 @@ class TaskResult(Generic[T_co, E_co]):
         return self.unwrap_err()
 
     def unwrap(self) -> T_co:
-        """The good value; raises UnwrapError, in the error's words, when there is none."""
+        """Return the value; raise UnwrapError with the error's message if there is none."""
         if self._err is not None:
             raise UnwrapError(f"the task ended in error {self._err.error_code}: {self._err.message}")
         return cast("T_co", self._ok)
 
     def unwrap_err(self) -> E_co:
-        """The error; raises UnwrapError when there is none."""
+        """Return the error; raise UnwrapError if there is none."""
         if self._err is None:
             raise UnwrapError(f"the task succeeded with {self._ok!r}; there is no error")
         return self._err
@@ -132,13 +123,40 @@ class TaskResult(Generic[T_co, E_co]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
-        from horsies.model.result_schema import halves_schema  # noqa: PLC0415 - pydantic asks, so pydantic is there
+        """Encode a result as `{"ok": value}` or `{"err": error}`, each by its own annotation."""
+        from pydantic_core import PydanticCustomError, core_schema  # noqa: PLC0415 - only pydantic calls this
 
-        good, bad = get_args(source) or (Any, TaskError)
-        return halves_schema(good, bad, handler, halved=_halved, joined=lambda halves: cls(**halves))
+        ok_type, err_type = get_args(source) or (Any, TaskError)
+        halves = core_schema.typed_dict_schema(
+            {
+                "ok": core_schema.typed_dict_field(handler.generate_schema(ok_type), required=False),
+                "err": core_schema.typed_dict_field(handler.generate_schema(err_type), required=False),
+            },
+            extra_behavior="forbid",
+        )
+
+        def to_halves(result: object) -> dict[str, Any]:
+            if not isinstance(result, TaskResult):
+                raise PydanticCustomError("task_result", "Input should be a TaskResult")
+            known = cast("TaskResult[Any, TaskError]", result)
+            return {"ok": known.ok} if known.is_ok() else {"err": known.err}
+
+        def from_halves(found: dict[str, Any]) -> "TaskResult[Any, TaskError]":
+            if len(found) != 1:
+                raise PydanticCustomError("task_result", "Input should have one of 'ok' and 'err'")
+            return cls(**found)
+
+        read = core_schema.no_info_after_validator_function(from_halves, halves)
+        return core_schema.json_or_python_schema(
+            json_schema=read,
+            python_schema=core_schema.no_info_before_validator_function(to_halves, read),
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                lambda result, write: write(to_halves(result)), schema=halves
+            ),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self._ok, self._err)  # the usual way of copy and pickle sets attributes
+        return _rebuild, (self._ok, self._err)  # by default, copy and pickle would set attributes
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TaskResult):
@@ -153,12 +171,5 @@ class TaskResult(Generic[T_co, E_co]):
         return f"TaskResult(ok={self._ok!r})" if self._err is None else f"TaskResult(err={self._err!r})"
 
 
-def _remade(ok: object, err: TaskError | None) -> TaskResult[object, TaskError]:
+def _rebuild(ok: object, err: TaskError | None) -> TaskResult[object, TaskError]:
     return TaskResult(ok=ok) if err is None else TaskResult(err=err)
-
-
-def _halved(result: object) -> dict[str, Any] | None:
-    if not isinstance(result, TaskResult):
-        return None
-    known = cast("TaskResult[Any, TaskError]", result)
-    return {"ok": known.ok} if known.is_ok() else {"err": known.err}

@@ -1,22 +1,21 @@
-"""When a failed attempt is followed by another."""
+"""`RetryPolicy`: which failed attempts are followed by another, and after which delays."""
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Self, cast
+from typing import Final, Self, cast
 
 from horsies.model.record import Record
 from horsies.model.result import is_error_code
-from horsies.model.validation import raise_problems
+from horsies.model.validation import number_problems, raise_problems
 
-MAX_RETRIES = 1_000
-MAX_DELAY_S = 24 * 24 * 3600  # in milliseconds it must fit an integer of PostgreSQL
+MAX_RETRIES: Final = 1_000
+MAX_DELAY_S: Final = 24 * 24 * 3600  # in milliseconds it must fit an integer of PostgreSQL
 
 
 class RetryPolicy(Record):
-    """How many retries, after which pauses, and for which errors. Make one with `fixed` or `exponential`.
+    """How many retries, after which delays, and for which errors. Create one with `fixed` or `exponential`.
 
-    `auto_retry_for` lists error codes and exception classes. Codes travel with the task, so that a crash is retried also by a
-    worker that does not know it; exceptions are matched where they are raised.
+    `auto_retry_for` lists error codes and exception classes. Codes are stored with the task, so that a crash is retried also by a
+    worker that does not know the task. Exceptions are matched in the child, where they are raised.
     """
 
     delays_ms: tuple[int, ...]
@@ -26,7 +25,7 @@ class RetryPolicy(Record):
 
     @property
     def max_retries(self) -> int:
-        """How often it is tried again: once after each pause."""
+        """The number of retries: one after each delay."""
         return len(self.delays_ms)
 
     @classmethod
@@ -37,10 +36,10 @@ class RetryPolicy(Record):
         auto_retry_for: Sequence[str | type[BaseException]],
         jitter: float = 0.0,
     ) -> Self:
-        """One retry after each of these pauses."""
-        problems = [*_delay_problems(delays_seconds), *_common_problems(jitter, auto_retry_for)]
-        _refuse(problems)
-        return cls._made([seconds * 1000 for seconds in delays_seconds], jitter, auto_retry_for)
+        """Retry once after each of these delays."""
+        problems = [*_delays_problems(delays_seconds), *_common_problems(jitter, auto_retry_for)]
+        raise_problems("RetryPolicy", problems)
+        return cls._from_delays([seconds * 1000 for seconds in delays_seconds], jitter, auto_retry_for)
 
     @classmethod
     def exponential(
@@ -51,20 +50,22 @@ class RetryPolicy(Record):
         max_delay_seconds: float = 3600.0,
         jitter: float = 0.25,
     ) -> Self:
-        """Pauses that double, up to the longest; chance moves each by up to `jitter` of it, so that a crowd spreads out."""
+        """Retry after delays that double, up to the longest. Each is moved at random by up to `jitter` of it, to spread retries out."""
         problems = [
             *_seconds_problems("base_seconds", base_seconds),
             *_seconds_problems("max_delay_seconds", max_delay_seconds),
-            *_count_problems(max_retries),
+            *number_problems("max_retries", max_retries, 1, MAX_RETRIES),
             *_common_problems(jitter, auto_retry_for),
         ]
-        _refuse(problems)
+        raise_problems("RetryPolicy", problems)
         longest_ms = max_delay_seconds * 1000
         delays_ms = [min(base_seconds * 1000 * 2.0 ** min(retry, 60), longest_ms) for retry in range(max_retries)]
-        return cls._made(delays_ms, jitter, auto_retry_for)
+        return cls._from_delays(delays_ms, jitter, auto_retry_for)
 
     @classmethod
-    def _made(cls, delays_ms: Sequence[float], jitter: float, retry_for: Sequence[str | type[BaseException]]) -> Self:
+    def _from_delays(
+        cls, delays_ms: Sequence[float], jitter: float, retry_for: Sequence[str | type[BaseException]]
+    ) -> Self:
         return cls(
             delays_ms=tuple(round(delay) for delay in delays_ms),
             jitter=jitter,
@@ -73,11 +74,7 @@ class RetryPolicy(Record):
         )
 
 
-def _refuse(problems: Sequence[str]) -> None:
-    raise_problems("RetryPolicy", problems)
-
-
-def _delay_problems(delays: object) -> Iterator[str]:
+def _delays_problems(delays: object) -> Iterator[str]:
     if not isinstance(delays, Sequence) or isinstance(delays, str):
         yield f"delays must be a list of seconds like [1, 5, 30], not {delays!r}"
         return
@@ -89,23 +86,13 @@ def _delay_problems(delays: object) -> Iterator[str]:
 
 
 def _seconds_problems(name: str, value: object) -> Iterator[str]:
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or not 0 <= value <= MAX_DELAY_S
-    ):
+    if not _is_number(value) or not 0 <= cast("float", value) <= MAX_DELAY_S:  # NaN fails both comparisons
         yield f"{name} is {value!r}; give seconds from 0 to {MAX_DELAY_S}"
 
 
-def _count_problems(value: object) -> Iterator[str]:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RETRIES:
-        yield f"max_retries is {value!r}; give a whole number from 1 to {MAX_RETRIES}"
-
-
 def _common_problems(jitter: object, retry_for: object) -> Iterator[str]:
-    if not isinstance(jitter, int | float) or isinstance(jitter, bool) or not 0 <= jitter <= 1:
-        yield f"jitter is {jitter!r}; give the share of a delay that chance may move it by, from 0 to 1"
+    if not _is_number(jitter) or not 0 <= cast("float", jitter) <= 1:
+        yield f"jitter is {jitter!r}; give the fraction of a delay that it may be moved by, from 0 to 1"
     if not isinstance(retry_for, Sequence) or isinstance(retry_for, str) or not retry_for:
         yield 'auto_retry_for must list what is retried, like ["TASK_TIMEOUT", ConnectionError]'
         return
@@ -115,3 +102,7 @@ def _common_problems(jitter: object, retry_for: object) -> Iterator[str]:
                 yield f"auto_retry_for has {item!r}; write error codes in upper snake case"
         elif not (isinstance(item, type) and issubclass(item, BaseException)):
             yield f"auto_retry_for has {item!r}; it takes error codes and exception classes"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,12 +1,10 @@
-"""The states of a task and the moves between them."""
+"""The statuses of a task, and the reasons why a worker cannot run it."""
 
-from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from types import MappingProxyType
 
 
 class TaskStatus(StrEnum):
-    """Where a task is on its journey."""
+    """The status of a task."""
 
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
@@ -18,52 +16,17 @@ class TaskStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """It has ended, and nothing will change that."""
-        return not LEGAL_MOVES[self]
-
-
-LEGAL_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
-    {
-        TaskStatus.PENDING: frozenset(
-            {
-                TaskStatus.CLAIMED,
-                TaskStatus.RUNNING,  # a claim with a free slot needs no stop on the way
-                TaskStatus.FAILED,  # no worker could run it, for as long as it may wait for one
-                TaskStatus.CANCELLED,
-                TaskStatus.EXPIRED,
-            }
-        ),
-        TaskStatus.CLAIMED: frozenset(
-            {
-                TaskStatus.RUNNING,
-                TaskStatus.PENDING,  # released: not begun, so nothing is lost
-                TaskStatus.CANCELLED,
-                TaskStatus.EXPIRED,
-            }
-        ),
-        TaskStatus.RUNNING: frozenset(
-            {
-                TaskStatus.COMPLETED,
-                TaskStatus.FAILED,
-                TaskStatus.PENDING,  # a retry, or a release of what had not begun
-                TaskStatus.CANCELLED,
-            }
-        ),
-        TaskStatus.COMPLETED: frozenset(),
-        TaskStatus.FAILED: frozenset(),
-        TaskStatus.CANCELLED: frozenset(),
-        TaskStatus.EXPIRED: frozenset(),
-    }
-)
+        """Whether the task has ended: a final status does not change."""
+        return self not in {TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING}
 
 
 class Misfit(IntEnum):
-    """Why a worker cannot run a task that it has claimed. Another release of the app may."""
+    """Why a worker cannot run a task that it has claimed. A worker with another release of the app may be able to."""
 
     NONE = 0
     UNKNOWN = 1
-    """It has no task of this name."""
+    """The worker has no task of this name."""
     PARAMETERS = 2
-    """The payload has other parameters than the task."""
+    """The parameters in the payload are not those of the task."""
     VALUES = 3
-    """An argument cannot be read."""
+    """An argument cannot be decoded."""

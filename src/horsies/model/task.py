@@ -1,4 +1,4 @@
-"""One task at each station of its journey."""
+"""One task as a value at each stage: sent, claimed, ended, and as a waiter reads it."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +11,7 @@ __all__ = ["Claim", "Ended", "Ending", "NewTask", "TaskId", "TaskOptions"]
 
 
 class NewTask(NamedTuple):
-    """A task as it is sent; `args` is the JSON object of its arguments by name. A tuple, because there may be very many."""
+    """A task to be sent; `args` is the JSON object of its arguments by name. A tuple, because one send may have very many."""
 
     id: TaskId
     args: str
@@ -20,7 +20,7 @@ class NewTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A task that a worker holds. `claim_no` tells this claim from every other of the same task."""
+    """A task that a worker holds. `claim_no` distinguishes this claim from all others of the same task."""
 
     id: TaskId
     claim_no: int
@@ -30,32 +30,32 @@ class Claim:
     enqueued_at: datetime
     attempt: int
     args: str | None
-    """JSON; None if it is large, and still to be read."""
+    """JSON; None if it is large and was left out of the claim."""
     timeout_ms: int | None = None
     retries_left: bool = False
     root_id: str | None = None
-    """Of a task that a workflow runs: the run at the top of its tree."""
+    """For a task of a workflow: the run at the top of its tree."""
     inputs: str | None = None
-    """What its node is handed beside the arguments, as JSON that nobody between database and child reads."""
+    """What its node receives besides the arguments, as JSON. Only the child decodes it."""
     trace: str | None = None
     takes_inputs: bool = False
     child_deaths: int = 0
-    """Child processes that died with it in their hands before it began."""
+    """How many child processes died while they held the task and had not started it."""
 
     @property
     def weight(self) -> int:
-        """How long its payload is."""
+        """The length of the payload."""
         return len(self.args or "") + len(self.inputs or "")
 
     @property
     def is_unread(self) -> bool:
-        """Its payload is large, and was left out of the claim."""
+        """Whether the payload is large and was left out of the claim."""
         return self.args is None or (self.takes_inputs and self.inputs is None)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one claim ended. `result` and `error` are JSON that nobody between child and database reads."""
+    """How one claim ended. `result` and `error` are JSON that is not decoded between the child and the database."""
 
     id: TaskId
     claim_no: int
@@ -64,9 +64,9 @@ class Ending:
     error_code: str | None = None
     error: str | None = None
     may_retry: bool = False
-    """There are retries left: the policy on the row decides whether it is the end."""
+    """There are retries left: the policy in the row decides whether the task ends."""
     wants_retry: bool = False
-    """The policy lists the exception that was raised, which only the child can know."""
+    """The policy lists the exception that was raised. Only the child can know this."""
     retry_after_ms: int | None = None
     root_id: str | None = None
 

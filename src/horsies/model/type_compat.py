@@ -25,8 +25,8 @@ from typing import (
 
 from pydantic import BaseModel
 
-from horsies.model.parameters import type_text
 from horsies.model.result import TaskError, TaskResult
+from horsies.model.signature import display_type
 
 Step: TypeAlias = str | int
 
@@ -117,7 +117,7 @@ def inside(tp: Any, step: Step) -> Any:
 
 
 def type_name(tp: Any) -> str:
-    return type_text(tp).replace("horsies.model.result.", "").replace("typing.", "")
+    return display_type(tp).replace("horsies.model.result.", "").replace("typing.", "")
 
 
 def _item_of_tuple(inner: tuple[Any, ...]) -> tuple[Any] | None:

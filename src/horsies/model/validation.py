@@ -1,12 +1,14 @@
-"""What configurations share: finding problems, and refusing with all of them together."""
+"""Helpers that configurations share: find problems, raise them all together, and format durations."""
 
 from collections.abc import Iterable, Iterator
 
 from horsies.model.errors import ConfigError
 
+_TENTHS_BELOW_S = 10
+
 
 def raise_problems(config: object, problems: Iterable[str]) -> None:
-    """Raises one ConfigError for all the problems, if there are any. `config` may be its name."""
+    """Raise one ConfigError with all problems, if there are any. `config` is the configuration, or its name."""
     if found := list(problems):
         raise ConfigError(config if isinstance(config, str) else type(config).__name__, found)
 
@@ -19,20 +21,20 @@ def number_problems(name: str, value: object, low: int, high: int) -> Iterator[s
 
 
 def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
-    # The value itself is not shown: a database URL given in place of a PostgresConfig carries a password.
+    # Do not show the value: a database URL passed in place of a PostgresConfig contains a password.
     if not isinstance(value, wanted):
         yield f"{name} must be of type {wanted.__name__}, not {type(value).__name__}; write {name}={example}"
 
 
-# --------
-# How long something takes, as a person reads it.
-
-SHORT_S = 10
+def duplicate_problems(noun: str, names: Iterable[str]) -> Iterator[str]:
+    listed = list(names)
+    for name in sorted({name for name in listed if listed.count(name) > 1}):
+        yield f"there are {listed.count(name)} {noun} named {name!r}; give each its own name"
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units: `3m 12s`, `2d 4h`, `0.3s`."""
-    if seconds < SHORT_S:
+    """Format a duration with its two largest units: `3m 12s`, `2d 4h`, `0.3s`."""
+    if seconds < _TENTHS_BELOW_S:
         return f"{seconds:.1f}s"
     left, parts = round(seconds), list[str]()
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):

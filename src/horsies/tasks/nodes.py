@@ -1,17 +1,18 @@
-"""A task as a node of a workflow, and the values that flow between nodes.
+"""Workflows as users write them: nodes, the references that pass values between nodes, and the draft that lists them.
 
-Nodes are compared by identity and are never changed, so one may be part of several workflows. Everything that can be wrong with
-one is reported by the workflow that it is built into, together with the rest.
+Nodes are compared by identity and never change, so one node can be part of several workflows. Nothing is validated here: the
+workflow that a node is compiled into reports all problems of its nodes together. The classes are in `tasks/` because
+`task.node()` creates nodes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from horsies.model.errors import NodeNotFoundError
-from horsies.model.graph import Join, NodeKind, RefMode
+from horsies.model.graph import Join, NodeKind, OnError, RefMode
 from horsies.model.result import TaskError, TaskResult
 from horsies.tasks.sender import Sender
 
@@ -21,7 +22,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 JoinWord: TypeAlias = Literal["all", "any", "quorum"]
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 # No slots in a class that users subscribe and call, as in NodeKey[Page]("fetch"): Python 3.11 cannot make such a frozen instance.
@@ -29,52 +30,48 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class NodeKey(Generic[T_co]):
-    """A node by its id, where the node itself is not at hand: `NodeKey[Page]("fetch")`. It has the node's static type."""
+    """Name a node by its id where the node object is not available: `NodeKey[Page]("fetch")`. It has the node's static type."""
 
     node_id: str
 
 
 class WorkflowNode(Generic[T_co]):
-    """Something in a graph that will have a value of type T."""
+    """A node of a workflow whose value has the type T."""
 
     node_id: str | None
 
     def key(self) -> NodeKey[T_co]:
-        """Its key: the id it was given, or the one that its workflow has given it."""
-        return NodeKey(self._known_id())
-
-    def built_as(self, node_id: str) -> None:
-        """Remember what a workflow calls it."""
-        self.__dict__.setdefault("_built_as", set()).add(node_id)
-
-    def _known_id(self) -> str:
-        if self.node_id is not None:
-            return self.node_id
-        names = sorted(self.__dict__.get("_built_as", ()))
-        if len(names) == 1:
-            return names[0]
+        """Return the key of the node, with the `node_id` that it was given or the one that its workflow assigned."""
+        ids = [self.node_id] if self.node_id is not None else sorted(self.__dict__.get("_assigned_ids", ()))
+        if len(ids) == 1:
+            return NodeKey(ids[0])
         raise NodeNotFoundError(
-            f"{self!r} is in no workflow yet, so it has no id; give it a node_id"
-            if not names
-            else f"{self!r} is called {' and '.join(map(repr, names))} in different workflows; give it a node_id, or use NodeKey"
+            f"{self!r} has the ids {' and '.join(map(repr, ids))} in different workflows; give it a node_id, or use NodeKey"
+            if ids
+            else f"{self!r} is not in a workflow yet, so it has no id; give it a node_id"
         )
+
+    def add_assigned_id(self, node_id: str) -> None:
+        """Record the id that a workflow uses for this node."""
+        self.__dict__.setdefault("_assigned_ids", set()).add(node_id)
 
 
 AnyNode: TypeAlias = WorkflowNode[T] | NodeKey[T]
+NodeName: TypeAlias = AnyNode[Any] | str
 
 
 @dataclass(frozen=True, eq=False)
 class TaskNode(WorkflowNode[T_co]):
-    """A task in a graph, written out. `task.node(...)(...)` makes one whose arguments a type checker has seen.
+    """A node that runs a task. `task.node(...)(...)` creates one whose arguments a type checker has checked.
 
-    With `args_from` a parameter takes another node's whole TaskResult if it is annotated so, and its bare value otherwise.
+    With `args_from`, a parameter that is annotated as a TaskResult takes the other node's result; any other takes its value.
     """
 
     fn: Sender[..., T_co]
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    waits_for: Sequence[AnyNode[Any] | str] = ()
+    waits_for: Sequence[NodeName] = ()
     args_from: Mapping[str, AnyNode[Any]] = field(default_factory=dict[str, AnyNode[Any]])
-    workflow_ctx_from: Sequence[AnyNode[Any] | str] | None = None
+    workflow_ctx_from: Sequence[NodeName] | None = None
     queue: str | None = None
     priority: int | None = None
     allow_failed_deps: bool = False
@@ -89,36 +86,19 @@ class TaskNode(WorkflowNode[T_co]):
     min_item_success: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("kwargs", "args_from"):
-            object.__setattr__(self, name, by_name(name, getattr(self, name)))
-        for name in ("waits_for", "workflow_ctx_from"):
-            object.__setattr__(self, name, listed_nodes(getattr(self, name)))
+        freeze_fields(self, dicts=("kwargs", "args_from"), lists=("waits_for", "workflow_ctx_from"))
 
     @property
-    def may_have_gaps(self) -> bool:
-        """A map that may succeed although items have failed."""
+    def has_failure_limits(self) -> bool:
+        """Whether it is a map that may succeed although items have failed, so that its list may have gaps."""
         return self.max_failures is not None or self.min_item_success is not None
 
     def __repr__(self) -> str:
         return f"<node {self.node_id or 'of task'} {getattr(self.fn, 'name', self.fn)!r}>"
 
 
-def by_name(what: str, given: object) -> Mapping[str, Any]:
-    """A copy that nobody can change."""
-    if not isinstance(given, dict | Mapping):  # a dict is found without asking
-        raise TypeError(f"{what} must be a dict by the names of parameters, not {given!r:.80}")
-    return MappingProxyType(dict(cast("Mapping[str, Any]", given))) if given else _NOTHING
-
-
-def listed_nodes(given: Any) -> Any:
-    """A list as a tuple, so that nobody changes it afterwards. What is no list stays, to be reported when the graph is built."""
-    if given is None or isinstance(given, tuple | str):
-        return cast("Any", given)
-    return tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else given
-
-
 class NodeMaker(Generic[P, T]):
-    """`task.node(...)`: to be called with the task's own arguments, some of which may come from other nodes."""
+    """The return value of `task.node(...)`: call it with the task's own arguments, which may be references to other nodes."""
 
     def __init__(self, make: Callable[..., TaskNode[T]]) -> None:
         self._make = make
@@ -129,7 +109,7 @@ class NodeMaker(Generic[P, T]):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Stands in an argument for what will come from another node. `from_outside`: from a workflow that this one is part of.
+    """Stands in an argument for a value of another node. `from_outside`: of a node of an enclosing workflow.
 
     The source of `each([...])` is not a node but the list itself.
     """
@@ -143,10 +123,10 @@ class Reference:
         return self.mode is RefMode.EACH and not isinstance(cast("object", self.source), WorkflowNode | NodeKey)
 
     def __repr__(self) -> str:
-        return f"{_WORDS[self.mode]}({self.source!r:.80})"
+        return f"{_FUNCTIONS[self.mode]}({self.source!r:.80})"
 
 
-_WORDS: Mapping[RefMode, str] = {
+_FUNCTIONS: Mapping[RefMode, str] = {
     RefMode.VALUE: "from_node",
     RefMode.RESULT: "result_from",
     RefMode.RESULTS: "results_from",
@@ -155,17 +135,17 @@ _WORDS: Mapping[RefMode, str] = {
 
 
 def from_node(node: AnyNode[T]) -> T:
-    """The good value of another node, as an argument: this node waits for it. Also inside lists and dicts."""
+    """Pass the value of another node as an argument, also inside lists and dicts. The node waits for the other one."""
     return cast("T", Reference(node, RefMode.VALUE))
 
 
 def result_from(node: AnyNode[T]) -> TaskResult[T, TaskError]:
-    """The whole TaskResult of another node, be it good or bad, as an argument: this node waits for it. Also inside lists and dicts."""
+    """Pass the TaskResult of another node, a value or an error, as an argument, also inside lists and dicts. The node waits for the other one."""
     return cast("TaskResult[T, TaskError]", Reference(node, RefMode.RESULT))
 
 
 def results_from(node: AnyNode[list[T]]) -> list[TaskResult[T, TaskError]]:
-    """The TaskResults of all items of a `map_node`, in the order of the items, as an argument: this node waits for the map. Also inside lists and dicts."""
+    """Pass the TaskResults of all items of a `map_node`, in order, as an argument, also inside lists and dicts. The node waits for the map."""
     return cast("list[TaskResult[T, TaskError]]", Reference(node, RefMode.RESULTS))
 
 
@@ -174,6 +154,64 @@ def each(items: AnyNode[Sequence[T]]) -> T: ...
 @overload
 def each(items: Sequence[T]) -> T: ...
 def each(items: Any) -> Any:
-    """One item of the list that another node returns, or of a list that is given here, as an argument of a `map_node`: the task runs once for each."""
-    source: Any = tuple(cast("list[Any]", items)) if isinstance(items, list) else items  # a copy, which nobody changes
+    """Pass one item of a list as an argument of a `map_node`, which runs its task once for each item. The list is given, or returned by another node."""
+    # A copy: the caller may change the list before the workflow is built.
+    source: Any = tuple(cast("list[Any]", items)) if isinstance(items, list) else items
     return Reference(source, RefMode.EACH)
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessCase:
+    """One way for a workflow to succeed: all of these nodes succeed."""
+
+    required: Sequence[NodeName]
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, lists=("required",))
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessPolicy:
+    """A workflow is COMPLETED if any of the cases is satisfied, whatever else fails; without cases, if only `optional` nodes fail."""
+
+    cases: Sequence[SuccessCase] = ()
+    optional: Sequence[NodeName] = ()
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, lists=("cases", "optional"))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowDraft:
+    """A workflow as it was written, not validated. `names` has a default id for each node; `value_type` is the annotated type of its value."""
+
+    name: str
+    nodes: Sequence[WorkflowNode[Any]]
+    output: NodeName | None = None
+    on_error: OnError | str = OnError.FAIL
+    success_policy: SuccessPolicy | None = None
+    time_limit: float | timedelta | None = None
+    definition_key: str | None = None
+    names: Sequence[str | None] = ()
+    value_type: Any = Any
+    problems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        freeze_fields(self, lists=("nodes",))
+
+
+def freeze_fields(instance: object, *, dicts: Sequence[str] = (), lists: Sequence[str] = ()) -> None:
+    """Replace fields of a frozen instance by read-only copies, so that a caller's later changes have no effect.
+
+    A value that is not a list stays as it is, to be reported when the graph is compiled.
+    """
+    for name in dicts:
+        value = getattr(instance, name)
+        if not isinstance(value, dict | Mapping):  # `dict` first: the check of an abstract class is slow
+            raise TypeError(f"{name} must be a dict by parameter name, not {value!r:.80}")
+        copy = MappingProxyType(dict(cast("Mapping[str, Any]", value))) if value else _EMPTY
+        object.__setattr__(instance, name, copy)
+    for name in lists:
+        value = getattr(instance, name)
+        if not isinstance(value, tuple | str) and isinstance(value, Iterable):
+            object.__setattr__(instance, name, tuple(cast("Iterable[Any]", value)))

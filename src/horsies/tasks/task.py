@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.send_options import TaskOptions
+from horsies.model.send_options import SendOptions, TaskOptions
 from horsies.model.signature import ok_type
 from horsies.tasks.sender import Call, Sender
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from horsies.model.graph import Join
     from horsies.model.result import TaskError, TaskResult
     from horsies.model.retry_policy import RetryPolicy
-    from horsies.model.send_options import OnConflict, SendOptions
+    from horsies.model.send_options import OnConflict
     from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker
     from horsies.tasks.sender import AppContext
 
@@ -99,8 +99,6 @@ class BaseTask(Sender[P, T]):
         connection: object | None = None,
     ) -> Sender[P, T]:
         """Return a sender of this task with other options. All problems with them are reported together, here."""
-        from horsies.model.send_options import SendOptions
-
         options = SendOptions(
             good_until=good_until,
             priority=priority,
@@ -117,7 +115,7 @@ class BaseTask(Sender[P, T]):
             arguments=self.arguments,
             result=self.result,
             app=self._app,
-            key=options.as_key() if key is not None else None,
+            key=options.to_key() if key is not None else None,
             connection=connection,
         )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from horsies.testing.assertions import Enqueued, assert_enqueued, enqueued, refute_enqueued
-    from horsies.testing.clock import Clock, clock
-    from horsies.testing.drain import EndlessDrainError, Ran, Retries, drain, drain_async
+    from horsies.testing.database_clock import Clock, clock
+    from horsies.testing.drainer import EndlessDrainError, Ran, Retries, drain, drain_async
     from horsies.testing.inline import run_inline
     from horsies.testing.sandbox import Sandbox, SandboxError, clear, open_sandbox
 
@@ -32,7 +32,7 @@ __all__ = [
     "run_inline",
 ]
 
-_MODULES = ("assertions", "clock", "drain", "inline", "sandbox")
+_MODULES = ("assertions", "database_clock", "drainer", "inline", "sandbox")
 
 
 if not TYPE_CHECKING:  # or a misspelt name would be one that the type checker accepts

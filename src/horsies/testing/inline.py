@@ -15,7 +15,7 @@ from horsies.db.broker import UnpooledBroker
 from horsies.db.statement import Op
 from horsies.db.waiter import Waiter, WaiterHub
 from horsies.tasks.handle import refuse_in_event_loop
-from horsies.testing.drain import Drain, EndlessDrainError, Ran, work, work_async
+from horsies.testing.drainer import Drain, EndlessDrainError, Ran, work, work_async
 from horsies.testing.sandbox import Sandbox, sandbox_of
 
 # --------

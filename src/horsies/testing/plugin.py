@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from horsies.testing.server import new_folder
+from horsies.testing.folders import new_folder
 
 if TYPE_CHECKING:
     from horsies.app import Horsies

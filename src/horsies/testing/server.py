@@ -19,31 +19,7 @@ from horsies.db.dedicated import DatabaseAdmin, with_database
 from horsies.embedded import locks
 from horsies.embedded.server import EmbeddedServer
 from horsies.model.config import PostgresConfig
-
-# --------
-# Where the server of a test run lives.
-
-PREFIX = "horsies-test-"
-# In memory a database is cloned about ten times as fast as on a disk. Neither is the test runner's own temporary folder: as root the
-# server's user must be able to enter it, and socket paths must be short.
-IN_MEMORY, ON_DISK = Path("/dev/shm"), Path("/tmp")  # noqa: S108 - the folder's name is not to be guessed
-ENOUGH_BYTES = 1 << 30
-
-
-def new_folder() -> Path:
-    """Nobody has this name. The folder is made when it is needed."""
-    return _place() / f"{PREFIX}{secrets.token_hex(5)}"
-
-
-def folders() -> list[Path]:
-    """Those of all runs there are, and of those that were killed."""
-    return [*IN_MEMORY.glob(f"{PREFIX}*"), *ON_DISK.glob(f"{PREFIX}*")]
-
-
-def _place() -> Path:
-    usable = IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK | os.X_OK)
-    return IN_MEMORY if usable and shutil.disk_usage(IN_MEMORY).free >= ENOUGH_BYTES else ON_DISK
-
+from horsies.testing.folders import existing_folders
 
 SWEPT_AFTER_S = 60.0
 
@@ -127,7 +103,7 @@ class DatabaseServer:
 
     def _sweep(self) -> None:
         """Remove what killed runs have left: nobody has a share of their lock any more."""
-        for folder in folders():
+        for folder in existing_folders():
             made = folder.stat()
             if made.st_uid != os.geteuid() or time.time() - made.st_mtime < SWEPT_AFTER_S:
                 continue

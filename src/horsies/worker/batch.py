@@ -44,7 +44,7 @@ from horsies.tasks.release import (
     report_progress,
 )
 from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, set_aside_claims, set_aside_following_tasks
-from horsies.workflows.advance import full_step, lock_roots, quick_step, unsettled_in
+from horsies.workflows.advance import full_step, lock_roots, quick_step, unfinished_roots
 
 SQL = load(__file__)
 
@@ -292,7 +292,7 @@ def _outcome(answers: Mapping[str, list[Rows]]) -> BatchResult:
         claimed=[claims_from_rows(answer) for answer in answers.get("claim", ())],
         promoted=[lane for (lane,) in rows("promote")],
         waiting=[lane for (lane,) in rows("survey")],
-        unsettled=unsettled_in(step[0], step[-1]) if (step := answers.get("advance")) else (),
+        unsettled=unfinished_roots(step[0], step[-1]) if (step := answers.get("advance")) else (),
         payloads=payloads_from_rows(rows("load")),
         unfit_outcomes={task_id: UnfitOutcome(unfit_outcome) for task_id, unfit_outcome in rows("set aside")},
         due_s=min((seconds for seconds in due if seconds is not None), default=None),

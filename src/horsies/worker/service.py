@@ -27,6 +27,10 @@ REACHED_LATELY_S = 1.0
 log = logging.getLogger("horsies.worker")
 
 
+def random_jitter() -> float:
+    return random.uniform(-1, 1)  # noqa: S311 - jitter, no secret
+
+
 class GaveUp(HorsiesError):  # noqa: N818 - it says what happened
     """The database stayed away for longer than this worker was told to wait."""
 
@@ -42,8 +46,16 @@ class Backoff:
     answers somebody else says nothing about a full disk.
     """
 
-    def __init__(self, resilience: WorkerResilienceConfig) -> None:
+    def __init__(
+        self,
+        resilience: WorkerResilienceConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random_jitter,
+    ) -> None:
         self._resilience = resilience
+        self._clock = clock
+        self._jitter = jitter
         self._failures = 0
         self._counted_until = 0.0
         self._unreached_since = 0.0
@@ -55,22 +67,22 @@ class Backoff:
 
     @property
     def left_s(self) -> float:
-        return max(0.0, self.until - time.monotonic())
+        return max(0.0, self.until - self._clock())
 
     def contended(self) -> None:
         """Ordinary contention: the same again in a moment."""
-        pause_s = CONTENTION_PAUSE_S * random.uniform(0.5, 1.5)  # noqa: S311 - jitter, no secret
-        self._pause(self._unreached_until, max(self._others_until, time.monotonic() + pause_s))
+        pause_s = CONTENTION_PAUSE_S * (1 + self._jitter() / 2)
+        self._pause(self._unreached_until, max(self._others_until, self._clock() + pause_s))
 
     def failed(self, error: BrokerError, *, unreached: bool = False) -> None:
         """Once more. `unreached`: there was no connection. Raises GaveUp when it was the last time."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._counted_until:
             return  # turns that were under way together fail together: that is one failure
         limit = self._resilience.db_retry_max_attempts
         if limit and self._failures >= limit:
             raise GaveUp(f"gave up after {self._failures} failed attempts; the last: {error}") from error
-        delay_s = self._resilience.delay_ms(self._failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+        delay_s = self._resilience.delay_ms(self._failures, self._jitter()) / 1000
         self._failures += 1
         if unreached and now - self._reached_at < REACHED_LATELY_S:
             self._reached_at = -REACHED_LATELY_S
@@ -88,7 +100,7 @@ class Backoff:
 
         Never to less than `SHORTEST_PAUSE_S`: whoever gets an answer where we do not must not make us ask without a pause.
         """
-        now, until = time.monotonic(), self._unreached_since + SHORTEST_PAUSE_S
+        now, until = self._clock(), self._unreached_since + SHORTEST_PAUSE_S
         if until >= self._unreached_until or now >= self._unreached_until:
             self._reached_at = now
             return False
@@ -124,7 +136,7 @@ class ConnectionPause:
 
     def begin(self) -> None:
         """After a failure."""
-        delay_s = self._resilience.delay_ms(self._failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+        delay_s = self._resilience.delay_ms(self._failures, random_jitter()) / 1000
         self._failures += 1
         self.until = time.monotonic() + delay_s
 

@@ -1,1 +1,1 @@
-"""Graphs of tasks: written, checked, drawn; started, advanced, waited for."""
+"""Workflows: graphs of tasks that are compiled, started, advanced, waited for and inspected."""

@@ -1,62 +1,186 @@
-"""The arguments of a node: bound to the task's signature, encoded as far as they are known, with a note where the rest comes from."""
+"""Bind the arguments of a node to the signature of its task, and encode those that are known.
+
+References to other nodes become null in the JSON. For each there is a `Ref` with its path and its source.
+"""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from pydantic_core import to_json
 
 from horsies.model.codec import ArgumentsCodec
 from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.graph import NodeKind, Ref, RefMode, Step
-from horsies.model.parameters import WantedParameter
 from horsies.model.payload_errors import MOST_BYTES, PayloadLimits, PayloadSizeCheck
+from horsies.model.signature import InjectedParameter
 from horsies.model.type_compat import inside, is_assignable, item_of, takes_result, type_name
 from horsies.tasks.nodes import AnyNode, Reference, TaskNode
+from horsies.workflows.validate import Scope
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+# The list is not one payload, because each item becomes an argument of a task of its own.
+_ITEMS_CHECK = PayloadSizeCheck("the list of each()", PayloadLimits(warning_bytes=None, max_bytes=MOST_BYTES))
 
 
-_OF_ITEMS = PayloadSizeCheck("the list of each()", PayloadLimits(warning_bytes=None, max_bytes=MOST_BYTES))
-"""It is not one payload: each item goes to a task of its own."""
-
-
-class Edges(Protocol):
-    """The graph around a node."""
-
-    def type_of(self, flow: Reference) -> Any:
-        """What flows; Any if that is not known, or is a problem of its own."""
-        ...
-
-    def ref(self, path: tuple[Step, ...], flow: Reference) -> Ref: ...
-
-    def name_of(self, flow: Reference) -> str: ...
-
-
-@dataclass(slots=True)
 class BoundArguments:
-    """What became of the arguments."""
+    """The arguments of one node: `text` is their JSON, `refs` the references in it, `items` the JSON of a list that was given to `each`."""
 
-    text: str = "{}"
-    refs: list[Ref] = field(default_factory=list[Ref])
-    items: str | None = None
-    """The list that was given to `each`, as JSON."""
-    problems: list[str] = field(default_factory=list[str])
+    def __init__(self, codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], scope: Scope) -> None:
+        self.refs: list[Ref] = []
+        self.items: str | None = None
+        self.problems: list[str] = []
+        self._codec = codec
+        self._scope = scope
+        values = self._bind(args, kwargs)
+        open_values = {name: value for name, value in values.items() if any(find_references(value))}
+        members = self._encode_known({name: value for name, value in values.items() if name not in open_values})
+        for name, value in open_values.items():
+            annotation = _annotation_of(codec.signature.parameters[name])
+            members.append(f"{to_json(name).decode()}:{self._encode(value, annotation, (name,))}")
+        self.text = f"{{{','.join(members)}}}"
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values by parameter. Unlike `Signature.bind`, report every problem and not only the first."""
+        codec = self._codec
+        if (values := codec.bind_by_name(args, kwargs)) is not None:
+            return values
+        parameters = codec.signature.parameters
+        positional = [parameter.name for parameter in parameters.values() if parameter.kind in _POSITIONAL]
+        values = dict(zip(positional, args, strict=False))
+        if len(args) > len(positional):
+            if codec.var_positional:
+                values[codec.var_positional] = tuple(args[len(positional) :])
+            else:
+                self.problems.append(f"{codec.name}() takes {len(positional)} positional arguments, not {len(args)}")
+        for name, value in kwargs.items():
+            if name in parameters and parameters[name].kind in _BY_NAME:
+                if name in values:
+                    self.problems.append(f"argument '{name}' is given twice")
+                values[name] = value
+            elif codec.var_keyword:
+                values.setdefault(codec.var_keyword, {})[name] = value
+            else:
+                self.problems.append(self._unknown_argument_problem(name))
+        self._report_missing(values)
+        return values
+
+    def _unknown_argument_problem(self, name: str) -> str:
+        if name in set(InjectedParameter):
+            return f"argument '{name}' is filled in by the workflow; leave it out"
+        parameters = self._codec.signature.parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
+        close = get_close_matches(name, names, n=1)
+        advice = f"did you mean '{close[0]}'?" if close else f"it takes {', '.join(names) or 'none'}"
+        return f"{self._codec.name}() has no argument '{name}'; {advice}"
+
+    def _report_missing(self, values: Mapping[str, Any]) -> None:
+        for name, parameter in self._codec.signature.parameters.items():
+            is_required = parameter.default is parameter.empty and parameter.kind not in _VARIABLE
+            if is_required and name not in values:
+                self.problems.append(f"argument '{name}' is missing")
+
+    def _encode_known(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the members of the JSON object for arguments without references."""
+        try:
+            text = self._codec.encode_partial(values)
+        except PayloadError as error:
+            self._report(error)
+            return []
+        return [text[1:-1]] if text != "{}" else []
+
+    def _encode(self, value: object, annotation: Any, path: tuple[Step, ...]) -> str:
+        match value:
+            case Reference():
+                if value.is_literal:
+                    self.items = self._encode_items(value.source, annotation, path)
+                else:
+                    self._check_type(value, annotation, path)
+                self.refs.append(self._scope.to_ref(path, value))
+                return "null"
+            case list() | tuple() if any(find_references(cast("object", value))):
+                items = enumerate(cast("Sequence[object]", value))
+                return f"[{','.join(self._encode(item, inside(annotation, at), (*path, at)) for at, item in items)}]"
+            case Mapping() if any(find_references(cast("object", value))):
+                members = cast("Mapping[object, object]", value)
+                return f"{{{','.join(self._encode_members(members, annotation, path))}}}"
+            case _:
+                try:
+                    return self._codec.encode_element(annotation, value, _path_text(path))
+                except (PayloadError, TaskDefinitionError) as error:
+                    self._report(error)
+                    return "null"
+
+    def _encode_items(self, items: object, annotation: Any, path: tuple[Step, ...]) -> str:
+        """Encode the list of `each([...])` by the annotation that stands where one item of it goes."""
+        if isinstance(items, str | bytes | bytearray) or not isinstance(items, Sequence):
+            self.problems.append(f"each() needs a list, or a node that returns one, not {items!r:.80}")
+            return "[]"
+        items = list(cast("Sequence[object]", items))
+        if any(find_references(items)):
+            self.problems.append("each([...]) takes values, not references; let a node return the list instead")
+            return "[]"
+        try:
+            return self._codec.encode_element(list[annotation], items, _path_text(path), _ITEMS_CHECK)
+        except (PayloadError, TaskDefinitionError) as error:
+            self._report(error)
+            return "[]"
+
+    def _encode_members(
+        self, members: Mapping[object, object], annotation: Any, path: tuple[Step, ...]
+    ) -> Iterator[str]:
+        for key, item in members.items():
+            if isinstance(key, str):
+                yield f"{to_json(key).decode()}:{self._encode(item, inside(annotation, key), (*path, key))}"
+            else:
+                self.problems.append(
+                    f"argument '{_path_text(path)}' has the key {key!r}; in a dict with references, keys must be strings"
+                )
+
+    def _check_type(self, reference: Reference, annotation: Any, path: tuple[Step, ...]) -> None:
+        produced = self._scope.type_of(reference)
+        if not is_assignable(produced, annotation):
+            gives = f"{self._scope.source_name(reference)} gives {type_name(produced)}"
+            self.problems.append(f"argument '{_path_text(path)}' takes {type_name(annotation)}, but {gives}")
+
+    def _report(self, error: Exception) -> None:
+        """Add each problem of an error that lists several."""
+        first, *listed = str(error).split("\n  - ")
+        self.problems.extend(listed or [first])
 
 
-def flow_from(source: AnyNode[Any], node: object, wanted: Any) -> Reference:
-    """What `args_from` means by a node, if `node` is that one: its whole result where the annotation asks for one; of a map all results where it asks for
-    a list of them; its value otherwise.
+def find_references(value: object) -> Iterator[Reference]:
+    """Find references in lists and dicts. Elsewhere, for example in a model, a reference is rejected like any value of a wrong type."""
+    match value:
+        case Reference():
+            yield value
+            return
+        case list() | tuple():
+            items = cast("Sequence[object]", value)
+        case (
+            dict() | MappingProxyType() | Mapping()
+        ):  # the first two are matched without the slow check of an abstract class
+            items = cast("Mapping[object, object]", value).values()
+        case _:
+            return
+    for item in items:
+        if type(item) not in _SCALARS:
+            yield from find_references(item)
+
+
+def reference_by_annotation(source: AnyNode[Any], node: object, annotation: Any) -> Reference:
+    """Return what `args_from` means by a source: its result if the parameter is annotated as one, all results of a map if it is annotated as
+    a list of them, its value otherwise. `node` is the node that the source stands for.
     """
-    if takes_result(wanted):
+    if takes_result(annotation):
         return Reference(source, RefMode.RESULT)
-    item = item_of(wanted)
+    item = item_of(annotation)
     if is_map(node) and item is not None and takes_result(item[0]):
         return Reference(source, RefMode.RESULTS)
     return Reference(source, RefMode.VALUE)
@@ -66,186 +190,28 @@ def is_map(node: object) -> bool:
     return isinstance(node, TaskNode) and node.kind is NodeKind.MAP
 
 
-def flows_in(value: object) -> Iterator[Reference]:
-    """Those in lists and dicts. Elsewhere, in a model for instance, one is refused like any other value that does not fit."""
-    match value:
-        case Reference():
-            yield value
-        case list() | tuple():
-            yield from _flows_among(cast("Sequence[object]", value))
-        case dict() | MappingProxyType() | Mapping():  # the first two are found without asking
-            yield from _flows_among(cast("Mapping[object, object]", value).values())
-        case _:
-            return
-
-
-def _flows_among(items: Iterable[object]) -> Iterator[Reference]:
-    for item in items:
-        if type(item) not in _SCALARS:
-            yield from flows_in(item)
-
-
-def bind_arguments(
-    codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], edges: Edges
-) -> BoundArguments:
-    done = BoundArguments()
-    given = _bound(codec, args, kwargs, done.problems)
-    waiting = {name: value for name, value in given.items() if any(flows_in(value))}
-    members = _known(codec, {name: value for name, value in given.items() if name not in waiting}, done.problems)
-    for name, value in waiting.items():
-        piece = _written(codec, value, _annotation(codec.signature.parameters[name]), (name,), edges, done)
-        members.append(f"{to_json(name).decode()}:{piece}")
-    done.text = f"{{{','.join(members)}}}"
-    return done
-
-
 def argument_type(codec: ArgumentsCodec, name: str) -> Any:
-    """The annotation of a parameter that can be given by name; Any if there is none such."""
+    """Return the annotation of a parameter that can be passed by name, or Any if there is none."""
     parameters = codec.signature.parameters
     if name in parameters:
-        return _annotation(parameters[name])
-    return _one(parameters[codec.var_keyword]) if codec.var_keyword else Any
+        return _annotation_of(parameters[name])
+    return _item_annotation_of(parameters[codec.var_keyword]) if codec.var_keyword else Any
 
 
-def _bound(
-    codec: ArgumentsCodec, args: Sequence[Any], kwargs: Mapping[str, Any], problems: list[str]
-) -> dict[str, Any]:
-    """By parameter. Unlike `Signature.bind`, with every problem and not only the first."""
-    if (quickly := codec.bound_by_name(args, kwargs)) is not None:
-        return quickly
-    parameters = codec.signature.parameters
-    positional = [parameter.name for parameter in parameters.values() if parameter.kind in _POSITIONAL]
-    given: dict[str, Any] = dict(zip(positional, args, strict=False))
-    if len(args) > len(positional):
-        if codec.var_positional:
-            given[codec.var_positional] = tuple(args[len(positional) :])
-        else:
-            problems.append(f"{codec.name}() takes {len(positional)} positional arguments, not {len(args)}")
-    for name, value in kwargs.items():
-        _take(codec, name, value, given, problems)
-    problems.extend(f"argument '{name}' is missing" for name in _required(parameters) if name not in given)
-    return given
-
-
-def _take(codec: ArgumentsCodec, name: str, value: Any, given: dict[str, Any], problems: list[str]) -> None:
-    parameters = codec.signature.parameters
-    if name in parameters and parameters[name].kind in _BY_NAME:
-        if name in given:
-            problems.append(f"argument '{name}' is given twice")
-        given[name] = value
-    elif codec.var_keyword:
-        given.setdefault(codec.var_keyword, {})[name] = value
-    else:
-        problems.append(_unknown(codec, name))
-
-
-def _required(parameters: Mapping[str, inspect.Parameter]) -> Iterator[str]:
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and parameter.kind not in _VARIABLE:
-            yield name
-
-
-def _unknown(codec: ArgumentsCodec, name: str) -> str:
-    if name in set(WantedParameter):
-        return f"argument '{name}' is filled in by the workflow; leave it out"
-    names = [parameter.name for parameter in codec.signature.parameters.values() if parameter.kind in _BY_NAME]
-    close = get_close_matches(name, names, n=1)
-    advice = f"did you mean '{close[0]}'?" if close else f"it takes {', '.join(names) or 'none'}"
-    return f"{codec.name}() has no argument '{name}'; {advice}"
-
-
-def _known(codec: ArgumentsCodec, given: Mapping[str, Any], problems: list[str]) -> list[str]:
-    """The members of the JSON object that can be written now."""
-    try:
-        text = codec.encode_some(given)
-    except PayloadError as error:
-        problems.extend(_reasons(error))
-        return []
-    return [text[1:-1]] if text != "{}" else []
-
-
-def _written(
-    codec: ArgumentsCodec, value: object, wanted: Any, path: tuple[Step, ...], edges: Edges, done: BoundArguments
-) -> str:
-    match value:
-        case Reference(is_literal=True):
-            done.items = _items(codec, value.source, wanted, path, done.problems)
-            done.refs.append(edges.ref(path, value))
-            return "null"
-        case Reference():
-            _check(value, wanted, path, edges, done.problems)
-            done.refs.append(edges.ref(path, value))
-            return "null"
-        case list() | tuple() if any(flows_in(cast("object", value))):
-            items = enumerate(cast("Sequence[object]", value))
-            pieces = [_written(codec, item, inside(wanted, at), (*path, at), edges, done) for at, item in items]
-            return f"[{','.join(pieces)}]"
-        case Mapping() if any(flows_in(cast("object", value))):
-            members = cast("Mapping[object, object]", value).items()
-            return f"{{{','.join(_members(codec, members, wanted, path, edges, done))}}}"
-        case _:
-            try:
-                return codec.encode_piece(wanted, value, _place(path))
-            except (PayloadError, TaskDefinitionError) as error:
-                done.problems.extend(_reasons(error))
-                return "null"
-
-
-def _items(codec: ArgumentsCodec, given: object, wanted: Any, path: tuple[Step, ...], problems: list[str]) -> str:
-    """The list of `each([...])` as JSON, by the annotation of where one item of it stands."""
-    if isinstance(given, str | bytes | bytearray) or not isinstance(given, Sequence):
-        problems.append(f"each() goes through a list, or through the list of a node, but not through {given!r:.80}")
-        return "[]"
-    items = list(cast("Sequence[object]", given))
-    if any(flows_in(items)):
-        problems.append(
-            "each([...]) goes through values; let a node return the list if its items come from other nodes"
-        )
-    else:
-        try:
-            return codec.encode_piece(list[wanted], items, _place(path), _OF_ITEMS)
-        except (PayloadError, TaskDefinitionError) as error:
-            problems.extend(_reasons(error))
-    return "[]"
-
-
-def _members(
-    codec: ArgumentsCodec, members: Any, wanted: Any, path: tuple[Step, ...], edges: Edges, done: BoundArguments
-) -> Iterator[str]:
-    for key, item in members:
-        if not isinstance(key, str):
-            done.problems.append(f"argument '{_place(path)}' has the key {key!r}; where values flow, keys are texts")
-            continue
-        yield f"{to_json(key).decode()}:{_written(codec, item, inside(wanted, key), (*path, key), edges, done)}"
-
-
-def _check(flow: Reference, wanted: Any, path: tuple[Step, ...], edges: Edges, problems: list[str]) -> None:
-    produced = edges.type_of(flow)
-    if not is_assignable(produced, wanted):
-        problems.append(
-            f"argument '{_place(path)}' takes {type_name(wanted)}, but {edges.name_of(flow)} gives {type_name(produced)}"
-        )
-
-
-def _annotation(parameter: inspect.Parameter) -> Any:
+def _annotation_of(parameter: inspect.Parameter) -> Any:
+    annotation = _item_annotation_of(parameter)
     match parameter.kind:
         case inspect.Parameter.VAR_POSITIONAL:
-            return tuple[_one(parameter), ...]
+            return tuple[annotation, ...]
         case inspect.Parameter.VAR_KEYWORD:
-            return dict[str, _one(parameter)]
+            return dict[str, annotation]
         case _:
-            return _one(parameter)
+            return annotation
 
 
-def _one(parameter: inspect.Parameter) -> Any:
+def _item_annotation_of(parameter: inspect.Parameter) -> Any:
     return Any if parameter.annotation is parameter.empty else parameter.annotation
 
 
-def _place(path: tuple[Step, ...]) -> str:
-    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return steps.removeprefix(".")
-
-
-def _reasons(error: Exception) -> list[str]:
-    first, *reasons = str(error).split("\n  - ")
-    return reasons or [first]
+def _path_text(path: tuple[Step, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")

@@ -1,4 +1,14 @@
-"""`WorkflowDefinition`: a workflow written as a class."""
+"""Workflows as classes (`WorkflowDefinition`), and workflows as nodes of other workflows (`SubWorkflowNode`).
+
+**How `Meta` names nodes.** In `class Meta: output = report` Python looks up `report` in the body of Meta, in enclosing functions, in the
+module and among the builtins, but never in the enclosing class. Therefore, while the body of a definition runs, its nodes are added to
+the module under names that are free there, and removed when the class is created. If a name is not free (a task often has the same
+name as its node), Meta gets the other object. The objects that such names refer to outside the class are stored, so that the
+intended node can be found afterwards.
+
+If a class body raises, its names stay in the module, whose import has usually failed then. They do not affect another class with the
+same body: what its names refer to outside is stored as well.
+"""
 
 import builtins
 import inspect
@@ -6,60 +16,61 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, ClassVar, Final, Generic, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
 from horsies.model.errors import TaskDefinitionError, WorkflowDefinitionError
-from horsies.model.inspect_signature import signature_of
-from horsies.tasks.nodes import Reference, WorkflowNode
-from horsies.workflows.bind_arguments import flow_from, flows_in
-from horsies.workflows.nodes import NodeName, SubgraphNode, SuccessCase, SuccessPolicy, TaskRegistry, WorkflowDraft
-from horsies.workflows.spec import WorkflowSpec, specify
-from horsies.workflows.validate import MAX_DEPTH, TOO_DEEP
+from horsies.model.signature import signature_of
+from horsies.tasks.nodes import (
+    NodeName,
+    Reference,
+    SuccessCase,
+    SuccessPolicy,
+    WorkflowDraft,
+    WorkflowNode,
+)
+from horsies.workflows.bind_arguments import find_references, reference_by_annotation
+from horsies.workflows.spec import WorkflowSpec, build_spec
+from horsies.workflows.validate import MAX_DEPTH, TOO_DEEP, SubgraphNode, TaskRegistry
 
-# --------
-# The body of a class whose inner `Meta` can name the nodes of its own class.
-#
-# In `class Meta: output = report` Python looks for `report` in the body of Meta, then in the functions around it, then in the module, then
-# among the builtins; never in the class around it. So while the body of the class runs, its nodes are lent to the module, under the names
-# that are free there, and taken back when the class is made. Where a name is not free (the task is often called what its node is called)
-# Meta finds the other object; what that is, is written down, so that it can be known afterwards which node was meant.
-#
-# A body that raises leaves what it has lent behind, in a module that has usually failed to load by that; another class of the same body
-# is not misled by it, because what a name stands for outside is written down then, too.
+META_OPTIONS: Final = ("output", "on_error", "success_policy", "time_limit")
+_OUTER_OBJECTS: Final = "_outer_objects"
+
+Out_co = TypeVar("Out_co", covariant=True)
 
 
 class ClassBody(dict[str, Any]):
-    """The namespace of a class body. `frame` is where the class is written."""
+    """The namespace of a class body. `frame` is the frame that contains the class statement."""
 
     def __init__(self, frame: FrameType, inherited: Mapping[str, WorkflowNode[Any]]) -> None:
         super().__init__()
-        around = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else {}  # a function, not a class
+        # The locals of a function are visible in Meta, those of an enclosing class are not.
+        enclosing = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else {}
         self._module = frame.f_globals
-        self._outside: dict[str, Any] = {**vars(builtins), **self._module, **around}
+        self._outer: dict[str, Any] = {**vars(builtins), **self._module, **enclosing}
         self._nodes: dict[str, WorkflowNode[Any]] = {}
         for name, node in inherited.items():
-            self._lend(name, node)
+            self._add_to_module(name, node)
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
         if isinstance(value, WorkflowNode):
-            self._lend(name, cast("WorkflowNode[Any]", value))
+            self._add_to_module(name, cast("WorkflowNode[Any]", value))
 
-    def _lend(self, name: str, node: WorkflowNode[Any]) -> None:
+    def _add_to_module(self, name: str, node: WorkflowNode[Any]) -> None:
         self._nodes[name] = node
-        if name not in self._outside:
+        if name not in self._outer:
             self._module[name] = node
 
-    def take_back(self) -> dict[str, Any]:
-        """What the names of the nodes stand for outside, where they stand for something."""
+    def remove_from_module(self) -> dict[str, Any]:
+        """Return the objects that names of nodes refer to outside the class."""
         for name, node in self._nodes.items():
-            if name not in self._outside and self._module.get(name) is node:
+            if name not in self._outer and self._module.get(name) is node:
                 del self._module[name]
-        return {name: self._outside[name] for name in self._nodes if name in self._outside}
+        return {name: self._outer[name] for name in self._nodes if name in self._outer}
 
 
 def nodes_of(definition: type) -> dict[str, WorkflowNode[Any]]:
-    """By their names, those of its base classes first."""
+    """Return the nodes of a class by name, those of its base classes first."""
     found: dict[str, Any] = {}
     for cls in reversed(definition.__mro__):
         for name, value in vars(cls).items():
@@ -68,20 +79,15 @@ def nodes_of(definition: type) -> dict[str, WorkflowNode[Any]]:
     return {name: node for name, node in found.items() if isinstance(node, WorkflowNode)}
 
 
-def unique_nodes(nodes: dict[str, WorkflowNode[Any]]) -> dict[str, WorkflowNode[Any]]:
-    """Each node by its first name."""
+def _unique_nodes_of(definition: type) -> dict[str, WorkflowNode[Any]]:
+    """Return each node once, by its first name."""
+    nodes = nodes_of(definition)
     first = {id(node): name for name, node in reversed(nodes.items())}
     return {name: node for name, node in nodes.items() if first[id(node)] == name}
 
 
-Out_co = TypeVar("Out_co", covariant=True)
-
-OPTIONS: Final = ("output", "on_error", "success_policy", "time_limit")
-_MEANT_OUTSIDE: Final = "_meant_outside"
-
-
 class DefinitionType(type):
-    """Makes the classes of workflows."""
+    """The metaclass of workflow definitions."""
 
     @classmethod
     def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> ClassBody:
@@ -92,20 +98,19 @@ class DefinitionType(type):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **options: Any
     ) -> "DefinitionType":
-        if isinstance(namespace, ClassBody):  # not so when a class is made from another, as dataclasses do
-            namespace = {**namespace, _MEANT_OUTSIDE: namespace.take_back()}
-        made = super().__new__(cls, name, bases, namespace, **options)
-        for attribute, node in unique_nodes(nodes_of(made)).items():
-            node.built_as(
-                node.node_id or attribute
-            )  # also where nobody builds the workflow: a worker that only runs its tasks
-        return made
+        if isinstance(namespace, ClassBody):  # false if a class is created from another, as dataclasses do
+            namespace = {**namespace, _OUTER_OBJECTS: namespace.remove_from_module()}
+        definition = super().__new__(cls, name, bases, namespace, **options)
+        # A worker may run the tasks of a workflow without building it, and they may ask for a result by node.
+        for attribute, node in _unique_nodes_of(definition).items():
+            node.add_assigned_id(node.node_id or attribute)
+        return definition
 
 
 class WorkflowDefinition(Generic[Out_co], metaclass=DefinitionType):
-    """A workflow as a class: its nodes are class attributes, which give them their ids, and an inner `Meta` has the options.
+    """A workflow as a class: nodes are class attributes, whose names are their ids, and an inner class `Meta` has the options.
 
-    `output` and the nodes of a `success_policy` may be named there as nodes, or by their names as texts.
+    In `Meta`, write `output` and the nodes of a `success_policy` as nodes, or as strings with their names.
     """
 
     name: ClassVar[str]
@@ -113,71 +118,66 @@ class WorkflowDefinition(Generic[Out_co], metaclass=DefinitionType):
 
     @classmethod
     def build(cls, app: TaskRegistry) -> WorkflowSpec[Out_co]:
-        """Check it. Raises with everything that is wrong with it."""
-        return specify(app, _draft(cls))
+        """Check the workflow. Raise WorkflowDefinitionError with all problems."""
+        return build_spec(app, _to_draft(cls))
 
     @classmethod
     def build_with(cls, app: Any, *args: Any, **params: Any) -> WorkflowSpec[Out_co]:
-        """For a workflow with parameters: override it, make the nodes there, and return `app.workflow(...)`."""
+        """Override this for a workflow with parameters: create the nodes, and return `app.workflow(...)`."""
         if args or params:
             raise WorkflowDefinitionError(
-                cls.__name__, [f"it takes no parameters; override build_with() in {cls.__name__} to give it some"]
+                cls.__name__, [f"it takes no parameters; override build_with() in {cls.__name__} to add some"]
             )
         return cls.build(app)
 
 
-def _draft(definition: type[WorkflowDefinition[Any]]) -> WorkflowDraft:
-    nodes = unique_nodes(nodes_of(definition))
+def _to_draft(definition: type[WorkflowDefinition[Any]]) -> WorkflowDraft:
+    nodes = _unique_nodes_of(definition)
     meta = getattr(definition, "Meta", None)
-    given = {option: getattr(meta, option) for option in OPTIONS if hasattr(meta, option)}
-    if "output" in given:
-        given["output"] = _meant(definition, nodes, given["output"])
-    if isinstance(policy := given.get("success_policy"), SuccessPolicy):
-        given["success_policy"] = _policy_meant(definition, nodes, policy)
+    options = {option: getattr(meta, option) for option in META_OPTIONS if hasattr(meta, option)}
+    outer = getattr(definition, _OUTER_OBJECTS)
+    if "output" in options:
+        options["output"] = _intended_node(options["output"], nodes, outer)
+    if isinstance(policy := options.get("success_policy"), SuccessPolicy):
+        options["success_policy"] = _intended_policy(policy, nodes, outer)
     return WorkflowDraft(
         name=getattr(definition, "name", definition.__name__),
         nodes=tuple(nodes.values()),
         names=tuple(nodes),
         definition_key=definition.definition_key,
         value_type=_value_type(definition),
-        problems=tuple(_problems(definition, meta)),
-        **given,
+        problems=tuple(_definition_problems(definition, meta)),
+        **options,
     )
 
 
-def _problems(definition: type, meta: Any) -> Iterator[str]:
-    if not hasattr(definition, "name"):
-        yield f'it has no name; write name = "..." in {definition.__name__}'
-    for option in vars(meta) if isinstance(meta, type) else ():
-        if not option.startswith("_") and option not in OPTIONS:
-            yield f"Meta has {option!r}, which is no option; there are {', '.join(OPTIONS)}"
-
-
-def _meant(definition: type, nodes: dict[str, WorkflowNode[Any]], value: Any) -> NodeName:
-    """The node that Meta names, where the same name stands for something else outside of the class."""
+def _intended_node(value: Any, nodes: Mapping[str, WorkflowNode[Any]], outer: Mapping[str, Any]) -> NodeName:
+    """Return the node that Meta names if it got another object of the same name from outside the class."""
     if any(value is node for node in nodes.values()):
         return value
-    outside = getattr(definition, _MEANT_OUTSIDE)
-    names = [name for name in nodes if name in outside and outside[name] is value]
+    names = [name for name in nodes if name in outer and outer[name] is value]
     return nodes[names[0]] if len(names) == 1 else value
 
 
-def _policy_meant(definition: type, nodes: dict[str, WorkflowNode[Any]], policy: SuccessPolicy) -> SuccessPolicy:
-    def meant(names: object) -> Any:
-        return [_meant(definition, nodes, name) for name in cast("Any", names)] if isinstance(names, tuple) else names
+def _intended_policy(
+    policy: SuccessPolicy, nodes: Mapping[str, WorkflowNode[Any]], outer: Mapping[str, Any]
+) -> SuccessPolicy:
+    def intended(names: Any) -> Any:
+        if not isinstance(names, tuple):
+            return names
+        return [_intended_node(name, nodes, outer) for name in cast("tuple[Any, ...]", names)]
 
-    def case_meant(case: object) -> Any:
-        return SuccessCase(meant(case.required)) if isinstance(case, SuccessCase) else case
-
-    cases = policy.cases
-    return SuccessPolicy(
-        cases=[case_meant(case) for case in cases] if isinstance(cases, tuple) else cases,
-        optional=meant(policy.optional),
-    )
+    cases: Any = policy.cases
+    if isinstance(cases, tuple):
+        cases = [
+            SuccessCase(intended(case.required)) if isinstance(case, SuccessCase) else case
+            for case in cast("tuple[Any, ...]", cases)
+        ]
+    return SuccessPolicy(cases=cases, optional=intended(policy.optional))
 
 
 def _value_type(definition: type) -> Any:
-    """The `Out` of `WorkflowDefinition[Out]`."""
+    """Return the `Out` of `WorkflowDefinition[Out]`."""
     for cls in definition.__mro__:
         for base in vars(cls).get("__orig_bases__", ()):
             if get_origin(base) is WorkflowDefinition:
@@ -185,92 +185,98 @@ def _value_type(definition: type) -> Any:
     return Any
 
 
-# --------
-# `SubWorkflowNode`: a workflow as a node of another.
+def _definition_problems(definition: type, meta: Any) -> Iterator[str]:
+    if not hasattr(definition, "name"):
+        yield f'it has no name; write name = "..." in {definition.__name__}'
+    for option in vars(meta) if isinstance(meta, type) else ():
+        if not option.startswith("_") and option not in META_OPTIONS:
+            yield f"Meta has the unknown option {option!r}; use {', '.join(META_OPTIONS)}"
 
-_depth: ContextVar[int] = ContextVar("depth", default=0)
+
+_depth: ContextVar[int] = ContextVar("depth", default=0)  # of the sub-workflow whose build_with() runs now
 
 
 @dataclass(frozen=True, eq=False)
 class SubWorkflowNode(SubgraphNode[Out_co]):
-    """Runs a workflow inside another: a `WorkflowDefinition`, or what `app.workflow(...)` has made. Its value is that workflow's.
+    """Run a workflow as a node of another: a `WorkflowDefinition`, or the return value of `app.workflow(...)`. It has the workflow's value.
 
-    `kwargs` are for the definition's `build_with`; other nodes' values may be among them, by `from_node` or in `args_from`.
+    `kwargs` are the arguments of the definition's `build_with`. They may contain values of other nodes, by `from_node` or in `args_from`.
     """
 
     workflow_def: type[WorkflowDefinition[Out_co]] | WorkflowSpec[Out_co]
 
     @property
-    def title(self) -> str:
-        """What pictures and messages call it."""
+    def default_id(self) -> str:
+        """The name of the workflow."""
         return str(getattr(self.workflow_def, "name", "workflow"))
 
-    def flows(self) -> dict[str, Reference]:
-        """From which nodes its arguments come, and whether as values or as whole results."""
-        return {name: flow_from(node, node, self.parameter_type(name)) for name, node in self.args_from.items()}
-
-    def draft(self, registry: TaskRegistry) -> WorkflowDraft:
-        """Made once: the workflow inside is looked at by itself and as a part of every one around it, and the user's code makes it."""
-        made = self.__dict__.setdefault("_drafts", {})
-        if id(registry) not in made:
-            if (depth := _depth.get()) >= MAX_DEPTH:
-                self._refuse(TOO_DEEP)
-            token = _depth.set(depth + 1)
-            try:
-                made[id(registry)] = self._drafted(registry)
-            finally:
-                _depth.reset(token)
-        return made[id(registry)]
-
-    def _drafted(self, registry: TaskRegistry) -> WorkflowDraft:
-        params = {name: _outside(value) for name, value in {**self.kwargs, **self.flows()}.items()}
-        if isinstance(self.workflow_def, WorkflowSpec):
-            if params:
-                self._refuse(
-                    "kwargs and args_from are for a WorkflowDefinition with a build_with(), not for a finished one"
-                )
-            return self.workflow_def.draft
-        if not _is_definition(self.workflow_def):
-            self._refuse(
-                f"it runs {self.workflow_def!r:.80}; give a WorkflowDefinition, or what app.workflow(...) returns"
-            )
-        try:
-            inspect.signature(self.workflow_def.build_with).bind(registry, **params)
-        except TypeError as error:
-            self._refuse(f"{self.workflow_def.__name__}.build_with(): {error}")
-        return self.workflow_def.build_with(registry, **params).draft
+    def references(self) -> dict[str, Reference]:
+        """Return the entries of `args_from` as references, by parameter."""
+        return {
+            name: reference_by_annotation(node, node, self.parameter_type(name))
+            for name, node in self.args_from.items()
+        }
 
     def parameter_type(self, name: str) -> Any:
-        """What `build_with` has annotated for it."""
+        """Return the annotation of a parameter of `build_with`, or Any if it is not known."""
         if not _is_definition(self.workflow_def):
             return Any
         try:
             parameters = signature_of(cast("type[WorkflowDefinition[Any]]", self.workflow_def).build_with).parameters
-        except TaskDefinitionError:  # the annotations are for the user's type checker, and may not even be imported
+        except TaskDefinitionError:  # an annotation may be for type checkers only, and not importable
             return Any
-        others = [parameter for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
-        found = parameters[name] if name in parameters else next(iter(others), None)
-        return Any if found is None or found.annotation is found.empty else found.annotation
+        catch_all = [parameter for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD]
+        parameter = parameters[name] if name in parameters else next(iter(catch_all), None)
+        return Any if parameter is None or parameter.annotation is parameter.empty else parameter.annotation
 
-    def _refuse(self, problem: str) -> None:
-        raise WorkflowDefinitionError(self.title, [problem])
+    def to_draft(self, registry: TaskRegistry) -> WorkflowDraft:
+        """Return the inner workflow. It is built once, by user code, although it is compiled alone and again as a part of each outer workflow."""
+        drafts = self.__dict__.setdefault("_drafts", {})
+        if id(registry) not in drafts:
+            if (depth := _depth.get()) >= MAX_DEPTH:
+                self._reject(TOO_DEEP)
+            token = _depth.set(depth + 1)
+            try:
+                drafts[id(registry)] = self._build_draft(registry)
+            finally:
+                _depth.reset(token)
+        return drafts[id(registry)]
+
+    def _build_draft(self, registry: TaskRegistry) -> WorkflowDraft:
+        params = {name: _to_outer(value) for name, value in {**self.kwargs, **self.references()}.items()}
+        if isinstance(self.workflow_def, WorkflowSpec):
+            if params:
+                self._reject("kwargs and args_from are for a WorkflowDefinition with build_with(), not for a spec")
+            return self.workflow_def.draft
+        if not _is_definition(self.workflow_def):
+            self._reject(
+                f"it runs {self.workflow_def!r:.80}; pass a WorkflowDefinition, or the return value of app.workflow(...)"
+            )
+        try:
+            inspect.signature(self.workflow_def.build_with).bind(registry, **params)
+        except TypeError as error:
+            self._reject(f"{self.workflow_def.__name__}.build_with(): {error}")
+        return self.workflow_def.build_with(registry, **params).draft
+
+    def _reject(self, problem: str) -> NoReturn:
+        raise WorkflowDefinitionError(self.default_id, [problem])
 
     def __repr__(self) -> str:
-        return f"<node {self.node_id or 'of workflow'} {self.title!r}>"
+        return f"<node {self.node_id or 'of workflow'} {self.default_id!r}>"
 
 
 def _is_definition(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, WorkflowDefinition)
 
 
-def _outside(value: object) -> Any:
-    """The same for the workflow inside, where every node of this one is outside."""
-    if not any(flows_in(value)):
+def _to_outer(value: object) -> Any:
+    """Mark the references in a parameter: seen from the inner workflow, they refer to nodes of an outer one."""
+    if not any(find_references(value)):
         return value
     match value:
         case Reference():
             return replace(value, from_outside=True)
         case Mapping():
-            return {key: _outside(item) for key, item in cast("Mapping[object, object]", value).items()}
+            return {key: _to_outer(item) for key, item in cast("Mapping[object, object]", value).items()}
         case _:
-            return [_outside(item) for item in cast("list[object]", value)]
+            return [_to_outer(item) for item in cast("list[object]", value)]

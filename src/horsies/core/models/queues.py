@@ -1,4 +1,4 @@
-"""Where older documents import them from."""
+"""An import path that older documents use; a real module, so that type checkers find it."""
 
 from horsies.model.config import CustomQueueConfig, QueueMode
 

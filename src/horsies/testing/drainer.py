@@ -44,14 +44,14 @@ from horsies.tasks.claim import ClaimRequest, lanes_from_start, load_payloads, p
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release_tasks, report_progress
-from horsies.testing.clock import run_maintenance
+from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
 from horsies.worker.assignments import fields_of
 from horsies.worker.batch import Batch, run_batch
 from horsies.worker.capacity import ClaimLimits
 from horsies.worker.run import claim_limits_for, served_queues
 from horsies.worker.timeouts import ending_of
-from horsies.workflows.advance import settle
+from horsies.workflows.advance import run_steps
 
 # --------
 # Calls a task's function in this very process, as a child would in its own.
@@ -280,7 +280,7 @@ class Drain:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, reports[-1])]))
         ending = ending_of(claim, done)
         outcome = yield from run_batch(self._ending_turn(ending))
-        yield from settle(outcome.unsettled)
+        yield from run_steps(outcome.unsettled)
         if claim.id in outcome.ended and not ending.may_retry:
             return ending.status
         info = yield from get_info(claim.id)
