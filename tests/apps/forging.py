@@ -40,11 +40,11 @@ def worker_socket() -> int | None:
 
 
 @app.task("forge")
-def forge(prefetch: str, until: str) -> TaskResult[str, TaskError]:
+def forge(frames: str, until: str) -> TaskResult[str, TaskError]:
     """Writes these bytes to the worker, then waits for a file."""
     fd = worker_socket()
     assert fd is not None
-    os.write(fd, bytes.fromhex(prefetch))
+    os.write(fd, bytes.fromhex(frames))
     return paces.gate(until)
 
 
@@ -145,7 +145,7 @@ async def note_async(path: str, until: str) -> TaskResult[None, TaskError]:
 
 @app.task("sleep_in_c")
 def sleep_in_c(seconds: int, *, holding: bool) -> TaskResult[None, TaskError]:
-    """A call into C that does nothing for long, and lets other threads run meanwhile or not."""
+    """A call into C that takes long, with or without releasing the GIL."""
     library = ctypes.PyDLL(None) if holding else ctypes.CDLL(None)
     library.sleep(seconds)
     return TaskResult(ok=None)

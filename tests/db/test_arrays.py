@@ -1,4 +1,4 @@
-"""Lists as PostgreSQL reads them."""
+"""Lists are converted to arrays that PostgreSQL reads."""
 
 from datetime import UTC, datetime
 
@@ -18,7 +18,7 @@ def test_any_text_arrives_as_it_was_sent(sql: psycopg.Connection, texts: list[st
     assert sql.execute("select %s::text[]", [to_array(texts)]).fetchone() == (texts,)
 
 
-def test_numbers_truths_and_moments_arrive_as_they_were_sent(sql: psycopg.Connection) -> None:
+def test_numbers_booleans_and_times_arrive_as_they_were_sent(sql: psycopg.Connection) -> None:
     moment = datetime(2026, 11, 15, 9, 41, 40, 317141, tzinfo=UTC)
     found = sql.execute(
         "select %s::integer[], %s::float8[], %s::boolean[], %s::timestamptz[]",
@@ -27,6 +27,6 @@ def test_numbers_truths_and_moments_arrive_as_they_were_sent(sql: psycopg.Connec
     assert found == ([1, None, -2], [0.1, 1e300], [True, False, None], [moment])
 
 
-def test_what_no_statement_of_ours_sends_is_refused() -> None:
+def test_an_element_of_an_unsupported_type_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot hold a dict"):
         to_array([{}])

@@ -38,14 +38,14 @@ def sessions(sql: psycopg.Connection) -> int:
     return int(row(sql, SESSIONS)[0])
 
 
-def test_it_connects_at_the_first_need(database: str, sql: psycopg.Connection) -> None:
+def test_it_connects_at_first_use(database: str, sql: psycopg.Connection) -> None:
     with PostgresBroker(PostgresConfig(database_url=database)) as broker:
         assert sessions(sql) == 0
         ping(broker)
         assert sessions(sql) == 1
 
 
-def test_closed_twice_it_is_closed_and_used_again_it_works(database: str) -> None:
+def test_it_can_be_closed_twice_and_used_again(database: str) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database))
     ping(broker)
     broker.close()
@@ -72,41 +72,41 @@ async def test_many_coroutines_share_one_pool(async_broker: PostgresBroker, sql:
 def test_each_event_loop_has_a_pool_of_its_own(database: str) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database))
 
-    async def life_of_a_loop() -> object:
+    async def use_in_loop() -> object:
         answer = await broker.run_async(lambda: rows(SQL["ping"]()))
         await broker.close_async()
         return answer
 
-    assert [asyncio.run(life_of_a_loop()) for _ in range(2)] == [[(1,)], [(1,)]]
+    assert [asyncio.run(use_in_loop()) for _ in range(2)] == [[(1,)], [(1,)]]
 
 
-# -- trouble
+# -- errors and outages
 
 
 def test_a_loop_that_ends_while_its_pool_connects_does_end(proxy: Proxy) -> None:
-    """Nobody closes the broker: a script of a few lines does not."""
+    """The broker is not closed, as in a short script."""
     proxy.freeze()
     broker = PostgresBroker(PostgresConfig(database_url=proxy.url))
 
-    async def life_of_a_loop() -> None:
+    async def use_in_loop() -> None:
         sends = asyncio.create_task(broker.run_async(lambda: rows(SQL["ping"]())))
         await asyncio.to_thread(eventually, lambda: proxy.connections > 0, what="the pool connects")
         assert not sends.done()
 
-    asyncio.run(life_of_a_loop())
+    asyncio.run(use_in_loop())
     proxy.thaw()
 
 
 @pytest.fixture
 def interruptible() -> Generator[None]:
-    """Whoever runs in the background may have been told to ignore Ctrl-C."""
+    """Restore the handler of SIGINT: a background process may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_who_is_interrupted_while_the_server_works_gets_away_at_once(
+def test_ctrl_c_interrupts_a_running_statement_at_once(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     count = Statement("count", "select count(*) from {schema}.tasks")
@@ -143,7 +143,7 @@ def test_a_pool_that_is_busy_for_too_long_says_what_to_change(database: str) -> 
         assert caught.value.retryable
 
 
-async def test_an_event_loop_goes_on_while_it_is_found_out_why_there_is_no_connection(proxy: Proxy) -> None:
+async def test_an_event_loop_is_not_blocked_while_a_pool_timeout_is_explained(proxy: Proxy) -> None:
     proxy.freeze()
     broker = PostgresBroker(PostgresConfig(database_url=proxy.url, connect_timeout_s=1))
 
@@ -163,8 +163,8 @@ def connection_errors(broker: PostgresBroker) -> int:
 
 
 @pytest.mark.promise("W11")
-def test_whoever_waits_for_a_connection_during_an_outage_is_served_when_the_server_is_back(proxy: Proxy) -> None:
-    """The pauses between the attempts of the pool do not grow: after ten of them the next one is still near."""
+def test_a_caller_that_waits_during_an_outage_gets_a_connection_when_the_server_is_back(proxy: Proxy) -> None:
+    """The pauses between the attempts of the pool do not grow: after ten of them the next one is still soon."""
     proxy.cut()
     config = PostgresConfig(database_url=proxy.url, connect_timeout_s=300)
     with PostgresBroker(config) as broker, ThreadPoolExecutor(1) as thread:
@@ -175,7 +175,7 @@ def test_whoever_waits_for_a_connection_during_an_outage_is_served_when_the_serv
 
 
 @pytest.mark.promise("W11")
-async def test_so_is_a_coroutine(proxy: Proxy) -> None:
+async def test_a_coroutine_that_waits_during_an_outage_gets_a_connection_too(proxy: Proxy) -> None:
     proxy.cut()
     broker = PostgresBroker(PostgresConfig(database_url=proxy.url, connect_timeout_s=300))
     waiting = asyncio.create_task(broker.run_async(lambda: rows(SQL["ping"]())))
@@ -191,8 +191,8 @@ async def test_so_is_a_coroutine(proxy: Proxy) -> None:
 
 
 @pytest.mark.promise("W11")
-def test_after_an_outage_nobody_is_told_that_the_pool_is_too_small(proxy: Proxy) -> None:
-    """All its connections are gone, and as many attempts to replace them fail, so it is as large as it may be."""
+def test_after_an_outage_no_error_blames_the_size_of_the_pool(proxy: Proxy) -> None:
+    """All its connections are lost, and as many attempts to replace them fail, so it has its maximum size."""
     config = PostgresConfig(database_url=proxy.url, connect_timeout_s=2, pool_max_size=1)
     with PostgresBroker(config) as broker:
         ping(broker)
@@ -211,7 +211,7 @@ def test_a_broker_that_cannot_connect_at_once_leaves_nothing_running(proxy: Prox
         PostgresBroker.connect_with(PostgresConfig(database_url=proxy.url, connect_timeout_s=1))
 
 
-def test_ordinary_contention_is_tried_again(broker: PostgresBroker) -> None:
+def test_contention_is_retried(broker: PostgresBroker) -> None:
     tries = list[int]()
 
     def verb() -> Op[object]:
@@ -224,7 +224,7 @@ def test_ordinary_contention_is_tried_again(broker: PostgresBroker) -> None:
     assert len(tries) == 3
 
 
-def test_a_verb_without_a_second_form_is_not_repeated_when_its_outcome_is_unknown(
+def test_an_operation_without_again_is_not_repeated_when_its_outcome_is_unknown(
     broker: PostgresBroker, faults: Plant
 ) -> None:
     faults("ping", "after", "drop")
@@ -262,7 +262,7 @@ def test_a_send_survives_a_restart_of_the_server_that_broke_every_pooled_connect
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-async def test_an_async_send_survives_it_too(async_broker: PostgresBroker, sql: psycopg.Connection) -> None:
+async def test_an_async_send_survives_the_same_restart(async_broker: PostgresBroker, sql: psycopg.Connection) -> None:
     slow = Statement("s", "select pg_sleep(0.05)")
     await asyncio.gather(*(async_broker.run_async(lambda: rows(slow())) for _ in range(20)))
     assert sessions(sql) > 5
@@ -325,7 +325,7 @@ print(os.waitstatus_to_exitcode(status), before == after)
 """
 
 
-def test_after_a_fork_the_child_makes_its_own_connections_and_leaves_the_parents_alone(database: str) -> None:
+def test_after_a_fork_the_child_opens_its_own_connections_and_never_touches_the_parents(database: str) -> None:
     env = {**os.environ, "HORSIES_DATABASE_URL": database, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
     done = subprocess.run(
         [sys.executable, "-c", FORKING], env=env, capture_output=True, text=True, timeout=20, check=False
@@ -333,7 +333,7 @@ def test_after_a_fork_the_child_makes_its_own_connections_and_leaves_the_parents
     assert (done.stdout, done.stderr) == ("0 True\n", "")
 
 
-# -- the end
+# -- closing
 
 LEAVING = """
 import atexit, os
@@ -350,8 +350,8 @@ broker.listener().subscribe(Channel.DONE, "x", lambda payload: None)
 """
 
 
-def test_a_process_leaves_its_database_before_what_was_there_before_is_taken_down(database: str) -> None:
-    """As the embedded server is by its last user: the listener would report it as lost."""
+def test_a_process_closes_its_broker_before_earlier_exit_handlers_run(database: str) -> None:
+    """Such a handler stops the embedded server; an open listener would log a lost connection."""
     done = subprocess.run(
         [sys.executable, "-c", LEAVING],
         env={**os.environ, "HORSIES_DATABASE_URL": database},
@@ -381,7 +381,7 @@ def test_closing_in_the_middle_of_a_statement_lets_it_end(database: str, sql: ps
     eventually(lambda: sessions(sql) == 0, what="the connection went with its pool")
 
 
-def test_closing_in_the_middle_of_a_wait_lets_the_waiter_go_on(database: str, sql: psycopg.Connection) -> None:
+def test_closing_in_the_middle_of_a_wait_does_not_end_the_wait(database: str, sql: psycopg.Connection) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database))
     (sent,) = send_new(broker)
     with ThreadPoolExecutor(1) as thread:
@@ -392,7 +392,7 @@ def test_closing_in_the_middle_of_a_wait_lets_the_waiter_go_on(database: str, sq
     broker.close()
 
 
-async def test_a_cancelled_statement_and_a_cancelled_wait_give_everything_back(
+async def test_a_cancelled_statement_and_a_cancelled_wait_release_everything(
     database: str, sql: psycopg.Connection
 ) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=database, pool_max_size=1))

@@ -1,4 +1,4 @@
-"""A verb on the caller's own connection: what it gets, where it is committed, and what is said when it cannot be."""
+"""Operations on the caller's own connection: what they return, where they are committed, and how errors are explained."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (Django and asyncpg come without types)
@@ -51,7 +51,7 @@ def sent(sql: psycopg.Connection) -> int:
 # -- statements
 
 
-def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Caller, broker: PostgresBroker) -> None:
+def test_an_operation_gets_plain_rows_with_any_connection(caller: Caller, broker: PostgresBroker) -> None:
     moment = datetime(2001, 2, 3, 4, 5, 6, 7, UTC)
 
     def verb() -> Op[Any]:
@@ -78,7 +78,7 @@ def test_a_verb_gets_plain_rows_of_what_it_asked_with_any_connection(caller: Cal
         )
 
 
-def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBroker, database: str) -> None:
+def test_a_script_is_refused_inside_a_callers_transaction(broker: PostgresBroker, database: str) -> None:
     with psycopg.connect(database) as connection, pytest.raises(TypeError, match="'s' is not a query"):
         broker.run_on(connection, lambda: script(Statement("s", "commit")))
 
@@ -86,18 +86,18 @@ def test_a_migration_is_not_run_inside_somebodys_transaction(broker: PostgresBro
 # -- connections that commit each statement
 
 
-def sending_in_vain() -> Op[None]:
+def sending_and_failing() -> Op[None]:
     yield from sending()
     yield from execute(query("select 1 / %(zero)s::integer", zero=0))
 
 
 class SqlAlchemyAutocommit(SqlAlchemy):
-    def lend(self) -> Any:
+    def connect_with_engine(self) -> Any:
         return self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
 class SqlAlchemyAsyncAutocommit(SqlAlchemyAsyncSession):
-    async def lend(self) -> Any:
+    async def connect_with_engine(self) -> Any:
         return AsyncSession(self.engine.execution_options(isolation_level="AUTOCOMMIT"))
 
 
@@ -111,36 +111,36 @@ ALONE: dict[str, type[Caller]] = {
 
 
 @pytest.fixture(params=ALONE)
-def alone(request: pytest.FixtureRequest, database: str) -> Generator[Caller]:
+def autocommitting(request: pytest.FixtureRequest, database: str) -> Generator[Caller]:
     made = ALONE[request.param](database)
     yield made
     made.close()
 
 
 def test_outside_a_transaction_a_task_is_sent_at_once(
-    alone: Caller, broker: PostgresBroker, sql: psycopg.Connection
+    autocommitting: Caller, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    alone.run(broker, sending)
+    autocommitting.run(broker, sending)
     assert sent(sql) == 1
 
 
-def test_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
-    alone: Caller, broker: PostgresBroker, sql: psycopg.Connection
+def test_outside_a_transaction_an_operation_is_atomic(
+    autocommitting: Caller, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     with pytest.raises(OF_DRIVERS, match="division by zero"):
-        alone.run(broker, sending_in_vain)
+        autocommitting.run(broker, sending_and_failing)
     assert sent(sql) == 0
-    alone.run(broker, sending)  # and the connection is as good as before
+    autocommitting.run(broker, sending)  # and the connection is as good as before
     assert sent(sql) == 1
 
 
-def test_in_a_pipeline_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
+def test_in_a_pipeline_outside_a_transaction_an_operation_is_atomic(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database, autocommit=True) as connection, connection.pipeline():
-        connection.execute("select 1")  # still on its way: whether a transaction is open cannot be told
+        connection.execute("select 1")  # still pending: whether a transaction is open is not known
         with pytest.raises(psycopg.errors.DivisionByZero):
-            broker.run_on(connection, sending_in_vain)
+            broker.run_on(connection, sending_and_failing)
         assert sent(sql) == 0
         with connection.transaction():
             broker.run_on(connection, sending)
@@ -149,14 +149,14 @@ def test_in_a_pipeline_outside_a_transaction_all_of_a_verb_is_done_or_nothing(
         assert sent(sql) == 2
 
 
-async def test_so_it_is_in_a_pipeline_of_asyncio(
+async def test_in_an_asyncio_pipeline_outside_a_transaction_an_operation_is_atomic(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     connection = await psycopg.AsyncConnection.connect(database, autocommit=True)
     async with connection, connection.pipeline():
         await connection.execute("select 1")
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await broker.run_on_async(connection, sending_in_vain)
+            await broker.run_on_async(connection, sending_and_failing)
         assert sent(sql) == 0
         await broker.run_on_async(connection, sending)
         assert sent(sql) == 1
@@ -176,7 +176,7 @@ def calling(kind: str, url: str) -> Generator[Caller]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "psycopg-pipeline"])
-def test_in_a_broken_transaction_the_library_says_so_in_its_own_way(
+def test_in_a_failed_transaction_the_library_raises_its_own_error(
     kind: str, database: str, broker: PostgresBroker
 ) -> None:
     with pytest.raises(OF_DRIVERS, match="transaction is aborted") as caught, calling(kind, database) as caller:  # noqa: PT012 - the last one fails
@@ -195,7 +195,7 @@ def test_a_database_without_our_tables_is_named_as_the_reason(
         caller.run(broker, sending)
 
 
-def test_nothing_is_tried_again(caller: Caller, broker: PostgresBroker, faults: Plant, sql: psycopg.Connection) -> None:
+def test_nothing_is_retried(caller: Caller, broker: PostgresBroker, faults: Plant, sql: psycopg.Connection) -> None:
     faults("enqueue_tasks", "after", "error")
     with pytest.raises(errors.InternalError_, match="planted fault"), caller.transaction():
         caller.run(broker, sending)

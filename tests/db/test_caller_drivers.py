@@ -1,4 +1,4 @@
-"""Connections that callers lend: of which libraries, what stays as it was, and what is refused by name."""
+"""Connections of callers: which libraries are supported, what stays unchanged, and what is refused by name."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (Django and asyncpg come without types)
@@ -35,7 +35,7 @@ def sent(sql: psycopg.Connection) -> int:
     return int(row(sql, "select count(*) from horsies.tasks")[0])
 
 
-def test_nothing_is_prepared_on_a_lent_connection(database: str, broker: PostgresBroker) -> None:
+def test_nothing_is_prepared_on_a_callers_connection(database: str, broker: PostgresBroker) -> None:
     with psycopg.connect(database, prepare_threshold=0) as connection:
         broker.run_on(connection, sending)
         assert connection.execute("select count(*) from pg_prepared_statements where not from_sql").fetchone() == (1,)
@@ -71,7 +71,7 @@ def test_a_session_is_neither_flushed_nor_expired(
     assert sent(sql) == 1
 
 
-def test_a_connection_set_to_stream_its_rows_can_be_lent(
+def test_a_connection_that_streams_its_rows_can_be_used(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     engine = create_engine("postgresql+psycopg://", creator=partial(psycopg.connect, database))
@@ -82,13 +82,13 @@ def test_a_connection_set_to_stream_its_rows_can_be_lent(
     assert sent(sql) == 1
 
 
-def test_a_connection_from_a_pool_can_be_lent(broker: PostgresBroker, database: str, sql: psycopg.Connection) -> None:
+def test_a_connection_from_a_pool_can_be_used(broker: PostgresBroker, database: str, sql: psycopg.Connection) -> None:
     with ConnectionPool(database, min_size=1, open=True) as pool, pool.connection() as connection:
         broker.run_on(connection, sending)
     assert sent(sql) == 1
 
 
-async def test_an_async_connection_from_a_pool_can_be_lent(
+async def test_an_async_connection_from_a_pool_can_be_used(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     async with AsyncConnectionPool(database, min_size=1, open=False) as pool, pool.connection() as connection:
@@ -98,7 +98,7 @@ async def test_an_async_connection_from_a_pool_can_be_lent(
     assert sent(sql) == 2
 
 
-async def test_an_async_scoped_session_can_be_lent(
+async def test_an_async_scoped_session_can_be_used(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     engine = create_async_engine(
@@ -113,7 +113,7 @@ async def test_an_async_scoped_session_can_be_lent(
     assert sent(sql) == 1
 
 
-# -- what cannot be lent
+# -- unsupported connections
 
 
 def refusal(broker: PostgresBroker, connection: object) -> str:
@@ -129,7 +129,7 @@ def refusal_async(broker: PostgresBroker, connection: object) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_connection_of_the_other_colour_is_refused_with_the_verb_to_use(
+def test_a_blocking_connection_in_async_code_or_the_reverse_is_refused_with_what_to_call(
     kind: str, database: str, broker: PostgresBroker
 ) -> None:
     caller = KINDS[kind](database)
@@ -145,23 +145,21 @@ def test_a_connection_of_the_other_colour_is_refused_with_the_verb_to_use(
 def test_another_database_below_sqlalchemy_is_refused_by_name(broker: PostgresBroker) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
-        said = refusal(broker, connection)
+        message = refusal(broker, connection)
     engine.dispose()
-    assert said.startswith("connection= is a Connection of sqlalchemy on sqlite+pysqlite; ")
-    assert said.endswith("make the engine with postgresql+psycopg://")
+    assert message.startswith("connection= is a Connection of sqlalchemy on sqlite+pysqlite; ")
+    assert message.endswith("make the engine with postgresql+psycopg://")
 
 
 def test_another_database_below_django_is_refused_by_name(broker: PostgresBroker) -> None:
     handler = ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
-    said = refusal(broker, handler["default"])
-    assert said.startswith("connection= is Django's, on sqlite3.dbapi2; ")
-    assert said.endswith("the ENGINE django.db.backends.postgresql with psycopg 3 installed")
+    message = refusal(broker, handler["default"])
+    assert message.startswith("connection= is Django's, on sqlite3.dbapi2; ")
+    assert message.endswith("the ENGINE django.db.backends.postgresql with psycopg 3 installed")
 
 
 @pytest.mark.parametrize("thing", ["postgresql://", 7, create_engine("sqlite://")])
-def test_what_is_no_connection_is_refused_with_a_list_of_those_that_can_be_lent(
-    thing: object, broker: PostgresBroker
-) -> None:
+def test_another_object_is_refused_with_a_list_of_supported_connections(thing: object, broker: PostgresBroker) -> None:
     assert "give a connection of psycopg 3, a Connection or Session of SQLAlchemy" in refusal(broker, thing)
     assert "Django's connection, an async one of these, or one of asyncpg" in refusal_async(broker, thing)
 

@@ -1,4 +1,4 @@
-"""Rows as COPY reads them."""
+"""Rows are converted to lines that COPY reads."""
 
 import json
 from datetime import UTC, datetime
@@ -42,14 +42,12 @@ def test_every_field_arrives_as_it_was(sql: psycopg.Connection) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, COPY_LINES_AT_ONCE, 2 * COPY_LINES_AT_ONCE + 1])
-def test_no_line_is_lost_between_two_pieces(count: int) -> None:
+def test_no_line_is_lost_between_two_chunks(count: int) -> None:
     lines = [f"{number}\n" for number in range(count)]
     assert "".join(copy_chunks(lines)) == "".join(lines)
 
 
-def test_what_goes_by_copy_has_the_arguments_and_the_terms_that_it_was_sent_with(
-    shop: Shop, sql: psycopg.Connection
-) -> None:
+def test_tasks_sent_by_copy_have_their_arguments_and_options(shop: Shop, sql: psycopg.Connection) -> None:
     texts = [*ODD, *map(str, range(SLICE_ROWS))]
     shop.label.send_many(shop.label.call(text, {text: len(text)}) for text in texts)
     stored = [json.loads(str(args)) for args in column(sql, "select args::text from horsies.tasks order by id")]

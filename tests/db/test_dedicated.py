@@ -14,16 +14,14 @@ from tests.fixtures.journey import column
 PROBE = Statement("probe", "select 1::int")
 
 
-async def test_one_whose_closing_is_cancelled_leaves_neither_thread_nor_connection(
-    database: str, sql: psycopg.Connection
-) -> None:
+async def test_a_cancelled_close_leaves_neither_thread_nor_connection(database: str, sql: psycopg.Connection) -> None:
     aside = ThreadedConnection(PostgresConfig(database_url=database), "duty")
     assert await aside.run(rows(PROBE())) == [(1,)]
     busy = Event()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     elsewhere = asyncio.create_task(asyncio.to_thread(busy.wait))
     closing = asyncio.create_task(aside.close(None))
-    await asyncio.sleep(0)  # it has begun, and waits for a thread that nobody has
+    await asyncio.sleep(0)  # it has begun, and waits for a thread
     closing.cancel()
     await asyncio.wait([closing])
     assert closing.cancelled()

@@ -1,4 +1,4 @@
-"""One source for blocking and asyncio callers and for workers: every test here runs with all drivers, on real connections."""
+"""The same operations run with all drivers, blocking, asyncio and of workers: every test uses each of them, on real connections."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ SCHEMA = "horsies"
 Drive = Callable[[Callable[[], Op[Any]]], Any]
 
 
-@pytest.fixture(params=["blocking", "asyncio", "courier"])
+@pytest.fixture(params=["blocking", "asyncio", "loop"])
 def driven(request: pytest.FixtureRequest, database: str) -> Drive:
-    """Runs a verb to its end by one of the drivers."""
-    return {"blocking": _blocking, "asyncio": _asyncio, "courier": _by_courier}[request.param](database)
+    """Run an operation with one of the drivers."""
+    return {"blocking": _blocking, "asyncio": _asyncio, "loop": _on_loop_connection}[request.param](database)
 
 
 def _blocking(database: str) -> Drive:
@@ -40,13 +40,13 @@ def _asyncio(database: str) -> Drive:
     return lambda verb: asyncio.run(run(verb))
 
 
-def _by_courier(database: str) -> Drive:
+def _on_loop_connection(database: str) -> Drive:
     async def run(verb: Callable[[], Op[Any]]) -> Any:
-        courier = LoopConnection(PostgresConfig(database_url=database), "test")
+        connection = LoopConnection(PostgresConfig(database_url=database), "test")
         try:
-            return await courier.run(verb())
+            return await connection.run(verb())
         finally:
-            courier.close()
+            connection.close()
 
     return lambda verb: asyncio.run(run(verb))
 
@@ -55,7 +55,7 @@ def query(text: str, /, **params: object) -> Query:
     return Statement("of_a_test", text)(**params)
 
 
-def test_a_verb_gets_the_rows_of_what_it_asked(driven: Drive) -> None:
+def test_an_operation_gets_the_rows_of_its_statements(driven: Drive) -> None:
     def verb() -> Op[Any]:
         first = yield from rows(query("select * from generate_series(1, %(n)s::integer)", n=3))
         second = yield from one(query("select %(text)s::text", text="%s {schema} \"'"))
@@ -65,7 +65,7 @@ def test_a_verb_gets_the_rows_of_what_it_asked(driven: Drive) -> None:
     assert driven(verb) == ([(1,), (2,), (3,)], ("%s {schema} \"'",), None)
 
 
-def test_statements_that_travel_together_are_answered_one_by_one(driven: Drive) -> None:
+def test_statements_in_one_round_trip_have_results_of_their_own(driven: Drive) -> None:
     def verb() -> Op[Any]:
         return (
             yield from execute(
@@ -100,7 +100,7 @@ def test_an_error_in_a_batch_rolls_back_all_of_it_and_leaves_the_connection_usab
 FRAME = TransactionFrame((query("begin isolation level serializable"), query("select 'limits'")), query("commit"))
 
 
-def test_what_is_framed_is_one_transaction_and_answered_without_its_frame(driven: Drive) -> None:
+def test_a_framed_request_is_one_transaction_and_its_frame_has_no_results(driven: Drive) -> None:
     def verb() -> Op[Any]:
         yield from rows(query("create temporary table kept (n integer)"))
         for number in range(2):
@@ -134,24 +134,24 @@ def test_a_commit_that_fails_is_an_error(driven: Drive, sql: psycopg.Connection,
 
 
 @pytest.mark.parametrize("nth", [0, 1])
-def test_what_is_said_afterwards_undoes_nothing(driven: Drive, nth: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_after_the_commit_undoes_nothing(driven: Drive, nth: int, caplog: pytest.LogCaptureFixture) -> None:
     def verb() -> Op[Any]:
         yield from rows(query("create temporary table kept (n integer)"))
-        told = [query("select 7"), query("select 8")]
-        told[nth] = query("select 1 / 0")
-        yield Request([query("insert into kept values (1)")], told)
+        after_commit = [query("select 7"), query("select 8")]
+        after_commit[nth] = query("select 1 / 0")
+        yield Request([query("insert into kept values (1)")], after_commit)
         return (yield from one(query("select count(*) from kept")))
 
     assert driven(verb) == (1,)
     assert "a notification could not be sent" in caplog.text
 
 
-def test_a_verb_that_does_not_handle_an_error_lets_it_out(driven: Drive) -> None:
+def test_an_error_that_an_operation_does_not_handle_is_raised(driven: Drive) -> None:
     with pytest.raises(errors.UndefinedTable, match="nowhere"):
         driven(lambda: rows(query("select * from nowhere")))
 
 
-def test_the_schema_of_the_installation_is_put_in_quoted(driven: Drive) -> None:
+def test_the_schema_is_inserted_quoted(driven: Drive) -> None:
     assert driven(lambda: one(query("select count(*) from {schema}.tasks"))) == (0,)
 
 
@@ -177,7 +177,7 @@ def test_a_connection_dropped_before_a_statement_never_sent_it(
     assert sql.execute("select count(*) from marks").fetchone() == (0,)
 
 
-def test_a_connection_dropped_after_a_statement_lost_only_its_answer(
+def test_a_connection_dropped_after_a_statement_lost_only_its_result(
     driven: Drive, faults: Plant, sql: psycopg.Connection
 ) -> None:
     sql.execute("create table marks (n integer)")
@@ -189,7 +189,7 @@ def test_a_connection_dropped_after_a_statement_lost_only_its_answer(
     assert sql.execute("select count(*) from marks").fetchone() == (2,)
 
 
-def test_a_planted_error_strikes_once_and_spares_the_connection(driven: Drive, faults: Plant) -> None:
+def test_a_planted_error_is_raised_once_and_keeps_the_connection(driven: Drive, faults: Plant) -> None:
     faults("of_a_test", "before", "error")
 
     def verb() -> Op[Any]:
@@ -200,6 +200,6 @@ def test_a_planted_error_strikes_once_and_spares_the_connection(driven: Drive, f
     assert driven(verb) == (2,)
 
 
-def test_a_fault_for_another_statement_does_not_strike(driven: Drive, faults: Plant) -> None:
+def test_a_fault_for_another_statement_is_not_raised(driven: Drive, faults: Plant) -> None:
     faults("some_other", "before", "error")
     assert driven(lambda: one(query("select 1"))) == (1,)

@@ -1,4 +1,4 @@
-"""Texts arrive as they were sent, whatever a role, a database, a URL or the environment says about encodings; or nothing is sent."""
+"""Text arrives unchanged, whatever encoding a role, a database, a URL or the environment sets; or it is refused."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_a_database_that_cannot_hold_every_text_is_refused(server: DatabaseServe
             assert row(sql, "select to_regnamespace('horsies') is null") == (True,)
 
 
-async def test_asyncio_code_is_refused_too(server: DatabaseServer) -> None:
+async def test_an_unsuitable_database_is_refused_in_asyncio_code_too(server: DatabaseServer) -> None:
     with database_with(server, "LATIN1") as url:
         broker = PostgresBroker(PostgresConfig(database_url=url))
         with pytest.raises(BrokerError, match="has the encoding LATIN1"):
@@ -73,7 +73,9 @@ async def test_asyncio_code_is_refused_too(server: DatabaseServer) -> None:
         await broker.close_async()
 
 
-def test_a_worker_says_so_and_ends(server: DatabaseServer, worker: StartWorker) -> None:
+def test_a_worker_on_an_unsuitable_database_logs_the_error_and_exits(
+    server: DatabaseServer, worker: StartWorker
+) -> None:
     with database_with(server, "SQL_ASCII") as url:
         started = worker(database_url=url, until_ready=False)
         started.wait_for_log("has the encoding SQL_ASCII, which cannot hold every text")
@@ -82,7 +84,7 @@ def test_a_worker_says_so_and_ends(server: DatabaseServer, worker: StartWorker) 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "asyncpg" not in kind])
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_a_callers_connection_with_another_encoding_is_refused_and_goes_on(
+def test_a_callers_connection_with_another_encoding_is_refused_and_stays_usable(
     kind: str, encoding: str, database: str, basic: Any, sql: psycopg.Connection
 ) -> None:
     caller = KINDS[kind](database)

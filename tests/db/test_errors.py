@@ -37,16 +37,16 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "trouble"), TABLE, ids=[kind.__name__ for kind, _ in TABLE])
-def test_what_a_database_error_means(kind: type[Exception], trouble: ErrorKind) -> None:
-    assert classify(kind("it failed")) is trouble
+@pytest.mark.parametrize(("kind", "expected"), TABLE, ids=[kind.__name__ for kind, _ in TABLE])
+def test_database_errors_are_classified(kind: type[Exception], expected: ErrorKind) -> None:
+    assert classify(kind("it failed")) is expected
 
 
 @pytest.mark.parametrize(
     ("kind", "retryable"),
     [(errors.DeadlockDetected, True), (psycopg.OperationalError, True), (errors.InsufficientPrivilege, False)],
 )
-def test_users_are_told_whether_trying_again_may_help(kind: type[psycopg.Error], retryable: bool) -> None:  # noqa: FBT001 - a row of a table
+def test_errors_for_users_state_whether_a_retry_may_help(kind: type[psycopg.Error], retryable: bool) -> None:  # noqa: FBT001 - a row of a table
     assert broker_error(kind("it failed")).retryable is retryable
 
 
@@ -56,7 +56,7 @@ def test_an_error_never_shows_a_password() -> None:
     assert "host" in text
 
 
-def test_a_database_without_our_tables_is_told_how_to_get_them(empty_database: str) -> None:
+def test_an_error_about_missing_tables_explains_how_to_create_them(empty_database: str) -> None:
     with (
         PostgresBroker(PostgresConfig(database_url=empty_database)) as broker,
         pytest.raises(SchemaError, match="run `horsies migrate`"),
@@ -64,7 +64,7 @@ def test_a_database_without_our_tables_is_told_how_to_get_them(empty_database: s
         send_new(broker)
 
 
-def test_what_cannot_be_stored_is_refused_and_not_tried_again(broker: PostgresBroker) -> None:
+def test_invalid_values_are_refused_and_not_retried(broker: PostgresBroker) -> None:
     with pytest.raises(BrokerError, match="invalid input syntax for type json") as caught:
         broker.run(lambda: rows(Statement("s", "select %(text)s::json")(text="{")))
     assert not caught.value.retryable

@@ -18,7 +18,7 @@ def test_faults_are_planted_from_the_environment_of_a_process() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["record_heartbeat:never:drop", "record_heartbeat:before:explode"])
-def test_a_fault_that_cannot_be_is_refused_by_name(wrong: str) -> None:
+def test_an_invalid_fault_is_refused_by_name(wrong: str) -> None:
     done = start_python(wrong)
     assert done.returncode == 1
     assert f"HORSIES_FAULTS: '{wrong}' is not statement:before|after:drop|kill|error" in done.stderr

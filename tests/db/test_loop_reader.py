@@ -22,8 +22,8 @@ from tests.fixtures.proxies import Proxy
 from tests.fixtures.server import DatabaseServer
 
 
-class Ear:
-    """Keeps what it hears, and on which thread."""
+class RecordingSubscriber:
+    """Keeps what it receives, and on which thread."""
 
     def __init__(self, broker: PostgresBroker, channel: Channel) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,11 +36,11 @@ class Ear:
         self._loop.call_soon_threadsafe(self._received.put_nowait, (payload, threading.get_ident()))
 
     async def thread_of(self, payload: str | None) -> int:
-        """Which heard this one, which comes some time."""
+        """Which received this one, which comes some time."""
         async with asyncio.timeout(10):
             while True:
-                heard, thread = await self._received.get()
-                if heard == payload:
+                received, thread = await self._received.get()
+                if received == payload:
                     return thread
 
     def close(self) -> None:
@@ -48,13 +48,13 @@ class Ear:
 
 
 @asynccontextmanager
-async def ear_of(broker: PostgresBroker, channel: Channel = Channel.NEW) -> AsyncGenerator[Ear]:
-    ear = Ear(broker, channel)
-    await ear.thread_of(None)  # LISTEN is in force
+async def subscribed(broker: PostgresBroker, channel: Channel = Channel.NEW) -> AsyncGenerator[RecordingSubscriber]:
+    subscriber = RecordingSubscriber(broker, channel)
+    await subscriber.thread_of(None)  # LISTEN is in force
     try:
-        yield ear
+        yield subscriber
     finally:
-        ear.close()
+        subscriber.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -67,40 +67,42 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def lent(broker: PostgresBroker) -> None:
-    """Until the loop watches."""
+async def until_loop_reads(broker: PostgresBroker) -> None:
+    """Wait until the loop reads the connection."""
     await until(
         lambda: operator.attrgetter("_handoff._assigned_to")(broker.listener()) is not None
-    )  # nobody else can tell
+    )  # not visible otherwise
     await asyncio.sleep(0)
 
 
-async def heard_by(ear: Ear, sql: psycopg.Connection) -> int:
+async def receiving_thread(subscriber: RecordingSubscriber, sql: psycopg.Connection) -> int:
     notify(sql, Channel.NEW, "who")
-    return await ear.thread_of("who")
+    return await subscriber.thread_of("who")
 
 
-async def test_the_loop_reads_while_it_wants_to_and_the_thread_before_and_after(
+async def test_the_loop_reads_while_it_requests_to_and_the_thread_before_and_after(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     here = threading.get_ident()
-    async with ear_of(broker) as ear:
+    async with subscribed(broker) as subscriber:
         notify(sql, Channel.NEW, "before")
-        assert await ear.thread_of("before") != here
+        assert await subscriber.thread_of("before") != here
         for batch in ("first", "second"):
             with broker.listener().read_on_this_loop():
-                await lent(broker)
+                await until_loop_reads(broker)
                 notify(sql, Channel.NEW, batch)
-                assert await ear.thread_of(batch) == here
+                assert await subscriber.thread_of(batch) == here
             notify(sql, Channel.NEW, f"after {batch}")
-            assert await ear.thread_of(f"after {batch}") != here
+            assert await subscriber.thread_of(f"after {batch}") != here
 
 
-async def test_a_channel_that_is_subscribed_meanwhile_is_heard(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    async with ear_of(broker):
+async def test_a_channel_that_is_subscribed_while_the_loop_reads_is_delivered(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    async with subscribed(broker):
         with broker.listener().read_on_this_loop():
-            await lent(broker)
-            async with ear_of(broker, Channel.DONE) as done:
+            await until_loop_reads(broker)
+            async with subscribed(broker, Channel.DONE) as done:
                 notify(sql, Channel.DONE, "a")
                 assert await done.thread_of("a") == threading.get_ident()
 
@@ -111,44 +113,44 @@ async def test_a_lost_connection_is_replaced_and_the_loop_reads_the_new_one(
 ) -> None:
     config = PostgresConfig(database_url=database)
     with PostgresBroker(config, resilience=QUICK, listener_timings=ListenerTimings(first_test_s=60.0)) as broker:
-        async with ear_of(broker) as ear:
+        async with subscribed(broker) as subscriber:
             with broker.listener().read_on_this_loop():
-                await lent(broker)
+                await until_loop_reads(broker)
                 before = open_files()
                 for batch in ("once", "twice"):
                     sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
-                    await ear.thread_of(None)  # it is lost
-                    await ear.thread_of(None)  # and back
-                    await lent(broker)
+                    await subscriber.thread_of(None)  # it is lost
+                    await subscriber.thread_of(None)  # and back
+                    await until_loop_reads(broker)
                     notify(sql, Channel.NEW, batch)
-                    assert await ear.thread_of(batch) == threading.get_ident()
+                    assert await subscriber.thread_of(batch) == threading.get_ident()
                 await until(lambda: open_files() == before)
             await asyncio.to_thread(broker.close)
 
 
-async def test_a_connection_that_went_silent_is_found_out(
+async def test_an_unresponsive_connection_is_detected_while_the_loop_reads(
     proxy: Proxy, database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token of the self-test is heard by the loop; that one is missing, the thread notices."""
+    """The loop receives the token of the self-test; the thread notices that one is missing."""
     # Only the listener goes through the proxy; the self-test's notification takes another way.
     config = PostgresConfig(database_url=database, listen_url=proxy.url)
     timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.1, test_timeout_s=0.3)
     with PostgresBroker(config, resilience=QUICK, listener_timings=timings) as broker:
-        async with ear_of(broker) as ear:
+        async with subscribed(broker) as subscriber:
             with broker.listener().read_on_this_loop():
-                await lent(broker)
+                await until_loop_reads(broker)
                 received_at = broker.listener().received_at
                 await until(lambda: broker.listener().received_at != received_at)
                 proxy.freeze()
-                await ear.thread_of(None)  # it is lost
+                await subscriber.thread_of(None)  # it is lost
                 # On the next connection the thread, which reads whenever it tests itself, does so only once.
                 slow = ListenerTimings(first_test_s=0.0, test_interval_s=60.0, test_timeout_s=60.0)
                 monkeypatch.setattr(broker.listener(), "_timings", slow)
                 proxy.thaw()
-                await ear.thread_of(None)  # and back
+                await subscriber.thread_of(None)  # and back
                 await until(lambda: operator.attrgetter("_test.has_passed")(broker.listener()))
-                await lent(broker)
-                assert await heard_by(ear, sql) == threading.get_ident()
+                await until_loop_reads(broker)
+                assert await receiving_thread(subscriber, sql) == threading.get_ident()
             await asyncio.to_thread(broker.close)
 
 
@@ -165,67 +167,67 @@ async def test_a_reader_that_was_closed_in_between_watches_nothing() -> None:
     os.close(theirs)
 
 
-def test_a_loop_that_is_gone_leaves_the_reading_to_the_thread(database: str, sql: psycopg.Connection) -> None:
+def test_the_thread_reads_again_when_the_loop_is_gone(database: str, sql: psycopg.Connection) -> None:
     """If it ended without notice, the thread finds out when the next self-test is due, and reads from then on."""
-    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    received: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     left_open: list[AbstractContextManager[None]] = []
 
     async def come_and_go(broker: PostgresBroker) -> None:
         left_open.append(broker.listener().read_on_this_loop())
         left_open[0].__enter__()
-        await lent(broker)
+        await until_loop_reads(broker)
 
     timings = ListenerTimings(first_test_s=0.5, test_timeout_s=60.0)
     with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK, listener_timings=timings) as broker:
-        broker.listener().subscribe(Channel.NEW, None, heard.put)
+        broker.listener().subscribe(Channel.NEW, None, received.put)
         asyncio.run(come_and_go(broker))
-        eventually(lambda: (notify(sql, Channel.NEW, "still"), "still" in _drained(heard))[1])
+        eventually(lambda: (notify(sql, Channel.NEW, "still"), "still" in take_all(received))[1])
         sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
-        eventually(lambda: (notify(sql, Channel.NEW, "again"), "again" in _drained(heard))[1])
-        broker.listener().unsubscribe(Channel.NEW, None, heard.put)
+        eventually(lambda: (notify(sql, Channel.NEW, "again"), "again" in take_all(received))[1])
+        broker.listener().unsubscribe(Channel.NEW, None, received.put)
 
 
-def _drained(heard: "queue.SimpleQueue[str | None]") -> list[str | None]:
-    return [heard.get() for _ in range(heard.qsize())]
+def take_all(received: "queue.SimpleQueue[str | None]") -> list[str | None]:
+    return [received.get() for _ in range(received.qsize())]
 
 
-async def test_when_no_descriptor_is_left_the_thread_goes_on_reading() -> None:
+async def test_without_a_file_descriptor_the_thread_keeps_reading() -> None:
     assert not LoopNotificationReader().watch(-1, lambda: None)
 
 
-async def test_of_two_loops_the_later_one_reads(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    async with ear_of(broker) as ear:
+async def test_the_later_of_two_loops_reads(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    async with subscribed(broker) as subscriber:
         first, second = broker.listener().read_on_this_loop(), broker.listener().read_on_this_loop()
         before = open_files()
         first.__enter__()
-        await lent(broker)
+        await until_loop_reads(broker)
         second.__enter__()
         first.__exit__(None, None, None)
         async with asyncio.timeout(10):
-            while await heard_by(ear, sql) != threading.get_ident():
+            while await receiving_thread(subscriber, sql) != threading.get_ident():
                 pass
         second.__exit__(None, None, None)
         await until(lambda: open_files() == before)
 
 
-async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the_test(
+async def test_a_token_that_the_loop_reads_before_the_notify_returns_ends_the_test(
     database: str, sql: psycopg.Connection
 ) -> None:
     asked: list[str] = []
-    loop, heard = asyncio.get_running_loop(), threading.Event()
+    loop, received = asyncio.get_running_loop(), threading.Event()
 
     def notify_slowly(channel: Channel, payload: str) -> int:
         notify(sql, channel, payload)
         asked.append(payload)
-        loop.call_soon_threadsafe(loop.call_later, 0.1, heard.set)  # and the loop has read it before
-        heard.wait()
+        loop.call_soon_threadsafe(loop.call_later, 0.1, received.set)  # and the loop has read it before
+        received.wait()
         return 0
 
     timings = ListenerTimings(first_test_s=0.2, test_timeout_s=0.1)
     config = PostgresConfig(database_url=database)
     listener = Listener(config, notify=notify_slowly, resilience=QUICK, timings=timings)
     with listener.read_on_this_loop():
-        await until(heard.is_set)
+        await until(received.is_set)
         await asyncio.sleep(0.4)
         await asyncio.to_thread(listener.close)
     assert len(asked) == 1, "the next is due in half a minute"
@@ -234,7 +236,7 @@ async def test_an_answer_that_the_loop_hears_before_the_question_is_off_ends_the
 async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
     database: str, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Libpq would come to harm. One reads what others chatter, while the other listens to a channel and gives it up, again and again."""
+    """Libpq is not thread-safe. The loop reads many notifications while the thread repeats LISTEN and UNLISTEN."""
     is_over = threading.Event()
 
     def chatter() -> None:
@@ -248,9 +250,9 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
     config = PostgresConfig(database_url=database)
     timings = ListenerTimings(first_test_s=0.0, test_interval_s=0.005)
     with PostgresBroker(config, resilience=QUICK, listener_timings=timings) as broker:
-        async with ear_of(broker) as ear:
+        async with subscribed(broker) as subscriber:
             with broker.listener().read_on_this_loop():
-                await lent(broker)
+                await until_loop_reads(broker)
                 chattering = threading.Thread(target=chatter)
                 chattering.start()
                 for _ in range(100):
@@ -261,14 +263,14 @@ async def test_the_loop_and_the_thread_do_not_use_the_connection_at_once(
                 is_over.set()
                 await asyncio.to_thread(chattering.join)
                 notify(sql, Channel.NEW, "last")
-                await ear.thread_of("last")
+                await subscriber.thread_of("last")
         await asyncio.to_thread(broker.close)
     assert caplog.messages == []
 
 
 @pytest.mark.promise("D6")
-def test_a_payload_that_is_no_text_is_read_all_the_same(server: DatabaseServer) -> None:
-    """A database of the encoding SQL_ASCII holds any bytes, and anyone may notify there."""
+def test_a_payload_that_is_not_text_is_read(server: DatabaseServer) -> None:
+    """A database with the encoding SQL_ASCII holds any bytes, and any user may notify there."""
     name = f"bytes_{os.getpid()}"
     server.admin.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0".encode())
     try:

@@ -35,7 +35,7 @@ def test_an_empty_database_gets_every_migration_and_a_second_time_none(empty_dat
 
 
 @pytest.mark.promise("W16")
-async def test_asyncio_code_can_do_the_same(empty_database: str) -> None:
+async def test_asyncio_code_can_migrate(empty_database: str) -> None:
     broker = PostgresBroker(PostgresConfig(database_url=empty_database))
     assert await broker.migrate_async() == ALL
     await broker.ensure_schema_initialized_async()
@@ -49,7 +49,7 @@ def test_a_broker_without_an_app_is_enough(empty_database: str) -> None:
 
 
 @pytest.mark.promise("W16")
-def test_many_that_migrate_at_once_apply_everything_once(empty_database: str) -> None:
+def test_concurrent_migrations_apply_everything_once(empty_database: str) -> None:
     with psycopg.connect(empty_database, autocommit=True) as sql, ThreadPoolExecutor(AT_ONCE) as threads:
         # All of them have seen an empty database, and wait for the lock, before any of them goes on.
         with psycopg.connect(empty_database) as holder:
@@ -64,7 +64,7 @@ def test_many_that_migrate_at_once_apply_everything_once(empty_database: str) ->
         assert row(sql, "select count(*) from horsies.schema_versions") == (len(ALL),)
 
 
-def test_many_that_come_to_a_migrated_database_at_once_change_nothing(database: str) -> None:
+def test_concurrent_migrations_of_a_current_schema_change_nothing(database: str) -> None:
     ready = threading.Barrier(AT_ONCE)
 
     def meet_and_migrate() -> list[str]:
@@ -87,7 +87,7 @@ def test_many_that_come_to_a_migrated_database_at_once_change_nothing(database: 
     ],
     ids=["its own lock", "a table"],
 )
-def test_a_migration_that_waits_says_for_whom_and_goes_on_when_they_leave(
+def test_a_waiting_migration_logs_who_holds_the_lock_and_continues_when_it_is_free(
     lock: str, prepared: str, empty_database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(migrating, "LOCK_TIMEOUT", "100ms")
@@ -102,17 +102,17 @@ def test_a_migration_that_waits_says_for_whom_and_goes_on_when_they_leave(
             holder.execute(lock.encode())
             done = thread.submit(apply, empty_database)
             waits = rf"waits for a lock \(canceling.*held by pid {holder.info.backend_pid} \(user .*'a forgotten psql'"
-            eventually(lambda: re.search(waits, caplog.text), what="it says so", seen=lambda: caplog.text)
+            eventually(lambda: re.search(waits, caplog.text), what="the holder is logged", seen=lambda: caplog.text)
         assert done.result()[0] in {"one", "initial"}
 
 
 def apply(url: str) -> list[str]:
-    """Without the days, which are another matter."""
-    link = DedicatedConnection(PostgresConfig(database_url=url), "migrations")
+    """Apply migrations without creating partitions."""
+    connection = DedicatedConnection(PostgresConfig(database_url=url), "migrations")
     try:
-        return link.run(migrating.apply_pending("horsies"))
+        return connection.run(migrating.apply_pending("horsies"))
     finally:
-        link.close()
+        connection.close()
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty_database: str) -> None:
@@ -142,7 +142,7 @@ def test_a_library_older_than_the_schema_is_refused_naming_both_versions(
         broker.migrate()
 
 
-def test_a_library_older_than_the_schema_runs_when_the_schema_says_so(
+def test_a_library_older_than_the_schema_runs_if_the_schema_is_compatible(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     sql.execute(
@@ -168,7 +168,7 @@ def test_at_the_current_version_a_user_without_ddl_rights_works(
         assert do(broker, finish_tasks(ME, [completed(held)])) == [[(held.id,)]]
 
 
-def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant(
+def test_the_error_for_a_user_who_may_not_create_the_schema_states_what_to_grant(
     server: DatabaseServer, empty_database: str, plain_user: PlainUser
 ) -> None:
     with pytest.raises(
@@ -177,7 +177,9 @@ def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant(
         migrate(plain_user.url(empty_database))
 
 
-def test_a_user_who_may_not_use_the_schema_is_told_what_to_grant(database: str, plain_user: PlainUser) -> None:
+def test_the_error_for_a_user_who_may_not_use_the_schema_states_what_to_grant(
+    database: str, plain_user: PlainUser
+) -> None:
     with pytest.raises(SchemaError, match=r"schema 'horsies' \(permission denied.*grant this one USAGE"):
         migrate(plain_user.url(database))
 
@@ -197,7 +199,7 @@ def test_a_user_who_owns_a_schema_made_for_it_needs_no_right_to_create_schemas(
 def test_the_committed_dump_is_what_the_migrations_make(server: DatabaseServer, database: str) -> None:
     if not server.is_ours:
         pytest.skip("the dump is of the embedded server's version")
-    assert dump(database) == SCHEMA_SQL.read_text("utf-8"), "write it anew: python -m tests.fixtures.schema_dump"
+    assert dump(database) == SCHEMA_SQL.read_text("utf-8"), "regenerate it: python -m tests.fixtures.schema_dump"
 
 
 @pytest.mark.promise("W16")

@@ -24,13 +24,13 @@ def days(sql: psycopg.Connection) -> list[object]:
 
 
 def drop_days(sql: psycopg.Connection, count: int) -> None:
-    """As if that many days had passed since the last worker started."""
+    """Drop partitions, as if as many days had passed since the last worker started."""
     for name in days(sql)[-count:]:
         sql.execute(f"drop table horsies.{name}".encode())
 
 
 def finish_at(sql: psycopg.Connection, moment: datetime) -> str:
-    """A finished row of that time; the partition it landed in."""
+    """Insert a finished row of that time; return its partition."""
     sql.execute(
         "insert into horsies.finished (id, task_name, queue_name, priority, status, args, sent_at, enqueued_at, attempts, "
         "claim_no, finished_at) values (gen_random_uuid(), 't', 'default', 100, 'COMPLETED', '{}', now(), now(), 1, 1, %s)",
@@ -40,13 +40,13 @@ def finish_at(sql: psycopg.Connection, moment: datetime) -> str:
     return str(found[0])
 
 
-def test_fourteen_days_are_prepared_beginning_with_today(sql: psycopg.Connection) -> None:
+def test_partitions_are_created_for_fourteen_days_from_today(sql: psycopg.Connection) -> None:
     today = datetime.now(UTC)
     assert days(sql) == [f"finished_{today + timedelta(days=ahead):%Y%m%d}" for ahead in range(DAYS_AHEAD)]
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Anchorage"])
-def test_a_row_lands_in_its_day_whatever_the_time_zone_of_the_session(sql: psycopg.Connection, zone: str) -> None:
+def test_a_row_goes_to_the_partition_of_its_day_in_any_time_zone(sql: psycopg.Connection, zone: str) -> None:
     sql.execute(f"set time zone '{zone}'".encode())
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=3)
     assert finish_at(sql, midnight) == f"horsies.finished_{midnight:%Y%m%d}"
@@ -54,12 +54,14 @@ def test_a_row_lands_in_its_day_whatever_the_time_zone_of_the_session(sql: psyco
     assert finish_at(sql, before) == f"horsies.finished_{before:%Y%m%d}"
 
 
-def test_the_default_partition_catches_what_no_day_was_prepared_for(sql: psycopg.Connection) -> None:
+def test_rows_without_a_partition_go_to_the_default_partition(sql: psycopg.Connection) -> None:
     assert finish_at(sql, datetime.now(UTC) + timedelta(days=40)) == "horsies.finished_default"
     assert finish_at(sql, datetime.now(UTC) - timedelta(days=40)) == "horsies.finished_default"
 
 
-def test_days_are_prepared_again_when_less_than_a_week_is_left(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_partitions_are_created_again_when_less_than_a_week_is_left(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
     before = days(sql)
     drop_days(sql, 7)
     broker.migrate()
@@ -69,7 +71,7 @@ def test_days_are_prepared_again_when_less_than_a_week_is_left(broker: PostgresB
     assert days(sql) == before
 
 
-def test_a_day_of_which_the_default_holds_rows_gets_them_when_it_is_made(
+def test_a_new_partition_gets_its_rows_from_the_default_partition(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     before = days(sql)
@@ -80,7 +82,7 @@ def test_a_day_of_which_the_default_holds_rows_gets_them_when_it_is_made(
     assert column(sql, "select tableoid::regclass::text from horsies.finished") == [f"horsies.{before[0]}"]
 
 
-def test_a_user_who_may_not_make_tables_goes_on_without_days(
+def test_a_user_who_may_not_create_tables_works_without_partitions(
     database: str, sql: psycopg.Connection, plain_user: PlainUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     drop_days(sql, DAYS_AHEAD)
@@ -95,7 +97,7 @@ def test_a_user_who_may_not_make_tables_goes_on_without_days(
     assert row(sql, "select tableoid::regclass::text from horsies.finished") == ("horsies.finished_default",)
 
 
-def test_a_locked_table_does_not_hold_up_the_start(
+def test_a_locked_table_does_not_delay_the_start(
     broker: PostgresBroker, database: str, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = days(sql)

@@ -1,4 +1,4 @@
-"""Prepared statements, and strangers in our sessions."""
+"""Prepared statements, and other clients in our sessions."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ def borrowed(pool: ConnectionPool) -> list[psycopg.Connection]:
     return [pool.getconn() for _ in range(pool.get_stats()["pool_size"])]
 
 
-def test_producers_prepare_what_they_say_often(broker: PostgresBroker) -> None:
+def test_producers_prepare_frequent_statements(broker: PostgresBroker) -> None:
     for _ in range(4):
         send_new(broker)
     with broker.pools.blocking_pool().connection() as connection:
@@ -45,7 +45,7 @@ def test_producers_have_statements_planned_once_and_lists_for_their_values(broke
     assert found == [(False, 0, True), (True, 3, False)]
 
 
-def test_a_producer_whose_sessions_were_all_cleaned_behind_it_goes_on(
+def test_a_producer_recovers_when_its_prepared_statements_are_discarded(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     with ThreadPoolExecutor(10) as threads:
@@ -65,7 +65,7 @@ def test_a_producer_whose_sessions_were_all_cleaned_behind_it_goes_on(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> None:
+async def test_an_asyncio_producer_recovers_too(async_broker: PostgresBroker) -> None:
     count = partial(async_broker.run_async, lambda: one(COUNT()))
     for _ in range(5):
         await asyncio.gather(*(count() for _ in range(10)))
@@ -80,8 +80,8 @@ async def test_an_asyncio_producer_goes_on_too(async_broker: PostgresBroker) -> 
         assert await count() == (0,)
 
 
-def test_a_statement_that_a_stranger_has_prepared_is_no_trouble(broker: PostgresBroker) -> None:
-    """Two clients of a hidden pooler meet in one session, and both call their first statement the same."""
+def test_a_statement_of_the_same_name_by_another_client_does_no_harm(broker: PostgresBroker) -> None:
+    """Two clients of a pooler share one session, and both give their first statement the same name."""
     with broker.pools.blocking_pool().connection() as connection:
         for number in range(3):
             connection.execute(f"do $$ begin execute 'prepare _pg3_{number} as select 1'; end $$".encode())
@@ -89,15 +89,15 @@ def test_a_statement_that_a_stranger_has_prepared_is_no_trouble(broker: Postgres
         assert broker.run(lambda: one(COUNT())) == (0,)
 
 
-def test_a_link_tells_its_caller_and_does_not_prepare_again(database: str) -> None:
-    """A worker's turn may have been committed before the error: its caller finds out."""
-    link = DedicatedConnection(PostgresConfig(database_url=database), "worker")
+def test_a_dedicated_connection_raises_the_error_and_does_not_prepare_again(database: str) -> None:
+    """A worker's batch may have been committed before the error: the caller must find out."""
+    connection = DedicatedConnection(PostgresConfig(database_url=database), "worker")
     for _ in range(4):
-        link.run(one(COUNT()))
-    link.run(one(FORGET()))
+        connection.run(one(COUNT()))
+    connection.run(one(FORGET()))
     with pytest.raises(errors.InvalidSqlStatementName):
-        link.run(one(COUNT()))
+        connection.run(one(COUNT()))
     for _ in range(4):
-        assert link.run(one(COUNT())) == (0,)
-    assert link.run(one(Statement("prepared", PREPARED)())) == (0,)
-    link.close()
+        assert connection.run(one(COUNT())) == (0,)
+    assert connection.run(one(Statement("prepared", PREPARED)())) == (0,)
+    connection.close()

@@ -53,10 +53,10 @@ def test_the_script_of_the_migrations_works_for_any_schema_name(schema: str, emp
 
 
 @pytest.mark.parametrize("schema", ODD)
-def test_whoever_waits_is_told_of_a_send_in_a_callers_transaction_under_any_schema_name(
+def test_a_send_in_a_callers_transaction_notifies_waiters_under_any_schema_name(
     schema: str, database: str, sql: psycopg.Connection
 ) -> None:
-    """The name of the channel is made from the schema's name, not from how that is written in a query."""
+    """The name of the channel is derived from the schema's name, not from its quoted form."""
     with PostgresBroker(PostgresConfig(database_url=database, schema=schema)) as broker:
         broker.migrate()
         sql.execute(f'listen "{Channel.NEW.name_in(schema)}"'.encode())
@@ -85,5 +85,5 @@ def test_two_installations_in_one_database_do_not_wake_each_other(database: str,
         do(second, finish_tasks(ME, [completed(held)]), notify_done([held.id]))
     with PostgresBroker(PostgresConfig(database_url=database)) as first:
         send_new(first)
-    heard = [notify.channel for notify in sql.notifies(timeout=1.0, stop_after=1)]
-    assert heard == [Channel.NEW.name_in("horsies")]
+    received = [notify.channel for notify in sql.notifies(timeout=1.0, stop_after=1)]
+    assert received == [Channel.NEW.name_in("horsies")]

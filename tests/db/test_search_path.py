@@ -1,6 +1,6 @@
-"""No statement of ours finds what somebody has planted in a schema of the search_path.
+"""No statement of ours calls objects that were planted in a schema of the search_path.
 
-Without it, whoever may create objects in `public` runs code with the rights of whoever sends, works or migrates.
+Otherwise a user who may create objects in `public` could run code with the privileges of producers, workers and migrations.
 """
 
 from collections.abc import Generator
@@ -39,7 +39,7 @@ EXPECTED = ("pg_catalog, pg_temp", "ISO, MDY", "UTC")
 pytestmark = pytest.mark.promise("D6")
 
 
-def test_what_is_planted_is_found_by_whoever_does_not_pin_the_path(intruded: str) -> None:
+def test_planted_objects_are_called_if_the_search_path_is_not_pinned(intruded: str) -> None:
     with psycopg.connect(intruded, autocommit=True) as sql:
         for statement in ("select 1 || 'x'", "select now()", "select cardinality(array[1])", "select 'a'::text"):
             with pytest.raises(psycopg.Error):
@@ -84,20 +84,20 @@ def test_every_kind_of_session_is_pinned(intruded: str) -> None:
     config = PostgresConfig(database_url=intruded)
     with PostgresBroker(config) as broker:
         assert broker.run(lambda: one(SHOWN())) == EXPECTED
-    link = DedicatedConnection(config, "worker")
-    assert link.run(one(SHOWN())) == EXPECTED
-    link.close()
+    connection = DedicatedConnection(config, "worker")
+    assert connection.run(one(SHOWN())) == EXPECTED
+    connection.close()
 
 
-async def test_so_are_those_on_event_loops(intruded: str) -> None:
+async def test_sessions_on_event_loops_are_pinned_too(intruded: str) -> None:
     config = PostgresConfig(database_url=intruded)
     broker = PostgresBroker(config)
     assert await broker.run_async(lambda: one(SHOWN())) == EXPECTED
     await broker.close_async()
-    courier = LoopConnection(config, "worker")
+    loop_connection = LoopConnection(config, "worker")
     for _ in range(3):
-        assert await courier.run(one(SHOWN())) == EXPECTED
-    courier.close()
+        assert await loop_connection.run(one(SHOWN())) == EXPECTED
+    loop_connection.close()
 
 
 def test_an_installation_is_made_beside_planted_objects_and_bound_to_none(empty_database: str) -> None:
@@ -124,15 +124,15 @@ def test_the_script_of_the_migrations_is_bound_to_none_either(empty_database: st
 @pytest.mark.parametrize("words", [*COMMANDS, ("doctor",), ("migrate",)], ids=" ".join)
 def test_no_command_of_an_operator_calls_a_planted_object(words: tuple[str, ...], commanded: str) -> None:
     ran = run(*words, database_url=commanded)
-    said = ran.out + ran.err
-    assert "intrusion" not in said, said
-    assert "does not exist" not in said, said
-    assert "CHECK_FAILED" not in said, said
+    output = ran.out + ran.err
+    assert "intrusion" not in output, output
+    assert "does not exist" not in output, output
+    assert "CHECK_FAILED" not in output, output
 
 
 @pytest.fixture(scope="module")
 def commanded(server: DatabaseServer, planted: str) -> Generator[str]:
-    """With tasks in it. It does not matter what the commands change."""
+    """A database with tasks. It does not matter what the commands change."""
     name = server.create(planted)
     with trusting(server.url(name)) as sql:
         sql.execute(f'alter database "{name}" set search_path = public, pg_catalog'.encode())
@@ -150,7 +150,7 @@ def graphs(intruded: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     module.app.close()
 
 
-def test_no_verb_of_a_producer_or_a_worker_calls_a_planted_object(
+def test_no_operation_of_a_producer_or_a_worker_calls_a_planted_object(
     intruded: str, graphs: Any, worker: StartWorker
 ) -> None:
     running = worker("tests.apps.graphs:app", options=FORKED, database_url=intruded)
@@ -159,7 +159,7 @@ def test_no_verb_of_a_producer_or_a_worker_calls_a_planted_object(
     assert not [line for line in running.logs if "intrusion" in line or "ERROR" in line]
 
 
-def test_a_scheduler_calls_none(intruded: str, worker: StartWorker) -> None:
+def test_a_scheduler_calls_no_planted_object(intruded: str, worker: StartWorker) -> None:
     running = worker("tests.apps.scheduled:app", options=("--scheduler",), database_url=intruded)
     with trusting(intruded) as sql:
         ended = "select count(*) > 0 from horsies.finished where status = 'COMPLETED'"
@@ -176,8 +176,10 @@ def test_a_send_on_a_callers_connection_prefers_no_planted_object_and_leaves_the
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("psycopg") or kind == "django"])
-def test_neither_where_planted_objects_come_first(kind: str, intruded: str, graphs: Any) -> None:
-    """Only with libraries that say nothing themselves that would find them."""
+def test_a_send_on_a_callers_connection_calls_no_planted_object_that_comes_first(
+    kind: str, intruded: str, graphs: Any
+) -> None:
+    """Only with libraries whose own statements do not call them."""
     expect_sends(KINDS[kind](intruded), "public, pg_catalog", graphs)
 
 
@@ -215,5 +217,5 @@ def test_rows_by_hand_call_none_where_the_path_leads_to_them_second(intruded: st
     with psycopg.connect(intruded, autocommit=True, options='-c search_path="$user",public') as sql:
         sql.execute("listen horsies_7474d027_new")
         sql.execute("insert into horsies.tasks (task_name, args) values ('add', '{}')")
-        (heard,) = sql.notifies(timeout=5.0, stop_after=1)
-    assert heard.payload.startswith("100 ")
+        (received,) = sql.notifies(timeout=5.0, stop_after=1)
+    assert received.payload.startswith("100 ")

@@ -1,4 +1,4 @@
-"""Whatever a role or a database sets for its sessions, ours have what our statements and what we read depend on."""
+"""Whatever a role or a database sets for its sessions, ours have the settings that our statements depend on."""
 
 from datetime import timedelta
 from typing import Any
@@ -61,7 +61,7 @@ def read() -> Op[Any]:
 
 
 def set_for_sessions(sql: psycopg.Connection, server: DatabaseServer, **settings: str) -> None:
-    """Of this database, from now on."""
+    """Set this for new sessions of the database."""
     for name, value in settings.items():
         if name == "transaction_timeout" and server.version < 17:
             continue
@@ -81,7 +81,7 @@ def expect_read(found: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_of_the_database_changes_no_verb(
+def test_a_setting_of_the_database_changes_no_operation(
     name: str, database: str, sql: psycopg.Connection, server: DatabaseServer
 ) -> None:
     set_for_sessions(sql, server, **{name: SETTINGS[name]})
@@ -99,37 +99,37 @@ async def test_all_of_them_together_change_no_kind_of_session(
 ) -> None:
     set_for_sessions(sql, server, **SETTINGS)
     config = PostgresConfig(database_url=database)
-    broker, courier, link = (
+    broker, loop_connection, dedicated = (
         PostgresBroker(config),
         LoopConnection(config, "worker"),
-        DedicatedConnection(config, "keeper"),
+        DedicatedConnection(config, "maintenance"),
     )
     for _ in range(3):  # prepared, too
         expect_read(broker.run(read))
         expect_read(await broker.run_async(read))
-        expect_read(await courier.run(read()))
-        expect_read(link.run(read()))
-    courier.close()
-    link.close()
+        expect_read(await loop_connection.run(read()))
+        expect_read(dedicated.run(read()))
+    loop_connection.close()
+    dedicated.close()
     await broker.close_async()
 
 
-@pytest.mark.parametrize("kind", ["courier", "link"])
-async def test_limits_of_the_role_do_not_end_what_a_worker_does(
+@pytest.mark.parametrize("kind", ["loop", "dedicated"])
+async def test_limits_of_the_role_do_not_stop_a_workers_statements(
     kind: str, database: str, sql: psycopg.Connection, server: DatabaseServer
 ) -> None:
     set_for_sessions(sql, server, **{name: SETTINGS[name] for name in LIMITS})
     config = PostgresConfig(database_url=database)
     slow = Statement("slow", "select pg_sleep(0.6), pg_backend_pid()")
     process = Statement("process", "select pg_backend_pid()")
-    if kind == "courier":
-        courier = LoopConnection(config, "worker")
-        worked, then = await courier.run(one(slow())), await courier.run(one(process()))
-        courier.close()
+    if kind == "loop":
+        loop_connection = LoopConnection(config, "worker")
+        worked, then = await loop_connection.run(one(slow())), await loop_connection.run(one(process()))
+        loop_connection.close()
     else:
-        link = DedicatedConnection(config, "keeper")
-        worked, then = link.run(one(slow())), link.run(one(process()))
-        link.close()
+        dedicated = DedicatedConnection(config, "maintenance")
+        worked, then = dedicated.run(one(slow())), dedicated.run(one(process()))
+        dedicated.close()
     assert worked is not None
     assert then == (worked[1],)
 

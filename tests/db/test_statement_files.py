@@ -19,7 +19,7 @@ def test_each_named_block_is_a_statement(twin: Path) -> None:
     assert load_twin(twin) == {"first": "select 1;", "second": "select\n    2;"}
 
 
-def test_comments_are_for_readers_and_not_for_the_server(twin: Path) -> None:
+def test_comments_are_not_sent_to_the_server(twin: Path) -> None:
     twin.write_text("-- name: first\n-- Why.\nselect 1 -- one\nfrom t;\n")
     assert load_twin(twin) == {"first": "select 1\nfrom t;"}
 

@@ -63,7 +63,7 @@ def test_every_statement_is_valid_on_the_migrated_schema(name: str, shared_sql: 
 
 
 def planned(name: str, sql: psycopg.Connection) -> str:
-    """The plan for parameters that are not known."""
+    """Return the plan for unknown parameters."""
     text = STATEMENTS[name].text.rstrip(";").replace("{partition}", "finished_default")
     text = re.sub(r"\{(first|after)\}", "2020-01-01", text)
     types: dict[str, str] = {}
@@ -229,7 +229,7 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
         "workflows/inspect.get_nodes", "workflows/inspect.get_nodes_of_runs",
     ],
 )  # fmt: skip
-def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_planned_once(
+def test_statements_of_producers_and_operators_keep_their_index_plans_when_they_are_planned_once(
     name: str, filled: psycopg.Connection
 ) -> None:
     with filled.transaction():
@@ -239,7 +239,7 @@ def test_what_producers_and_operators_ask_keeps_its_index_plans_when_it_is_plann
 
 
 def test_conditions_that_may_be_left_out_are_known() -> None:
-    """Planned once, such a condition is no way into an index: a statement with one is asked by `planned_for_values`, or reads little anyway."""
+    """A generic plan cannot use an index for such a condition: a statement with one goes through `plan_for_values`, or reads little anyway."""
     found = {name for name, statement in STATEMENTS.items() if re.search(r"%\(\w+\)s::\S+ is null", statement.text)}
     asked_for_values = {"tasks/inspect.list_tasks", "workflows/inspect.list_runs", "tasks/inspect.get_worker_states"}
     of_few_rows = {
@@ -258,6 +258,6 @@ def test_a_claim_reads_in_the_order_of_service_and_sorts_nothing(name: str, fill
     assert "Sort" not in found, found
 
 
-def test_waiting_looks_only_into_days_since_the_task_was_made(filled: psycopg.Connection) -> None:
+def test_waiting_reads_only_partitions_since_the_task_was_created(filled: psycopg.Connection) -> None:
     assert "finished_20200101" not in plan(filled, hot(filled)["get_hundred_ended"])
     assert "finished_20200101" in plan(filled, hot(filled)["get_results_unpruned"])

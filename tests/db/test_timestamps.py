@@ -1,4 +1,4 @@
-"""Moments that Python does not know are read as the earliest or the latest it does: one row by hand hides no other."""
+"""Times outside of Python's range are read as the earliest or the latest one, so that one hand-written row does not hide others."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ MOMENTS = {
 
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
-def test_a_moment_that_python_does_not_know_is_the_earliest_or_the_latest(
+def test_a_time_outside_of_pythons_range_is_read_as_the_earliest_or_the_latest(
     broker: PostgresBroker, sql: psycopg.Connection, zone: str
 ) -> None:
     sql.execute(f"alter database {sql.info.dbname} set timezone = '{zone}'".encode())
@@ -42,7 +42,7 @@ async def test_an_event_loop_reads_the_same(async_broker: PostgresBroker) -> Non
 
 
 @pytest.mark.promise("D6")
-def test_tasks_with_such_moments_and_unknown_attempts_can_be_listed_and_shown(
+def test_tasks_with_such_times_and_unknown_attempts_can_be_listed_and_shown(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     ids = finish(sql, ago(0), 3)

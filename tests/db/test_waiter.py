@@ -1,4 +1,4 @@
-"""The waiting desk by hand: each waiter is a generator that is moved step by step, so that every race is at its one place."""
+"""The waiter hub, step by step: each waiter is a generator that the test advances, so every race happens at a known point."""
 
 import asyncio
 import time
@@ -43,12 +43,12 @@ class FakeListener:
         self.subscriptions.remove(channel, key, wake)
         self.subscribers -= 1
 
-    def announce(self, *keys: str) -> None:
+    def notify(self, *keys: str) -> None:
         self.subscriptions.notify(Channel.DONE, " ".join(keys))
 
 
 class FakeWaiter:
-    """One who waits, and what it does next."""
+    """A waiter and its next step."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class FakeWaiter:
         self.waiter = Waiter[str](keys, first_read_at=first_read_at)
         self._entry = hub.register(self.waiter)
         self._entry.__enter__()
-        self.rings = 0
+        self.wakes = 0
         self._op = hub.wait(self.waiter, self._wake, deadline, until)
         self.step: Sleep | ReadKeys[str] | None = None
         self._move(lambda: next(self._op))
 
     def _wake(self) -> None:
-        self.rings += 1
+        self.wakes += 1
 
     def wake(self) -> None:
         assert isinstance(self.step, Sleep)
@@ -87,7 +87,7 @@ class FakeWaiter:
         return self.step.keys
 
     @property
-    def rests(self) -> bool:
+    def sleeps(self) -> bool:
         return isinstance(self.step, Sleep)
 
     @property
@@ -112,7 +112,7 @@ def listener() -> FakeListener:
 @pytest.fixture
 def hub(listener: FakeListener) -> Generator[WaiterHub[str]]:
     yield make_hub(lambda: listener)
-    assert listener.subscribers == 0, "whoever has left hears nothing more"
+    assert listener.subscribers == 0, "all waiters that left are unsubscribed"
 
 
 def make_hub(listener: Callable[[], FakeListener], timings: WaiterTimings | None = None) -> WaiterHub[str]:
@@ -122,19 +122,19 @@ def make_hub(listener: Callable[[], FakeListener], timings: WaiterTimings | None
     return WaiterHub(WaitSource(Channel.DONE, read), cast("Any", listener), timings)
 
 
-def test_what_is_new_is_read_when_it_is_announced_and_not_before(hub: WaiterHub[str], listener: FakeListener) -> None:
+def test_the_first_read_of_a_new_key_waits_for_its_notification(hub: WaiterHub[str], listener: FakeListener) -> None:
     waiter = FakeWaiter(hub, "a", first_read_at=time.monotonic() + 60)
     assert isinstance(waiter.step, Sleep)
     assert waiter.step.timeout_s <= WaiterTimings().poll_s
-    listener.announce("a")
-    assert waiter.rings
+    listener.notify("a")
+    assert waiter.wakes
     waiter.wake()
     assert waiter.reads == ["a"]
     waiter.find(ENDED)
     assert waiter.is_gone
 
 
-def test_what_is_new_is_read_in_time_without_an_announcement(hub: WaiterHub[str]) -> None:
+def test_the_first_read_of_a_new_key_happens_in_time_without_a_notification(hub: WaiterHub[str]) -> None:
     waiter = FakeWaiter(hub, "a", first_read_at=time.monotonic() + 0.01)
     assert isinstance(waiter.step, Sleep)
     time.sleep(waiter.step.timeout_s)
@@ -143,7 +143,7 @@ def test_what_is_new_is_read_in_time_without_an_announcement(hub: WaiterHub[str]
     waiter.find(ENDED)
 
 
-def test_a_lone_waiter_reads_and_goes(hub: WaiterHub[str]) -> None:
+def test_a_lone_waiter_reads_and_leaves(hub: WaiterHub[str]) -> None:
     one = FakeWaiter(hub, ["a"])
     assert one.reads == ["a"]
     one.find(ENDED)
@@ -151,40 +151,34 @@ def test_a_lone_waiter_reads_and_goes(hub: WaiterHub[str]) -> None:
     assert one.waiter.answers == {"a": "ended"}
 
 
-def test_what_is_announced_after_the_first_read_leads_to_the_second(
-    hub: WaiterHub[str], listener: FakeListener
-) -> None:
+def test_a_notification_after_the_first_read_causes_a_second(hub: WaiterHub[str], listener: FakeListener) -> None:
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
-    assert one.rests
-    listener.announce("x", "a")
-    assert one.rings == 1
+    assert one.sleeps
+    listener.notify("x", "a")
+    assert one.wakes == 1
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
     assert one.is_gone
 
 
-def test_an_announcement_between_entering_and_the_first_read_is_part_of_that_read(
-    hub: WaiterHub[str], listener: FakeListener
-) -> None:
+def test_a_notification_before_the_first_read_needs_no_second_one(hub: WaiterHub[str], listener: FakeListener) -> None:
     listener.is_in_force = False
     one = FakeWaiter(hub, ["a"])
-    assert one.rests, "LISTEN is not in force yet, and a read now could be too early"
-    listener.announce("a")
+    assert one.sleeps, "LISTEN is not in force yet, and a read now could be too early"
+    listener.notify("a")
     listener.subscriptions.wake_all(Channel.DONE)  # now it is
-    assert one.rings
+    assert one.wakes
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
 
 
-def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(
-    hub: WaiterHub[str], listener: FakeListener
-) -> None:
+def test_a_waiter_reads_at_once_if_listen_is_in_force_by_then(hub: WaiterHub[str], listener: FakeListener) -> None:
     listener.is_in_force = False
     hurried = FakeWaiter(hub, ["a"], deadline=0.0)
-    assert hurried.reads == ["a"], "its time is over, so it need not hear anything"
+    assert hurried.reads == ["a"], "it has timed out, so it does not wait for LISTEN"
     hurried.find(LIVE)
     listener.is_in_force = True
     one = FakeWaiter(hub, ["a"])
@@ -192,9 +186,9 @@ def test_who_comes_when_listen_has_come_into_force_unnoticed_reads_at_once(
     one.find(ENDED)
 
 
-def test_an_announcement_during_a_read_leads_to_another(hub: WaiterHub[str], listener: FakeListener) -> None:
+def test_a_notification_during_a_read_causes_another(hub: WaiterHub[str], listener: FakeListener) -> None:
     one = FakeWaiter(hub, ["a"])
-    listener.announce("a")  # perhaps too late for the snapshot of that read
+    listener.notify("a")  # perhaps too late for the snapshot of that read
     one.find(LIVE)
     assert one.reads == ["a"]
     one.find(ENDED)
@@ -203,33 +197,33 @@ def test_an_announcement_during_a_read_leads_to_another(hub: WaiterHub[str], lis
 
 def test_one_reads_for_all(hub: WaiterHub[str], listener: FakeListener) -> None:
     one, two, three = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b", "c"]), FakeWaiter(hub, ["b"])
-    assert two.rests
-    assert three.rests
+    assert two.sleeps
+    assert three.sleeps
     one.find(LIVE)
     assert one.reads == ["b", "c"]
     one.find(LIVE)
-    listener.announce("a", "b", "c")
+    listener.notify("a", "b", "c")
     one.wake()
     assert one.reads == ["a", "b", "c"]
     one.find(ENDED, a=LIVE)
-    assert (two.rings, three.rings) == (1, 1)
+    assert (two.wakes, three.wakes) == (1, 1)
     two.wake()
     three.wake()
     assert two.is_gone
     assert three.is_gone
-    assert one.rests
-    listener.announce("a")
+    assert one.sleeps
+    listener.notify("a")
     one.wake()
     one.find(ENDED)
     assert one.is_gone
 
 
-def test_who_comes_later_is_read_for_by_the_one_who_sleeps(hub: WaiterHub[str]) -> None:
+def test_a_sleeping_reader_reads_for_a_later_waiter(hub: WaiterHub[str]) -> None:
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
-    assert one.rests
+    assert one.sleeps
     two = FakeWaiter(hub, ["b"])
-    assert (two.rests, one.rings) == (True, 1)
+    assert (two.sleeps, one.wakes) == (True, 1)
     one.wake()
     assert one.reads == ["b"]
     one.find(ENDED)
@@ -239,64 +233,64 @@ def test_who_comes_later_is_read_for_by_the_one_who_sleeps(hub: WaiterHub[str]) 
         one.fail(asyncio.CancelledError())
 
 
-def test_who_is_answered_hands_the_duty_on(hub: WaiterHub[str], listener: FakeListener) -> None:
+def test_a_reader_that_leaves_is_replaced(hub: WaiterHub[str], listener: FakeListener) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(ENDED)
     assert one.is_gone
-    assert two.rings, "somebody must read b"
+    assert two.wakes, "it must read b now"
     two.wake()
     assert two.reads == ["b"]
     two.find(ENDED)
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
-def test_who_is_cancelled_in_the_middle_of_a_read_leaves_its_batch_to_the_next(
+def test_the_batch_of_a_cancelled_reader_is_read_by_the_next(
     hub: WaiterHub[str], listener: FakeListener, error: BaseException
 ) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(LIVE)
     one.find(LIVE)
-    listener.announce("a", "b")
+    listener.notify("a", "b")
     one.wake()
     assert one.reads == ["a", "b"]
     with pytest.raises(type(error)):
         one.fail(error)
-    assert two.rings
+    assert two.wakes
     two.wake()
-    assert two.reads == ["b"], "nobody waits for a any more"
+    assert two.reads == ["b"], "a has no waiter any more"
     two.find(ENDED)
 
 
-def test_who_is_cancelled_while_others_read_for_it_is_not_missed(hub: WaiterHub[str]) -> None:
+def test_results_for_a_cancelled_waiter_are_ignored(hub: WaiterHub[str]) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     with pytest.raises(asyncio.CancelledError):
         two.fail(asyncio.CancelledError())
     one.find(LIVE)
-    assert one.rests
+    assert one.sleeps
     with pytest.raises(asyncio.CancelledError):
         one.fail(asyncio.CancelledError())
 
 
-def test_a_read_that_fails_fails_for_all_who_were_asked_for(hub: WaiterHub[str], listener: FakeListener) -> None:
+def test_a_failed_read_fails_for_all_waiters_with_requested_keys(hub: WaiterHub[str], listener: FakeListener) -> None:
     one, two, three = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"]), FakeWaiter(hub, ["c"])
     one.find(LIVE)
     one.find(LIVE)
-    listener.announce("b", "c")
+    listener.notify("b", "c")
     one.wake()
     assert one.reads == ["b", "c"]
     away = BrokerError("away", retryable=True)
     one.fail(away)
-    assert one.rests, "it was not concerned"
+    assert one.sleeps, "it was not concerned"
     for other in (two, three):
-        assert other.rings
+        assert other.wakes
         with pytest.raises(BrokerError, match="away"):
             other.wake()
-    listener.announce("a")
+    listener.notify("a")
     one.wake()
     one.find(ENDED)
 
 
-def test_at_the_end_of_its_time_a_waiter_looks_once_more(hub: WaiterHub[str]) -> None:
+def test_a_waiter_reads_once_more_at_its_deadline(hub: WaiterHub[str]) -> None:
     one = FakeWaiter(hub, ["a"], deadline=0.0)
     assert one.reads == ["a"]
     one.find(LIVE)
@@ -304,38 +298,40 @@ def test_at_the_end_of_its_time_a_waiter_looks_once_more(hub: WaiterHub[str]) ->
     assert one.waiter.answers == {"a": "live"}
 
 
-def test_the_time_of_one_who_sleeps_may_end_first(hub: WaiterHub[str]) -> None:
+def test_a_sleeping_waiter_may_time_out_before_the_reader(hub: WaiterHub[str]) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"], deadline=0.0)
-    assert two.rests
+    assert two.sleeps
     one.find(LIVE)
     one.find(LIVE)
-    assert two.rings
+    assert two.wakes
     two.wake()
     assert two.is_gone
     with pytest.raises(asyncio.CancelledError):
         one.fail(asyncio.CancelledError())
 
 
-def test_what_expires_is_looked_at_in_time(hub: WaiterHub[str]) -> None:
+def test_a_key_is_read_again_after_the_given_time(hub: WaiterHub[str]) -> None:
     one = FakeWaiter(hub, ["a"])
     one.find(ReadResult("live", read_again_s=0.5))
     assert isinstance(one.step, Sleep)
     assert one.step.timeout_s <= 0.5
     one.wake()  # too early
-    assert one.rests
+    assert one.sleeps
     with pytest.raises(asyncio.CancelledError):
         one.fail(asyncio.CancelledError())
 
 
 @pytest.mark.parametrize("payload", [None, "*"])
-def test_a_doubt_is_a_look_at_everything(hub: WaiterHub[str], listener: FakeListener, payload: str | None) -> None:
+def test_every_key_is_read_when_anything_may_have_happened(
+    hub: WaiterHub[str], listener: FakeListener, payload: str | None
+) -> None:
     one, two = FakeWaiter(hub, ["a"]), FakeWaiter(hub, ["b"])
     one.find(LIVE)
     one.find(LIVE)
     if payload is None:
         listener.subscriptions.wake_all()
     else:
-        listener.announce(payload)
+        listener.notify(payload)
     one.wake()
     assert one.reads == ["a", "b"]
     one.find(ENDED)
@@ -344,7 +340,7 @@ def test_a_doubt_is_a_look_at_everything(hub: WaiterHub[str], listener: FakeList
 
 
 @pytest.mark.promise("D6")
-def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
+def test_notifications_cannot_cause_many_reads_of_everything(
     listener: FakeListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that is notified by name is read at once all the same."""
@@ -352,21 +348,21 @@ def test_notifications_cannot_ask_for_one_look_at_everything_after_the_other(
     monkeypatch.setattr(hub, "_read_all_at", -3_600.0)  # the first read of everything was an hour ago
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
-    listener.announce("*")
+    listener.notify("*")
     one.wake()
     one.find(LIVE)
     for _ in range(100):
-        listener.announce("*")
+        listener.notify("*")
     one.wake()
-    assert one.rests
-    listener.announce("a")
+    assert one.sleeps
+    listener.notify("a")
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)
     assert one.is_gone
 
 
-def test_what_is_too_much_for_one_read_is_read_in_several(hub: WaiterHub[str]) -> None:
+def test_many_keys_are_read_in_several_batches(hub: WaiterHub[str]) -> None:
     one = FakeWaiter(hub, [str(number) for number in range(2 * BATCH + 1)])
     sizes = list[int]()
     while not one.is_gone:
@@ -375,7 +371,7 @@ def test_what_is_too_much_for_one_read_is_read_in_several(hub: WaiterHub[str]) -
     assert sizes == [BATCH, BATCH, 1]
 
 
-def test_in_a_crowd_announcements_are_collected(
+def test_with_many_waiters_notifications_are_collected(
     listener: FakeListener,
 ) -> None:
     hub = make_hub(lambda: listener, WaiterTimings(slack=1e9))  # practically infinite
@@ -384,34 +380,34 @@ def test_in_a_crowd_announcements_are_collected(
     one.find(LIVE)
     one.find(LIVE)
     for key in keys[1:-1]:
-        listener.announce(key)
+        listener.notify(key)
         one.wake()
-        assert one.rests
-    listener.announce(keys[0])
+        assert one.sleeps
+    listener.notify(keys[0])
     one.wake()
     assert sorted(one.reads) == sorted(keys[:-1]), "a full batch gains nothing by waiting"
     one.find(ENDED)
-    listener.announce(keys[-1])
+    listener.notify(keys[-1])
     one.wake()
     assert one.reads == [keys[-1]], "alone again, it is not kept waiting"
     one.find(ENDED)
 
 
-def test_a_waiter_that_does_something_else_is_kept_informed(hub: WaiterHub[str], listener: FakeListener) -> None:
+def test_a_waiter_that_is_not_blocked_gets_its_results(hub: WaiterHub[str], listener: FakeListener) -> None:
     waiter = Waiter[str](["a"])
     with hub.register(waiter):
         one = FakeWaiter(hub, ["b"])
         assert one.reads == ["a", "b"]
         one.find(ENDED, a=LIVE)
         assert one.is_gone
-        listener.announce("a")
+        listener.notify("a")
         two = FakeWaiter(hub, ["c"])
         assert two.reads == ["a", "c"]
         two.find(ENDED)
         assert (waiter.answers, list(waiter.ready)) == ({"a": "ended"}, ["a"])
 
 
-def test_an_error_is_not_kept_for_one_that_does_something_else(hub: WaiterHub[str]) -> None:
+def test_a_waiter_that_is_not_blocked_does_not_get_the_error_of_a_read(hub: WaiterHub[str]) -> None:
     waiter = Waiter[str](["a"])
     with hub.register(waiter):
         one = FakeWaiter(hub, ["b"])
@@ -423,7 +419,7 @@ def test_an_error_is_not_kept_for_one_that_does_something_else(hub: WaiterHub[st
         two.find(ENDED)
 
 
-def test_after_an_error_who_sits_down_again_reads_at_once(hub: WaiterHub[str]) -> None:
+def test_a_waiter_that_blocks_again_after_an_error_reads_at_once(hub: WaiterHub[str]) -> None:
     waiter = Waiter[str](["a"])
     with hub.register(waiter):
         with pytest.raises(BrokerError):
@@ -435,14 +431,14 @@ def test_after_an_error_who_sits_down_again_reads_at_once(hub: WaiterHub[str]) -
         sitting.close()
 
 
-def test_after_the_broker_was_closed_its_next_listener_is_heard() -> None:
+def test_the_hub_subscribes_to_the_next_listener_of_a_closed_broker() -> None:
     listeners = [FakeListener()]
     hub = make_hub(lambda: listeners[-1])
     one = FakeWaiter(hub, ["a"])
     one.find(LIVE)
     listeners.append(FakeListener())
     one.wake()  # by its poll, or any other ring
-    listeners[-1].announce("a")
+    listeners[-1].notify("a")
     one.wake()
     assert one.reads == ["a"]
     one.find(ENDED)

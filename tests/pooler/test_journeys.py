@@ -47,7 +47,7 @@ def test_with_a_listen_url_workers_and_waiters_are_woken_by_notification(
     assert not any("WARNING" in line and "LISTEN" in line for line in worker.logs)
 
 
-def test_without_one_they_poll_and_each_process_says_so_once(
+def test_without_a_listen_url_they_poll_and_each_process_logs_it_once(
     pgbouncer: StartPgBouncer, pooled: MakePooled, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = pooled(pgbouncer().url, resilience=POLLING)
@@ -91,7 +91,7 @@ def test_a_task_sends_another_through_the_pooler(
 def test_caps_hold_across_workers_that_share_two_sessions(
     pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Each turn holds one session at a time, so however few there are, nobody waits for somebody who waits for him."""
+    """Each batch uses one session at a time, so there is no deadlock however few sessions there are."""
     app = pooled(pgbouncer(default_pool_size=2).url, database, cluster_wide_cap=3)
     for _ in range(2):
         app.worker(processes=2, options=("--max-tasks-per-child=0", "--concurrency=2"))
@@ -113,7 +113,7 @@ def test_a_single_session_serves_several_workers(
     assert not any("does not serve" in line for line in first.logs + second.logs)
 
 
-def test_what_a_worker_holds_by_a_lease_comes_back_in_time_and_runs_once(
+def test_tasks_with_an_expired_lease_are_claimed_by_another_worker_and_run_once(
     pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     app = pooled(pgbouncer().url, database, prefetch_buffer=6, claim_lease_ms=1_000)
@@ -129,16 +129,16 @@ def test_what_a_worker_holds_by_a_lease_comes_back_in_time_and_runs_once(
     assert len(notes(tmp_path / "log")) == 6
 
 
-@pytest.mark.parametrize("hears", [True, False])
+@pytest.mark.parametrize("listens", [True, False])
 def test_a_running_task_is_cancelled(
     pgbouncer: StartPgBouncer,
     pooled: MakePooled,
     database: str,
     tmp_path: Path,
-    hears: bool,  # noqa: FBT001 - a parameter of the test
+    listens: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """By a word to its worker, or by what the next heartbeat reads."""
-    app = pooled(pgbouncer().url, database if hears else None, resilience=POLLING)
+    """By a notification to its worker, or by what the next heartbeat reads."""
+    app = pooled(pgbouncer().url, database if listens else None, resilience=POLLING)
     app.worker()
     handle = app.send("gate_async", str(tmp_path / "begun"), str(tmp_path / "never"))
     begun(tmp_path / "begun")
@@ -161,7 +161,7 @@ def test_the_tasks_of_a_killed_worker_are_recovered(
     assert row(sql, "select attempts, array_length(failed_attempts, 1) from horsies.finished") == (2, 1)
 
 
-def test_a_restart_of_the_pooler_is_ridden_out(
+def test_a_worker_survives_a_restart_of_the_pooler(
     pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     pooler = pgbouncer()
@@ -181,10 +181,10 @@ def test_a_restart_of_the_pooler_is_ridden_out(
     assert column(sql, "select distinct attempts from horsies.finished") == [1]
 
 
-def test_a_pooler_that_lets_nobody_wait_for_long_loses_nothing(
+def test_nothing_is_lost_by_query_wait_timeout(
     pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """query_wait_timeout: who has waited for a session for too long is thrown out."""
+    """The pooler disconnects clients that have waited for a session for too long."""
     pooler = pgbouncer(default_pool_size=1, query_wait_timeout=1)
     app = pooled(pooler.url, database)
     worker = app.worker(processes=2)
@@ -196,10 +196,10 @@ def test_a_pooler_that_lets_nobody_wait_for_long_loses_nothing(
     assert sorted(numbers(tmp_path / "log")) == list(range(20))
 
 
-def test_nothing_of_a_turn_stays_in_a_session(
+def test_a_batch_leaves_nothing_in_a_session(
     pgbouncer: StartPgBouncer, pooled: MakePooled, database: str, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Time-outs, locks, prepared statements and LISTENs would be a stranger's next."""
+    """Timeouts, locks, prepared statements and LISTEN would affect the next client."""
     pooler = pgbouncer(default_pool_size=1)
     worker = pooled(pooler.url, cluster_wide_cap=2, resilience=POLLING).worker(processes=2)
     insert_spans(sql, tmp_path / "log", 30, 0.001)

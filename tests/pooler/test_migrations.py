@@ -1,4 +1,4 @@
-"""The schema, when a pooler stands before the database."""
+"""Migrations through a pooler."""
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ TABLES = f"select count(*) > 5 from pg_tables where schemaname = '{SCHEMA}'"
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_it_is_made_by_listen_url_and_through_the_pooler_alike(
+def test_the_schema_is_created_through_listen_url_and_through_the_pooler(
     pgbouncer: StartPgBouncer,
     database: str,
     sql: psycopg.Connection,
@@ -29,7 +29,7 @@ def test_it_is_made_by_listen_url_and_through_the_pooler_alike(
     assert row(sql, TABLES) == (True,)
 
 
-def test_a_listen_url_that_leads_elsewhere_is_refused_before_anything_is_made_there(
+def test_a_listen_url_to_another_database_is_refused_before_anything_is_created_there(
     pgbouncer: StartPgBouncer, empty_database: str
 ) -> None:
     config = PostgresConfig(database_url=pgbouncer().url, listen_url=empty_database, schema=SCHEMA)
@@ -39,7 +39,7 @@ def test_a_listen_url_that_leads_elsewhere_is_refused_before_anything_is_made_th
         assert row(elsewhere, TABLES) == (False,)
 
 
-def test_a_listen_url_that_leads_nowhere_is_named(pgbouncer: StartPgBouncer, proxy: Proxy) -> None:
+def test_the_error_names_an_unreachable_listen_url(pgbouncer: StartPgBouncer, proxy: Proxy) -> None:
     proxy.cut()
     config = PostgresConfig(database_url=pgbouncer().url, listen_url=proxy.url)
     with PostgresBroker(config) as broker, pytest.raises(BrokerError, match=r"at listen_url.*refused") as caught:
@@ -54,7 +54,7 @@ def test_a_listen_url_that_leads_nowhere_is_named(pgbouncer: StartPgBouncer, pro
         ("/horsies", "/nothing", "bouncer config error|no such database"),
     ],
 )
-def test_what_the_pooler_refuses_for_good_is_not_tried_again(
+def test_permanent_refusals_of_the_pooler_are_not_retried(
     pgbouncer: StartPgBouncer, old: str, new: str, words: str
 ) -> None:
     config = PostgresConfig(database_url=pgbouncer().url.replace(old, new))

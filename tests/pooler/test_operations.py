@@ -1,4 +1,4 @@
-"""What operators type, with PgBouncer in transaction mode between them and the database."""
+"""The command line, with PgBouncer in transaction mode between it and the database."""
 
 import psycopg
 
@@ -9,7 +9,7 @@ from tests.fixtures.journey import ME, column, send_new
 from tests.fixtures.pgbouncer import StartPgBouncer
 
 
-def test_operators_see_and_do_the_same_through_a_pooler(
+def test_commands_work_the_same_through_a_pooler(
     pgbouncer: StartPgBouncer, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     url = pgbouncer(server_round_robin=1).url

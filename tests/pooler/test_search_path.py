@@ -1,4 +1,4 @@
-"""Behind a pooler no session is ours: every transaction sets by itself what our statements depend on, and leaves nothing behind."""
+"""Behind a pooler no session is ours: every transaction sets what our statements depend on, and leaves nothing behind."""
 
 from collections.abc import Generator
 from datetime import UTC, datetime
@@ -42,18 +42,18 @@ def graphs(pooled_url: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 
 
 @pytest.mark.promise("D6")
-def test_no_verb_of_a_producer_or_a_worker_calls_a_planted_object(
+def test_no_operation_of_a_producer_or_a_worker_calls_a_planted_object(
     database: str, pooled_url: str, graphs: Any, worker: StartWorker
 ) -> None:
     running = worker("tests.apps.graphs:app", options=FORKED, database_url=pooled_url)
     run_journeys(database, graphs)
     assert running.terminate() == 0
     assert not [line for line in running.logs if "intrusion" in line or "ERROR" in line]
-    with psycopg.connect(pooled_url, autocommit=True) as stranger:
-        assert {path for _ in range(4) for path in column(stranger, "show search_path")} == {"public, pg_catalog"}
+    with psycopg.connect(pooled_url, autocommit=True) as other_client:
+        assert {path for _ in range(4) for path in column(other_client, "show search_path")} == {"public, pg_catalog"}
 
 
-def test_what_is_set_holds_for_each_request_alone_or_in_a_transaction_and_for_what_is_said_afterwards(
+def test_settings_apply_to_each_request_in_a_transaction_or_not_and_after_the_commit(
     pooled_url: str,
 ) -> None:
     with PostgresBroker(PostgresConfig(database_url=pooled_url)) as broker:
@@ -63,7 +63,7 @@ def test_what_is_set_holds_for_each_request_alone_or_in_a_transaction_and_for_wh
         assert found == [[], [("pg_catalog, pg_temp",)], []]
 
 
-def test_moments_and_arrays_are_read_whatever_the_role_has_set(pooled_url: str, database: str) -> None:
+def test_times_and_arrays_are_read_whatever_the_role_has_set(pooled_url: str, database: str) -> None:
     with psycopg.connect(database, autocommit=True, options="-c search_path=pg_catalog") as sql:
         for setting in ("DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Tokyo'", "array_nulls = off"):
             sql.execute(f'alter database "{sql.info.dbname}" set {setting}'.encode())

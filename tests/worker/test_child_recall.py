@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from horsies.executor.protocol import ANY
+from horsies.executor.protocol import NO_ASSIGNMENT
 from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
@@ -43,7 +43,7 @@ async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for
             dispatcher, *[("sleep", {"seconds": 0.05})] * 3, ("gate", {"until": str(go)}), ("quick", {})
         )
         child, _ticket = await dispatcher.beginning(last)
-        assert child.stuck_behind(child.began_at, slow_after_s=9, slow_together_s=0.15) == ANY
+        assert child.stuck_behind(child.began_at, slow_after_s=9, slow_together_s=0.15) == NO_ASSIGNMENT
         go.touch()
         await dispatcher.ending(last)
 
@@ -79,7 +79,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
         child, _ticket = await dispatcher.beginning(slow)
         assert child.budget_left == 7
         dispatcher.is_paused = True
-        child.recall(ANY)
+        child.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: len(dispatcher.returned) == 2)
         assert child.budget_left == 9
         go.touch()
@@ -89,7 +89,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
 async def test_a_recall_of_nothing_closes_nobody() -> None:
     async with open_pool() as dispatcher:
         (child,) = dispatcher.children
-        child.recall(ANY)
+        child.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: dispatcher.recalls_answered)
         assert child.is_open
 

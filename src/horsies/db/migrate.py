@@ -82,7 +82,14 @@ def prepare_schema(config: PostgresConfig) -> list[str]:
 
 def require_current_schema(config: PostgresConfig) -> None:
     """Refuse a database without our schema, or with an older one; fail at once if it cannot be reached."""
-    _run(config, _require_schema(config.schema), config.conninfo)
+    state = read_schema_state(config)
+    if state.version == 0:
+        raise SchemaError(f"this database has no horsies in schema {state.schema!r}; run `horsies migrate` first")
+    if state.pending:
+        raise SchemaError(
+            f"schema {state.schema!r} is at version {state.version}, and this library needs {state.library_version}; "
+            "run `horsies migrate` first"
+        )
 
 
 def read_schema_state(config: PostgresConfig) -> SchemaState:
@@ -147,16 +154,6 @@ def _get_version(schema: str) -> Op[int]:
 def _get_schema_state(schema: str) -> Op[SchemaState]:
     version = yield from _get_version(schema)
     return SchemaState(schema, version, library_version(), [migration.name for migration in _migrations_after(version)])
-
-
-def _require_schema(schema: str) -> Op[None]:
-    version = yield from _get_version(schema)
-    if version == 0:
-        raise SchemaError(f"this database has no horsies in schema {schema!r}; run `horsies migrate` first")
-    if version < library_version():
-        raise SchemaError(
-            f"schema {schema!r} is at version {version}, and this library needs {library_version()}; run `horsies migrate` first"
-        )
 
 
 def apply_pending(schema: str) -> Op[list[str]]:

@@ -40,7 +40,6 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 _BEGIN = re.compile(r"begin\b")
 _END = re.compile(r"(commit|rollback)\b")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
-_POLL_EVENTS = {Wait.R: select.POLLIN, Wait.RW: select.POLLIN | select.POLLOUT}
 
 
 class Pipeline:
@@ -236,7 +235,7 @@ def execute(
     pgconn.enter_pipeline_mode()
     try:
         pipeline.send(queries, schema, after_commit)
-        return _run_blocking(pgconn.socket, _exchange(pgconn, pipeline))
+        return _exchange_blocking(pgconn, pipeline)
     finally:
         if _is_idle(pgconn):
             pgconn.exit_pipeline_mode()
@@ -275,23 +274,22 @@ def _exchange(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> Generator[Wait, Read
     """Yield what the socket must be ready for, until all results are there."""
     while pgconn.flush():
         yield Wait.RW
-        # Read while writing: if the server's results filled its side of the connection, both sides would wait. Reading also flushes, so all
-        # results may be there already.
-        if (results := pipeline.receive()) is not None:
-            return results
-    while True:
+        pgconn.consume_input()  # if the server's results filled its side of the connection, both sides would wait
+    # Read before waiting: the results may be there already, taken in above or sent while this process was not running.
+    while (results := pipeline.receive()) is None:
         yield Wait.R
+    return results
+
+
+def _exchange_blocking(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> list[Rows]:
+    poll = select.poll()
+    while pgconn.flush():
+        poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+        poll.poll()
+        if (results := pipeline.receive()) is not None:  # reading also flushes, so all results may be there now
+            return results
+    poll.register(pgconn.socket, select.POLLIN)
+    while True:
+        poll.poll()
         if (results := pipeline.receive()) is not None:
             return results
-
-
-def _run_blocking(fileno: int, exchange: Generator[Wait, Ready | int, list[Rows]]) -> list[Rows]:
-    try:
-        wanted = next(exchange)
-        while True:
-            poll = select.poll()
-            poll.register(fileno, _POLL_EVENTS[wanted])
-            poll.poll()
-            wanted = exchange.send(Ready.R)
-    except StopIteration as end:
-        return end.value

@@ -20,17 +20,7 @@ from uuid import uuid4
 
 from horsies.app import Horsies
 from horsies.db.statement import Op, load, rows
-from horsies.executor.execute import (
-    Attempt,
-    PreparedCall,
-    RunningTask,
-    begin,
-    context_of,
-    finish,
-    prepare,
-    refused_before_start,
-    trace,
-)
+from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
 from horsies.executor.protocol import Assignment, Done
 from horsies.model.codec import decode_error
@@ -75,7 +65,7 @@ class DrainJob:
         return None if timeout_ms is None else timeout_ms / 1000
 
 
-def run_job(job: DrainJob, runner: asyncio.Runner) -> Attempt:
+def run_job(job: DrainJob, runner: asyncio.Runner) -> CallOutcome:
     """Blocking."""
     if job.call.task.is_async:
         return runner.run(_on_loop(job), context=job.context)
@@ -85,7 +75,7 @@ def run_job(job: DrainJob, runner: asyncio.Runner) -> Attempt:
     return _on_thread(job, function)
 
 
-async def run_job_async(job: DrainJob) -> Attempt:
+async def run_job_async(job: DrainJob) -> CallOutcome:
     """On the running event loop."""
     loop = asyncio.get_running_loop()
     if job.call.task.is_async:
@@ -98,7 +88,7 @@ async def run_job_async(job: DrainJob) -> Attempt:
     return outcome
 
 
-async def _on_loop(job: DrainJob) -> Attempt:
+async def _on_loop(job: DrainJob) -> CallOutcome:
     on_loop = InterruptCoroutine(job.running)
     if job.timeout_s is None:
         return await on_loop.call(job.call.function)
@@ -109,13 +99,13 @@ async def _on_loop(job: DrainJob) -> Attempt:
         wakeup_timer.cancel()
 
 
-def _on_thread(job: DrainJob, function: Callable[[], Any]) -> Attempt:
+def _on_thread(job: DrainJob, function: Callable[[], Any]) -> CallOutcome:
     on_thread = InterruptThread(job.running)
     with _wakeup_timer(job, on_thread.stop):
         return on_thread.call(function)
 
 
-def _on_main_thread(job: DrainJob, function: Callable[[], Any]) -> Attempt:
+def _on_main_thread(job: DrainJob, function: Callable[[], Any]) -> CallOutcome:
     before = signal.getsignal(SOFT_STOP_SIGNAL)
     main = InterruptMainThread()
     try:
@@ -144,7 +134,7 @@ def _wakeup_timer(job: DrainJob, stop: Callable[[], object]) -> Generator[None]:
 
 def _time_is_up(running: RunningTask, stop: Callable[[], object]) -> None:
     if not running.is_over:
-        running.ask("timeout")
+        running.request_stop("timeout")
         stop()
 
 
@@ -257,14 +247,14 @@ class Drain:
         return claim_limits_for(self.app.config, _WORKER_CONFIG)
 
     def _run(self, claim: Claim) -> Generator[Verb | DrainJob, Any, None]:
-        running = begin(Assignment(*fields_of(1, claim)))
+        running = RunningTask(Assignment(*fields_of(1, claim)))
         reports: list[str] = []
-        prepared, context = prepare(self.app.known_tasks, running), context_of(running, _noted(reports))
+        prepared, context = prepare(self.app.known_tasks, running), running.task_context(_noted(reports))
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):
-            done = context.run(refused_before_start, running, prepared)
+            done = context.run(fail_before_start, running, prepared)
         else:
-            trace(running, context, prepared.task.tracer)
+            running.begin_span(context, prepared.task.tracer)
             outcome = yield DrainJob(running, prepared, context)
             raised = outcome[1]
             done = context.run(finish, running, prepared.task, outcome)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from horsies.executor.protocol import Fields, RunTasks
+from horsies.executor.protocol import AssignmentFields, RunTasks
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.task import Claim
@@ -138,7 +138,7 @@ class Assignments:
         return ended, unbegun
 
 
-def fields_of(assignment_no: int, claim: Claim) -> Fields:
+def fields_of(assignment_no: int, claim: Claim) -> AssignmentFields:
     """What a child is told of a claim."""
     return (
         assignment_no,

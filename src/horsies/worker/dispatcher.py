@@ -33,7 +33,7 @@ from horsies.db.errors import (
 from horsies.db.loop_connection import LoopConnection
 from horsies.db.statement import Op
 from horsies.events import DatabaseError, emit, subscribers
-from horsies.executor.protocol import ANY
+from horsies.executor.protocol import NO_ASSIGNMENT
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
 from horsies.model.validation import format_duration
@@ -581,7 +581,7 @@ class Dispatcher:
         log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
         for child in self._pending.children:
             if child.assignments.has_waiting:
-                child.recall(ANY)
+                child.recall(NO_ASSIGNMENT)
         self._go()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
-from horsies.executor.protocol import Done, Reason
+from horsies.executor.protocol import Done, StopReason
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
@@ -159,7 +159,7 @@ class TaskStopper:
         patience_s = max(self._grace_s, LOOP_ANSWER_S)
         self._deadlines.add(now + patience_s, Deadline(child, assignment_no, StopStage.LOOP, asked))
 
-    def _ask(self, child: Child, assignment_no: int, claim: Claim, reason: Reason, code: str, words: str) -> None:
+    def _ask(self, child: Child, assignment_no: int, claim: Claim, reason: StopReason, code: str, words: str) -> None:
         key = claim.id, claim.claim_no
         child.set_kill_reason(assignment_no, code, f"{words}, and it did not end within {self._grace_s:g} s")
         if key not in self._asked:
