@@ -83,10 +83,10 @@ class TextFormatter(logging.Formatter):
         fields = task_fields()
         if not fields:
             return ""
-        words = [f"{short}={fields[name]}" for short, name in self._SHORT]
+        parts = [f"{short}={fields[name]}" for short, name in self._SHORT]
         if "root_id" in fields:
-            words.append(f"workflow={fields['root_id']}")
-        return f"[{' '.join(words)}] "
+            parts.append(f"workflow={fields['root_id']}")
+        return f"[{' '.join(parts)}] "
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Tasks that put a child through its paces. Its hooks do what the environment says."""
+"""Tasks for the tests of children and pools. The environment sets what its hooks do."""
 
 import asyncio
 import contextvars

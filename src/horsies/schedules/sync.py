@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from horsies.db.statement import Op, Query, execute, load
 from horsies.model.config import AppConfig
 from horsies.model.errors import PayloadError, QueueError
-from horsies.model.schedule import TaskSchedule, as_stored, next_slot, zone_named
+from horsies.model.schedule import TaskSchedule, next_slot, pattern_to_json, zone_named
 from horsies.model.task import TaskOptions
 from horsies.model.validation import raise_problems
 from horsies.schedules.tick import SQL as TICK
@@ -147,7 +147,7 @@ def _next_slot(schedule: TaskSchedule, stored: Mapping[str, StoredSchedule], now
     if not schedule.enabled:
         return None
     row = stored.get(schedule.name)
-    pattern_and_zone = (as_stored(schedule.pattern), schedule.timezone)
+    pattern_and_zone = (pattern_to_json(schedule.pattern), schedule.timezone)
     if row is not None and row.enabled and (row.pattern, row.timezone) == pattern_and_zone:
         return row.next_slot_at
     return next_slot(schedule.pattern, zone_named(schedule.timezone), now)
@@ -175,7 +175,7 @@ def _to_row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -
         "name": schedule.name,
         **{name: options[name] for name in _OPTIONS},
         "args": each.args,
-        "pattern": as_stored(schedule.pattern),
+        "pattern": pattern_to_json(schedule.pattern),
         "timezone": schedule.timezone,
         "catch_up_missed": schedule.catch_up_missed,
         "max_catch_up_runs": schedule.max_catch_up_runs,
