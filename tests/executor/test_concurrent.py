@@ -24,7 +24,7 @@ async def test_thousands_of_coroutines_sleep_at_the_same_time() -> None:
 @pytest.mark.promise("X2")
 async def test_no_more_than_the_concurrency_run_at_once(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=3, frame=10) as dispatcher:  # ten at hand, three at once
+    async with open_pool(concurrency=3, prefetch=10) as dispatcher:  # ten at hand, three at once
         for number in range(10):
             dispatcher.send("gate_async" if number % 2 else "gate", until=str(go))
         await dispatcher.until(lambda: len(dispatcher.begun) == 3)
@@ -64,7 +64,7 @@ async def test_a_task_that_fails_does_not_affect_the_others(tmp_path: Path) -> N
 
 async def test_pending_tasks_of_a_concurrent_child_can_be_recalled(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=2, frame=5) as dispatcher:
+    async with open_pool(concurrency=2, prefetch=5) as dispatcher:
         ids = [dispatcher.send("gate_async", until=str(go)) for _ in range(5)]
         await dispatcher.until(lambda: len(dispatcher.begun) == 2)
         (child,) = dispatcher.children
@@ -81,7 +81,7 @@ async def test_pending_tasks_of_a_concurrent_child_can_be_recalled(tmp_path: Pat
 @pytest.mark.promise("A8", "W9")
 async def test_all_running_tasks_of_a_concurrent_child_crash_with_it(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=3, frame=5) as dispatcher:
+    async with open_pool(concurrency=3, prefetch=5) as dispatcher:
         ids = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]
         ids.append(dispatcher.send("gate", until=str(go)))
         unbegun = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]

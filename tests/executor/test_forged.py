@@ -70,7 +70,7 @@ async def forge(dispatcher: FakeDispatcher, frames: bytes, folder: Path) -> tupl
 async def test_a_child_that_sends_an_invalid_message_is_killed_and_no_other_task_is_affected(
     frames: bytes, tmp_path: Path
 ) -> None:
-    async with open_pool(FORGING, processes=2, frame=3) as dispatcher:
+    async with open_pool(FORGING, processes=2, prefetch=3) as dispatcher:
         forger, behind, other = await forge(dispatcher, frames, tmp_path)
         error = await dispatcher.crash(forger)
         assert error.error_code == "WORKER_CRASHED"
@@ -83,7 +83,7 @@ async def test_a_child_that_sends_an_invalid_message_is_killed_and_no_other_task
 
 @pytest.mark.parametrize("message", [Pong(7), Pong(99), LoopAlive(), Progress(99, 0.5, "x"), Progress(1, 0.5, "x")])
 async def test_a_valid_message_out_of_place_changes_nothing(message: Message, tmp_path: Path) -> None:
-    async with open_pool(FORGING, processes=2, frame=3) as dispatcher:
+    async with open_pool(FORGING, processes=2, prefetch=3) as dispatcher:
         forger, _behind, other = await forge(dispatcher, pack(message), tmp_path)
         (tmp_path / "never").touch()
         (tmp_path / "go").touch()

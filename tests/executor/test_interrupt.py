@@ -125,7 +125,7 @@ async def test_a_time_out_wants_a_retry_when_the_policy_lists_its_exception() ->
 
 async def test_a_task_that_is_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(frame=2) as dispatcher:
+    async with open_pool(prefetch=2) as dispatcher:
         dispatcher.is_paused = True
         first, second = dispatcher.send("gate", until=str(go)), dispatcher.send("quick")
         dispatcher.is_paused = False
@@ -147,7 +147,7 @@ async def test_a_late_soft_stop_is_never_raised_in_another_task(concurrency: int
         if int(claim.id.removeprefix("task-")) % 2:
             child.interrupt(assignment_no, "cancel")
 
-    async with open_pool(concurrency=concurrency, frame=8) as dispatcher:
+    async with open_pool(concurrency=concurrency, prefetch=8) as dispatcher:
         child = await dispatcher.value("whoami")
         dispatcher.on_task_began = interrupt_every_other
         ids = [dispatcher.send(name) for _ in range(600)]

@@ -47,7 +47,7 @@ def take_batch(
 ) -> BatchResult:
     """Run a batch of a worker, and the steps that its dispatcher would run after it."""
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=lanes_from_start(["default"]))
+    batch = Batch(worker, broker.config, NO_CAPS, endings, claim_requests=wanted, lanes=lanes_from_start(["default"]))
     outcome = broker.run(lambda: run_batch(batch))
     broker.run(partial(run_steps, outcome.unsettled))
     return outcome

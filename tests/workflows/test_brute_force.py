@@ -127,5 +127,5 @@ def _go_on(broker: PostgresBroker, run: str) -> None:
 
 def _batch(broker: PostgresBroker, endings: list[Ending], limit: int) -> BatchResult:
     wanted = ClaimRequest(ME, TaskStatus.RUNNING, limit, 60_000)
-    batch = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=lanes_from_start(["default"]))
+    batch = Batch(ME, broker.config, NO_CAPS, endings, claim_requests=[wanted], lanes=lanes_from_start(["default"]))
     return broker.run(partial(run_batch, batch))

@@ -36,11 +36,11 @@ from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release_tasks, report_progress
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.assignments import fields_of
+from horsies.worker.assignments import fields_from_claim
 from horsies.worker.batch import Batch, run_batch
 from horsies.worker.capacity import ClaimLimits
 from horsies.worker.run import claim_limits_for, served_queues
-from horsies.worker.timeouts import ending_of
+from horsies.worker.timeouts import ending_from_done
 from horsies.workflows.advance import run_steps
 
 # --------
@@ -233,7 +233,9 @@ class Drain:
         lanes = lanes_from_start([queue.name for queue in served_queues(self.app.config, _WORKER_CONFIG)])
         wanted = ClaimRequest(self.worker, TaskStatus.RUNNING, 1, self._limits.lease_ms, caps=self._limits.caps)
         outcome = yield from run_batch(
-            Batch(self.worker, self.database, self._limits.caps, [], promotes=True, wanted=[wanted], lanes=lanes)
+            Batch(
+                self.worker, self.database, self._limits.caps, [], promotes=True, claim_requests=[wanted], lanes=lanes
+            )
         )
         (claims,) = outcome.claimed
         if not claims or not claims[0].is_unread:
@@ -247,7 +249,7 @@ class Drain:
         return claim_limits_for(self.app.config, _WORKER_CONFIG)
 
     def _run(self, claim: Claim) -> Generator[Verb | DrainJob, Any, None]:
-        running = RunningTask(Assignment(*fields_of(1, claim)))
+        running = RunningTask(Assignment(*fields_from_claim(1, claim)))
         reports: list[str] = []
         prepared, context = prepare(self.app.known_tasks, running), running.task_context(_noted(reports))
         raised: BaseException | None = None
@@ -268,7 +270,7 @@ class Drain:
         """What the task is then."""
         if reports:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, reports[-1])]))
-        ending = ending_of(claim, done)
+        ending = ending_from_done(claim, done)
         outcome = yield from run_batch(self._ending_turn(ending))
         yield from run_steps(outcome.unsettled)
         if claim.id in outcome.ended and not ending.may_retry:
