@@ -154,7 +154,6 @@ class Listener:
                 self._tried_at = time.monotonic()
                 try:
                     with connect(self._config, "listener", url=self._config.listen_conninfo) as connection:
-                        self._refuse_shared(connection)
                         self._serve(connection)
                 except psycopg.Error as error:
                     # A connection that has received notifications is replaced at once. Only failing attempts are spaced out.
@@ -164,14 +163,12 @@ class Listener:
                     self._log_polling("LISTEN does not work through a transaction pooler")
                     self._sleep(self._timings.pooler_retry_s)
 
-    def _refuse_shared(self, connection: psycopg.Connection) -> None:
+    def _serve(self, connection: psycopg.Connection) -> None:
         self._is_direct = is_direct(connection)
         if not self._is_direct:
             self._start_polling()  # until the opposite is known
             if is_shared(connection, lambda: self._notify(Channel.TEST, ""), self._timings.pooler_checks):
                 raise SharedSession
-
-    def _serve(self, connection: psycopg.Connection) -> None:
         self._test = ListenSelfTest(self._timings, self._timings.first_test_s if self._is_direct else 0.0)
         # psycopg reads what arrives while a LISTEN is under way, and passes it on only to a handler.
         connection.add_notify_handler(lambda received: self._on_notification(received.channel, received.payload))
