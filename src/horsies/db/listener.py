@@ -353,9 +353,8 @@ class ListenSelfTest:
     def start(self, notify: Callable[[str], object]) -> None:
         self._sent = secrets.token_hex(8)
         notify(self._sent)
-        self.due_at = (
-            time.monotonic() + self._timings.test_timeout_s
-        )  # from now: a busy pool may have delayed the sending
+        # From now: a busy pool may have delayed the sending.
+        self.due_at = time.monotonic() + self._timings.test_timeout_s
 
     def receive(self, token: str) -> bool:
         """Return whether the token is ours: other processes test themselves, too."""
@@ -475,9 +474,8 @@ class LoopNotificationReader:
     def watch(self, fileno: int, read: Callable[[], None]) -> bool:
         """Call `read` on the loop whenever there is something to read. Return False if that is not possible."""
         try:
-            duplicate = os.dup(
-                fileno
-            )  # the thread may close its own, and its number may be reused before the loop runs
+            # The thread may close its own, and its number may be reused before the loop runs.
+            duplicate = os.dup(fileno)
         except OSError:
             return False  # too many open files
         try:
