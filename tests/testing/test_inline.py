@@ -52,7 +52,7 @@ def test_what_is_scheduled_waits_for_its_time() -> None:
 
 
 def test_tasks_may_wait_for_tasks_and_are_warned_of_the_slot_that_they_hold() -> None:
-    holds = pytest.warns(UserWarning, match="task 'wait_for_note' waits for another task, and holds a slot")
+    holds = pytest.warns(UserWarning, match="task 'wait_for_note' waits for another task and occupies a slot")
     with run_inline() as ran, holds as warned:
         assert shop.wait_for_note.send("inner").get(timeout_ms=1_000).unwrap() == "inner"
     assert [one.task_name for one in ran] == ["note", "wait_for_note"]
