@@ -1,10 +1,10 @@
-"""The test house: every fixture lives in a plug-in of its own under `tests/fixtures`."""
+"""Fixtures for all tests: each is in its own plug-in under `tests/fixtures`."""
 
 from hypothesis import settings
 
-# A busy machine is no failure, and a test that hangs has its time-out.
-settings.register_profile("house", deadline=None)
-settings.load_profile("house")
+# No deadline per example: a busy machine is not a failure, and a test that hangs has its time-out.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 pytest_plugins = [
     "pytester",

@@ -97,7 +97,7 @@ def test_a_task_needs_a_name_and_the_error_shows_how(app: Horsies) -> None:
 
 
 @pytest.mark.parametrize("name", ["", None, 7])
-def test_a_name_is_a_text_with_something_in_it(app: Horsies, name: Any) -> None:
+def test_a_name_is_a_non_empty_string(app: Horsies, name: Any) -> None:
     with pytest.raises(TaskDefinitionError, match="explicit name"):
         app.task(name)(good)
 
@@ -186,7 +186,7 @@ def test_codes_of_the_library_are_not_for_exceptions(app: Horsies, code: str) ->
     assert len(problems.value.problems) == 2
 
 
-def test_the_registry_is_for_looking_at(app: Horsies) -> None:
+def test_the_registry_of_tasks_is_read_only(app: Horsies) -> None:
     task = app.task("good")(good)
     assert dict(app.tasks) == {"good": task}
     with pytest.raises(TypeError):
@@ -225,7 +225,7 @@ def test_all_problems_of_a_task_s_options_come_together(app: Horsies) -> None:
 @pytest.mark.parametrize(
     "config", ["postgresql://ann:S3cr3t@db.example/app", 7, PostgresConfig(database_url="postgresql://")]
 )
-def test_what_is_no_configuration_is_refused_with_the_way_to_make_one(config: Any) -> None:
+def test_an_invalid_configuration_is_refused_with_an_example(config: Any) -> None:
     with pytest.raises(ConfigError, match=r"write config=AppConfig\.for_database_url") as caught:
         Horsies(config)
     assert "S3cr3t" not in str(caught.value)
@@ -321,7 +321,7 @@ def test_a_configured_database_is_not_overruled_by_the_environment(monkeypatch: 
 
 
 @pytest.mark.promise("A6")
-def test_a_database_that_is_not_there_is_raised_and_not_returned(app: Horsies, database: str) -> None:
+def test_a_missing_database_is_raised_and_not_returned(app: Horsies, database: str) -> None:
     config = PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/none", connect_timeout_s=1)
     app = Horsies(AppConfig(broker=config))
     task = app.task("good")(good)
@@ -405,11 +405,11 @@ def test_many_and_delayed_tasks_are_run(basic: Any, worker: StartWorker) -> None
     many = basic.add.send_many(basic.add.call(number, 0) for number in range(1_100))
     basic.add.with_options(key="k", on_conflict="replace").send(3, 3)
     assert later.get(PATIENCE_MS).ok_value == 2
-    assert again.get(PATIENCE_MS).ok_value == 6  # replaced, brought forward, and told of
+    assert again.get(PATIENCE_MS).ok_value == 6  # replaced, brought forward, and announced
     assert [handle.get(PATIENCE_MS).ok_value for handle in many[:50]] == list(range(50))
 
 
-def test_a_wait_that_runs_out_leaves_the_task_going(basic: Any, worker: StartWorker, tmp_path: Any) -> None:
+def test_a_wait_that_times_out_does_not_stop_the_task(basic: Any, worker: StartWorker, tmp_path: Any) -> None:
     worker()
     handle = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
@@ -420,7 +420,7 @@ def test_a_wait_that_runs_out_leaves_the_task_going(basic: Any, worker: StartWor
     assert handle.get(PATIENCE_MS).ok_value == pid  # the time-out was not kept as its result
 
 
-def test_a_wait_with_no_time_at_all_looks_once(basic: Any) -> None:
+def test_a_wait_with_timeout_zero_checks_once(basic: Any) -> None:
     handle = basic.add.send(1, 2)
     began = time.monotonic()
     assert handle.get(0).err_value.error_code == "WAIT_TIMEOUT"
@@ -428,7 +428,7 @@ def test_a_wait_with_no_time_at_all_looks_once(basic: Any) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["5fa3aef7-be9f-48ca-b94f-6ed5dc442fbc", "01890000-0000-7000-8000-000000000000"])
-def test_an_id_that_nobody_knows_is_not_found(basic: Any, task_id: str) -> None:
+def test_an_unknown_id_is_not_found(basic: Any, task_id: str) -> None:
     handle = basic.add.send(1, 2)
     handle.task_id = task_id
     assert handle.get(20).err_value.error_code == "TASK_NOT_FOUND"
@@ -496,7 +496,7 @@ def test_a_task_is_known_by_its_aliases_and_listed_by_its_name(app: Horsies) -> 
         (["x" * 300], "1 to 200"),
     ],
 )
-def test_aliases_that_are_no_names_are_refused(app: Horsies, aliases: Any, words: str) -> None:
+def test_aliases_that_are_not_names_are_refused(app: Horsies, aliases: Any, words: str) -> None:
     with pytest.raises(TaskDefinitionError, match=words):
         app.task("new", aliases=aliases)
 
@@ -513,7 +513,7 @@ def test_a_name_belongs_to_one_task_also_as_an_alias(app: Horsies) -> None:
 
 
 @pytest.mark.promise("W3")
-def test_an_app_can_be_told_to_suppress_its_sends(basic: Any, sql: Any) -> None:
+def test_an_app_can_suppress_its_sends(basic: Any, sql: Any) -> None:
     other = Horsies(basic.app.config)
     basic.app.suppress_sends(True)  # noqa: FBT003 - as it is called
     handle = basic.add.send(1, 2)
@@ -539,7 +539,7 @@ def test_the_environment_can_suppress_the_sends_of_an_app(
     assert Horsies().suppresses_sends is suppressed
 
 
-def test_a_word_in_the_environment_that_is_neither_yes_nor_no_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_value_that_is_neither_yes_nor_no_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORSIES_SUPPRESS_SENDS", "maybe")
     with pytest.raises(ConfigError, match=r"\$HORSIES_SUPPRESS_SENDS is 'maybe'; set it to 1 or 0"):
         Horsies()

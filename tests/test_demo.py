@@ -51,7 +51,7 @@ def started_by(token: str) -> list[psutil.Process]:
             if process.environ().get(TOKEN) == token and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # gone meanwhile, or somebody else's
+            continue  # it has ended, or belongs to another user
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whoever subscribes hears what happens, and breaks nothing."""
+"""Subscribers get the events of their process, and break nothing."""
 
 import logging
 from collections.abc import Generator
@@ -13,8 +13,8 @@ from tests.fixtures.apps import load_fresh
 
 
 @pytest.fixture
-def heard() -> Generator[list[Event]]:
-    """Everything that happens in this process during the test."""
+def received() -> Generator[list[Event]]:
+    """The events of this process during the test."""
     found: list[Event] = []
     before = list(events.subscribers)
     events.subscribe(found.append)
@@ -29,54 +29,56 @@ def basic_in_sandbox(database: str) -> Generator[Any]:
         yield module
 
 
-def test_a_send_is_told_once_with_how_many_it_was(basic: Any, heard: list[Event]) -> None:
+def test_a_send_is_one_event_with_the_number_of_tasks(basic: Any, received: list[Event]) -> None:
     basic.add.send(1, 2)
     basic.add.send_many([basic.add.call(1, n) for n in range(3)])
-    assert [(event.task_name, event.queue_name, event.count) for event in heard if isinstance(event, TasksSent)] == [
+    assert [(event.task_name, event.queue_name, event.count) for event in received if isinstance(event, TasksSent)] == [
         ("add", "default", 1),
         ("add", "default", 3),
     ]
-    assert all(event.duration_s > 0 for event in heard if isinstance(event, TasksSent))
+    assert all(event.duration_s > 0 for event in received if isinstance(event, TasksSent))
 
 
-async def test_an_async_send_is_told_too(basic: Any, heard: list[Event]) -> None:
+async def test_an_async_send_is_an_event(basic: Any, received: list[Event]) -> None:
     await basic.add.send_async(1, 2)
     await basic.app.close_async()
-    assert [type(event) for event in heard] == [TasksSent]
+    assert [type(event) for event in received] == [TasksSent]
 
 
-def test_a_key_that_stands_for_a_task_sent_before_counts_nothing(basic: Any, heard: list[Event]) -> None:
+def test_a_send_with_the_key_of_a_live_task_counts_no_new_task(basic: Any, received: list[Event]) -> None:
     keyed = basic.add.with_options(key="once")
     keyed.send(1, 2)
     keyed.send(1, 2)
-    assert [event.count for event in heard if isinstance(event, TasksSent)] == [1, 0]
+    assert [event.count for event in received if isinstance(event, TasksSent)] == [1, 0]
 
 
-def test_a_send_that_fails_is_not_told(basic: Any, heard: list[Event]) -> None:
+def test_a_send_that_fails_is_not_an_event(basic: Any, received: list[Event]) -> None:
     keyed = basic.add.with_options(key="once")
     keyed.send(1, 2)
     with pytest.raises(Exception, match="other arguments"):
         keyed.send(1, 3)
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
-def test_a_start_of_a_workflow_is_told(basic: Any, heard: list[Event]) -> None:
+def test_a_start_of_a_workflow_is_an_event(basic: Any, received: list[Event]) -> None:
     handle = basic.app.workflow("sum", [basic.add.node()(1, 2)]).start()
-    assert [(event.workflow_name, event.workflow_id) for event in heard if isinstance(event, WorkflowStarted)] == [
+    assert [(event.workflow_name, event.workflow_id) for event in received if isinstance(event, WorkflowStarted)] == [
         ("sum", handle.workflow_id)
     ]
 
 
-def test_what_user_code_raised_is_told_where_it_ran(basic_in_sandbox: Any, heard: list[Event]) -> None:
+def test_an_exception_of_user_code_is_an_event_in_the_process_that_ran_it(
+    basic_in_sandbox: Any, received: list[Event]
+) -> None:
     handle = basic_in_sandbox.raise_error.send("oh no")
     drain()
-    (event,) = [event for event in heard if isinstance(event, TaskRaised)]
+    (event,) = [event for event in received if isinstance(event, TaskRaised)]
     assert (event.task_id, event.task_name, event.attempt) == (handle.task_id, "raise_error", 1)
     assert isinstance(event.exception, RuntimeError)
 
 
-def test_a_subscriber_that_raises_breaks_nothing_and_is_named_once(
-    basic: Any, heard: list[Event], caplog: pytest.LogCaptureFixture
+def test_a_subscriber_that_raises_is_logged_once_and_breaks_nothing(
+    basic: Any, received: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_event: Event) -> None:
         raise ZeroDivisionError
@@ -85,13 +87,13 @@ def test_a_subscriber_that_raises_breaks_nothing_and_is_named_once(
     with caplog.at_level(logging.ERROR, "horsies.events"):
         basic.add.send(1, 2)
         basic.add.send(1, 2)
-    assert len(heard) == 2
+    assert len(received) == 2
     (record,) = caplog.records
     assert "broken" in record.getMessage()
     assert record.exc_info is not None
 
 
-def test_whoever_unsubscribes_hears_no_more(basic: Any, heard: list[Event]) -> None:
-    events.unsubscribe(heard.append)
+def test_no_event_is_delivered_after_unsubscribe(basic: Any, received: list[Event]) -> None:
+    events.unsubscribe(received.append)
     basic.add.send(1, 2)
-    assert heard == []
+    assert received == []

@@ -113,7 +113,7 @@ def test_task_modules_are_imported_by_name_and_by_path(tmp_path: Path) -> None:
     assert sorted(load_app("shop:app").tasks) == ["greet", "post", "ship"]
 
 
-def test_a_script_in_a_folder_of_its_own_name_is_no_obstacle(folder: Path) -> None:
+def test_a_script_may_be_in_a_folder_of_its_own_name(folder: Path) -> None:
     """`python shop/shop.py` has `shop/` on its path, and the current folder is there, too."""
     write("shop/shop.py", APP)
     sys.path.append(str(folder / "shop"))
@@ -131,7 +131,7 @@ def test_two_lone_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     assert sorted(load_app("shop:app").tasks) == ["greet", "post", "ship"]
 
 
-def test_a_folder_named_like_an_installed_package_is_no_obstacle() -> None:
+def test_a_folder_may_be_named_like_an_installed_package() -> None:
     """`test` is a package of Python itself, and wins over a folder without an `__init__.py`."""
     write("test/shop.py", APP)
     assert list(load_app("test/shop.py:app").tasks) == ["greet"]
@@ -153,11 +153,11 @@ def test_a_file_named_like_a_module_of_python_does_not_take_its_place(tmp_path: 
 
 
 @pytest.mark.parametrize("locator", ["shop", "", ":", ":app", "shop:", "shop:app.more", "shop:1", "shop:a b"])
-def test_what_names_no_app_is_refused_with_the_two_ways_to_write_it(locator: str) -> None:
+def test_an_invalid_locator_is_refused_with_the_two_valid_forms(locator: str) -> None:
     write("shop.py", APP)
-    said = refusal(locator)
-    assert "package.module:attribute" in said
-    assert "path/file.py:attribute" in said
+    message = refusal(locator)
+    assert "package.module:attribute" in message
+    assert "path/file.py:attribute" in message
 
 
 @pytest.mark.parametrize(
@@ -173,18 +173,18 @@ def test_a_missing_module_is_named_with_what_to_change(locator: str, missing: st
     )
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_a_missing_file_is_named() -> None:
     assert "there is no file 'nowhere/shop.py'" in refusal("nowhere/shop.py:app")
 
 
-def test_an_attribute_that_is_not_there_is_named_with_the_apps_that_are() -> None:
+def test_a_missing_attribute_is_named_with_the_apps_of_the_module() -> None:
     write("shop.py", APP)
     assert refusal("shop:application") == "'shop' has no attribute 'application'; it has app"
     write("empty.py", "")
     assert "it has no Horsies app at its top level" in refusal("empty:app")
 
 
-def test_what_is_no_app_is_named_by_its_type() -> None:
+def test_an_attribute_that_is_not_an_app_is_named_by_its_type() -> None:
     write("shop.py", APP)
     assert refusal("shop:greet") == (
         "'shop:greet' is a Task, not a Horsies app; name the variable that holds Horsies(...)"
@@ -203,39 +203,39 @@ def test_what_is_no_app_is_named_by_its_type() -> None:
         ("\nimport json; json.loads('{')\n", "JSONDecodeError"),
     ],
 )
-def test_an_error_at_import_is_told_with_the_user_s_own_line(folder: Path, text: str, expected: str) -> None:
+def test_an_error_at_import_names_the_line_of_the_user_code(folder: Path, text: str, expected: str) -> None:
     write("shop.py", text)
-    said = refusal("shop:app")
-    assert "cannot import 'shop'" in said
-    assert expected in said
-    assert f"{folder / 'shop.py'}:2" in said
+    message = refusal("shop:app")
+    assert "cannot import 'shop'" in message
+    assert expected in message
+    assert f"{folder / 'shop.py'}:2" in message
 
 
 @pytest.mark.parametrize("locator", ["shop:app", "shop.py:app"])
-def test_a_syntax_error_is_told_with_the_user_s_own_line(folder: Path, locator: str) -> None:
+def test_a_syntax_error_names_the_line_of_the_user_code(folder: Path, locator: str) -> None:
     write("shop.py", "x = 1\ndef broken(:\n")
-    said = refusal(locator)
-    assert "SyntaxError" in said
-    assert f"{folder / 'shop.py'}:2" in said
-    assert "locate.py" not in said
+    message = refusal(locator)
+    assert "SyntaxError" in message
+    assert f"{folder / 'shop.py'}:2" in message
+    assert "locate.py" not in message
 
 
-def test_a_wrong_return_annotation_is_told_with_the_function_and_its_line(folder: Path) -> None:
+def test_a_wrong_return_annotation_names_the_function_and_its_line(folder: Path) -> None:
     write("shop.py", APP.replace("TaskResult[str, TaskError]", "str"))
-    said = refusal("shop:app")
-    assert "greet returns str, but a task returns TaskResult[T, TaskError]" in said
-    assert f"{folder / 'shop.py'}:5" in said
+    message = refusal("shop:app")
+    assert "greet returns str, but a task returns TaskResult[T, TaskError]" in message
+    assert f"{folder / 'shop.py'}:5" in message
 
 
 def test_an_error_in_a_task_module_names_module_and_app(folder: Path) -> None:
     write("tasks.py", "raise OSError('no disk')")
     write("shop.py", f"{APP}\napp.discover_tasks(['tasks'])")
-    said = refusal("shop:app")
-    assert "task module 'tasks' of shop:app" in said
-    assert f"OSError: no disk ({folder / 'tasks.py'}:1)" in said
+    message = refusal("shop:app")
+    assert "task module 'tasks' of shop:app" in message
+    assert f"OSError: no disk ({folder / 'tasks.py'}:1)" in message
 
 
-def test_a_task_module_that_is_not_there_is_named() -> None:
+def test_a_missing_task_module_is_named() -> None:
     write("shop.py", f"{APP}\napp.discover_tasks(['shop_tasks'])")
     assert "there is no module 'shop_tasks' here" in refusal("shop:app")
 
@@ -299,12 +299,12 @@ def many() -> None:
     ],
 )
 @pytest.mark.usefixtures("many")
-def test_a_pattern_stands_for_all_that_match_in_the_order_of_their_names(pattern: str, expected: list[str]) -> None:
+def test_a_pattern_imports_all_matches_sorted_by_name(pattern: str, expected: list[str]) -> None:
     assert tasks_of(pattern) == expected
 
 
 @pytest.mark.usefixtures("many")
-def test_what_two_patterns_match_is_imported_once() -> None:
+def test_a_module_that_two_patterns_match_is_imported_once() -> None:
     assert tasks_of("jobs/*.py", "jobs.ship", "jobs.*") == ["bill", "ship"]
 
 
@@ -323,5 +323,5 @@ def test_a_pattern_that_matches_nothing_is_reported(pattern: str, problem: str) 
     with pytest.raises(LocateError, match=problem):
         tasks_of(pattern)
     noted: list[LocateError] = []
-    load_app("shop:app", failed=noted.append)  # as `horsies check` does, which goes on
+    load_app("shop:app", on_error=noted.append)  # as `horsies check` does, which goes on
     assert len(noted) == 1

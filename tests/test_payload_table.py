@@ -1,4 +1,4 @@
-"""What docs/payloads.md says of every kind of value is what happens to it."""
+"""docs/payloads.md lists what happens to every kind of value; here it happens."""
 
 from collections.abc import Generator
 from typing import Any
@@ -22,13 +22,13 @@ def app(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     module.app.close()
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_documentation_has_the_table() -> None:
     assert payload_table.on_page() == payload_table.table(), "write it again: python -m tests.fixtures.payload_table"
 
 
 @pytest.mark.promise("D5")
 def test_every_value_arrives_at_a_worker_as_it_was_sent_or_is_refused(app: Any, worker: StartWorker) -> None:
-    """The task compares what it is given with what it should be given; both sides have made it by themselves."""
+    """The task compares the value that it receives with the expected one; both processes create it themselves."""
     worker("tests.apps.payloads:app")
     sent: dict[str, TaskHandle[None]] = {
         case.kind: app.app.tasks[f"take_{number}"].send(case.make())

@@ -1,4 +1,4 @@
-"""What `import horsies` gives, and what it leaves alone."""
+"""What `import horsies` provides, and what it does not import."""
 
 import ast
 import inspect
@@ -39,7 +39,7 @@ def test_type_checkers_find_every_public_name_where_it_comes_from() -> None:
     assert seen == {name: getattr(horsies, name) for name in horsies.__all__}
 
 
-def test_the_front_door_shows_every_name_before_it_is_asked_for() -> None:
+def test_dir_lists_every_public_name_before_its_first_use() -> None:
     done = run("import horsies; assert set(horsies.__all__) <= set(dir(horsies)), dir(horsies)")
     assert done.returncode == 0, done.stderr
 
@@ -50,17 +50,17 @@ def test_every_exception_that_may_reach_a_user_is_public() -> None:
     raised = {
         name for name, value in vars(errors).items() if inspect.isclass(value) and value.__module__ == errors.__name__
     }
-    inner = {"ResultTypeError"}  # becomes a RETURN_TYPE_MISMATCH before anybody sees it
+    inner = {"ResultTypeError"}  # becomes a RETURN_TYPE_MISMATCH inside the library
     assert raised - inner <= set(horsies.__all__)
 
 
-def test_every_public_class_says_what_it_is() -> None:
-    silent = [name for name in horsies.__all__ if not (getattr(horsies, name).__doc__ or "").strip()]
-    assert silent == []
+def test_every_public_class_has_a_docstring() -> None:
+    undocumented = [name for name in horsies.__all__ if not (getattr(horsies, name).__doc__ or "").strip()]
+    assert undocumented == []
 
 
-def verbs(kind: type) -> Iterator[tuple[str, str | None]]:
-    """Its public methods and properties that we have written, and what they say of themselves."""
+def documented_methods(kind: type) -> Iterator[tuple[str, str | None]]:
+    """Yield its own public methods and properties, with their docstrings."""
     for owner in kind.__mro__:
         for name, value in vars(owner).items() if owner.__module__.startswith("horsies.") else ():
             written = getattr(value, "__func__", value)
@@ -68,12 +68,12 @@ def verbs(kind: type) -> Iterator[tuple[str, str | None]]:
                 yield f"{owner.__name__}.{name}", written.__doc__
 
 
-def test_every_public_verb_says_what_it_does() -> None:
+def test_every_public_method_has_a_docstring() -> None:
     kinds = [value for name in horsies.__all__ if inspect.isclass(value := getattr(horsies, name))]
-    assert {name for kind in kinds for name, said in verbs(kind) if not said} == set()
+    assert {name for kind in kinds for name, docstring in documented_methods(kind) if not docstring} == set()
 
 
-def test_the_whole_api_of_a_task_can_be_imported_from_the_front() -> None:
+def test_the_whole_api_of_a_task_can_be_imported_from_the_package() -> None:
     done = run("from horsies import *; app = Horsies(); assert TaskResult(ok=1).unwrap() == 1")
     assert done.returncode == 0, done.stderr
 
@@ -91,13 +91,13 @@ def test_the_whole_api_of_a_task_can_be_imported_from_the_front() -> None:
         "horsies.worker",
     ],
 )
-def test_importing_horsies_does_not_bring(module: str) -> None:
+def test_importing_horsies_does_not_import(module: str) -> None:
     """A process that only defines or runs tasks need not load a database driver, a command line or a server."""
     done = run(f"import horsies, sys; sys.exit({module!r} in sys.modules and 'it is loaded')")
     assert done.returncode == 0, done.stderr
 
 
-def test_defining_a_plain_task_loads_neither_the_driver_nor_what_validates_nor_what_sends() -> None:
+def test_defining_a_plain_task_imports_no_driver_validation_or_sender() -> None:
     code = """
 import sys
 from horsies import Horsies, TaskError, TaskResult
@@ -112,8 +112,8 @@ assert not {"psycopg", "pydantic_core", "asyncio", "horsies.workflows", "horsies
     assert done.returncode == 0, done.stderr
 
 
-def test_a_worker_s_command_loads_neither_what_validates_nor_what_other_commands_need() -> None:
-    """It would hold them for as long as it lives."""
+def test_the_worker_command_imports_no_validation_and_no_other_command() -> None:
+    """It would keep them in memory as long as it runs."""
     code = """
 import sys
 from click.testing import CliRunner
@@ -146,8 +146,8 @@ assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.compile", "ho
         "horsies.testing.plugin",
     ],
 )
-def test_every_room_can_be_entered_first(module: str) -> None:
-    """No import depends on another having come before."""
+def test_every_module_can_be_imported_first(module: str) -> None:
+    """No import depends on an earlier one."""
     done = run(f"import {module}")
     assert done.returncode == 0, done.stderr
 

@@ -1,7 +1,7 @@
 """horsies: a PostgreSQL-backed distributed task queue and workflow engine.
 
-A name is loaded when it is first asked for: a process that only defines or runs tasks needs few of them, and every child of a worker
-pays for what it loads.
+A name is imported at first use: a process that only defines or runs tasks needs few of them, and every child of a worker
+spends time on what it imports.
 """
 
 import typing
@@ -199,16 +199,16 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-if not typing.TYPE_CHECKING:  # to a type checker it would stand for any name, misspelt ones included
+if not typing.TYPE_CHECKING:  # else a type checker would accept any name, even a misspelt one
 
     def __getattr__(name: str) -> object:
-        """A public name, from the room it lives in."""
+        """Import a public name from its module."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module  # noqa: PLC0415 - no name of ours
+        from importlib import import_module  # noqa: PLC0415 - it must not become a public name
 
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        return found
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
-"""`Horsies`: one application, what it consists of and the verbs of those who operate it.
+"""`Horsies`: an app, with the methods to define, wait for and operate its tasks.
 
-Every child of a worker loads this and calls hardly any of it, so the verbs load what they need when they are called.
+Every child of a worker loads this module and calls few of its methods, so each method imports what it needs when it is called.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 class Horsies(Registry):
-    """An application. Without a database in its configuration it uses $HORSIES_DATABASE_URL, $DATABASE_URL, or the
-    embedded PostgreSQL of this project, in this order, when the database is first needed.
+    """An app. Without a database in its configuration it uses $HORSIES_DATABASE_URL, $DATABASE_URL, or the
+    embedded PostgreSQL of this project, in this order, when it first needs a database.
     """
 
     def __init__(self, config: AppConfig | None = None) -> None:
@@ -51,30 +51,30 @@ class Horsies(Registry):
 
     @property
     def broker(self) -> PostgresBroker:
-        """The connection to the database, made at first need."""
+        """Return the connection to the database, created at first use."""
         if self._broker is None:
             from horsies.db.broker import PostgresBroker
 
             configured = self._configured_database()
             broker = PostgresBroker(configured or _embedded_database(), resilience=self.config.resilience)
             if configured is None:
-                broker.ensure_schema_initialized()  # it is ours alone, and nobody is there to run a migration
+                broker.ensure_schema_initialized()  # this database is ours alone, and no deployment migrates it
             self._broker = broker
         return self._broker
 
     def use_database(self, database_url: str) -> None:
-        """Use this database from now on, whatever was configured; all other settings stay."""
+        """Use this database from now on, instead of the configured one; all other settings stay."""
         self.close()
         broker = self.config.broker
         if broker is None:
             broker = PostgresConfig(database_url=database_url)
         else:
-            broker = replace(broker, database_url=database_url, listen_url=None)  # which led to the other one
+            broker = replace(broker, database_url=database_url, listen_url=None)  # the old one is of the other database
         self.config, self._broker = replace(self.config, broker=broker), None
 
     @contextmanager
     def using(self, broker: PostgresBroker) -> Generator[None]:
-        """For a while, this broker and its database, whatever was configured. For tests (`horsies.testing`)."""
+        """Use this broker and its database inside a `with` block. For tests (`horsies.testing`)."""
         former = self.config, self._broker
         self.config, self._broker = replace(self.config, broker=broker.config), broker
         try:
@@ -93,11 +93,11 @@ class Horsies(Registry):
     @overload
     def handle(self, task_id: str | UUID, task: BaseTask[..., T]) -> TaskHandle[T]: ...
     def handle(self, task_id: str | UUID, task: BaseTask[..., Any] | None = None) -> TaskHandle[Any]:
-        """A handle from a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
+        """Return a handle for a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
         from horsies.tasks.handle import TaskHandle
         from horsies.tasks.ids import as_task_id
 
-        if not isinstance(task, BaseTask | None):  # pyright: ignore[reportUnnecessaryIsInstance] - its name is no task
+        if not isinstance(task, BaseTask | None):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may pass its name
             raise TypeError(
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
             )
@@ -109,7 +109,7 @@ class Horsies(Registry):
     @overload
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[T]) -> WorkflowHandle[T]: ...
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[Any] | None = None) -> WorkflowHandle[Any]:
-        """A handle of a run from a stored id; nothing is looked up. With its specification it has the type of the workflow's value."""
+        """Return a handle for the stored id of a run; nothing is looked up. With its specification it has the type of the workflow's value."""
         from horsies.tasks.ids import as_workflow_id
         from horsies.workflows.handle import WorkflowHandle
 
@@ -118,7 +118,7 @@ class Horsies(Registry):
         return WorkflowHandle(as_workflow_id(workflow_id), self)
 
     def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
-        """Wait for all of them; the results in the order of the handles. What has not ended in time is `err(WAIT_TIMEOUT)`."""
+        """Wait for all of them and return the results in the order of the handles. A task that has not ended in time gives `err(WAIT_TIMEOUT)`."""
         return self._gathering(handles, timeout_ms).all()
 
     async def gather_async(
@@ -128,8 +128,8 @@ class Horsies(Registry):
         return await self._gathering(handles, timeout_ms).all_async()
 
     def as_completed(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> Iterator[TaskHandle[T]]:
-        """The handles, each as soon as its task has ended: `get()` then returns at once. Raises `WaitTimeoutError` when the time runs
-        out before all have.
+        """Yield each handle as soon as its task has ended: `get()` then returns at once. Raise `WaitTimeoutError` when the time runs out
+        before all have ended.
         """
         from horsies.tasks.handle import refuse_in_event_loop
 
@@ -150,12 +150,12 @@ class Horsies(Registry):
     # -- operation
 
     def run_worker(self, config: WorkerConfig | None = None) -> int:
-        """Run a worker in this process until SIGTERM or SIGINT; its exit code. Must be called on the main thread."""
+        """Run a worker in this process until SIGTERM or SIGINT, and return its exit code. Must be called on the main thread."""
         from horsies.model.worker_config import WorkerConfig
 
         if config is not None:
             raise_problems("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
-        # By name: a worker stands above the app, and an app that only sends never loads it.
+        # By name: the worker is a layer above the app, and a producer never loads it.
         return import_module("horsies.worker.run").run_in_process(self, config or WorkerConfig())
 
     def run_worker_with(self, config: WorkerConfig) -> int:
@@ -163,10 +163,10 @@ class Horsies(Registry):
         return self.run_worker(config)
 
     def worker(self, config: WorkerConfig | None = None) -> Worker:
-        """Make a worker that runs on a thread of this process: for tests, and for programs that do other things as well.
+        """Create a worker that runs on a thread of this process: for tests, and for programs that do other things as well.
 
-        `async with app.worker(WorkerConfig(processes=2)) as worker:` starts it, and stops it at the end of the block. No signal handlers are installed, the
-        app's connections stay open, and logging is left alone.
+        `async with app.worker(WorkerConfig(processes=2)) as worker:` starts it, and stops it at the end of the block. It installs no signal
+        handlers, keeps the app's connections open, and does not configure logging.
         """
         from horsies.model.worker_config import WorkerConfig
 
@@ -175,9 +175,9 @@ class Horsies(Registry):
         return import_module("horsies.worker.run").embedded(self, config or WorkerConfig())
 
     def check(self, *, live: bool = False) -> AppCheck:
-        """What `horsies check` says: what the app consists of, and all that is wrong with it. Its task modules are imported.
+        """Return what `horsies check` reports: what the app consists of, and all problems with it. Its task modules are imported.
 
-        With `live` the database and the workers that run are looked at too. Nothing is changed, and nothing is raised for what is wrong.
+        With `live` the database and the running workers are checked too. Nothing is changed, and problems are not raised.
         """
         from horsies.tasks.handle import refuse_in_event_loop
 
@@ -192,7 +192,7 @@ class Horsies(Registry):
         return await to_thread(self.check, live=live)
 
     def pause_queue(self, name: str) -> None:
-        """Nothing more is claimed from this queue, by any worker, until it is resumed. Sends are accepted."""
+        """Stop all workers from claiming tasks of this queue, until it is resumed. Sends are accepted."""
         from horsies.tasks.queues import pause_queue
 
         self.broker.run(partial(pause_queue, self.config.queue_named(name).name))
@@ -204,7 +204,7 @@ class Horsies(Registry):
         await self.broker.run_async(partial(pause_queue, self.config.queue_named(name).name))
 
     def resume_queue(self, name: str) -> None:
-        """Workers claim from this queue again, and those that wait hear of it."""
+        """Let workers claim tasks of this queue again, and notify those that wait."""
         from horsies.tasks.queues import resume_queue
 
         self.broker.run(partial(resume_queue, self.config.queue_named(name).name))
@@ -216,7 +216,7 @@ class Horsies(Registry):
         await self.broker.run_async(partial(resume_queue, self.config.queue_named(name).name))
 
     def worker_states(self, worker_id: str | None = None) -> list[WorkerState]:
-        """The newest health snapshot of every worker, or the history of one, newest first."""
+        """Return the newest health snapshot of every worker, or the history of one, newest first."""
         from horsies.tasks.inspect import get_worker_states
 
         return self.broker.run(partial(get_worker_states, worker_id))
@@ -229,16 +229,16 @@ class Horsies(Registry):
 
     @property
     def is_embedded(self) -> bool:
-        """Nothing is configured: the embedded PostgreSQL serves this app."""
+        """Whether this app uses the embedded PostgreSQL, because no database is configured."""
         return self._configured_database() is None
 
     def close(self) -> None:
-        """Close the connections of this process. They are made anew if the app is used again."""
+        """Close the connections of this process. They are opened again if the app is used again."""
         if self._broker is not None:
             self._broker.close()
 
     async def close_async(self) -> None:
-        """The same, and the pool of the running event loop with it."""
+        """The same for asyncio code, including the pool of the running event loop."""
         if self._broker is not None:
             await self._broker.close_async()
 

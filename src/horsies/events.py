@@ -1,27 +1,27 @@
-"""What happens, told to whoever subscribes: metrics, traces and reports of your own hang here, not in the logic.
+"""Events: what happens in this process, for metrics, traces and reports of your own.
 
     from horsies import events
 
     @events.subscribe
-    def tell(event: events.Event) -> None:
+    def report(event: events.Event) -> None:
         if isinstance(event, events.TaskRaised):
             sentry_sdk.capture_exception(event.exception)
 
-A subscriber hears the events of its own process: sends in a producer (and in a child whose task sends), the journey of tasks in the worker, what user
-code raised in the child. It is called where the event happens, on whatever thread that is, before the work goes on: it must be quick, safe from
-several threads, and must not wait. One that raises breaks nothing; that is logged once.
+A subscriber gets the events of its own process: sends in a producer (and in a child whose task sends), the progress of tasks in the worker, exceptions of
+user code in the child. It is called where the event happens, on that thread, before the work goes on: it must be fast, thread-safe and must not
+block. If it raises, nothing else is affected; that is logged once.
 
-While nobody subscribes, no event is even made, and this module is not loaded: `if subscribers:` is all that the hot path pays (`watchers.py`).
+Without subscribers no event is created, and this module is not loaded: the hot path only evaluates `if subscribers:` (`subscribers.py`).
 
-A `Tracer` is asked at the beginning of a send, of a start and of a run, gives a `Span` that is ended with it, and what the span says of its trace
-travels with the task. There is at most one for each app (`app.tracer`); `horsies.contrib.otel` is one.
+A `Tracer` is called at the beginning of a send, of a start of a workflow and of an attempt. It returns a `Span`, which is ended with that work; the
+trace of the span is stored with the task. An app has at most one tracer (`app.tracer`), for example `horsies.contrib.otel`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from horsies.subscribers import emit, report_broken_subscriber, subscribe, subscribers, unsubscribe
+from horsies.subscribers import emit, log_failure_once, subscribe, subscribers, unsubscribe
 
 __all__ = [
     "BatchCommitted",
@@ -59,12 +59,20 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class _AttemptOfTask:
+    task_id: str
+    task_name: str
+    queue_name: str
+    attempt: int
+
+
 # -- in producers
 
 
 @dataclass(frozen=True, slots=True)
 class TasksSent:
-    """One send was committed, or became part of the caller's transaction; `count` tasks are new."""
+    """One send was committed, or has become part of the caller's transaction; `count` tasks are new."""
 
     task_name: str
     queue_name: str
@@ -74,7 +82,7 @@ class TasksSent:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowStarted:
-    """The same for a start of a workflow."""
+    """The same for the start of a workflow."""
 
     workflow_name: str
     workflow_id: str
@@ -85,13 +93,9 @@ class WorkflowStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRaised:
+class TaskRaised(_AttemptOfTask):
     """User code raised; the task fails, or is retried."""
 
-    task_id: str
-    task_name: str
-    queue_name: str
-    attempt: int
     exception: BaseException
 
 
@@ -100,7 +104,7 @@ class TaskRaised:
 
 @dataclass(frozen=True, slots=True)
 class TasksClaimed:
-    """So many of one task and queue are this worker's."""
+    """This worker has claimed `count` tasks of this name and queue."""
 
     task_name: str
     queue_name: str
@@ -108,37 +112,25 @@ class TasksClaimed:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStarted:
-    """User code begins. `wait_s` is how long ago it could have, had there been a free slot: since it was sent, or due."""
+class TaskStarted(_AttemptOfTask):
+    """User code starts. `wait_s` is the time since the task was sent or due: how long it has waited for a free slot."""
 
-    task_id: str
-    task_name: str
-    queue_name: str
-    attempt: int
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class TaskEnded:
-    """This worker's ending of a task is committed. `status` is COMPLETED, FAILED or CANCELLED."""
+class TaskEnded(_AttemptOfTask):
+    """The ending of a task in this worker is committed. `status` is COMPLETED, FAILED or CANCELLED."""
 
-    task_id: str
-    task_name: str
-    queue_name: str
-    attempt: int
     status: str
     error_code: str | None
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRetried:
-    """An attempt has failed, that is committed, and another comes in `delay_s`."""
+class TaskRetried(_AttemptOfTask):
+    """The failure of an attempt is committed, and the next attempt follows in `delay_s`."""
 
-    task_id: str
-    task_name: str
-    queue_name: str
-    attempt: int
     error_code: str | None
     duration_s: float
     delay_s: float
@@ -149,7 +141,7 @@ class TaskRetried:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """One conversation with the database: so many endings were written, so many tasks claimed."""
+    """One batch is committed, with this number of endings stored and tasks claimed."""
 
     ended: int
     claimed: int
@@ -158,14 +150,14 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseError:
-    """A turn failed and will be repeated. `kind` is contention, connection_lost, invalid_data or unexpected."""
+    """A batch failed and will be repeated. `kind` is contention, connection_lost, invalid_data or unexpected."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatMissed:
-    """The database did not take the sign of life."""
+    """The database did not accept a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +167,7 @@ class ChildStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildDied:
-    """Unexpectedly; another takes its place."""
+    """A child died unexpectedly and is replaced."""
 
     pid: int
     cause: str
@@ -183,77 +175,61 @@ class ChildDied:
 
 @dataclass(frozen=True, slots=True)
 class ChildRecycled:
-    """It had served long enough, and another took its place."""
+    """A child was replaced because of its number of tasks or its memory."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationsLost:
-    """Notifications do not arrive in this process: whoever waits polls."""
+    """Notifications do not arrive in this process: waiters and the worker poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationsRestored:
-    """They arrive again."""
+    """Notifications arrive again."""
 
 
-# -- in workers: what one of them does for all
+# -- in the worker that is the maintenance leader
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeclaredDead:
-    """The keeper has found a worker dead."""
+    """The maintenance leader has declared a worker dead."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class TasksRescued:
-    """The keeper has ended, retried or given back so many tasks of dead workers."""
+    """The maintenance leader has ended, retried or released `count` tasks of dead workers."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class TasksExpired:
-    """So many did not begin in time, and never will."""
+    """`count` tasks had not started before their `good_until`, and ended as EXPIRED."""
 
     count: int
 
 
-# -- in schedulers, and in workers that are one
+# -- in schedulers, and in workers that are also schedulers
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSlotDecided:
-    """What became of a slot is committed: `outcome` is ENQUEUED, SKIPPED, or, for one or more in a row, MISSED."""
+    """The outcome of a slot is committed: ENQUEUED, SKIPPED, or, for one or more in a row, MISSED."""
 
     schedule_name: str
     outcome: str
 
 
-Event: TypeAlias = (
-    TasksSent
-    | WorkflowStarted
-    | TaskRaised
-    | TasksClaimed
-    | TaskStarted
-    | TaskEnded
-    | TaskRetried
-    | BatchCommitted
-    | DatabaseError
-    | HeartbeatMissed
-    | ChildStarted
-    | ChildDied
-    | ChildRecycled
-    | NotificationsLost
-    | NotificationsRestored
-    | WorkerDeclaredDead
-    | TasksRescued
-    | TasksExpired
-    | ScheduleSlotDecided
-)
+_TaskEvent: TypeAlias = TasksSent | WorkflowStarted | TaskRaised | TasksClaimed | TaskStarted | TaskEnded | TaskRetried
+_WorkerEvent: TypeAlias = BatchCommitted | DatabaseError | HeartbeatMissed | ChildStarted | ChildDied | ChildRecycled
+_ListenerEvent: TypeAlias = NotificationsLost | NotificationsRestored
+_MaintenanceEvent: TypeAlias = WorkerDeclaredDead | TasksRescued | TasksExpired
+Event: TypeAlias = _TaskEvent | _WorkerEvent | _ListenerEvent | _MaintenanceEvent | ScheduleSlotDecided
 
 
 # -- traces
@@ -273,13 +249,9 @@ class WorkflowStartSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSpan:
-    """An attempt. `trace` is what the span of its send, or of its workflow's start, has told of itself."""
+class TaskSpan(_AttemptOfTask):
+    """An attempt. `trace` is that of the span of its send, or of the start of its workflow."""
 
-    task_id: str
-    task_name: str
-    queue_name: str
-    attempt: int
     trace: str | None
 
 
@@ -287,35 +259,35 @@ TracedWork: TypeAlias = SendSpan | WorkflowStartSpan | TaskSpan
 
 
 class Span(Protocol):
-    """Work under way."""
+    """Work in progress."""
 
     @property
     def trace(self) -> str | None:
-        """What is sent within it carries along."""
+        """Return what is stored with the tasks that are sent inside this span."""
         ...
 
     def end(self, error_code: str | None, raised: BaseException | None) -> None:
-        """Without either it went well."""
+        """End the span. Without an error code and an exception the work succeeded."""
         ...
 
 
 class Tracer(Protocol):
     def begin(self, work: TracedWork) -> Span:
-        """In the context in which the work is done then; of a run, that context is the task's alone."""
+        """Begin a span. This is called in the context in which the work is done; for an attempt, only the task uses that context."""
         ...
 
 
 def begin_span(tracer: Tracer, work: TracedWork) -> Span | None:
-    """None: the tracer is broken, and the work goes on without it."""
+    """Return None if the tracer fails: the work goes on without a span."""
     try:
         return tracer.begin(work)
-    except Exception as error:  # noqa: BLE001 - the same as a subscriber
-        report_broken_subscriber(tracer, error)
+    except Exception as error:  # noqa: BLE001 - user code must not stop the work
+        log_failure_once(tracer, error)
         return None
 
 
 def end_span(span: Span, error_code: str | None = None, raised: BaseException | None = None) -> None:
     try:
         span.end(error_code, raised)
-    except Exception as error:  # noqa: BLE001 - the same
-        report_broken_subscriber(type(span), error)
+    except Exception as error:  # noqa: BLE001 - user code must not stop the work
+        log_failure_once(type(span), error)

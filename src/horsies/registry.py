@@ -1,6 +1,6 @@
-"""What an application consists of: its tasks, its workflows, the hooks of its children. Checked as it is defined.
+"""Register what an app consists of: its tasks, its workflows and the hooks of its children. Each is checked when it is defined.
 
-Every child of a worker loads this: what only workflows need is loaded by the first of them.
+Every child of a worker loads this module. The first workflow loads what only workflows need.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowNode
     from horsies.workflows.spec import WorkflowSpec
 
-MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # fits an integer of PostgreSQL
+MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # 24 days, which fits into an integer of PostgreSQL
 
 P = ParamSpec("P")
 T = TypeVar("T")
 OnErrorWord: TypeAlias = Literal["fail", "pause"]
 Hook: TypeAlias = Callable[[], object]
-AnyHook = TypeVar("AnyHook", bound=Hook)  # by a name in quotes it would be compiled, for 2 ms of a child's start
+AnyHook = TypeVar("AnyHook", bound=Hook)  # not in quotes: compiling those would take 2 ms of a child's start
 
 
 class TaskDecorator(Protocol):
-    """What `@app.task(...)` is: keeps the signature, adds the verbs."""
+    """The type of `@app.task(...)`: it keeps the signature of the function and adds the methods of a task."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, TaskResult[T, TaskError]]]) -> AsyncTask[P, T]: ...
@@ -53,37 +53,37 @@ class TaskDecorator(Protocol):
 
 
 class Registry:
-    """The half of an app that is written down when its modules are imported; nothing here needs a database."""
+    """The part of an app that is defined when its modules are imported. It needs no database."""
 
     def __init__(self, config: AppConfig) -> None:
         self.config = config
         self.locator: str | None = None
-        """`module:attribute`, once this app was found by a locator."""
+        """`module:attribute`, after this app was found by a locator."""
         self.tracer: Tracer | None = None
         self.suppresses_sends = environment_suppresses_sends()
-        """Sends and starts of workflows enqueue nothing, and return inert handles."""
+        """Whether sends and starts of workflows enqueue nothing and return inert handles."""
         self._tasks: dict[str, BaseTask[..., Any]] = {}
         self._aliases: dict[str, BaseTask[..., Any]] = {}
         self._defined_by: dict[str, Callable[[], CodeType | None]] = {}
-        """By task name: the execution of a module that defined it, while that lasts."""
+        """By task name: the execution of the module that defined it, as long as it runs."""
         self._task_modules: list[str] = []
         self._child_start_hooks: list[Hook] = []
         self._child_stop_hooks: list[Hook] = []
 
     @property
     def broker(self) -> PostgresBroker:
-        """Where what is defined here is sent to."""
+        """Return the broker that tasks of this app are sent with."""
         raise NotImplementedError
 
     @property
     def name(self) -> str:
-        """The name that schedules and workers of this app are stored under: `AppConfig.name`, or else its locator."""
+        """Return the name under which schedules and workers of this app are stored: `AppConfig.name`, or else its locator."""
         return self.config.name or self.locator or DEFAULT_APP_NAME
 
     def suppress_sends(self, suppressed: bool = True) -> None:  # noqa: FBT001, FBT002 - suppress_sends(False) reads well
-        """Enqueue nothing from now on, in this process: sends and starts of workflows return inert handles, whose `get()` raises `SendSuppressed`.
+        """Enqueue nothing in this process from now on: sends and starts of workflows return inert handles, whose `get()` raises `SendSuppressed`.
 
-        `suppress_sends(False)` ends it, also where $HORSIES_SUPPRESS_SENDS is set. What schedulers enqueue is not affected.
+        `suppress_sends(False)` ends it, even if $HORSIES_SUPPRESS_SENDS is set. Tasks that schedulers enqueue are not affected.
         """
         self.suppresses_sends = suppressed
 
@@ -103,9 +103,9 @@ class Registry:
     ) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`. `task_name` is another way to give the name.
 
-        `exception_mapper` gives exceptions that it raises an error code; what it does not know, the app's own may. What neither knows
-        gets `default_unhandled_error_code`, or else that of the app. `aliases` are names that the task had before: what was sent
-        under one of them is run by this function.
+        `exception_mapper` maps exceptions that it raises to error codes, and has precedence over the mapper of the app. Other exceptions
+        get `default_unhandled_error_code`, or else that of the app. `aliases` are former names of the task: this function also runs
+        what was sent under them.
         """
         if name and task_name:
             raise TaskDefinitionError(f"a task has one name: give {name!r} or task_name={task_name!r}, not both")
@@ -130,19 +130,50 @@ class Registry:
         )
 
         def decorate(function: Callable[..., Any]) -> BaseTask[..., Any]:
-            self._refuse_second(name, function)
-            self._refuse_taken(name, aliases)
-            task = self._define(function, name, queue_name, retry_policy, timeout_ms, error_codes)
-            self._tasks[name] = task
+            self._check_not_defined(name, function)
+            self._check_aliases(name, aliases)
+            kind = cast("type[BaseTask[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
+            limits = self.config.payload_limits
+            task = self._tasks[name] = kind(
+                function,
+                name=name,
+                queue_name=self._queue_for(name, queue_name),
+                arguments=ArgumentsCodec.for_function(
+                    function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
+                ),
+                result=ResultCodec.for_type(
+                    ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)
+                ),
+                app=self,
+                error_codes=error_codes,
+                retry_policy=retry_policy,
+                timeout_ms=timeout_ms,
+            )
             others = {alias: other for alias, other in self._aliases.items() if other.name != name}
             self._aliases = others | dict.fromkeys(aliases, task)
-            self._defined_by[name] = _execution_of_module(function)
+            self._defined_by[name] = _module_execution(function)
             return task
 
         return cast("TaskDecorator", decorate)
 
-    def _refuse_taken(self, name: str, aliases: Sequence[str]) -> None:
-        """A name belongs to one task, also as an alias."""
+    def _check_not_defined(self, name: str, function: Callable[..., Any]) -> None:
+        """Raise if another function has this name. A function replaces itself when its module is executed again, by `importlib.reload`
+        or because a script is also imported by its name.
+        """
+        if name not in self._tasks:
+            return
+        other = self._tasks[name].function
+        execution, earlier = _module_execution(function)(), self._defined_by[name]()
+        is_same = _source_of(function) is not None and _source_of(function) == _source_of(other)
+        if is_same and execution is not None and execution is not earlier:
+            return
+        raise TaskDefinitionError(
+            f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
+            f"{function.__module__}.{function.__qualname__}; rename one of them"
+        )
+
+    def _check_aliases(self, name: str, aliases: Sequence[str]) -> None:
+        """Raise if the name or an alias belongs to another task."""
         owner = self._aliases.get(name)
         if owner is not None and owner.name != name:
             raise TaskDefinitionError(
@@ -155,48 +186,7 @@ class Registry:
                     f"task {name!r} lists {alias!r} in its aliases, which is a name of task {other.name!r}; remove it from one of them"
                 )
 
-    def _define(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        queue_name: str | None,
-        retry_policy: RetryPolicy | None,
-        timeout_ms: int | None,
-        error_codes: ErrorCodes,
-    ) -> BaseTask[..., Any]:
-        limits = self.config.payload_limits
-        kind = cast("type[BaseTask[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
-        return kind(
-            function,
-            name=name,
-            queue_name=self._queue_of(name, queue_name),
-            arguments=ArgumentsCodec.for_function(
-                function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
-            ),
-            result=ResultCodec.for_type(ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)),
-            app=self,
-            error_codes=error_codes,
-            retry_policy=retry_policy,
-            timeout_ms=timeout_ms,
-        )
-
-    def _refuse_second(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a second function of one name. The same one replaces itself when its module is executed again: `importlib.reload`, or
-        a script that is also imported by its name.
-        """
-        if name not in self._tasks:
-            return
-        other = self._tasks[name].function
-        execution, earlier = _execution_of_module(function)(), self._defined_by[name]()
-        is_same = _place_of(function) is not None and _place_of(function) == _place_of(other)
-        if is_same and execution is not None and execution is not earlier:
-            return
-        raise TaskDefinitionError(
-            f"two tasks are named {name!r}: {other.__module__}.{other.__qualname__} and "
-            f"{function.__module__}.{function.__qualname__}; rename one of them"
-        )
-
-    def _queue_of(self, task_name: str, queue_name: str | None) -> str:
+    def _queue_for(self, task_name: str, queue_name: str | None) -> str:
         names = [queue.name for queue in self.config.queues]
         if self.config.queue_mode is QueueMode.DEFAULT:
             if queue_name is not None:
@@ -206,8 +196,8 @@ class Registry:
                 )
             return names[0]
         if queue_name not in names:
-            wrong = "names no queue" if queue_name is None else f"names an unknown queue {queue_name!r}"
-            raise TaskDefinitionError(f"task {task_name!r} {wrong}; set queue_name to one of {', '.join(names)}")
+            problem = "names no queue" if queue_name is None else f"names an unknown queue {queue_name!r}"
+            raise TaskDefinitionError(f"task {task_name!r} {problem}; set queue_name to one of {', '.join(names)}")
         return queue_name
 
     @overload
@@ -245,9 +235,9 @@ class Registry:
         time_limit: float | timedelta | None = None,
         definition_key: str | None = None,
     ) -> WorkflowSpec[Any]:
-        """A workflow of these nodes. Everything that is wrong with it is reported here, together; nothing is started.
+        """Define a workflow of these nodes. All problems with it are raised here, together; nothing is started.
 
-        Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit` is in seconds or a timedelta, from its start.
+        Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit`, in seconds or a timedelta, counts from its start.
         """
         from horsies.tasks.nodes import WorkflowDraft
         from horsies.workflows.spec import build_spec
@@ -265,18 +255,18 @@ class Registry:
 
     @property
     def tasks(self) -> Mapping[str, BaseTask[..., Any]]:
-        """The registered tasks by name."""
+        """Return the registered tasks by name."""
         return MappingProxyType(self._tasks)
 
     @property
     def known_tasks(self) -> Mapping[str, BaseTask[..., Any]]:
-        """The registered tasks by every name that they are sent under, former ones included."""
+        """Return the registered tasks by every name under which they may have been sent, including aliases."""
         return {**self._aliases, **self._tasks}
 
     def discover_tasks(self, modules: Sequence[str]) -> None:
-        """Where the tasks are: dotted modules or `.py` paths, or patterns of either. Workers and their children import them.
+        """List the modules with tasks: dotted names or `.py` paths, or patterns of either. Workers and their children import them.
 
-        `"myapp.*.tasks"` and `"jobs/*.py"` stand for all that match, in the order of their names; nothing that matches is an error.
+        `"myapp.*.tasks"` and `"jobs/*.py"` stand for all that match, sorted by name. A pattern that matches nothing is an error.
         """
         if isinstance(modules, str):
             raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
@@ -284,7 +274,7 @@ class Registry:
 
     @property
     def task_modules(self) -> tuple[str, ...]:
-        """What `discover_tasks` was told, in that order."""
+        """Return the modules given to `discover_tasks`, in that order."""
         return tuple(self._task_modules)
 
     # -- hooks
@@ -294,33 +284,33 @@ class Registry:
 
         `def` or `async def`, without parameters; an `async def` runs on the event loop that the child's tasks run on.
         """
-        self._child_start_hooks.append(_checked_hook(hook))
+        self._child_start_hooks.append(_check_hook(hook))
         return hook
 
     def on_child_stop(self, hook: AnyHook) -> AnyHook:
-        """Run this once in every child before it leaves; the last one defined goes first. Not when a child is killed."""
-        self._child_stop_hooks.append(_checked_hook(hook))
+        """Run this once in every child before it exits; the last one defined runs first. Not run when a child is killed."""
+        self._child_stop_hooks.append(_check_hook(hook))
         return hook
 
     @property
     def child_start_hooks(self) -> tuple[Hook, ...]:
-        """In the order they run."""
+        """Return the start hooks in the order they run."""
         return tuple(self._child_start_hooks)
 
     @property
     def child_stop_hooks(self) -> tuple[Hook, ...]:
-        """In the order they run: the last one defined first."""
+        """Return the stop hooks in the order they run: the last one defined first."""
         return tuple(reversed(self._child_stop_hooks))
 
 
-def _execution_of_module(function: Callable[..., Any]) -> Callable[[], CodeType | None]:
+def _module_execution(function: Callable[..., Any]) -> Callable[[], CodeType | None]:
     """Return a weak reference to the code of the module of this function, if the module is being executed.
 
-    Each execution has a code object of its own, so that a function that is defined twice in one execution can be told from one that
+    Each execution has its own code object. This distinguishes a function that is defined twice in one execution from one that
     is defined again by the next.
     """
-    namespace = getattr(_unwrapped(function), "__globals__", None)
-    frame = sys._getframe()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - `inspect.currentframe`, which takes long to load
+    namespace = getattr(_unwrap(function), "__globals__", None)
+    frame = sys._getframe()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - `inspect` is slow to load
     while frame is not None:
         if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
             return weakref.ref(frame.f_code)
@@ -328,13 +318,13 @@ def _execution_of_module(function: Callable[..., Any]) -> Callable[[], CodeType 
     return lambda: None
 
 
-def _place_of(function: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return file and qualified name; None for what is not a function."""
-    code = getattr(_unwrapped(function), "__code__", None)
+def _source_of(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Return the file and the qualified name; None if it is not a function."""
+    code = getattr(_unwrap(function), "__code__", None)
     return None if code is None else (os.path.realpath(code.co_filename), function.__qualname__)
 
 
-def _unwrapped(function: Any) -> Any:
+def _unwrap(function: Any) -> Any:
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -358,7 +348,7 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
             yield from _name_problems(alias)
 
 
-def _checked_hook(hook: object) -> Hook:
+def _check_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
     if not takes_no_arguments(hook):

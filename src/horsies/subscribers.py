@@ -1,4 +1,7 @@
-"""Who watches this process: all that the hot path, and a child that nobody watches, have to load of `horsies.events`."""
+"""The subscribers to the events of this process.
+
+Separate from `horsies.events`: the hot path, and a child without subscribers, load only this.
+"""
 
 import logging
 from collections.abc import Callable
@@ -9,12 +12,12 @@ Subscriber: TypeAlias = Callable[[Any], object]
 log = logging.getLogger("horsies.events")
 
 subscribers: list[Subscriber] = []
-"""Ask whether there is any before an event is made."""
-_broken: set[int] = set()
+"""Check that it is not empty before you create an event."""
+_reported: set[int] = set()
 
 
 def subscribe(subscriber: Subscriber) -> Subscriber:
-    """It hears everything that happens in this process from now on. Can be used as a decorator."""
+    """Call it with every event of this process from now on. Can be used as a decorator."""
     if subscriber not in subscribers:
         subscribers.append(subscriber)
     return subscriber
@@ -22,18 +25,18 @@ def subscribe(subscriber: Subscriber) -> Subscriber:
 
 def unsubscribe(subscriber: Subscriber) -> None:
     subscribers[:] = [other for other in subscribers if other != subscriber]
-    _broken.discard(id(subscriber))
+    _reported.discard(id(subscriber))
 
 
 def emit(event: object) -> None:
-    for subscriber in tuple(subscribers):  # others may come and go meanwhile
+    for subscriber in tuple(subscribers):  # a copy: a subscriber may subscribe or unsubscribe others
         try:
             subscriber(event)
-        except Exception as error:  # noqa: BLE001 - user code, and the work goes on
-            report_broken_subscriber(subscriber, error)
+        except Exception as error:  # noqa: BLE001 - user code must not stop the work
+            log_failure_once(subscriber, error)
 
 
-def report_broken_subscriber(culprit: object, error: Exception) -> None:
-    if id(culprit) not in _broken:
-        _broken.add(id(culprit))
-        log.error("%r failed; this is said once, and the work goes on without it", culprit, exc_info=error)
+def log_failure_once(failed: object, error: Exception) -> None:
+    if id(failed) not in _reported:
+        _reported.add(id(failed))
+        log.error("%r failed; its further failures are not logged", failed, exc_info=error)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class WorkerControl:
-    """Requests to stop, from any thread, and the news that the worker is ready."""
+    """Requests to stop the worker, from any thread, and the signal that it is ready."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ask: Callable[[], None] | None = None
-        self.asked = threading.Event()
+        self._request_stop: Callable[[], None] | None = None
+        self.stop_requested = threading.Event()
         self.ready: Future[None] = Future()
         self.ready.set_running_or_notify_cancel()
 
@@ -36,19 +36,19 @@ class WorkerControl:
         """The first request drains, the second interrupts running tasks, the third kills them."""
         with self._lock:
             self._requests += 1
-            self.asked.set()
-            if self._loop is not None and self._ask is not None:
+            self.stop_requested.set()
+            if self._loop is not None and self._request_stop is not None:
                 with suppress(RuntimeError):  # the loop was closed in the meantime
-                    self._loop.call_soon_threadsafe(self._ask)
+                    self._loop.call_soon_threadsafe(self._request_stop)
 
-    def attach(self, ask: Callable[[], None]) -> None:
-        """Call `ask` on the running event loop for every request, those of before included."""
+    def attach(self, request_stop: Callable[[], None]) -> None:
+        """Call `request_stop` on the running event loop for every request, including earlier ones."""
         with self._lock:
-            self._loop, self._ask = asyncio.get_running_loop(), ask
+            self._loop, self._request_stop = asyncio.get_running_loop(), request_stop
             for _ in range(self._requests):
-                ask()
+                request_stop()
 
-    def tell_ready(self) -> None:
+    def set_ready(self) -> None:
         if not self.ready.done():  # a worker that was declared dead starts again
             self.ready.set_result(None)
 
@@ -70,23 +70,23 @@ class Worker:
         self._has_started = False
 
     def stop(self) -> None:
-        """Ask it to stop, and return at once; safe on any thread. A second call interrupts tasks that still run, a third kills them."""
+        """Request a stop and return at once; safe on any thread. A second call interrupts running tasks, a third kills them."""
         self._control.stop()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end; its exit code, as of `horsies worker`. Raises what it failed with, and TimeoutError when the time runs out."""
+        """Wait for its end and return its exit code, as of `horsies worker`. Raise the exception that ended it, or TimeoutError when the time runs out."""
         refuse_in_event_loop("wait()", "await worker.wait_async()")
-        self._insist_on_start()
+        self._check_started()
         return self._end.result(timeout_s)
 
     async def wait_async(self) -> int:
         """The same for asyncio code. Cancelling it does not stop the worker."""
-        self._insist_on_start()
+        self._check_started()
         return await asyncio.shield(asyncio.wrap_future(self._end))
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, and if it has failed with an exception."""
+        """Return None while it runs, and if an exception has ended it."""
         return self._end.result() if self._end.done() and self._end.exception() is None else None
 
     # -- blocking
@@ -109,8 +109,8 @@ class Worker:
             self._end.result()
 
     def _join(self) -> None:
-        """Stop it, unless that was done, and wait for the end. Each Ctrl-C in the meantime asks once more."""
-        if not self._control.asked.is_set():
+        """Stop it, unless that was requested, and wait for the end. Each Ctrl-C in the meantime is one more request."""
+        if not self._control.stop_requested.is_set():
             self.stop()
         interrupted: KeyboardInterrupt | None = None
         while self._thread.is_alive():
@@ -141,8 +141,8 @@ class Worker:
             self._end.result()
 
     async def _join_async(self) -> None:
-        """Stop it, unless that was done, and wait for the end. Each cancellation in the meantime asks once more."""
-        if not self._control.asked.is_set():
+        """Stop it, unless that was requested, and wait for the end. Each cancellation in the meantime is one more request."""
+        if not self._control.stop_requested.is_set():
             self.stop()
         cancelled: asyncio.CancelledError | None = None
         while not self._end.done():
@@ -151,7 +151,7 @@ class Worker:
             except asyncio.CancelledError as error:
                 cancelled = error
                 self.stop()
-        self._thread.join()  # it has nothing left to do
+        self._thread.join()  # its work is done, so this does not block the loop
         if cancelled is not None:
             raise cancelled
 
@@ -163,7 +163,7 @@ class Worker:
         self._has_started = True
         self._thread.start()
 
-    def _insist_on_start(self) -> None:
+    def _check_started(self) -> None:
         if not self._has_started:
             raise HorsiesError("this worker has not been started; write `async with app.worker(...) as worker:`")
 

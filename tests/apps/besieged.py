@@ -1,4 +1,4 @@
-"""The tasks of `basic` and a schedule that is due every second. Only what wakes it, wakes it."""
+"""The tasks of `basic` and a schedule that is due every second. Its worker polls every five minutes only, so notifications and timers must wake it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Tasks that are still running when their worker has to leave. Its database is $HORSIES_DATABASE_URL."""
+"""Tasks that still run when their worker shuts down. Its database is $HORSIES_DATABASE_URL."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The tasks of `paces`, and tasks that do to their own process what no task should: they write to its socket, fork it, or freeze it."""
+"""The tasks of `paces`, and tasks that misuse their own process: they write to its socket, fork it, or freeze it."""
 
 import asyncio
 import ctypes
@@ -20,7 +20,7 @@ for task in paces.app.tasks.values():
 
 
 def worker_socket() -> int | None:
-    """The descriptor over which this process talks to its worker: the one that another process has made."""
+    """The descriptor of the socket to the worker: the one that another process has created."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
         try:
             found = socket.socket(fileno=os.dup(int(name)))
@@ -40,11 +40,11 @@ def worker_socket() -> int | None:
 
 
 @app.task("forge")
-def forge(prefetch: str, until: str) -> TaskResult[str, TaskError]:
-    """Writes these bytes to the worker, then waits for a file."""
+def forge(frames: str, until: str) -> TaskResult[str, TaskError]:
+    """Write these bytes to the worker, then wait for a file."""
     fd = worker_socket()
     assert fd is not None
-    os.write(fd, bytes.fromhex(prefetch))
+    os.write(fd, bytes.fromhex(frames))
     return paces.gate(until)
 
 
@@ -145,7 +145,7 @@ async def note_async(path: str, until: str) -> TaskResult[None, TaskError]:
 
 @app.task("sleep_in_c")
 def sleep_in_c(seconds: int, *, holding: bool) -> TaskResult[None, TaskError]:
-    """A call into C that does nothing for long, and lets other threads run meanwhile or not."""
+    """A call into C that takes long, with or without releasing the GIL."""
     library = ctypes.PyDLL(None) if holding else ctypes.CDLL(None)
     library.sleep(seconds)
     return TaskResult(ok=None)

@@ -1,4 +1,4 @@
-"""Exceptions that have error codes of their own, and little room for results."""
+"""Exceptions with their own error codes, and a small limit for results."""
 
 import asyncio
 import time

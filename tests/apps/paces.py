@@ -1,4 +1,4 @@
-"""Tasks that put a child through its paces. Its hooks do what the environment says."""
+"""Tasks for the tests of children and pools. The environment sets what its hooks do."""
 
 import asyncio
 import contextvars
@@ -303,8 +303,8 @@ def myself() -> TaskResult[list[Any], TaskError]:
 
 @app.task("myself_async")
 async def myself_async() -> TaskResult[list[Any], TaskError]:
-    told = await asyncio.gather(asyncio.create_task(_about_me_async()), asyncio.to_thread(_about_me))
-    return TaskResult(ok=list(told))
+    reports = await asyncio.gather(asyncio.create_task(_about_me_async()), asyncio.to_thread(_about_me))
+    return TaskResult(ok=list(reports))
 
 
 @app.task("myself_thread")

@@ -250,7 +250,7 @@ def annotated_later() -> Point:
     return value
 
 
-def wake_subscribers() -> list[Any]:
+def cyclic_list() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -325,7 +325,7 @@ CASES: list[Case] = [
     Case('`"1"` for `int`', int, lambda: "1"),
     Case("`True` for `int`", int, lambda: True),
     Case("`True` for `Literal[1]`", Literal[1], lambda: True),
-    Case("a value that contains itself", Any, wake_subscribers),
+    Case("a value that contains itself", Any, cyclic_list),
     Case("a value nested more than about 180 levels deep", Any, lambda: nested(500)),
     # numbers
     Case("`float`", float, lambda: 0.1 + 0.2, "to the last bit"),
@@ -361,7 +361,7 @@ CASES: list[Case] = [
     ),
     Case("`re.Pattern`", re.Pattern[str], lambda: re.compile("a+")),
     Case("`re.Pattern` with flags", re.Pattern[str], lambda: re.compile("a+", re.IGNORECASE)),
-    Case("a function or a class", Callable[[], None], lambda: wake_subscribers),
+    Case("a function or a class", Callable[[], None], lambda: cyclic_list),
     # enums
     Case("a member of an `Enum`", list[Colour], lambda: [Colour.RED]),
     Case(

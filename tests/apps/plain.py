@@ -1,4 +1,4 @@
-"""Nothing but functions of plain values: what a child needs for these, it needs for all."""
+"""Functions of plain values only: what a child imports for these, it imports for all tasks."""
 
 import sys
 
@@ -9,7 +9,7 @@ app = Horsies(AppConfig.for_database_url("postgresql://nobody@localhost:1/nowher
 
 @app.task("loaded")
 def loaded(names: list[str]) -> TaskResult[list[str], TaskError]:
-    """Which of these modules this process has loaded."""
+    """Return which of these modules this process has imported."""
     return TaskResult(ok=[name for name in names if name in sys.modules])
 
 

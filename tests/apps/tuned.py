@@ -25,7 +25,7 @@ app = Horsies(
         recovery=RecoveryConfig(
             heartbeat_ms=_number("HORSIES_TEST_HEARTBEAT_MS", 3_000),
             dead_after_ms=_number("HORSIES_TEST_DEAD_AFTER_MS", 10_000),
-            maintenance_ms=_number("HORSIES_TEST_KEEPER_MS", 1_000),
+            maintenance_ms=_number("HORSIES_TEST_MAINTENANCE_MS", 1_000),
         ),
     )
 )

@@ -1,4 +1,4 @@
-"""The tasks of `basic`, and tasks that do what no task should. Its database is $HORSIES_DATABASE_URL."""
+"""The tasks of `basic`, and tasks that misbehave. Its database is $HORSIES_DATABASE_URL."""
 
 import asyncio
 import ctypes

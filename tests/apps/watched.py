@@ -1,4 +1,4 @@
-"""An app that is traced: spans of its processes are written to the file that HORSIES_TEST_SPANS names, one as JSON per line."""
+"""An app with a tracer. Its processes write their spans to the file in HORSIES_TEST_SPANS, one JSON object per line."""
 
 import os
 import signal

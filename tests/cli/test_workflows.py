@@ -13,7 +13,7 @@ from horsies.cli.main import main
 from horsies.db.broker import PostgresBroker
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import begin, ended, node, run_out, states, status, take
+from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, states, status, take_batch
 
 Workflows = Callable[..., Result]
 
@@ -45,10 +45,10 @@ def deep() -> Graph:
 
 @pytest.fixture
 def failed_map(broker: PostgresBroker, sql: psycopg.Connection) -> str:
-    run = begin(broker, deep())
-    ((source,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(source, result="[1, 2, 3]")])
-    run_out(broker, sql, {(1, 1)})
+    run = start_run(broker, deep())
+    ((source,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(source, result="[1, 2, 3]")])
+    run_all_tasks(broker, sql, {(1, 1)})
     return run
 
 
@@ -62,7 +62,7 @@ def test_without_runs_there_is_nothing_to_list(workflows: Workflows) -> None:
 
 
 def test_runs_are_listed_newest_first_without_their_parts(workflows: Workflows, broker: PostgresBroker) -> None:
-    runs = [begin(broker, deep()) for _ in range(3)]
+    runs = [start_run(broker, deep()) for _ in range(3)]
     assert listed(workflows) == runs[::-1]
     text = workflows("list").stdout.splitlines()
     assert text[0].split() == ["ID", "NAME", "STATUS", "STARTED", "TOOK", "LEFT", "ERROR"]
@@ -72,7 +72,7 @@ def test_runs_are_listed_newest_first_without_their_parts(workflows: Workflows, 
 def test_pages_join_without_gap_or_overlap_also_for_runs_of_one_moment(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    runs = {begin(broker, Graph("one", (node(0),)), str(uuid4())) for _ in range(7)}
+    runs = {start_run(broker, Graph("one", (node(0),)), str(uuid4())) for _ in range(7)}
     sql.execute("update horsies.workflows set created_at = '2026-01-01'")
     seen: list[str] = []
     after: list[str] = []
@@ -87,7 +87,7 @@ def test_pages_join_without_gap_or_overlap_also_for_runs_of_one_moment(
 
 
 def test_a_page_that_is_not_the_last_says_how_to_go_on(workflows: Workflows, broker: PostgresBroker) -> None:
-    first, second = (begin(broker, Graph("one", (node(0),))) for _ in range(2))
+    first, second = (start_run(broker, Graph("one", (node(0),))) for _ in range(2))
     found = workflows("list", "--limit", "1")
     assert f"there are more: add --after {second}" in found.stderr
     assert listed(workflows, "--after", second) == [first]
@@ -96,7 +96,7 @@ def test_a_page_that_is_not_the_last_says_how_to_go_on(workflows: Workflows, bro
 def test_runs_are_filtered_by_status_name_and_age(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    old, paused, other = (begin(broker, Graph(name, (node(0),))) for name in ("one", "one", "two"))
+    old, paused, other = (start_run(broker, Graph(name, (node(0),))) for name in ("one", "one", "two"))
     sql.execute("update horsies.workflows set created_at = now() - interval '3 hours' where id = %s", [old])
     workflows("pause", paused)
     assert listed(workflows, "--status", "paused") == [paused]
@@ -116,7 +116,7 @@ def test_runs_are_filtered_by_status_name_and_age(
         (("list", "--status", "LOST"), 2, "'LOST' is not one of"),
         (("list", "--after", str(uuid4())), 1, "give --after an id that was listed"),
         (("show", "one"), 2, "is no id; give it in full"),
-        (("show", str(uuid4())), 1, "is known"),
+        (("show", str(uuid4())), 1, "does not exist"),
         (("pause",), 2, "Missing argument 'ID...'"),
     ],
 )
@@ -168,9 +168,9 @@ def test_the_items_of_a_map_are_shown_by_the_id_of_its_run(
 
 
 def test_what_runs_is_shown_as_running(workflows: Workflows, broker: PostgresBroker) -> None:
-    run = begin(broker, Graph("one", (node(0, node_id="only"),)))
+    run = start_run(broker, Graph("one", (node(0, node_id="only"),)))
     assert "only  ENQUEUED" in workflows("show", run).stdout
-    take(broker)
+    take_batch(broker)
     assert "only  RUNNING 0." in workflows("show", run).stdout
 
 
@@ -180,7 +180,7 @@ def test_what_runs_is_shown_as_running(workflows: Workflows, broker: PostgresBro
 def test_a_run_is_paused_resumed_cancelled_and_retried(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("one", (node(0), node(1, 0))))
+    run = start_run(broker, Graph("one", (node(0), node(1, 0))))
     for words, done, after in [
         (("pause", run), "paused", WorkflowStatus.PAUSED),
         (("resume", run), "resumed", WorkflowStatus.RUNNING),
@@ -198,7 +198,7 @@ def test_a_run_is_paused_resumed_cancelled_and_retried(
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection, verb: str
 ) -> None:
-    run = begin(broker, Graph("one", (node(0),)))
+    run = start_run(broker, Graph("one", (node(0),)))
     found = workflows(verb, run, "--dry-run")
     assert found.exit_code == 0
     assert "would be" in found.stdout
@@ -209,7 +209,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
 def test_a_cancellation_asks_first_and_where_nobody_answers_it_is_refused(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("one", (node(0),)))
+    run = start_run(broker, Graph("one", (node(0),)))
     found = workflows("cancel", run)
     assert found.exit_code == 2
     assert "--yes" in found.stderr
@@ -219,7 +219,7 @@ def test_a_cancellation_asks_first_and_where_nobody_answers_it_is_refused(
 def test_each_of_several_is_told_and_one_that_is_refused_fails_the_command(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run, finished = (begin(broker, Graph("one", (node(0),))) for _ in range(2))
+    run, finished = (start_run(broker, Graph("one", (node(0),))) for _ in range(2))
     sql.execute("update horsies.workflows set status = 'COMPLETED' where id = %s", [finished])
     unknown = str(uuid4())
     found = workflows("pause", unknown, finished, run)
@@ -245,7 +245,7 @@ def test_a_resume_reaches_a_part_that_paused_by_itself(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     inner = Graph("inner", (node(0), node(1, 0)))
-    run = begin(broker, Graph("outer", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=inner),)))
+    run = start_run(broker, Graph("outer", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=inner),)))
     (part,) = column(sql, "select id::text from horsies.workflows where parent_node is not null")
     workflows("pause", str(part))
     assert (status(sql, run), status(sql, str(part))) == (WorkflowStatus.RUNNING, WorkflowStatus.PAUSED)

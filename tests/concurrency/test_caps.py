@@ -1,4 +1,4 @@
-"""Caps across workers, under load and through deaths: never exceeded, not for a moment."""
+"""Caps across workers, under load and when workers are killed: never exceeded."""
 
 import signal
 import time
@@ -28,7 +28,7 @@ CAP = 5
 
 
 def start_four(worker: StartWorker, env: dict[str, str], options: tuple[str, ...] = ()) -> list[Worker]:
-    """Four workers of four slots each."""
+    """Start four workers with four slots each."""
     started = [
         worker(CLUSTER, processes=2, options=("--concurrency=2", *FORKED, *options), env=env, until_ready=False)
         for _ in range(4)
@@ -38,8 +38,8 @@ def start_four(worker: StartWorker, env: dict[str, str], options: tuple[str, ...
     return started
 
 
-def kill_at_work(worker: Worker, sql: psycopg.Connection) -> dict[int, float]:
-    """Kill it, with SIGKILL, while tasks are its own; when its children died."""
+def kill_while_busy(worker: Worker, sql: psycopg.Connection) -> dict[int, float]:
+    """Kill the worker with SIGKILL while it holds tasks. Returns when each of its children died."""
     children = {child.pid for child in psutil.Process(worker.pid).children(recursive=True)}
     holds = "select tasks.id from horsies.tasks join horsies.workers on workers.id = tasks.claimed_by where workers.pid = %s"
 
@@ -57,7 +57,7 @@ def kill_at_work(worker: Worker, sql: psycopg.Connection) -> dict[int, float]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.promise("C11", "C12", "W14", "T2")
-def test_a_cluster_wide_cap_holds_at_every_moment_while_workers_are_killed(
+def test_a_cluster_wide_cap_is_never_exceeded_while_workers_are_killed(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -66,18 +66,18 @@ def test_a_cluster_wide_cap_holds_at_every_moment_while_workers_are_killed(
     died: dict[int, float] = {}
     for number, victim in enumerate(started[:2], 1):
         eventually(lambda least=40 * number: len(notes(log)) > least, 30)
-        died |= kill_at_work(victim, sql)
+        died |= kill_while_busy(victim, sql)
     assert wait_until_ended(sql, 400, 60) == {"COMPLETED": 400}
     each_ended_once(sql, 400)
     held = held_intervals(sql)
-    assert len(held) > 400  # those that were killed count twice
+    assert len(held) > 400  # tasks whose worker was killed count twice
     assert most_at_once(held) == CAP
     assert most_at_once(noted_intervals(log, died)) <= CAP
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.promise("C10", "C11", "C12")
-def test_a_queue_s_cap_holds_at_every_moment_across_workers(
+def test_the_cap_of_a_queue_is_never_exceeded_across_workers(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     queues = [{"name": "narrow", "priority": 1, "max_concurrency": 3}, {"name": "wide", "priority": 2}]
@@ -86,7 +86,7 @@ def test_a_queue_s_cap_holds_at_every_moment_across_workers(
     insert_spans(sql, log, 150, 0.02, queue_name="narrow")
     insert_spans(sql, other, 150, 0.02, queue_name="wide")
     eventually(lambda: len(notes(log)) > 40, 30)
-    died = kill_at_work(started[0], sql)
+    died = kill_while_busy(started[0], sql)
     assert wait_until_ended(sql, 300, 60) == {"COMPLETED": 300}
     each_ended_once(sql, 300)
     assert most_at_once(held_intervals(sql, "narrow")) == 3
@@ -118,7 +118,7 @@ def test_the_tighter_of_two_caps_decides(worker: StartWorker, sql: psycopg.Conne
         (("--concurrency=3", "--max-claim-per-worker=4"), 4),
     ],
 )
-def test_a_worker_holds_no_more_than_its_slots_or_its_ceiling(
+def test_a_worker_holds_no_more_than_its_slots_or_max_claim_per_worker(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, task: str, options: tuple[str, ...], most: int
 ) -> None:
     worker(CLUSTER, processes=2, options=options, env=settings())
@@ -128,13 +128,13 @@ def test_a_worker_holds_no_more_than_its_slots_or_its_ceiling(
     assert row(sql, "select max(attempts), max(claim_no) from horsies.finished") == (1, 1)
 
 
-def test_a_lock_that_a_stranger_holds_is_named_in_the_log_and_waited_for(
+def test_a_lock_of_another_program_is_logged_and_waited_for(
     worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
     running = worker(CLUSTER, processes=1, env=settings(cluster_wide_cap=1))
-    with psycopg.connect(database) as stranger:
-        stranger.execute("select pg_advisory_xact_lock(hashtextextended('horsies cap horsies cluster', 0))")
+    with psycopg.connect(database) as other_program:
+        other_program.execute("select pg_advisory_xact_lock(hashtextextended('horsies cap horsies cluster', 0))")
         insert_lines(sql, tmp_path / "log", 1)
-        running.wait_for_log("waited in vain for a lock that another session holds", 30)
-        stranger.rollback()
+        running.wait_for_log("timed out waiting for a lock that another session holds", 30)
+        other_program.rollback()
     assert wait_until_ended(sql, 1) == {"COMPLETED": 1}

@@ -1,4 +1,4 @@
-"""Many tasks in one child, children that come and go under load, and the health that workers report."""
+"""Many tasks in one child, recycling under load, and the health that workers report."""
 
 import os
 import signal
@@ -47,14 +47,14 @@ def test_thousands_of_async_sleeps_in_one_child_take_little_longer_than_one(
 
 
 @pytest.mark.promise("X1", "X3")
-def test_sync_tasks_run_beside_async_ones_and_failures_stay_their_own(
+def test_sync_tasks_run_beside_async_ones_and_failures_affect_no_others(
     basic: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     worker(CLUSTER, processes=1, options=("--concurrency=8",), env=settings())
-    door = tmp_path / "open"
+    gate_file = tmp_path / "open"
     gates = [
-        basic.gate.send(str(tmp_path / "sync"), str(door)),
-        basic.gate_async.send(str(tmp_path / "async"), str(door)),
+        basic.gate.send(str(tmp_path / "sync"), str(gate_file)),
+        basic.gate_async.send(str(tmp_path / "async"), str(gate_file)),
     ]
     pids = [begun(tmp_path / "sync"), begun(tmp_path / "async")]
     assert pids[0] == pids[1]  # one child
@@ -62,7 +62,7 @@ def test_sync_tasks_run_beside_async_ones_and_failures_stay_their_own(
     codes = [handle.get(PATIENCE_MS).err_value.error_code for handle in broken]
     assert codes == ["UNHANDLED_ERROR", "DECLINED", "RETURN_TYPE_MISMATCH"]
     assert basic.add.send(2, 3).get(PATIENCE_MS).ok_value == 5
-    door.touch()
+    gate_file.touch()
     assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
 
 
@@ -165,7 +165,7 @@ def test_a_child_serves_a_hundred_tasks_or_as_many_as_it_is_told_and_with_zero_a
 
 
 def is_alive(child: psutil.Process) -> bool:
-    """Asked once: it may be gone a moment later."""
+    """Return whether it is alive now: it may exit at any time."""
     try:
         return child.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -184,7 +184,7 @@ def cluster(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 
 
 @pytest.mark.promise("C8", "T5")
-def test_health_snapshots_tell_what_a_worker_and_its_children_use(
+def test_health_snapshots_show_what_a_worker_and_its_children_use(
     cluster: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker(CLUSTER, processes=3, options=("--concurrency=3",), env=settings())
@@ -210,7 +210,7 @@ def test_health_snapshots_tell_what_a_worker_and_its_children_use(
 
 
 @pytest.mark.promise("T5")
-async def test_health_has_an_async_twin_and_one_state_for_each_worker(
+async def test_health_has_an_async_variant_and_one_state_for_each_worker(
     cluster: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     for _ in range(2):

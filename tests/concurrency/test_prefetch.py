@@ -1,4 +1,4 @@
-"""Soft-cap mode: rows wait in a worker's buffer, by a lease, and caps count only what runs."""
+"""Prefetch with a number: rows wait in a worker's buffer under a lease, and caps count only running tasks."""
 
 import signal
 from pathlib import Path
@@ -30,10 +30,10 @@ def test_a_worker_holds_its_slots_and_its_buffer_and_no_more(
 
 @pytest.mark.promise("C13", "C14", "C17")
 @pytest.mark.parametrize(("options", "claimed"), [((), 100), (("--max-claim-per-worker=2",), 2)])
-def test_with_a_number_rows_wait_as_claimed_also_after_many_short_tasks(
+def test_buffered_rows_stay_claimed_also_after_many_short_tasks(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, options: tuple[str, ...], claimed: int
 ) -> None:
-    """RUNNING means begun: a worker that is killed costs only what had begun. What it only held is run by another."""
+    """Only what had begun is RUNNING: what a killed worker only held is run by another."""
     env = settings(prefetch_buffer=100, claim_lease_ms=60_000)
     first = worker(CLUSTER, options=(*options, *FORKED), env=env)
     insert_lines(sql, tmp_path / "log", 500)
@@ -50,8 +50,10 @@ def test_with_a_number_rows_wait_as_claimed_also_after_many_short_tasks(
 
 
 @pytest.mark.promise("C13")
-def test_a_queue_s_cap_counts_only_what_runs(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
-    """So more than the cap may be in flight, and no more than the cap may run."""
+def test_the_cap_of_a_queue_counts_only_running_tasks(
+    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """More than the cap may be in flight, but no more than the cap may run."""
     queues = [{"name": "narrow", "max_concurrency": 2}]
     env = settings(queues=queues, prefetch_buffer=4, claim_lease_ms=60_000)
     worker(CLUSTER, processes=1, env=env)
@@ -75,24 +77,24 @@ def test_a_queue_s_cap_counts_only_what_runs(worker: StartWorker, sql: psycopg.C
 def test_an_expired_lease_is_taken_by_another_worker_and_the_first_one_does_not_run_it(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """The first is paused, so that it cannot give back by itself; the second runs what it held, once."""
+    """The first is paused, so that it cannot release them itself; the second runs what it held, once."""
     env = settings(prefetch_buffer=4, claim_lease_ms=1_000, recovery={"dead_after_ms": 60_000})
     first = worker(CLUSTER, env=env)
-    door, log = tmp_path / "open", tmp_path / "log"
-    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    gate_file, log = tmp_path / "open", tmp_path / "log"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     begun(tmp_path / "begun")
     second = worker(CLUSTER, env=env)
-    insert(sql, "gate", begun=str(tmp_path / "other"), until=str(tmp_path / "other door"))
+    insert(sql, "gate", begun=str(tmp_path / "other"), until=str(tmp_path / "other open"))
     begun(tmp_path / "other")
     second.signal(signal.SIGSTOP)
     insert_lines(sql, log, 3)
     eventually(lambda: statuses(sql) == {"RUNNING": 2, "CLAIMED": 3}, seen=lambda: statuses(sql))
     first.signal(signal.SIGSTOP)
     second.signal(signal.SIGCONT)
-    (tmp_path / "other door").touch()
+    (tmp_path / "other open").touch()
     eventually(lambda: statuses(sql) == {"RUNNING": 1, "COMPLETED": 4}, 30, seen=lambda: statuses(sql))
     first.signal(signal.SIGCONT)
-    door.touch()
+    gate_file.touch()
     assert wait_until_ended(sql, 5) == {"COMPLETED": 5}
     assert sorted(numbers(log)) == [0, 1, 2]
     assert row(
@@ -130,10 +132,10 @@ def test_a_worker_does_not_run_what_another_has_taken_from_its_buffer(
 
 
 @pytest.mark.promise("C14")
-def test_a_worker_gives_back_what_it_could_not_start_within_the_lease(
+def test_a_worker_releases_what_it_could_not_start_within_the_lease(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """And takes it again: nobody else is there."""
+    """And claims it again, because there is no other worker."""
     worker(CLUSTER, env=settings(prefetch_buffer=2, claim_lease_ms=1_000))
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
     begun(tmp_path / "begun")

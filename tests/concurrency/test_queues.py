@@ -1,4 +1,4 @@
-"""Queues: their order, their switches, and the locks of their caps."""
+"""Queues: their order, pausing and resuming, and the locks of their caps."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ QUEUES = [{"name": "first", "priority": 1}, {"name": "second", "priority": 2}, {
 
 @pytest.fixture
 def cluster(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
-    """The app with three queues, as producer and for its switches."""
+    """The app with three queues, as a producer and to pause and resume them."""
     monkeypatch.setenv("HORSIES_DATABASE_URL", database)
     for name, value in settings(queues=QUEUES).items():
         monkeypatch.setenv(name, value)
@@ -61,7 +61,7 @@ def test_queues_are_served_in_the_order_of_their_priority(
 
 
 @pytest.mark.promise("C20", "C10")
-def test_what_a_capped_queue_leaves_goes_to_those_after_it(
+def test_slots_that_a_capped_queue_leaves_free_go_to_the_next_queue(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     queues = [{"name": "first", "priority": 1, "max_concurrency": 1}, {"name": "second", "priority": 2}]
@@ -74,7 +74,7 @@ def test_what_a_capped_queue_leaves_goes_to_those_after_it(
 
 
 @pytest.mark.promise("C9")
-def test_a_worker_serves_only_the_queues_it_is_told_to(
+def test_a_worker_serves_only_its_configured_queues(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -104,7 +104,7 @@ def test_a_queue_is_paused_and_resumed_for_every_worker_at_once(
         worker(CLUSTER, env=env)
     log = tmp_path / "log"
     cluster.app.pause_queue("first")
-    cluster.app.pause_queue("first")  # once more does no harm
+    cluster.app.pause_queue("first")  # pausing twice is harmless
     lines(sql, log, "first", *["first"] * 3)
     lines(sql, log, "second", *["second"] * 3)
     eventually(lambda: statuses(sql) == {"COMPLETED": 3, "PENDING": 3})
@@ -115,7 +115,9 @@ def test_a_queue_is_paused_and_resumed_for_every_worker_at_once(
     assert wait_until_ended(sql, 6) == {"COMPLETED": 6}
 
 
-async def test_switching_a_queue_has_async_twins_and_knows_its_queues(cluster: Any, sql: psycopg.Connection) -> None:
+async def test_pausing_and_resuming_have_async_variants_and_check_the_name_of_the_queue(
+    cluster: Any, sql: psycopg.Connection
+) -> None:
     paused = "select name from horsies.queues where paused_at is not null"
     await cluster.app.pause_queue_async("second")
     assert column(sql, paused) == ["second"]
@@ -137,10 +139,10 @@ def cap_key(queue: str | None) -> str:
     return f"horsies cap horsies {'cluster' if queue is None else f'queue {queue}'}"
 
 
-def test_the_lock_of_this_file_is_the_one_that_claims_take(
+def test_the_lock_used_in_these_tests_is_the_one_that_claims_take(
     broker: PostgresBroker, sql: psycopg.Connection, database: str
 ) -> None:
-    """Or the tests below would hold a lock that nobody wants."""
+    """Otherwise the tests below would hold a lock that no claim needs."""
     with psycopg.connect(database) as holder, ThreadPoolExecutor(1) as thread:
         holder.execute(cap_lock("first").encode())
         locking = thread.submit(do, broker, lock_caps(Caps(queues={"first": 1}).keys(["first"]), "horsies"))
@@ -248,8 +250,8 @@ def test_without_caps_there_is_no_lock_and_no_count(
     assert "Aggregate" not in from_marks or "never executed" in counting(from_marks)
 
 
-def explained(broker: PostgresBroker, wanted: ClaimRequest, *, watermarks: bool = False) -> str:
-    query = (claim_from_watermarks if watermarks else claim_from_queues)(wanted, lanes_from_start(["default"]))
+def explained(broker: PostgresBroker, request: ClaimRequest, *, watermarks: bool = False) -> str:
+    query = (claim_from_watermarks if watermarks else claim_from_queues)(request, lanes_from_start(["default"]))
     statement = query.statement
     prefixed = type(statement)(statement.name, f"explain (analyze, costs off, timing off) {statement.text}")
     (rows,) = do(broker, type(query)(prefixed, query.params))
@@ -257,12 +259,12 @@ def explained(broker: PostgresBroker, wanted: ClaimRequest, *, watermarks: bool 
 
 
 def counting(plan: str) -> str:
-    """The lines of the steps that count."""
+    """Return the lines of the plan that count tasks."""
     return "\n".join(line for line in plan.splitlines() if "Aggregate" in line)
 
 
 @pytest.mark.promise("C16", "X4")
-def test_a_batch_limits_what_is_taken_from_one_queue_in_one_pass(
+def test_max_claim_batch_limits_what_is_claimed_from_one_queue(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     for queue in ("first", "second"):

@@ -21,7 +21,7 @@ from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.server import DatabaseServer, database_with
 from tests.schedules.steps import declare, store
-from tests.workflows.steps import begin, node
+from tests.workflows.steps import node, start_run
 
 TASK: LiteralString = "insert into horsies.tasks (task_name, "
 ENDED: LiteralString = (
@@ -508,7 +508,7 @@ def test_workers_with_another_cap_than_the_app_s(attended: psycopg.Connection, d
 
 
 def test_a_workflow_that_stands_still(attended: psycopg.Connection, broker: PostgresBroker, doctor: Doctor) -> None:
-    run = begin(broker, Graph("two", (node(0), node(1, 0))))
+    run = start_run(broker, Graph("two", (node(0), node(1, 0))))
     assert doctor().codes == set()
     attended.execute("delete from horsies.tasks")
     found = doctor()

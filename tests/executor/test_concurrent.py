@@ -1,11 +1,11 @@
-"""Many tasks at a time in one child."""
+"""Many tasks at a time in one child: the concurrent runner."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from horsies.executor.protocol import ANY
+from horsies.executor.protocol import NO_ASSIGNMENT
 from tests.fixtures.pools import open_pool
 
 
@@ -24,12 +24,12 @@ async def test_thousands_of_coroutines_sleep_at_the_same_time() -> None:
 @pytest.mark.promise("X2")
 async def test_no_more_than_the_concurrency_run_at_once(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=3, frame=10) as dispatcher:  # ten at hand, three at once
+    async with open_pool(concurrency=3, prefetch=10) as dispatcher:  # ten at hand, three at once
         for number in range(10):
             dispatcher.send("gate_async" if number % 2 else "gate", until=str(go))
         await dispatcher.until(lambda: len(dispatcher.begun) == 3)
-        (member,) = dispatcher.children
-        assert member.load == 10
+        (child,) = dispatcher.children
+        assert child.load == 10
         go.touch()
         await dispatcher.until(lambda: len(dispatcher.ended) == 10)
         assert dispatcher.most_at_once == 3
@@ -48,7 +48,7 @@ async def test_functions_run_on_threads_beside_the_coroutines(tmp_path: Path) ->
 
 
 @pytest.mark.promise("X3")
-async def test_one_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+async def test_a_task_that_fails_does_not_affect_the_others(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(concurrency=10) as dispatcher:
         others = [dispatcher.send(name, until=str(go)) for name in ("gate", "gate_async")]
@@ -62,26 +62,26 @@ async def test_one_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
             assert (await dispatcher.ending(task_id)).status == "COMPLETED"
 
 
-async def test_what_has_not_begun_can_be_recalled_from_a_crowd(tmp_path: Path) -> None:
+async def test_pending_tasks_of_a_concurrent_child_can_be_recalled(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=2, frame=5) as dispatcher:
+    async with open_pool(concurrency=2, prefetch=5) as dispatcher:
         ids = [dispatcher.send("gate_async", until=str(go)) for _ in range(5)]
         await dispatcher.until(lambda: len(dispatcher.begun) == 2)
-        (member,) = dispatcher.children
+        (child,) = dispatcher.children
         dispatcher.is_paused = True
-        member.recall(ANY)
-        assert not member.is_open
+        child.recall(NO_ASSIGNMENT)
+        assert not child.is_open
         await dispatcher.until(lambda: len(dispatcher.returned) == 3)
         assert set(dispatcher.returned) == set(ids) - set(dispatcher.begun)
         go.touch()
         await dispatcher.until(lambda: len(dispatcher.ended) == 2)
-        assert member.is_open
+        assert child.is_open
 
 
 @pytest.mark.promise("A8", "W9")
-async def test_all_that_ran_in_a_crowd_dies_with_it(tmp_path: Path) -> None:
+async def test_all_running_tasks_of_a_concurrent_child_crash_with_it(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(concurrency=3, frame=5) as dispatcher:
+    async with open_pool(concurrency=3, prefetch=5) as dispatcher:
         ids = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]
         ids.append(dispatcher.send("gate", until=str(go)))
         unbegun = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]
@@ -99,32 +99,32 @@ async def test_an_abandoned_task_is_forgotten_and_its_child_replaced(tmp_path: P
     go = tmp_path / "go"
     async with open_pool(concurrency=4) as dispatcher:
         stuck, other = dispatcher.send("sleep", seconds=600), dispatcher.send("gate_async", until=str(go))
-        member, assignment_no = await dispatcher.beginning(stuck)
+        child, assignment_no = await dispatcher.beginning(stuck)
         await dispatcher.beginning(other)
-        member.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it took too long")
-        member.interrupt(assignment_no, "timeout")  # a thread cannot be woken from its sleep
-        claim, verdict = member.abandon(assignment_no)
+        child.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it took too long")
+        child.interrupt(assignment_no, "timeout")  # a thread cannot be woken from its sleep
+        claim, verdict = child.abandon(assignment_no)
         assert (claim.id, verdict.error_code, verdict.message) == (stuck, "TASK_TIMEOUT", "it took too long")
-        assert (member.load, member.is_open, member.is_retiring) == (1, False, True)
-        fresh = await dispatcher.value("whoami")  # a spare takes over what the old one leaves free
-        assert fresh != member.pid
-        assert member in dispatcher.children  # which has not left: something runs in it
+        assert (child.load, child.is_open, child.is_retiring) == (1, False, True)
+        fresh = await dispatcher.value("whoami")  # a replacement has the free slots
+        assert fresh != child.pid
+        assert child in dispatcher.children  # it has not exited: a task runs in it
         go.touch()
         assert (await dispatcher.ending(other)).status == "COMPLETED"
-        await dispatcher.until(lambda: member not in dispatcher.children)
+        await dispatcher.until(lambda: child not in dispatcher.children)
         assert stuck not in dispatcher.ended
         assert stuck not in dispatcher.crashed
 
 
-async def test_the_late_end_of_an_abandoned_task_is_not_heard(tmp_path: Path) -> None:
+async def test_the_late_ending_of_an_abandoned_task_is_ignored(tmp_path: Path) -> None:
     late, go = tmp_path / "late", tmp_path / "go"
     async with open_pool(concurrency=4) as dispatcher:
         slow, other = dispatcher.send("gate", until=str(late)), dispatcher.send("gate_async", until=str(go))
-        member, assignment_no = await dispatcher.beginning(slow)
+        child, assignment_no = await dispatcher.beginning(slow)
         await dispatcher.beginning(other)
-        member.abandon(assignment_no)
+        child.abandon(assignment_no)
         late.touch()
         go.touch()
         assert (await dispatcher.ending(other)).status == "COMPLETED"
-        await dispatcher.until(lambda: member not in dispatcher.children)
+        await dispatcher.until(lambda: child not in dispatcher.children)
         assert slow not in dispatcher.ended

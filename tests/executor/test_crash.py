@@ -1,4 +1,4 @@
-"""A child that dies, in whatever way: its task ends as crashed, another child takes its place, the worker goes on."""
+"""A child that dies: its task ends as crashed, another child replaces it, the worker goes on."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def running(worker: StartWorker) -> Worker:
 
 
 def crash_of(task: Any, *args: object) -> Any:
-    """Its error, noticed at once and not by some time-out."""
+    """Return its error, which is noticed at once and not by a time-out."""
     error = task.send(*args).get(AT_ONCE_MS).err_value
     assert error.error_code == "WORKER_CRASHED", error
     return error
@@ -62,7 +62,7 @@ def test_a_task_that_takes_its_process_down_ends_as_crashed(
 
 @pytest.mark.promise("A8")
 @pytest.mark.parametrize("name", ["close_descriptors", "scribble"])
-def test_a_child_that_can_no_longer_be_talked_to_is_replaced(unruly: Any, running: Worker, name: str) -> None:
+def test_a_child_with_a_broken_socket_is_replaced(unruly: Any, running: Worker, name: str) -> None:
     child = unruly.whoami.send().get(PATIENCE_MS).ok_value
     crash_of(getattr(unruly, name))
     assert unruly.whoami.send().get(PATIENCE_MS).ok_value != child
@@ -105,7 +105,7 @@ def test_a_killed_child_is_replaced_and_its_sibling_s_task_is_untouched(
     assert error.error_code == "WORKER_CRASHED"
     assert "was killed by SIGKILL" in error.message
     assert row(sql, "select status, claim_no from horsies.tasks where id = %s", sibling.task_id) == ("RUNNING", 1)
-    assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2  # in the place of the dead one
+    assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2  # in the replacement of the dead one
 
     (tmp_path / "open").touch()
     assert sibling.get(PATIENCE_MS).ok_value == int(pids[1])
@@ -114,10 +114,10 @@ def test_a_killed_child_is_replaced_and_its_sibling_s_task_is_untouched(
 
 
 @pytest.mark.promise("W9")
-def test_what_a_killed_child_had_not_begun_runs_elsewhere_exactly_once(
+def test_pending_tasks_of_a_killed_child_run_elsewhere_exactly_once(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """In a frame: a task that kills its child as soon as all of them are there, and twenty behind it."""
+    """A task that kills its child, with twenty prefetched tasks behind it."""
     running = worker("tests.apps.tuned:app", processes=1, env={"HORSIES_TEST_PREFETCH": "auto"})
     warm_up(basic)
     log = tmp_path / "log"
@@ -129,13 +129,13 @@ def test_what_a_killed_child_had_not_begun_runs_elsewhere_exactly_once(
     eventually(lambda: row(sql, "select count(*) from horsies.tasks") == (0,))
     assert sorted(map(int, log.read_text().split())) == list(range(20))
     assert column(sql, "select distinct error_code from horsies.finished where status = 'FAILED'") == ["WORKER_CRASHED"]
-    # They were in its frame: claimed, released uncounted, and claimed again.
+    # They were prefetched: claimed, released without counting an attempt, and claimed again.
     claims = column(sql, "select distinct claim_no from horsies.finished where task_name = 'write_line'")
     assert 2 in claims
     assert column(sql, "select distinct attempts from horsies.finished") == [1]
 
 
-def test_a_child_minds_no_signal_but_kill(basic: Any, worker: StartWorker, tmp_path: Path) -> None:
+def test_a_child_ignores_termination_signals(basic: Any, worker: StartWorker, tmp_path: Path) -> None:
     running = worker(processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     child = int(eventually(lambda: first_line(tmp_path / "begun")))

@@ -1,4 +1,4 @@
-"""What a task can know of itself while it runs, and what it can say."""
+"""`current_task()` inside and outside of tasks, and progress reports."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from horsies.model.errors import HorsiesError
 from horsies.tasks.current_task import MAX_MESSAGE, current_task
 from tests.fixtures.pools import open_pool
 
-WHERE = pytest.mark.parametrize("concurrency", [1, 10], ids=["alone", "in a crowd"])
+RUNNERS = pytest.mark.parametrize("concurrency", [1, 10], ids=["sequential", "concurrent"])
 
 
 def test_outside_of_a_task_there_is_no_current_one() -> None:
@@ -19,46 +19,46 @@ def test_outside_of_a_task_there_is_no_current_one() -> None:
         current_task()
 
 
-@WHERE
+@RUNNERS
 async def test_a_task_knows_itself(concurrency: int) -> None:
     async with open_pool(concurrency=concurrency) as dispatcher:
         task_id = dispatcher.send("myself", timeout_ms=90_000)
         assert (await dispatcher.ending(task_id)).result == f'["{task_id}","myself","media",1,90,"UTC",false]'
 
 
-@WHERE
+@RUNNERS
 async def test_without_a_time_out_there_is_no_deadline(concurrency: int) -> None:
     async with open_pool(concurrency=concurrency) as dispatcher:
         assert (await dispatcher.value("myself"))[4:6] == [None, "None"]
 
 
-@WHERE
+@RUNNERS
 @pytest.mark.parametrize("name", ["myself_async", "myself_thread"])
-async def test_what_a_task_starts_knows_it_too(concurrency: int, name: str) -> None:
+async def test_threads_and_coroutines_of_a_task_know_it_too(concurrency: int, name: str) -> None:
     async with open_pool(concurrency=concurrency) as dispatcher:
-        told = await dispatcher.value(name)
-        for words in told if name == "myself_async" else [told]:
+        reports = await dispatcher.value(name)
+        for words in reports if name == "myself_async" else [reports]:
             assert words[:2] == ["task-1", name]
 
 
-@WHERE
+@RUNNERS
 async def test_a_task_does_not_see_the_context_of_the_one_before(concurrency: int) -> None:
     async with open_pool(concurrency=concurrency) as dispatcher:
         assert [await dispatcher.value("leave_a_mark", value=number) for number in (1, 2, 3)] == [0, 0, 0]
 
 
-@WHERE
-async def test_of_many_reports_few_are_passed_on_and_the_last_is_one_of_them(concurrency: int) -> None:
+@RUNNERS
+async def test_few_of_many_reports_are_sent_including_the_last(concurrency: int) -> None:
     async with open_pool(concurrency=concurrency) as dispatcher:
         started = time.monotonic()
         task_id = dispatcher.send("report", count=2_000)
         await dispatcher.ending(task_id)
-        told = dispatcher.progress[task_id]
-        assert told[-1] == (1.0, "step 2000")
-        assert len(told) <= 2 + (time.monotonic() - started)
+        reports = dispatcher.progress[task_id]
+        assert reports[-1] == (1.0, "step 2000")
+        assert len(reports) <= 2 + (time.monotonic() - started)
 
 
-async def test_a_report_that_came_too_early_is_passed_on_later_even_if_no_other_follows(tmp_path: Path) -> None:
+async def test_a_throttled_report_is_sent_later_even_if_no_other_follows(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool() as dispatcher:
         task_id = dispatcher.send("report_and_wait", until=str(go))
@@ -69,7 +69,7 @@ async def test_a_report_that_came_too_early_is_passed_on_later_even_if_no_other_
 
 
 @pytest.mark.parametrize(
-    ("fraction", "message", "said"),
+    ("fraction", "message", "expected"),
     [
         (1.5, None, "from 0 to 1"),
         (-0.1, None, "from 0 to 1"),
@@ -80,15 +80,15 @@ async def test_a_report_that_came_too_early_is_passed_on_later_even_if_no_other_
         (0, "begun", "taken"),
     ],
 )
-async def test_a_report_is_checked(fraction: Any, message: Any, said: str) -> None:
+async def test_a_report_is_checked(fraction: Any, message: Any, expected: str) -> None:
     async with open_pool() as dispatcher:
-        assert said in await dispatcher.value("report_nonsense", fraction=fraction, message=message)
+        assert expected in await dispatcher.value("report_nonsense", fraction=fraction, message=message)
 
 
-def test_not_a_number_is_no_progress() -> None:
+def test_nan_is_not_a_valid_progress() -> None:
     from horsies.tasks.current_task import CurrentTask  # noqa: PLC0415 - only here
 
-    told: list[tuple[float | None, str | None]] = []
+    reports: list[tuple[float | None, str | None]] = []
     task = CurrentTask(
         task_id="id",
         task_name="name",
@@ -97,10 +97,10 @@ def test_not_a_number_is_no_progress() -> None:
         deadline=None,
         until=None,
         is_cancelled=lambda: False,
-        report=lambda fraction, message: told.append((fraction, message)),
+        report=lambda fraction, message: reports.append((fraction, message)),
     )
     with pytest.raises(ValueError, match="from 0 to 1"):
         task.progress(math.nan)
     task.progress(1, "x" * 5_000 + "\x00")
     task.progress(0.5, "nul \x00 and half a pair \ud800")
-    assert told == [(1.0, "x" * MAX_MESSAGE), (0.5, "nul � and half a pair ?")]
+    assert reports == [(1.0, "x" * MAX_MESSAGE), (0.5, "nul � and half a pair ?")]

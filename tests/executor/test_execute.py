@@ -1,4 +1,4 @@
-"""What becomes of a task, whatever its function does. One worker with one child serves all of these."""
+"""How a task ends, whatever its function does. One worker with one child runs all of these."""
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ PATIENCE_MS = 20_000
 
 
 @dataclass(frozen=True)
-class House:
+class OneChild:
     tasks: Mapping[str, Any]
     worker: Worker
     sql: psycopg.Connection
 
-    def error_of(self, name: str, *args: object) -> Any:
+    def run_to_error(self, name: str, *args: object) -> Any:
         return self.tasks[name].send(*args).get(PATIENCE_MS).err_value
 
-    def value_of(self, name: str, *args: object) -> Any:
+    def run_to_value(self, name: str, *args: object) -> Any:
         return self.tasks[name].send(*args).get(PATIENCE_MS).ok_value
 
-    def inserted(self, name: str, args: str) -> Any:
-        """A handle of a row that was written by hand."""
+    def insert(self, name: str, args: str) -> Any:
+        """Insert a row with plain SQL, and return a handle of it."""
         (task_id,) = row(
             self.sql, "insert into horsies.tasks (task_name, args) values (%s, %s) returning id::text", name, args
         )
@@ -39,7 +39,7 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(server: DatabaseServer) -> Generator[House]:
+def child_of_worker(server: DatabaseServer) -> Generator[OneChild]:
     """A worker with one child, and a producer."""
     name = server.create_migrated()
     app = Horsies(AppConfig.for_database_url(server.url(name)))
@@ -50,9 +50,11 @@ def house(server: DatabaseServer) -> Generator[House]:
     try:
         worker.wait_for_log(READY)
         with psycopg.connect(server.url(name), autocommit=True) as sql:
-            house = House(app.tasks, worker, sql)
-            assert house.value_of("add", 1, 1) == 2  # its threads are there before the first test looks for leaks
-            yield house
+            child_of_worker = OneChild(app.tasks, worker, sql)
+            assert (
+                child_of_worker.run_to_value("add", 1, 1) == 2
+            )  # its threads exist before the first test checks for leaks
+            yield child_of_worker
     finally:
         app.close()
         worker.close()
@@ -63,11 +65,11 @@ def house(server: DatabaseServer) -> Generator[House]:
 
 
 @pytest.mark.promise("A3", "W6", "W7")
-def test_a_good_value_is_stored_as_completed(house: House) -> None:
-    handle = house.tasks["add"].send(1, 2)
+def test_a_good_value_is_stored_as_completed(child_of_worker: OneChild) -> None:
+    handle = child_of_worker.tasks["add"].send(1, 2)
     assert handle.get(PATIENCE_MS).ok_value == 3
     found = row(
-        house.sql,
+        child_of_worker.sql,
         "select status, result::text, error_code, attempts, claim_no, claimed_by is not null, "
         "sent_at <= claimed_at and claimed_at <= started_at and started_at <= finished_at "
         "from horsies.finished where id = %s",
@@ -77,11 +79,13 @@ def test_a_good_value_is_stored_as_completed(house: House) -> None:
 
 
 @pytest.mark.promise("A6", "W7")
-def test_a_returned_error_is_stored_as_failed_with_its_own_code(house: House) -> None:
-    handle = house.tasks["decline"].send("CARD_DECLINED")
+def test_a_returned_error_is_stored_as_failed_with_its_own_code(child_of_worker: OneChild) -> None:
+    handle = child_of_worker.tasks["decline"].send("CARD_DECLINED")
     error = handle.get(PATIENCE_MS).err_value
     assert (error.error_code, error.message, error.data) == ("CARD_DECLINED", "declined", {"by": "bank"})
-    found = row(house.sql, "select status, error_code, result from horsies.finished where id = %s", handle.task_id)
+    found = row(
+        child_of_worker.sql, "select status, error_code, result from horsies.finished where id = %s", handle.task_id
+    )
     assert found == ("FAILED", "CARD_DECLINED", None)
 
 
@@ -94,15 +98,15 @@ def test_a_returned_error_is_stored_as_failed_with_its_own_code(house: House) ->
     ],
 )
 def test_an_exception_is_an_unhandled_error_with_its_traceback(
-    house: House, name: str, exception: str, message: str, line: str
+    child_of_worker: OneChild, name: str, exception: str, message: str, line: str
 ) -> None:
-    error = house.error_of(name)
+    error = child_of_worker.run_to_error(name)
     assert error.error_code == "UNHANDLED_ERROR"
     assert error.message == message
     assert error.data["exception"] == exception
     assert line in error.data["traceback"]
     _, first_frame, *_ = error.data["traceback"].splitlines()
-    assert "unruly.py" in first_frame  # nothing of ours comes before it
+    assert "unruly.py" in first_frame  # no frame of horsies comes before it
 
 
 @pytest.mark.promise("W8", "A8")
@@ -117,35 +121,37 @@ def test_an_exception_is_an_unhandled_error_with_its_traceback(
         ("recurse", "RecursionError"),
     ],
 )
-def test_no_exception_ends_the_child(house: House, name: str, exception: str) -> None:
-    child = house.value_of("whoami")
-    error = house.error_of(name)
+def test_no_exception_ends_the_child(child_of_worker: OneChild, name: str, exception: str) -> None:
+    child = child_of_worker.run_to_value("whoami")
+    error = child_of_worker.run_to_error(name)
     assert error.error_code == "UNHANDLED_ERROR"
     assert error.data["exception"].endswith(exception)
-    assert house.value_of("whoami") == child
-    assert house.value_of("loop_identity") > 0  # its event loop lives, too
+    assert child_of_worker.run_to_value("whoami") == child
+    assert child_of_worker.run_to_value("loop_identity") > 0  # its event loop still works, too
 
 
-def test_an_exception_that_cannot_be_printed_is_an_error_like_any_other(house: House) -> None:
-    child = house.value_of("whoami")
-    error = house.error_of("raise_unprintable")
+def test_an_exception_that_cannot_be_printed_is_an_error_like_any_other(child_of_worker: OneChild) -> None:
+    child = child_of_worker.run_to_value("whoami")
+    error = child_of_worker.run_to_error("raise_unprintable")
     assert error.error_code == "UNHANDLED_ERROR"
     assert "UnprintableError" in error.message
-    assert house.value_of("whoami") == child
+    assert child_of_worker.run_to_value("whoami") == child
 
 
 @pytest.mark.promise("A5")
 @pytest.mark.parametrize("name", ["wrong_type", "not_a_result"])
-def test_what_the_annotation_does_not_promise_is_a_mismatch(house: House, name: str) -> None:
-    error = house.error_of(name)
+def test_a_value_that_does_not_match_the_annotation_is_a_mismatch(child_of_worker: OneChild, name: str) -> None:
+    error = child_of_worker.run_to_error(name)
     assert error.error_code == "RETURN_TYPE_MISMATCH"
     assert name in error.message
 
 
 @pytest.mark.promise("A5")
 @pytest.mark.parametrize(("name", "shown"), [("return_nothing", "NoneType"), ("return_bare_async", "int")])
-def test_what_is_no_task_result_is_a_mismatch_that_says_what_to_return(house: House, name: str, shown: str) -> None:
-    error = house.error_of(name)
+def test_a_return_value_other_than_task_result_is_a_mismatch_that_says_what_to_return(
+    child_of_worker: OneChild, name: str, shown: str
+) -> None:
+    error = child_of_worker.run_to_error(name)
     assert error.error_code == "RETURN_TYPE_MISMATCH"
     assert f"returned {shown}, not a TaskResult" in error.message
     assert "TaskResult(ok=" in error.message
@@ -153,31 +159,31 @@ def test_what_is_no_task_result_is_a_mismatch_that_says_what_to_return(house: Ho
 
 @pytest.mark.promise("W8")
 @pytest.mark.parametrize("name", ["return_unencodable", "return_half_a_pair"])
-def test_a_result_that_cannot_be_encoded_is_a_serialization_error(house: House, name: str) -> None:
-    error = house.error_of(name)
+def test_a_result_that_cannot_be_encoded_is_a_serialization_error(child_of_worker: OneChild, name: str) -> None:
+    error = child_of_worker.run_to_error(name)
     assert error.error_code == "WORKER_SERIALIZATION_ERROR"
     assert name in error.message
 
 
-def test_a_nul_in_a_result_comes_back(house: House) -> None:
-    assert house.value_of("return_odd_text") == "nul \x00 here"
+def test_a_nul_in_a_result_comes_back(child_of_worker: OneChild) -> None:
+    assert child_of_worker.run_to_value("return_odd_text") == "nul \x00 here"
 
 
-def test_an_error_gets_through_whatever_it_holds(house: House) -> None:
-    error = house.error_of("return_odd_error")
+def test_an_error_is_stored_whatever_it_contains(child_of_worker: OneChild) -> None:
+    error = child_of_worker.run_to_error("return_odd_error")
     assert error.error_code == "ODD"
     assert error.message == "nul \x00 half ?"
     assert error.data["nul"] == "\x00"
     assert "object" in error.data["object"]
 
 
-def test_an_exception_gets_through_whatever_its_text(house: House) -> None:
-    error = house.error_of("raise_odd_text")
+def test_an_exception_is_stored_whatever_its_text(child_of_worker: OneChild) -> None:
+    error = child_of_worker.run_to_error("raise_odd_text")
     assert error.error_code == "UNHANDLED_ERROR"
     assert "nul \x00 and half a pair" in error.message
 
 
-# -- rows that nobody of ours has written
+# -- rows that were not written by horsies
 
 
 @pytest.mark.promise("W8")
@@ -196,16 +202,16 @@ def test_an_exception_gets_through_whatever_its_text(house: House) -> None:
     ],
     ids=lambda args: str(args)[:30],
 )
-def test_arguments_that_do_not_fit_are_a_serialization_error(house: House, args: str) -> None:
-    error = house.inserted("add", args).get(PATIENCE_MS).err_value
+def test_arguments_that_do_not_fit_are_a_serialization_error(child_of_worker: OneChild, args: str) -> None:
+    error = child_of_worker.insert("add", args).get(PATIENCE_MS).err_value
     assert error.error_code == "WORKER_SERIALIZATION_ERROR"
     assert "add()" in error.message
     assert "secret" not in error.message
 
 
 @pytest.mark.promise("W8")
-def test_an_unknown_name_is_a_resolution_error(house: House) -> None:
-    error = house.inserted("no such task", "{}").get(PATIENCE_MS).err_value
+def test_an_unknown_name_is_a_resolution_error(child_of_worker: OneChild) -> None:
+    error = child_of_worker.insert("no such task", "{}").get(PATIENCE_MS).err_value
     assert error.error_code == "WORKER_RESOLUTION_ERROR"
     assert "'no such task'" in error.message
     assert "discover_tasks" in error.message
@@ -215,45 +221,45 @@ def test_an_unknown_name_is_a_resolution_error(house: House) -> None:
 
 
 @pytest.mark.promise("X1")
-def test_async_tasks_run_beside_sync_ones(house: House) -> None:
-    handles = [house.tasks["echo" if number % 2 else "echo_async"].send(number) for number in range(10)]
+def test_async_tasks_run_beside_sync_ones(child_of_worker: OneChild) -> None:
+    handles = [child_of_worker.tasks["echo" if number % 2 else "echo_async"].send(number) for number in range(10)]
     assert [handle.get(PATIENCE_MS).ok_value for handle in handles] == list(range(10))
 
 
 @pytest.mark.promise("X1")
-def test_the_async_tasks_of_a_child_share_one_event_loop(house: House) -> None:
-    first = house.value_of("loop_identity")
-    assert house.value_of("whoami")  # a sync task between them
-    assert house.value_of("loop_identity") == first
+def test_the_async_tasks_of_a_child_share_one_event_loop(child_of_worker: OneChild) -> None:
+    first = child_of_worker.run_to_value("loop_identity")
+    assert child_of_worker.run_to_value("whoami")  # a sync task between them
+    assert child_of_worker.run_to_value("loop_identity") == first
 
 
-def test_a_sync_task_may_run_an_event_loop_of_its_own(house: House) -> None:
-    loop = house.value_of("loop_identity")
-    assert house.value_of("run_own_loop") == "from a loop of its own"
-    assert house.value_of("loop_identity") == loop
+def test_a_sync_task_may_run_an_event_loop_of_its_own(child_of_worker: OneChild) -> None:
+    loop = child_of_worker.run_to_value("loop_identity")
+    assert child_of_worker.run_to_value("run_own_loop") == "from a loop of its own"
+    assert child_of_worker.run_to_value("loop_identity") == loop
 
 
 # -- payloads and streams
 
 
-def test_megabytes_travel_both_ways(house: House) -> None:
+def test_megabytes_travel_both_ways(child_of_worker: OneChild) -> None:
     text = "ä" * 5_000_000
-    assert house.value_of("measure", text) == 5_000_000
-    assert house.value_of("repeat", "ä", 5_000_000) == text
+    assert child_of_worker.run_to_value("measure", text) == 5_000_000
+    assert child_of_worker.run_to_value("repeat", "ä", 5_000_000) == text
 
 
-def test_what_a_task_prints_goes_where_the_worker_prints(house: House) -> None:
-    assert house.value_of("say", "hello there") is None
-    house.worker.wait_for_log("^hello there$")
-    house.worker.wait_for_log("^hello there again$")
+def test_the_output_of_a_task_goes_to_the_output_of_the_worker(child_of_worker: OneChild) -> None:
+    assert child_of_worker.run_to_value("say", "hello there") is None
+    child_of_worker.worker.wait_for_log("^hello there$")
+    child_of_worker.worker.wait_for_log("^hello there again$")
 
 
-def test_a_task_finds_its_input_empty(house: House) -> None:
-    assert house.value_of("read_input") == ""
+def test_the_standard_input_of_a_task_is_empty(child_of_worker: OneChild) -> None:
+    assert child_of_worker.run_to_value("read_input") == ""
 
 
 @pytest.mark.promise("W3")
-def test_a_task_may_send_another(house: House) -> None:
-    handle = house.tasks["add"].send(1, 1)
-    handle.task_id = house.value_of("send_add", 20, 22)
+def test_a_task_may_send_another(child_of_worker: OneChild) -> None:
+    handle = child_of_worker.tasks["add"].send(1, 1)
+    handle.task_id = child_of_worker.run_to_value("send_add", 20, 22)
     assert handle.get(PATIENCE_MS).ok_value == 42

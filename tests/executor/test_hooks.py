@@ -10,31 +10,31 @@ from horsies.model.errors import TaskDefinitionError
 from horsies.worker.supervisor import ChildRefused
 from tests.fixtures.pools import open_pool
 
-WHERE = pytest.mark.parametrize(
+KINDS_OF_CHILDREN = pytest.mark.parametrize(
     "pool",
     [{}, {"concurrency": 10}, {"max_tasks": 50}, {"max_tasks": 50, "concurrency": 10}],
-    ids=["forked", "forked crowd", "spawned", "spawned crowd"],
+    ids=["forked", "forked concurrent", "spawned", "spawned concurrent"],
 )
 
 
-@WHERE
+@KINDS_OF_CHILDREN
 async def test_start_hooks_have_run_in_every_child_on_the_loop_of_its_tasks(pool: dict[str, Any]) -> None:
     async with open_pool(processes=2, **pool) as dispatcher:
         ids = [dispatcher.send("hooks") for _ in range(4)]
         assert {(await dispatcher.ending(task_id)).result for task_id in ids} == {"[true,true]"}
 
 
-@WHERE
-async def test_stop_hooks_run_before_a_child_leaves_the_last_one_first(tmp_path: Path, pool: dict[str, Any]) -> None:
-    goodbyes = tmp_path / "goodbyes"
-    async with open_pool(processes=2, env={"PACES_STOP_FILE": str(goodbyes)}, **pool) as dispatcher:
-        pids = [member.pid for member in dispatcher.children]
-    # Each said it once, and the hook that failed after it kept nobody from leaving.
-    assert sorted(map(int, goodbyes.read_text().split())) == sorted(pids)
+@KINDS_OF_CHILDREN
+async def test_stop_hooks_run_before_a_child_exits_in_reverse_order(tmp_path: Path, pool: dict[str, Any]) -> None:
+    stopped = tmp_path / "stopped"
+    async with open_pool(processes=2, env={"PACES_STOP_FILE": str(stopped)}, **pool) as dispatcher:
+        pids = [child.pid for child in dispatcher.children]
+    # Each ran it once, and the hook that failed after it did not keep the child from exiting.
+    assert sorted(map(int, stopped.read_text().split())) == sorted(pids)
 
 
 @pytest.mark.parametrize("max_tasks", [None, 50], ids=["forked", "spawned"])
-async def test_a_failing_start_hook_refuses_the_start_by_name(max_tasks: int | None) -> None:
+async def test_a_failing_start_hook_prevents_the_start_and_is_named(max_tasks: int | None) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=r"hook warm_up failed: RuntimeError: no model here")):
         async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "fail"}):
             pytest.fail("it has started")

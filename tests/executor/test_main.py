@@ -1,4 +1,4 @@
-"""A child alone, spoken to as its worker does."""
+"""A child without a worker: the test sends and receives the messages."""
 
 import json
 import os
@@ -14,21 +14,21 @@ import psutil
 import pytest
 
 from horsies.executor.protocol import (
-    ANY,
+    NO_ASSIGNMENT,
+    AssignmentFields,
     Began,
     Boot,
     Booting,
     Done,
-    Fields,
     Interrupt,
     KeepRunning,
     Message,
     Ready,
     Recall,
-    Refused,
     ReportUnpacker,
     Returned,
     RunTasks,
+    StartFailed,
     Stop,
     pack,
 )
@@ -58,20 +58,20 @@ class Child:
         self._unpacker = ReportUnpacker()
         self._received: list[Message] = []
 
-    def say(self, *messages: Message) -> None:
+    def send(self, *messages: Message) -> None:
         self.socket.sendall(pack(*messages))
 
-    def receive_message(self) -> Message:
+    def receive(self) -> Message:
         while not self._received:
             data = self.socket.recv(1 << 16)
             assert data, self.process.communicate()[1]
             self._received += self._unpacker.feed(data)
         return self._received.pop(0)
 
-    def hear_it_boot(self) -> None:
-        """It says what it is at, and what it takes when all has settled."""
-        assert self.receive_message() == IMPORTING
-        ready = self.receive_message()
+    def receive_boot(self) -> None:
+        """It reports what it imports, and then its memory."""
+        assert self.receive() == IMPORTING
+        ready = self.receive()
         assert isinstance(ready, Ready)
         assert ready.pid == self.process.pid
         assert ready.rss_mb == pytest.approx(psutil.Process(ready.pid).memory_info().rss / 2**20, rel=0.5)
@@ -94,12 +94,12 @@ def child() -> Generator[Child]:
 
 @pytest.fixture
 def ready(child: Child) -> Child:
-    child.say(boot())
-    child.hear_it_boot()
+    child.send(boot())
+    child.receive_boot()
     return child
 
 
-def add(assignment_no: int, left: int, right: int) -> Fields:
+def add(assignment_no: int, left: int, right: int) -> AssignmentFields:
     return (
         assignment_no,
         "an id",
@@ -114,34 +114,34 @@ def add(assignment_no: int, left: int, right: int) -> Fields:
     )
 
 
-def gate(assignment_no: int, folder: Path) -> Fields:
+def gate(assignment_no: int, folder: Path) -> AssignmentFields:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
     return (assignment_no, "an id", "gate", "default", 1, None, args, None, None, None)
 
 
 @pytest.mark.promise("W6")
 def test_a_child_reports_every_beginning_and_every_end_in_order(ready: Child) -> None:
-    ready.say(RunTasks([add(1, 1, 1), add(2, 2, 2)]), RunTasks([add(3, 3, 3)]))
-    heard = [ready.receive_message() for _ in range(6)]
-    assert [message.assignment_no for message in heard if isinstance(message, Began)] == [1, 2, 3]
-    done = [message for message in heard if isinstance(message, Done)]
+    ready.send(RunTasks([add(1, 1, 1), add(2, 2, 2)]), RunTasks([add(3, 3, 3)]))
+    received = [ready.receive() for _ in range(6)]
+    assert [message.assignment_no for message in received if isinstance(message, Began)] == [1, 2, 3]
+    done = [message for message in received if isinstance(message, Done)]
     assert [(message.assignment_no, message.status, message.result) for message in done] == [
         (1, "COMPLETED", "2"),
         (2, "COMPLETED", "4"),
         (3, "COMPLETED", "6"),
     ]
-    for number, message in enumerate(heard):
+    for number, message in enumerate(received):
         assert isinstance(message, (Began, Done)[number % 2])
 
 
 def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(ready: Child, tmp_path: Path) -> None:
-    ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
-    assert ready.receive_message() == Began(1)
-    ready.say(Recall(ANY))
-    assert ready.receive_message() == Returned([2, 3])
-    ready.say(RunTasks([add(4, 5, 5)]))
+    ready.send(RunTasks([gate(1, tmp_path), add(2, 1, 1), add(3, 1, 1)]))
+    assert ready.receive() == Began(1)
+    ready.send(Recall(NO_ASSIGNMENT))
+    assert ready.receive() == Returned([2, 3])
+    ready.send(RunTasks([add(4, 5, 5)]))
     (tmp_path / "open").touch()
-    ended, began, then = ready.receive_message(), ready.receive_message(), ready.receive_message()
+    ended, began, then = ready.receive(), ready.receive(), ready.receive()
     assert isinstance(ended, Done)
     assert (ended.assignment_no, ended.status) == (1, "COMPLETED")
     assert began == Began(4)
@@ -149,104 +149,104 @@ def test_a_recall_is_answered_while_a_task_runs_and_what_is_returned_never_runs(
     assert then.result == "10"
 
 
-def test_what_waits_behind_a_task_that_has_ended_meanwhile_is_not_given_back(ready: Child, tmp_path: Path) -> None:
-    ready.say(RunTasks([add(1, 1, 1), gate(2, tmp_path), add(3, 1, 1)]))
-    assert [type(ready.receive_message()) for _ in range(3)] == [Began, Done, Began]
-    ready.say(Recall(behind=1))
-    assert ready.receive_message() == Returned([])
-    ready.say(Recall(behind=2))
-    assert ready.receive_message() == Returned([3])
+def test_tasks_behind_a_task_that_has_ended_are_not_returned(ready: Child, tmp_path: Path) -> None:
+    ready.send(RunTasks([add(1, 1, 1), gate(2, tmp_path), add(3, 1, 1)]))
+    assert [type(ready.receive()) for _ in range(3)] == [Began, Done, Began]
+    ready.send(Recall(behind=1))
+    assert ready.receive() == Returned([])
+    ready.send(Recall(behind=2))
+    assert ready.receive() == Returned([3])
     (tmp_path / "open").touch()
 
 
-def test_a_task_that_is_asked_to_stop_on_its_way_from_the_tray_stops(ready: Child, tmp_path: Path) -> None:
-    """Then it is found neither there nor among what runs."""
-    ready.say(Interrupt(1, "cancel"), RunTasks([gate(1, tmp_path)]))
-    assert ready.receive_message() == Began(1)
-    done = ready.receive_message()
+def test_a_task_that_is_interrupted_before_it_arrives_stops(ready: Child, tmp_path: Path) -> None:
+    """As if it were on its way from the inbox to the runner: then it is found in neither."""
+    ready.send(Interrupt(1, "cancel"), RunTasks([gate(1, tmp_path)]))
+    assert ready.receive() == Began(1)
+    done = ready.receive()
     assert isinstance(done, Done)
     assert (done.assignment_no, done.status) == (1, "CANCELLED")
 
 
 def test_an_idle_child_has_nothing_to_return(ready: Child) -> None:
-    ready.say(Recall(ANY))
-    assert ready.receive_message() == Returned([])
+    ready.send(Recall(NO_ASSIGNMENT))
+    assert ready.receive() == Returned([])
 
 
 @pytest.mark.promise("W10")
-def test_a_child_that_is_told_to_stop_ends_what_it_has_first(ready: Child) -> None:
-    ready.say(RunTasks([add(1, 1, 1), add(2, 2, 2)]), Stop())
-    assert [type(ready.receive_message()) for _ in range(4)] == [Began, Done, Began, Done]
+def test_a_stopped_child_first_runs_what_was_assigned(ready: Child) -> None:
+    ready.send(RunTasks([add(1, 1, 1), add(2, 2, 2)]), Stop())
+    assert [type(ready.receive()) for _ in range(4)] == [Began, Done, Began, Done]
     assert ready.exit_code() == 0
 
 
-def test_a_stop_that_comes_with_the_boot_is_minded(child: Child) -> None:
-    child.say(boot(), RunTasks([add(1, 1, 1)]), Stop())
-    assert [type(child.receive_message()) for _ in range(4)] == [Booting, Ready, Began, Done]
+def test_a_stop_that_arrives_with_the_boot_is_obeyed(child: Child) -> None:
+    child.send(boot(), RunTasks([add(1, 1, 1)]), Stop())
+    assert [type(child.receive()) for _ in range(4)] == [Booting, Ready, Began, Done]
     assert child.exit_code() == 0
 
 
 def test_a_child_that_cannot_load_the_app_says_why(child: Child) -> None:
-    child.say(boot("tests.apps.basic:no_such_app"))
-    assert child.receive_message() == IMPORTING
-    refused = child.receive_message()
-    assert isinstance(refused, Refused)
-    assert "no attribute 'no_such_app'" in refused.reason
+    child.send(boot("tests.apps.basic:no_such_app"))
+    assert child.receive() == IMPORTING
+    failed = child.receive()
+    assert isinstance(failed, StartFailed)
+    assert "no attribute 'no_such_app'" in failed.reason
     assert child.exit_code() == 0
 
 
 @pytest.mark.promise("C5")
-def test_a_child_that_is_too_big_says_so_with_its_result_and_gives_the_rest_back(child: Child) -> None:
-    child.say(boot(max_memory_mb=1.0))
-    child.hear_it_boot()
-    child.say(RunTasks([add(1, 1, 1), add(2, 2, 2), add(3, 3, 3)]))
-    assert child.receive_message() == Began(1)
-    done = child.receive_message()
+def test_a_child_above_its_memory_limit_reports_it_and_returns_the_rest(child: Child) -> None:
+    child.send(boot(max_memory_mb=1.0))
+    child.receive_boot()
+    child.send(RunTasks([add(1, 1, 1), add(2, 2, 2), add(3, 3, 3)]))
+    assert child.receive() == Began(1)
+    done = child.receive()
     assert isinstance(done, Done)
     assert (done.assignment_no, done.result, done.leaving) == (1, "2", True)
-    assert child.receive_message() == Returned([2, 3])
-    child.say(RunTasks([add(4, 4, 4)]))  # which was on its way
-    assert child.receive_message() == Returned([4])
-    child.say(Stop())
+    assert child.receive() == Returned([2, 3])
+    child.send(RunTasks([add(4, 4, 4)]))  # which was on its way
+    assert child.receive() == Returned([4])
+    child.send(Stop())
     assert child.exit_code() == 0
 
 
-def test_a_child_that_is_too_big_goes_on_when_it_is_told_to_stay(child: Child) -> None:
-    child.say(boot(max_memory_mb=1.0))
-    child.hear_it_boot()
-    child.say(RunTasks([add(1, 1, 1)]))
-    assert [type(child.receive_message()) for _ in range(2)] == [Began, Done]
-    child.say(KeepRunning(), RunTasks([add(2, 2, 2)]))
-    assert child.receive_message() == Began(2)
-    done = child.receive_message()
+def test_a_child_above_its_memory_limit_goes_on_after_keep_running(child: Child) -> None:
+    child.send(boot(max_memory_mb=1.0))
+    child.receive_boot()
+    child.send(RunTasks([add(1, 1, 1)]))
+    assert [type(child.receive()) for _ in range(2)] == [Began, Done]
+    child.send(KeepRunning(), RunTasks([add(2, 2, 2)]))
+    assert child.receive() == Began(2)
+    done = child.receive()
     assert isinstance(done, Done)
     assert (done.result, done.leaving) == ("4", False)
 
 
 def test_a_task_that_is_cancelled_before_it_began_never_begins(ready: Child, tmp_path: Path) -> None:
-    ready.say(RunTasks([gate(1, tmp_path), add(2, 1, 1)]))
-    assert ready.receive_message() == Began(1)
-    ready.say(Interrupt(2, "cancel"))
-    never = ready.receive_message()
+    ready.send(RunTasks([gate(1, tmp_path), add(2, 1, 1)]))
+    assert ready.receive() == Began(1)
+    ready.send(Interrupt(2, "cancel"))
+    never = ready.receive()
     assert isinstance(never, Done)
     assert (never.assignment_no, never.status, never.error_code) == (2, "CANCELLED", "TASK_CANCELLED")
     (tmp_path / "open").touch()
-    ended = ready.receive_message()
+    ended = ready.receive()
     assert isinstance(ended, Done)
     assert (ended.assignment_no, ended.status) == (1, "COMPLETED")
 
 
-@pytest.mark.parametrize("when", ["at once", "while it loads", "when idle", "while it works", "with words unread"])
-def test_a_child_whose_worker_is_gone_goes_too_and_without_a_word(child: Child, tmp_path: Path, when: str) -> None:
+@pytest.mark.parametrize("when", ["at once", "while it loads", "when idle", "while it works", "with unread messages"])
+def test_a_child_whose_worker_has_died_exits_silently(child: Child, tmp_path: Path, when: str) -> None:
     if when != "at once":
-        child.say(boot())
-    if when in {"when idle", "while it works", "with words unread"}:
-        child.hear_it_boot()
+        child.send(boot())
+    if when in {"when idle", "while it works", "with unread messages"}:
+        child.receive_boot()
     if when == "while it works":
-        child.say(RunTasks([gate(1, tmp_path)]))
-        assert child.receive_message() == Began(1)
-    if when == "with words unread":
-        child.say(RunTasks([add(1, 1, 1)]))
+        child.send(RunTasks([gate(1, tmp_path)]))
+        assert child.receive() == Began(1)
+    if when == "with unread messages":
+        child.send(RunTasks([add(1, 1, 1)]))
         select.select([child.socket], [], [], TIMEOUT_S)  # its end is reset then, and not only closed
     child.socket.close()
     assert child.exit_code() == 0
@@ -255,13 +255,13 @@ def test_a_child_whose_worker_is_gone_goes_too_and_without_a_word(child: Child, 
 
 
 @pytest.mark.parametrize("nonsense", [b"nonsense, a lot of it", pack(Began(1))], ids=["nonsense", "the wrong message"])
-def test_a_child_that_does_not_understand_its_worker_does_not_stay_on_deaf(ready: Child, nonsense: bytes) -> None:
+def test_a_child_that_receives_an_invalid_message_exits(ready: Child, nonsense: bytes) -> None:
     ready.socket.sendall(nonsense)
     assert ready.exit_code() != 0
 
 
-def test_a_child_whose_first_message_is_another_refuses_to_work(child: Child) -> None:
-    child.say(Stop())
+def test_a_child_whose_first_message_is_not_boot_fails(child: Child) -> None:
+    child.send(Stop())
     assert child.exit_code() != 0
 
 
@@ -289,13 +289,13 @@ UNNEEDED = [
 
 
 @pytest.mark.promise("C4")
-def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None:
-    """It is started anew for every hundred of them: what it loads is paid for again and again."""
-    child.say(boot("tests.apps.plain:app"))
-    child.say(
+def test_a_child_imports_nothing_that_plain_tasks_do_not_need(child: Child) -> None:
+    """A recycled child imports everything again, so every import costs time again."""
+    child.send(boot("tests.apps.plain:app"))
+    child.send(
         RunTasks([plain(1, "add", left=1, right=0.5, note="ä"), plain(2, "fail"), plain(3, "loaded", names=UNNEEDED)])
     )
-    done = [message for message in (child.receive_message() for _ in range(8)) if isinstance(message, Done)]
+    done = [message for message in (child.receive() for _ in range(8)) if isinstance(message, Done)]
     assert [(message.result, message.error_code) for message in done] == [
         ('{"sum":1.5,"note":"ä"}', None),
         (None, "UNHANDLED_ERROR"),
@@ -303,10 +303,10 @@ def test_a_child_loads_nothing_that_plain_tasks_do_without(child: Child) -> None
     ]
 
 
-def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None:
-    child.say(boot("tests.apps.plain:app"))
-    child.say(RunTasks([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
-    done = [message for message in (child.receive_message() for _ in range(8)) if isinstance(message, Done)]
+def test_a_value_that_is_not_plain_is_validated_by_pydantic(child: Child) -> None:
+    child.send(boot("tests.apps.plain:app"))
+    child.send(RunTasks([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
+    done = [message for message in (child.receive() for _ in range(8)) if isinstance(message, Done)]
     assert [(message.result, message.error_code) for message in done] == [
         ('{"sum":7,"note":""}', None),
         (None, "WORKER_SERIALIZATION_ERROR"),
@@ -314,7 +314,7 @@ def test_what_is_not_plain_after_all_is_judged_by_pydantic(child: Child) -> None
     ]
 
 
-def plain(assignment_no: int, name: str, **arguments: object) -> Fields:
+def plain(assignment_no: int, name: str, **arguments: object) -> AssignmentFields:
     return (
         assignment_no,
         "an id",

@@ -1,4 +1,4 @@
-"""What a child says of an ending that only it can know."""
+"""The parts of an ending that only the child can determine: error codes, retries, sizes."""
 
 import pytest
 
@@ -63,16 +63,16 @@ async def test_an_error_that_is_too_big_is_cut_and_keeps_its_code() -> None:
         assert error["error_code"] == "BUG"
         assert error["message"].startswith("ValueError: www")
         assert len(error["message"]) < 100_000
-        assert "raise_words" in error["data"]["traceback"]  # its beginning tells where
+        assert "raise_words" in error["data"]["traceback"]  # its beginning is kept
 
 
-async def test_an_error_may_say_when_to_try_again() -> None:
+async def test_an_error_may_set_the_delay_of_the_retry() -> None:
     async with open_pool() as dispatcher:
         done = await dispatcher.ending(dispatcher.send("ask_for_later"))
         assert (done.error_code, done.retry_after_ms, done.wants_retry) == ("BUSY", 1_500, False)
 
 
-async def test_a_good_ending_says_nothing_of_retries() -> None:
+async def test_a_completed_task_reports_no_retry() -> None:
     async with open_pool() as dispatcher:
         done = await dispatcher.ending(dispatcher.send("quick"))
         assert (done.result, done.wants_retry, done.retry_after_ms, done.leaving) == ("1", False, None, False)

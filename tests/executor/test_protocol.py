@@ -30,10 +30,10 @@ from horsies.executor.protocol import (
     ProtocolError,
     Ready,
     Recall,
-    Refused,
     ReportUnpacker,
     Returned,
     RunTasks,
+    StartFailed,
     Stop,
     Unpacker,
     pack,
@@ -41,7 +41,7 @@ from horsies.executor.protocol import (
 from horsies.model.status import Misfit
 
 numbers = st.integers(0, 2**63)
-# Half of a surrogate pair included: a task's name may hold anything.
+# Lone surrogates included: the name of a task may contain anything.
 texts = st.text(st.characters(codec=None), max_size=200)
 maybe_texts = st.none() | texts
 assignments = st.tuples(numbers, texts, texts, texts, numbers, st.none() | numbers, texts)
@@ -68,7 +68,7 @@ reports: st.SearchStrategy[Message] = st.one_of(
     st.builds(Progress, numbers, st.none() | st.floats(0, 1), maybe_texts),
     st.builds(Forked, numbers),
     st.builds(ForkExited, numbers, st.integers(-64, 255)),
-    st.builds(Refused, texts),
+    st.builds(StartFailed, texts),
     st.builds(Began, numbers),
     st.builds(
         Done,
@@ -104,12 +104,12 @@ BOTH_WAYS = [(orders, Unpacker), (reports, ReportUnpacker)]
 
 
 def framed(kind: int, body: bytes) -> bytes:
-    """A frame in order around anything."""
+    """Put a valid frame around any bytes."""
     return struct.pack("!IB", 1 + len(body), kind) + body
 
 
 def read(data: bytes) -> list[Message]:
-    """What a worker makes of a child's bytes."""
+    """Read the bytes of a child as a worker does."""
     return list(ReportUnpacker().feed(data))
 
 
@@ -120,24 +120,24 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(
 ) -> None:
     sent = data.draw(st.lists(messages, max_size=8))
     stream, unpacker = pack(*sent), unpackers()
-    heard: list[Message] = []
+    received: list[Message] = []
     while stream:
         cut = chance.randint(1, len(stream))
-        heard += unpacker.feed(stream[:cut])
+        received += unpacker.feed(stream[:cut])
         stream = stream[cut:]
-    assert heard == sent
-    assert [type(message) for message in heard] == [type(message) for message in sent]
+    assert received == sent
+    assert [type(message) for message in received] == [type(message) for message in sent]
     assert not unpacker.is_mid_message
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
     unpacker, message = Unpacker(), RunTasks([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None, None)])
     stream = pack(message)
-    heard = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
-    assert heard == [message]
+    received = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
+    assert received == [message]
 
 
-def test_an_assignment_is_made_of_a_frame_s_fields() -> None:
+def test_an_assignment_is_created_from_the_fields_of_a_message() -> None:
     (run,) = Unpacker().feed(pack(RunTasks([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
     assert isinstance(run, RunTasks)
     assert Assignment(*run.assignments[0]) == Assignment(
@@ -159,10 +159,10 @@ def test_megabytes_pass() -> None:
     assert done.result == result
 
 
-def test_why_a_child_cannot_start_is_cut_and_not_refused() -> None:
-    (refused,) = read(pack(Refused("why " * MAX_REPORTED_TEXT)))
-    assert isinstance(refused, Refused)
-    assert len(refused.reason) == MAX_REPORTED_TEXT
+def test_a_long_reason_why_a_child_cannot_start_is_cut() -> None:
+    (failed,) = read(pack(StartFailed("why " * MAX_REPORTED_TEXT)))
+    assert isinstance(failed, StartFailed)
+    assert len(failed.reason) == MAX_REPORTED_TEXT
 
 
 # -- what user code may have written to the socket
@@ -170,15 +170,15 @@ def test_why_a_child_cannot_start_is_cut_and_not_refused() -> None:
 
 @pytest.mark.parametrize("length", [0, MAX_FRAME + 1, 2**32 - 1])
 @pytest.mark.parametrize("unpackers", [Unpacker, ReportUnpacker])
-def test_a_frame_of_a_length_that_none_has_is_refused_before_it_is_read(unpackers: type[Unpacker], length: int) -> None:
+def test_a_frame_with_an_invalid_length_is_rejected_before_it_is_read(unpackers: type[Unpacker], length: int) -> None:
     with pytest.raises(ProtocolError, match=str(length)):
         list(unpackers().feed(struct.pack("!IB", length, 0)))
 
 
-def test_a_worker_waits_for_no_more_than_a_result_may_have() -> None:
+def test_a_frame_longer_than_a_result_may_be_is_rejected_before_it_is_read() -> None:
     waits = ReportUnpacker(1 << 25)
     assert list(waits.feed(struct.pack("!IB", 1 << 25, 17))) == []
-    for kind, length in ((17, 1 << 27), (16, 1 << 25), (24, 1 << 25)):  # an ending, a beginning, tickets
+    for kind, length in ((17, 1 << 27), (16, 1 << 25), (24, 1 << 25)):  # an ending, a start, returned assignments
         with pytest.raises(ProtocolError, match=str(length)):
             list(ReportUnpacker(1 << 25).feed(struct.pack("!IB", length, kind)))
 
@@ -187,13 +187,13 @@ def test_a_worker_waits_for_no_more_than_a_result_may_have() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"(\xff\xff\xff\x7f",  # a tuple of two thousand million: room for it is made before it is read
+        b"(\xff\xff\xff\x7f",  # a tuple of two thousand million: memory for it is allocated before it is read
         b"(\x01\x00\x00\x00" * 5_000,
         marshal.dumps((1,)),
         marshal.dumps(compile("1", "", "eval")),
     ],
 )
-def test_what_comes_from_a_child_is_never_unmarshalled(body: bytes) -> None:
+def test_bytes_from_a_child_are_never_unmarshalled(body: bytes) -> None:
     for kind in range(256):
         with pytest.raises(ProtocolError):
             read(framed(kind, body))
@@ -300,7 +300,7 @@ def test_any_bytes_in_a_frame_are_a_message_or_a_wire_error(kind: int, body: byt
 
 
 def test_what_came_before_the_nonsense_is_still_heard() -> None:
-    heard: list[Message] = []
+    received: list[Message] = []
     with pytest.raises(ProtocolError):
-        heard.extend(ReportUnpacker().feed(pack(Began(1)) + b"nonsense, a lot of it"))
-    assert heard == [Began(1)]
+        received.extend(ReportUnpacker().feed(pack(Began(1)) + b"nonsense, a lot of it"))
+    assert received == [Began(1)]

@@ -1,4 +1,4 @@
-"""What a line of the log looks like, whatever was put into it."""
+"""The format of a log line, whatever its message and fields."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ def in_a_task(root_id: str | None = None) -> None:
     )
 
 
-def test_json_has_the_moment_in_utc_the_level_the_logger_and_the_message() -> None:
+def test_json_has_the_time_in_utc_the_level_the_logger_and_the_message() -> None:
     found = record("hello %s", "world")
     found.created = 0.25
     fields = parsed(found)
@@ -60,7 +60,7 @@ def test_json_has_the_moment_in_utc_the_level_the_logger_and_the_message() -> No
     assert fields == {"ts": "1970-01-01T00:00:00.250Z", "level": "INFO", "logger": "shop", "message": "hello world"}
 
 
-def test_what_the_caller_adds_is_kept() -> None:
+def test_extra_fields_are_kept() -> None:
     fields = parsed(record(basket={"pears": [1, 2]}, customer="Zoë", paid=None))
     assert (fields["basket"], fields["customer"], fields["paid"]) == ({"pears": [1, 2]}, "Zoë", None)
 
@@ -94,11 +94,11 @@ def deep() -> list[Any]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_nothing_that_is_added_breaks_a_line(value: Any) -> None:
+def test_no_extra_value_breaks_a_line(value: Any) -> None:
     assert "value" in parsed(record(value=value))
 
 
-def test_something_very_deep_does_not_break_a_line() -> None:
+def test_a_deeply_nested_value_does_not_break_a_line() -> None:
     assert "value" in parsed(record(value=deep()))
 
 
@@ -106,7 +106,7 @@ def test_something_very_deep_does_not_break_a_line() -> None:
     ("message", "args"),
     [("%d apples", ("no",)), ("%s %s", (1,)), ("nothing", (1, 2)), (Unprintable(), ()), ("%s", (Unprintable(),))],
 )
-def test_a_message_that_cannot_be_made_is_told_as_far_as_possible(message: Any, args: tuple[Any, ...]) -> None:
+def test_a_message_that_cannot_be_formatted_is_logged_as_far_as_possible(message: Any, args: tuple[Any, ...]) -> None:
     assert "could not be put in" in parsed(record(message, *args))["message"]
 
 
@@ -117,7 +117,7 @@ def test_a_traceback_is_one_field_of_one_line() -> None:
     assert text == "ValueError: two\nlines"
 
 
-def test_what_the_caller_adds_does_not_hide_what_is_ours() -> None:
+def test_extra_fields_do_not_replace_our_own() -> None:
     fields = parsed(record(level="high", ts="noon", pid=0, task_id="mine"))
     assert fields["level"] == "INFO"
     assert (fields["extra_level"], fields["extra_ts"], fields["extra_pid"]) == ("high", "noon", 0)
@@ -127,8 +127,8 @@ def test_what_the_caller_adds_does_not_hide_what_is_ours() -> None:
 async def test_inside_a_task_json_names_it() -> None:
     in_a_task(root_id="a root")
     fields = parsed(record(task_id="mine"))
-    told = {name: fields[name] for name in TaskFields.NAMES}
-    assert told == {"task_id": "an id", "task_name": "greet", "queue_name": "mail", "attempt": 2, "root_id": "a root"}
+    named = {name: fields[name] for name in TaskFields.NAMES}
+    assert named == {"task_id": "an id", "task_name": "greet", "queue_name": "mail", "attempt": 2, "root_id": "a root"}
     assert fields["extra_task_id"] == "mine"
 
 
@@ -140,7 +140,7 @@ async def test_inside_a_task_text_names_it_before_the_message() -> None:
     assert TextFormatter().format(record()).endswith("attempt=2 queue=mail workflow=a root] hello")
 
 
-async def test_handlers_of_one_s_own_can_name_the_task_too() -> None:
+async def test_other_handlers_can_name_the_task_too() -> None:
     def shown(found: logging.LogRecord) -> str:
         TaskFields().filter(found)
         return logging.Formatter("%(task_id)s %(task_name)s %(attempt)s %(queue_name)s %(root_id)s").format(found)
@@ -151,7 +151,7 @@ async def test_handlers_of_one_s_own_can_name_the_task_too() -> None:
     assert shown(record(task_id="mine")) == "mine greet 2 mail -"
 
 
-def test_a_library_sets_up_no_logging() -> None:
+def test_importing_horsies_configures_no_logging() -> None:
     program = """if True:
         import logging
         import horsies, horsies.testing, horsies.worker.run, horsies.cli.main

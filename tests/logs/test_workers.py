@@ -1,4 +1,4 @@
-"""What a worker and its children write: which task a line is from, and nothing of what it was called with."""
+"""The log of a worker and its children: each line names its task, and no arguments are logged."""
 
 import json
 import re
@@ -21,11 +21,11 @@ def entries(lines: Iterable[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def said(lines: list[dict[str, Any]], **wanted: Any) -> list[str]:
+def messages(lines: list[dict[str, Any]], **wanted: Any) -> list[str]:
     return [line["message"] for line in lines if wanted.items() <= line.items()]
 
 
-@pytest.mark.parametrize("concurrency", [1, 5], ids=["alone", "in a crowd"])
+@pytest.mark.parametrize("concurrency", [1, 5], ids=["sequential", "concurrent"])
 async def test_every_line_inside_a_task_names_it_also_from_its_threads_and_coroutines(
     capfd: pytest.CaptureFixture[str], concurrency: int
 ) -> None:
@@ -36,12 +36,12 @@ async def test_every_line_inside_a_task_names_it_also_from_its_threads_and_corou
             await dispatcher.ending(task_id)
     lines = entries(capfd.readouterr().err.splitlines())
     for number, (talk, chat) in enumerate(zip(talks, chats, strict=True)):
-        assert said(lines, task_id=talk, task_name="talk", attempt=1, queue_name="media", logger="shop") == [
+        assert messages(lines, task_id=talk, task_name="talk", attempt=1, queue_name="media", logger="shop") == [
             f"talk: no {number}"
         ]
-        assert sorted(said(lines, task_id=chat, task_name="chat", attempt=1, queue_name="media", logger="shop")) == [
-            f"chat: no {number} {each}" for each in (1, 2, 3)
-        ]
+        assert sorted(
+            messages(lines, task_id=chat, task_name="chat", attempt=1, queue_name="media", logger="shop")
+        ) == [f"chat: no {number} {each}" for each in (1, 2, 3)]
     assert [line["basket"] for line in lines if "basket" in line] == [{"pears": 3}] * 3
 
 
@@ -75,20 +75,22 @@ def test_each_failure_is_one_warning_and_arguments_are_never_logged(
         found = [line for line in lines if line["level"] == "WARNING" and line.get("task_id") == handle.task_id]
         return [(line["message"], line["attempt"]) for line in found]
 
-    assert of(raises) == [("task fail raised RuntimeError", 1)]
-    assert of(refuses) == [("task fail failed: FAULTY", 1), ("task fail failed: FAULTY", 2)]
-    assert of(oversleeps) == [("task oversleep ran longer than its 50 ms", 1)]
+    assert of(raises) == [("task fail: raised RuntimeError", 1)]
+    assert of(refuses) == [("task fail: failed with FAULTY", 1), ("task fail: failed with FAULTY", 2)]
+    assert of(oversleeps) == [("task oversleep: ran longer than its timeout of 50 ms, failed", 1)]
     ((words, attempt),) = of(crashes)
     assert attempt == 1
     assert re.search(rf"task fail \({crashes.task_id}\) ended as WORKER_CRASHED: .* was killed by SIGKILL", words)
     (trace,) = [line["exc_info"] for line in lines if "raised RuntimeError" in line["message"]]
     assert 'raise RuntimeError("nothing about it")' in trace
-    assert said(lines, logger="shop", root_id=workflow.workflow_id) == ["talk: in a workflow"]
+    assert messages(lines, logger="shop", root_id=workflow.workflow_id) == ["talk: in a workflow"]
     assert (
-        len([line for line in said(lines, level="DEBUG") if re.fullmatch(r"task \w+ completed in [\d.]+ ms", line)])
+        len(
+            [line for line in messages(lines, level="DEBUG") if re.fullmatch(r"task \w+: completed in [\d.]+ ms", line)]
+        )
         == 3
     )
-    assert "stopped" in said(lines, logger="horsies.worker", level="INFO")
+    assert "stopped" in messages(lines, logger="horsies.worker", level="INFO")
     assert SECRET not in "\n".join(running.logs)
 
 
@@ -108,7 +110,7 @@ from tests.apps.talkative import app
 """
 
 
-def test_an_app_that_sets_up_logging_by_itself_is_left_alone(worker: StartWorker, shop: Any, tmp_path: Path) -> None:
+def test_the_logging_configuration_of_an_app_is_not_changed(worker: StartWorker, shop: Any, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(OWN_LOGGING)
     running = worker(f"{tmp_path / 'main.py'}:app", options=("--log-format=json",))
     shop.talk.send("to all").get(timeout_ms=15_000)

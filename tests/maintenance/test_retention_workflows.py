@@ -19,7 +19,7 @@ from horsies.workflows import control
 from tests.fixtures.faults import Plant
 from tests.fixtures.journey import column
 from tests.maintenance.aged_rows import WEEK, days_of, make_day, retained
-from tests.workflows.steps import begin, ended, node, run_out, status, take
+from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, status, take_batch
 
 RUNS = "select distinct root_id::text from horsies.workflows union select distinct root_id::text from horsies.nodes"
 
@@ -33,10 +33,10 @@ def tree() -> Graph:
 
 
 def finish_tree(broker: PostgresBroker, sql: psycopg.Connection) -> str:
-    run = begin(broker, tree())
-    ((source,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(source, result="[1, 2]")])
-    run_out(broker, sql, set())
+    run = start_run(broker, tree())
+    ((source,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(source, result="[1, 2]")])
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
     return run
 
@@ -51,7 +51,7 @@ def grow_old(sql: psycopg.Connection, run: str, days: int = 31) -> None:
 def test_a_tree_goes_when_its_end_is_old_enough(
     broker: PostgresBroker, sql: psycopg.Connection, app_config: AppConfig
 ) -> None:
-    old, young, live = finish_tree(broker, sql), finish_tree(broker, sql), begin(broker, tree())
+    old, young, live = finish_tree(broker, sql), finish_tree(broker, sql), start_run(broker, tree())
     grow_old(sql, old)
     grow_old(sql, young, 29)
     sql.execute(
@@ -62,7 +62,7 @@ def test_a_tree_goes_when_its_end_is_old_enough(
     app = Horsies(app_config)
     assert app.workflow_handle(old).get(timeout_ms=0).err_value.error_code == RetrievalCode.WORKFLOW_NOT_FOUND
     app.close()
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
 
 
 def test_all_old_trees_go_however_many_and_however_large(
@@ -73,8 +73,8 @@ def test_all_old_trees_go_however_many_and_however_large(
     for _ in range(4):
         grow_old(sql, finish_tree(broker, sql))
     for _ in range(4):
-        begin(broker, Graph("small", (node(0),)))
-    run_out(broker, sql, set())
+        start_run(broker, Graph("small", (node(0),)))
+    run_all_tasks(broker, sql, set())
     sql.execute("update horsies.workflows set finished_at = now() - interval '40 days'")
     assert retained(broker)["workflows"].count == 8
     assert column(sql, RUNS) == []
@@ -90,20 +90,20 @@ def test_workflows_that_are_kept_for_ever_are_kept(broker: PostgresBroker, sql: 
 def test_a_cancelled_workflow_stays_while_a_task_of_it_still_runs(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, tree())
-    ((claim,),) = take(broker).claimed
+    run = start_run(broker, tree())
+    ((claim,),) = take_batch(broker).claimed
     assert broker.run(partial(control.cancel, run))
     grow_old(sql, run)
     assert retained(broker)["workflows"].count == 0
-    take(broker, 0, endings=[ended(claim)])
+    take_batch(broker, 0, endings=[ending_of(claim)])
     assert retained(broker)["workflows"].count == 1
 
 
 def test_a_tree_that_somebody_is_about_to_retry_stays(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("one", (node(0),)))
-    run_out(broker, sql, {(0,)})
+    run = start_run(broker, Graph("one", (node(0),)))
+    run_all_tasks(broker, sql, {(0,)})
     grow_old(sql, run)
     with psycopg.connect(database) as other:
         other.execute("select from horsies.workflows where id = %s for update", [run])
@@ -111,7 +111,7 @@ def test_a_tree_that_somebody_is_about_to_retry_stays(
         assert (done.count, done.postponed) == (0, True)
     assert broker.run(partial(control.retry, run))
     assert retained(broker)["workflows"].count == 0
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
@@ -136,14 +136,14 @@ def test_a_live_workflow_goes_on_when_the_day_of_its_first_task_is_gone(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     refs = (Ref(("a",), 0, RefMode.VALUE),)
-    run = begin(broker, Graph("slow", (node(0), node(1, 0, refs=refs, args='{"a":null}')), output=1))
-    ((first,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(first, result='"kept"')])
+    run = start_run(broker, Graph("slow", (node(0), node(1, 0, refs=refs, args='{"a":null}')), output=1))
+    ((first,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(first, result='"kept"')])
     table = make_day(sql, 9)
     sql.execute("update horsies.finished set finished_at = finished_at - interval '9 days'")
     retained(broker, WEEK)
     assert table not in days_of(sql)
-    ((second,),) = take(broker).claimed
+    ((second,),) = take_batch(broker).claimed
     assert [one["result"] for one in json.loads(second.inputs or "")["inputs"]] == ['"kept"']
-    take(broker, 0, endings=[ended(second)])
+    take_batch(broker, 0, endings=[ending_of(second)])
     assert status(sql, run) is WorkflowStatus.COMPLETED

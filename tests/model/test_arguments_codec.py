@@ -136,11 +136,11 @@ ROUND_TRIPS: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-def there_and_back(codec: ArgumentsCodec, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def round_trip(codec: ArgumentsCodec, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return codec.decode(codec.encode(args, kwargs))
 
 
-def taking(annotation: Any) -> ArgumentsCodec:
+def codec_taking(annotation: Any) -> ArgumentsCodec:
     def task(value: Any) -> None: ...
 
     task.__annotations__["value"] = annotation
@@ -160,7 +160,7 @@ def refusal(codec: ArgumentsCodec, *args: Any, **kwargs: Any) -> str:
 @given(data=st.data())
 def test_what_arrives_equals_what_was_sent(annotation: Any, data: st.DataObject):
     value = data.draw(ROUND_TRIPS[annotation])
-    codec = taking(annotation)
+    codec = codec_taking(annotation)
     text = codec.encode((value,), {})
     text.encode()  # storable as UTF-8
     assert "\0" not in text
@@ -171,22 +171,22 @@ def test_what_arrives_equals_what_was_sent(annotation: Any, data: st.DataObject)
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_an_infinite_float_arrives_when_it_is_annotated(value: float):
-    assert there_and_back(taking(list[float]), [value]) == ((), {"value": [value]})
+    assert round_trip(codec_taking(list[float]), [value]) == ((), {"value": [value]})
 
 
 def test_nan_arrives_when_it_is_annotated():
-    _, kwargs = there_and_back(taking(Point), Point(1, math.nan))
+    _, kwargs = round_trip(codec_taking(Point), Point(1, math.nan))
     assert math.isnan(kwargs["value"].y)
 
 
 def test_bytes_travel_as_base64():
-    assert json.loads(taking(bytes).encode((b"\x00\xff",), {})) == {"value": "AP8="}
+    assert json.loads(codec_taking(bytes).encode((b"\x00\xff",), {})) == {"value": "AP8="}
 
 
 def test_a_nul_character_arrives():
-    codec = taking(str)
+    codec = codec_taking(str)
     assert r"\u0000" in codec.encode(("a\0b",), {})
-    assert there_and_back(codec, "a\0b") == ((), {"value": "a\0b"})
+    assert round_trip(codec, "a\0b") == ((), {"value": "a\0b"})
 
 
 # Binding
@@ -217,14 +217,14 @@ CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], dict[str,
 ]
 
 
-def as_called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bound_arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     bound = ArgumentsCodec.for_function(fn).signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
 @pytest.mark.parametrize(("fn", "args", "kwargs", "payload"), CALLS)
-def test_a_call_becomes_an_object_by_parameter_name_and_the_same_call_again(
+def test_a_call_is_encoded_by_parameter_name_and_decoded_as_the_same_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], payload: dict[str, Any]
 ):
     codec = ArgumentsCodec.for_function(fn)
@@ -232,10 +232,10 @@ def test_a_call_becomes_an_object_by_parameter_name_and_the_same_call_again(
     assert json.loads(text) == payload
     again_args, again_kwargs = codec.decode(text.encode())
     fn(*again_args, **again_kwargs)
-    assert as_called(fn, again_args, again_kwargs) == as_called(fn, args, kwargs)
+    assert bound_arguments(fn, again_args, again_kwargs) == bound_arguments(fn, args, kwargs)
 
 
-def test_a_default_is_not_sent_so_that_the_worker_decides_it():
+def test_a_default_is_not_sent_because_the_worker_provides_it():
     assert ArgumentsCodec.for_function(plain).encode((1,), {}) == '{"a":1}'
 
 
@@ -265,7 +265,7 @@ def test_a_function_is_bound_through_its_decorators():
     @functools.wraps(plain)
     def wrapped(*args: Any, **kwargs: Any) -> None: ...
 
-    assert there_and_back(ArgumentsCodec.for_function(wrapped), 1, c="x") == ((), {"a": 1, "c": "x"})
+    assert round_trip(ArgumentsCodec.for_function(wrapped), 1, c="x") == ((), {"a": 1, "c": "x"})
 
 
 # Strictness
@@ -296,14 +296,14 @@ def test_a_function_is_bound_through_its_decorators():
     ],
 )
 def test_a_value_of_another_type_is_refused_where_it_is_sent(annotation: Any, value: object):
-    assert "task()" in refusal(taking(annotation), value)
+    assert "task()" in refusal(codec_taking(annotation), value)
 
 
-def test_an_int_will_do_for_a_float():
-    assert there_and_back(taking(Point), Point(1, 2)) == ((), {"value": Point(1, 2.0)})
+def test_an_int_is_accepted_for_a_float():
+    assert round_trip(codec_taking(Point), Point(1, 2)) == ((), {"value": Point(1, 2.0)})
 
 
-def test_every_problem_has_its_line_with_the_argument_and_the_value():
+def test_every_problem_has_a_line_with_the_argument_and_the_value():
     def resize(width: int, boxes: list[Box]) -> None: ...
 
     assert refusal(ArgumentsCodec.for_function(resize), "wide", [{"width": 1, "tags": [2]}]) == (
@@ -314,17 +314,17 @@ def test_every_problem_has_its_line_with_the_argument_and_the_value():
 
 
 def test_a_long_value_is_shortened():
-    text = refusal(taking(int), "x" * 10_000)
+    text = refusal(codec_taking(int), "x" * 10_000)
     assert len(text) < 250
 
 
 def test_only_the_first_of_many_problems_are_listed():
-    text = refusal(taking(list[int]), ["x"] * 100)
+    text = refusal(codec_taking(list[int]), ["x"] * 100)
     assert text.endswith("and 80 more")
     assert len(text.splitlines()) == 22
 
 
-def test_a_value_without_a_repr_is_refused_all_the_same():
+def test_a_value_whose_repr_fails_is_refused_as_well():
     class Shy:
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -332,8 +332,8 @@ def test_a_value_without_a_repr_is_refused_all_the_same():
     class deque:  # noqa: N801 - reprlib takes it for the real one
         pass
 
-    assert "Shy" in refusal(taking(int), Shy())
-    assert "a deque" in refusal(taking(int), deque())
+    assert "Shy" in refusal(codec_taking(int), Shy())
+    assert "a deque" in refusal(codec_taking(int), deque())
 
 
 # Any JSON value
@@ -363,24 +363,24 @@ def deep(levels: int) -> list[Any]:
         ({"\ud800": 1}, "surrogates"),
     ],
 )
-def test_where_nothing_is_annotated_only_json_is_taken(annotation: Any, item: object, reason: str):
-    codec = taking(annotation)
+def test_without_an_annotation_only_json_values_are_accepted(annotation: Any, item: object, reason: str):
+    codec = codec_taking(annotation)
     assert reason in refusal(codec, [item])
-    assert there_and_back(codec, [{"k": [1, None, "x", True, 0.5]}]) == (
+    assert round_trip(codec, [{"k": [1, None, "x", True, 0.5]}]) == (
         (),
         {"value": [{"k": [1, None, "x", True, 0.5]}]},
     )
 
 
-def test_a_dict_of_anything_is_a_dict_of_json():
-    assert "a UUID" in refusal(taking(dict[str, Any]), {"id": UUID(int=1)})
-    assert "a UUID" in refusal(taking(dict), {"id": UUID(int=1)})
+def test_a_bare_dict_is_a_dict_of_json_values():
+    assert "a UUID" in refusal(codec_taking(dict[str, Any]), {"id": UUID(int=1)})
+    assert "a UUID" in refusal(codec_taking(dict), {"id": UUID(int=1)})
 
 
 @pytest.mark.parametrize("annotation", [Any, list[Any]])
 @pytest.mark.parametrize("levels", [170, 178, 181, 200, 260, 5_000])
-def test_what_is_nested_too_deeply_is_refused_and_the_rest_arrives(annotation: Any, levels: int):
-    codec = taking(annotation)
+def test_a_value_nested_too_deeply_is_refused_and_others_arrive(annotation: Any, levels: int):
+    codec = codec_taking(annotation)
     value = deep(levels)
     if levels < 180:
         assert json.loads(codec.encode((value,), {})) == {"value": value}
@@ -393,7 +393,7 @@ def test_a_deep_chain_of_objects_is_refused_or_arrives(levels: int):
     chain = Chain(0)
     for number in range(levels):
         chain = Chain(number, chain)
-    codec = taking(Chain)
+    codec = codec_taking(Chain)
     try:
         text = codec.encode((chain,), {})
     except PayloadError:
@@ -404,24 +404,24 @@ def test_a_deep_chain_of_objects_is_refused_or_arrives(levels: int):
 
 
 def test_a_value_that_contains_itself_is_refused():
-    wake_subscribers: list[Any] = []
-    wake_subscribers.append(wake_subscribers)
-    assert "contains itself" in refusal(taking(Any), wake_subscribers)
+    cyclic_list: list[Any] = []
+    cyclic_list.append(cyclic_list)
+    assert "contains itself" in refusal(codec_taking(Any), cyclic_list)
     chain = Chain(1)
     chain.next = chain
-    assert "cyclic" in refusal(taking(Chain), chain)
+    assert "cyclic" in refusal(codec_taking(Chain), chain)
 
 
 def test_a_surrogate_in_an_annotated_string_is_refused():
-    assert "surrogates not allowed" in refusal(taking(str), "a\ud800")
-    assert "surrogates not allowed" in refusal(taking(Chain | list[str]), ["\udfff"])
+    assert "surrogates not allowed" in refusal(codec_taking(str), "a\ud800")
+    assert "surrogates not allowed" in refusal(codec_taking(Chain | list[str]), ["\udfff"])
 
 
 # User types
 
 
 def test_a_computed_part_of_a_value_is_computed_again():
-    assert there_and_back(taking(Squared), Squared(3)) == ((), {"value": Squared(3)})
+    assert round_trip(codec_taking(Squared), Squared(3)) == ((), {"value": Squared(3)})
 
 
 def test_an_alias_does_not_matter():
@@ -429,7 +429,7 @@ def test_an_alias_does_not_matter():
 
     codec = ArgumentsCodec.for_function(task)
     assert codec.encode((3,), {}) == '{"width":3}'
-    assert there_and_back(codec, 3) == ((), {"width": 3})
+    assert round_trip(codec, 3) == ((), {"width": 3})
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_an_alias_does_not_matter():
     ids=["a tuple as a key", "a model that drops NaN", "a part that is not kept", "a number of 5000 digits"],
 )
 def test_a_value_that_could_not_be_read_back_is_refused_where_it_is_sent(annotation: Any, value: object):
-    assert "task()" in refusal(taking(annotation), value)
+    assert "task()" in refusal(codec_taking(annotation), value)
 
 
 def failing(error: Exception) -> Callable[[Any], Any]:
@@ -456,7 +456,7 @@ def failing(error: Exception) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("hook", [AfterValidator, PlainSerializer])
 @pytest.mark.parametrize("error", [KeyError("boom"), ValueError("boom"), RecursionError("boom"), OSError("boom")])
 def test_an_error_in_a_validator_or_serializer_of_the_user_is_a_payload_error(hook: Any, error: Exception):
-    text = refusal(taking(Annotated[int, hook(failing(error))]), 1)
+    text = refusal(codec_taking(Annotated[int, hook(failing(error))]), 1)
     assert "boom" in text or type(error).__name__ in text
 
 
@@ -467,7 +467,7 @@ def only_in_python(value: int, info: ValidationInfo) -> int:
 
 
 def test_an_error_in_a_validator_of_the_user_is_a_payload_error_when_reading_too():
-    codec = taking(Annotated[int, AfterValidator(only_in_python)])
+    codec = codec_taking(Annotated[int, AfterValidator(only_in_python)])
     assert "not on this machine" in refusal(codec, 1)
     with pytest.raises(PayloadError, match="not on this machine"):
         codec.decode('{"value":1}')
@@ -498,14 +498,14 @@ def test_a_bad_payload_is_refused_with_the_reason(payload: str | bytes, reason: 
     assert "pydantic.dev" not in str(caught.value)
 
 
-def test_reading_is_as_lax_as_hand_written_json_needs():
+def test_reading_is_lax_enough_for_json_written_manually():
     assert ArgumentsCodec.for_function(plain).decode('{"a": "1", "b": 2.0}') == ((), {"a": 1, "b": 2})
 
 
 @given(st.text() | st.binary())
-def test_no_payload_raises_anything_else(payload: str | bytes):
+def test_no_payload_raises_another_exception(payload: str | bytes):
     with contextlib.suppress(PayloadError):
-        taking(Any).decode(payload)
+        codec_taking(Any).decode(payload)
 
 
 # Definitions
@@ -542,8 +542,8 @@ def test_a_callable_without_a_signature_is_refused():
         ArgumentsCodec.for_function(int if sys.version_info < (3, 13) else dict)
 
 
-def test_an_annotation_that_cannot_be_hashed_is_no_obstacle():
-    assert there_and_back(taking(Annotated[int, {"note": []}]), 1) == ((), {"value": 1})
+def test_an_annotation_that_cannot_be_hashed_is_accepted():
+    assert round_trip(codec_taking(Annotated[int, {"note": []}]), 1) == ((), {"value": 1})
 
 
 def test_deferred_annotations_are_resolved():
@@ -551,4 +551,4 @@ def test_deferred_annotations_are_resolved():
     source = "from __future__ import annotations\ndef task(id: UUID, *more: list[UUID]) -> None: ..."
     exec(source, namespace)  # noqa: S102 - a module with deferred annotations, in one line
     codec = ArgumentsCodec.for_function(namespace["task"])
-    assert there_and_back(codec, UUID(int=1), [UUID(int=2)]) == ((UUID(int=1), [UUID(int=2)]), {})
+    assert round_trip(codec, UUID(int=1), [UUID(int=2)]) == ((UUID(int=1), [UUID(int=2)]), {})

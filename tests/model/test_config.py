@@ -32,7 +32,7 @@ def problems_of(kind: Any, **values: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def the_problem_of(kind: Any, **values: Any) -> str:
+def only_problem(kind: Any, **values: Any) -> str:
     problems = problems_of(kind, **values)
     assert len(problems) == 1
     return problems[0]
@@ -62,7 +62,7 @@ def test_a_configuration_cannot_be_changed_and_can_be_copied(config: Any):
     assert hash(config) == hash(copy.copy(config))
 
 
-def test_all_problems_come_together():
+def test_all_problems_are_reported_together():
     problems = problems_of(
         PostgresConfig, database_url="mysql://h", listen_url="", schema="pg_x", pool_max_size="4", keepalives_count=0
     )
@@ -91,8 +91,8 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("kind", "required", "name"), NUMBERS)
 @pytest.mark.parametrize("value", ["4", 4.0, True, [4]])
-def test_a_number_of_the_wrong_type_is_a_clear_problem(kind: Any, required: dict[str, Any], name: str, value: object):
-    problem = the_problem_of(kind, **required, **{name: value})
+def test_a_number_of_the_wrong_type_is_reported(kind: Any, required: dict[str, Any], name: str, value: object):
+    problem = only_problem(kind, **required, **{name: value})
     assert problem.startswith(f"{name} must be")
     assert repr(value) in problem
 
@@ -108,7 +108,7 @@ def test_the_password_is_in_the_conninfo_and_nowhere_else():
     assert "postgresql://ann:***@db.example/app" in repr(config)
 
 
-def test_listen_goes_to_its_own_url_when_there_is_one():
+def test_listen_uses_its_own_url_if_there_is_one():
     config = PostgresConfig(
         database_url="postgresql+psycopg://pooler/app", listen_url="postgresql+psycopg://direct/app"
     )
@@ -142,11 +142,11 @@ def test_a_usable_schema_name_is_accepted(schema: str):
     ],
 )
 def test_an_unusable_schema_name_is_refused(schema: Any, advice: str):
-    assert advice in the_problem_of(PostgresConfig, database_url=URL, schema=schema)
+    assert advice in only_problem(PostgresConfig, database_url=URL, schema=schema)
 
 
 def test_a_pool_cannot_keep_more_connections_than_it_may_have():
-    assert "pool_min_size 5 is above pool_max_size 4" in the_problem_of(
+    assert "pool_min_size 5 is above pool_max_size 4" in only_problem(
         PostgresConfig, database_url=URL, pool_min_size=5, pool_max_size=4
     )
 
@@ -161,14 +161,12 @@ def test_a_good_queue_name_is_accepted(name: str):
 
 @pytest.mark.parametrize("name", ["", "x" * 81, "a b", "a/b", "ä", "a\n", 'a"', None, 3])
 def test_a_bad_queue_name_is_refused_with_what_is_allowed(name: Any):
-    assert "1 to 80 letters (a-z, A-Z), digits and the characters _ - . :" in the_problem_of(
-        CustomQueueConfig, name=name
-    )
+    assert "1 to 80 letters (a-z, A-Z), digits and the characters _ - . :" in only_problem(CustomQueueConfig, name=name)
 
 
 @pytest.mark.parametrize("priority", [-1, 32_768])
 def test_a_priority_has_a_range(priority: int):
-    assert "from 0 to 32767" in the_problem_of(CustomQueueConfig, name="q", priority=priority)
+    assert "from 0 to 32767" in only_problem(CustomQueueConfig, name="q", priority=priority)
 
 
 def test_default_mode_has_one_queue():
@@ -176,7 +174,7 @@ def test_default_mode_has_one_queue():
     assert AppConfig().queue_named("default").priority == 100
 
 
-def test_queues_are_served_by_priority_and_then_as_written():
+def test_queues_are_served_by_priority_and_then_as_listed():
     second, third = CustomQueueConfig(name="z"), CustomQueueConfig(name="a")
     config = AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[LOW, second, third, HIGH])
     assert [queue.name for queue in config.queues] == ["high", "z", "a", "low"]
@@ -186,12 +184,12 @@ def test_a_queue_is_found_by_its_name():
     assert AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[LOW, HIGH]).queue_named("high") is HIGH
 
 
-def test_an_unknown_queue_is_refused_with_the_ones_there_are():
+def test_an_unknown_queue_is_refused_with_the_known_names():
     with pytest.raises(QueueError, match="no queue 'hihg'; this app has 'high', 'low'"):
         AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=[LOW, HIGH]).queue_named("hihg")
 
 
-def test_changing_the_list_afterwards_changes_nothing():
+def test_changing_the_list_later_has_no_effect():
     queues = [LOW]
     config = AppConfig(queue_mode=QueueMode.CUSTOM, custom_queues=queues)
     queues.append(HIGH)
@@ -219,8 +217,8 @@ def test_changing_the_list_afterwards_changes_nothing():
         ({"retention": None}, "RetentionConfig()"),
     ],
 )
-def test_an_app_that_contradicts_itself_is_refused_with_the_way_out(values: dict[str, Any], advice: str):
-    assert advice in the_problem_of(AppConfig, **values)
+def test_contradicting_settings_are_refused_with_what_to_change(values: dict[str, Any], advice: str):
+    assert advice in only_problem(AppConfig, **values)
 
 
 # Prefetching and leases
@@ -229,7 +227,7 @@ def test_an_app_that_contradicts_itself_is_refused_with_the_way_out(values: dict
 @pytest.mark.promise("C14")
 @pytest.mark.parametrize("prefetch_buffer", [1, 8, 500])
 def test_a_prefetch_buffer_needs_a_lease(prefetch_buffer: int):
-    assert "add claim_lease_ms" in the_problem_of(AppConfig, prefetch_buffer=prefetch_buffer)
+    assert "add claim_lease_ms" in only_problem(AppConfig, prefetch_buffer=prefetch_buffer)
     assert AppConfig(prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000).lease_ms == 5_000
 
 
@@ -240,19 +238,19 @@ def test_without_a_buffer_the_lease_is_a_minute_unless_set():
 
 
 @pytest.mark.promise("C14")
-def test_automatic_prefetching_brings_its_own_lease():
+def test_automatic_prefetching_has_its_own_lease():
     assert AppConfig(prefetch_buffer="auto").lease_ms == 5_000
     assert AppConfig(prefetch_buffer="auto", claim_lease_ms=9_000).lease_ms == 9_000
 
 
 @pytest.mark.parametrize("prefetch_buffer", [-1, "many", None, 1.5])
 def test_a_buffer_is_a_number_or_auto(prefetch_buffer: Any):
-    assert '"auto"' in the_problem_of(AppConfig, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
+    assert '"auto"' in only_problem(AppConfig, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
 
 
 @pytest.mark.parametrize("claim_lease_ms", [0, 999, 3_600_001])
 def test_a_lease_has_a_range(claim_lease_ms: int):
-    assert "from 1000 to 3600000" in the_problem_of(AppConfig, claim_lease_ms=claim_lease_ms)
+    assert "from 1000 to 3600000" in only_problem(AppConfig, claim_lease_ms=claim_lease_ms)
 
 
 # Caps
@@ -261,13 +259,13 @@ def test_a_lease_has_a_range(claim_lease_ms: int):
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("cap", [0, -1, 1_000_001])
 def test_a_cluster_wide_cap_has_a_range(cap: int):
-    assert "cluster_wide_cap is" in the_problem_of(AppConfig, cluster_wide_cap=cap)
+    assert "cluster_wide_cap is" in only_problem(AppConfig, cluster_wide_cap=cap)
     assert AppConfig(cluster_wide_cap=1).cluster_wide_cap == 1
     assert AppConfig().cluster_wide_cap is None
 
 
 @pytest.mark.promise("C15")
-def test_a_buffer_that_is_wrong_by_itself_is_not_also_in_the_way_of_a_cap():
+def test_an_invalid_buffer_is_reported_once_even_with_a_cap():
     with pytest.raises(ConfigError) as refused:
         AppConfig(cluster_wide_cap=-1, prefetch_buffer=-1)
     assert len(refused.value.problems) == 2
@@ -277,8 +275,8 @@ def test_a_buffer_that_is_wrong_by_itself_is_not_also_in_the_way_of_a_cap():
 
 
 @pytest.mark.parametrize("prefetch_buffer", [1, 8, "auto"])
-def test_a_cluster_wide_cap_allows_no_buffer(prefetch_buffer: Any):
-    problem = the_problem_of(AppConfig, cluster_wide_cap=5, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
+def test_a_cluster_wide_cap_excludes_a_buffer(prefetch_buffer: Any):
+    problem = only_problem(AppConfig, cluster_wide_cap=5, prefetch_buffer=prefetch_buffer, claim_lease_ms=5_000)
     assert f"prefetch_buffer is {prefetch_buffer!r}" in problem
     assert "set prefetch_buffer=0, or remove the cap" in problem
 
@@ -287,13 +285,13 @@ def test_a_cluster_wide_cap_allows_no_buffer(prefetch_buffer: Any):
 def test_a_queue_is_uncapped_capped_or_paused():
     caps = [CustomQueueConfig(name="q", max_concurrency=cap).max_concurrency for cap in (None, 5, 0)]
     assert caps == [None, 5, 0]
-    assert "max_concurrency is -1" in the_problem_of(CustomQueueConfig, name="q", max_concurrency=-1)
+    assert "max_concurrency is -1" in only_problem(CustomQueueConfig, name="q", max_concurrency=-1)
 
 
 # Payloads
 
 
-def test_by_default_a_payload_has_16_mib_and_is_told_of_from_256_kib_on():
+def test_by_default_a_payload_has_at_most_16_mib_and_is_reported_above_256_kib():
     config = AppConfig()
     assert (config.payload_warning_bytes, config.max_payload_bytes) == (262_144, 16_777_216)
     assert config.payload_limits == PayloadLimits(warning_bytes=262_144, max_bytes=16_777_216)
@@ -305,7 +303,7 @@ def test_the_size_of_a_payload_has_a_range(name: str, low: int):
     for value in (low, 268_435_456):
         assert getattr(dataclasses.replace(AppConfig(), **{name: value}), name) == value
     for value in (low - 1, 268_435_457):
-        assert f"from {low} to 268435456" in the_problem_of(AppConfig, **{name: value})
+        assert f"from {low} to 268435456" in only_problem(AppConfig, **{name: value})
 
 
 # Recovery
@@ -321,7 +319,7 @@ RECOVERY_RANGES = {
 
 
 @pytest.mark.promise("T2")
-def test_by_default_a_dead_worker_is_noticed_within_a_quarter_of_a_minute():
+def test_by_default_a_dead_worker_is_detected_within_15_seconds():
     """It may have beaten just before, and the keeper looks once per `maintenance_ms`, a fifth later at most."""
     recovery = AppConfig().recovery
     assert recovery.dead_after_ms + 2 * recovery.maintenance_ms * 1.2 <= 15_000
@@ -329,18 +327,18 @@ def test_by_default_a_dead_worker_is_noticed_within_a_quarter_of_a_minute():
     assert recovery.frozen_after_ms == "auto"
 
 
-def test_a_child_may_miss_one_ping_before_it_counts_as_frozen():
-    problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, frozen_after_ms=5_000)
+def test_a_child_may_miss_one_ping_before_it_is_considered_frozen():
+    problem = only_problem(RecoveryConfig, heartbeat_ms=3_000, frozen_after_ms=5_000)
     assert "below three heartbeats" in problem
 
 
-def test_the_watch_over_frozen_children_can_be_switched_off():
+def test_detection_of_frozen_children_can_be_disabled():
     assert RecoveryConfig(frozen_after_ms=None).frozen_after_ms is None
-    assert '"auto"' in the_problem_of(RecoveryConfig, frozen_after_ms="never")
+    assert '"auto"' in only_problem(RecoveryConfig, frozen_after_ms="never")
 
 
 @pytest.mark.parametrize("name", RECOVERY_RANGES)
-def test_a_value_of_recovery_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
+def test_recovery_values_are_accepted_at_both_limits_and_refused_beyond(name: str):
     low, high = RECOVERY_RANGES[name]
     others = {
         "heartbeat_ms": {"dead_after_ms": 3_600_000},
@@ -350,12 +348,12 @@ def test_a_value_of_recovery_at_either_end_is_accepted_and_one_beyond_is_refused
     for value in (low, high):
         assert getattr(RecoveryConfig(**others, **{name: value}), name) == value
     for value in (low - 1, high + 1):
-        assert f"from {low} to {high}" in the_problem_of(RecoveryConfig, **others, **{name: value})
+        assert f"from {low} to {high}" in only_problem(RecoveryConfig, **others, **{name: value})
 
 
 @pytest.mark.promise("T2")
-def test_one_late_heartbeat_must_not_kill():
-    problem = the_problem_of(RecoveryConfig, heartbeat_ms=3_000, dead_after_ms=5_999)
+def test_one_late_heartbeat_must_not_kill_a_worker():
+    problem = only_problem(RecoveryConfig, heartbeat_ms=3_000, dead_after_ms=5_999)
     assert "below two heartbeats" in problem
     assert RecoveryConfig(heartbeat_ms=3_000, dead_after_ms=6_000).dead_after_ms == 6_000
 
@@ -382,20 +380,20 @@ def test_the_defaults_of_resilience():
 
 @pytest.mark.promise("W13")
 @pytest.mark.parametrize("name", RANGES)
-def test_a_value_at_either_end_is_accepted_and_one_beyond_is_refused(name: str):
+def test_values_are_accepted_at_both_limits_and_refused_beyond(name: str):
     low, high = RANGES[name]
     others: dict[str, int] = {"db_retry_initial_ms": 100, "db_retry_max_ms": 300_000}
     for value in (low, high):
         assert getattr(WorkerResilienceConfig(**others | {name: value}), name) == value
     for value in (low - 1, high + 1):
-        assert f"{name} is {value}; choose a whole number from {low} to {high}" == the_problem_of(
+        assert f"{name} is {value}; choose a whole number from {low} to {high}" == only_problem(
             WorkerResilienceConfig, **others | {name: value}
         )
 
 
 @pytest.mark.promise("W13")
 def test_the_longest_delay_cannot_be_below_the_first():
-    problem = the_problem_of(WorkerResilienceConfig, db_retry_initial_ms=2_000, db_retry_max_ms=1_000)
+    problem = only_problem(WorkerResilienceConfig, db_retry_initial_ms=2_000, db_retry_max_ms=1_000)
     assert "db_retry_max_ms 1000 is below db_retry_initial_ms 2000" in problem
     assert WorkerResilienceConfig(db_retry_initial_ms=2_000, db_retry_max_ms=2_000)
 
@@ -424,7 +422,7 @@ def test_a_delay_stays_within_a_quarter_and_below_the_longest(
 
 
 @pytest.mark.parametrize(("attempt", "jitter"), [(-1, 0), (0, 1.01), (0, -1.01), (0, float("nan"))])
-def test_a_delay_for_nonsense_is_refused(attempt: int, jitter: float):
+def test_a_delay_for_invalid_arguments_is_refused(attempt: int, jitter: float):
     with pytest.raises(ValueError, match="jitter"):
         WorkerResilienceConfig().delay_ms(attempt, jitter)
 
@@ -432,16 +430,16 @@ def test_a_delay_for_nonsense_is_refused(attempt: int, jitter: float):
 # RetentionConfig
 
 
-def test_what_is_wrong_with_the_times_comes_together():
+def test_all_problems_of_retention_are_reported_together():
     problems = problems_of(
         RetentionConfig, finished=7, workflows=timedelta(minutes=59), worker_states=timedelta(days=36_501), every=None
     )
     assert [problem.split()[0] for problem in problems] == ["finished", "workflows", "worker_states", "every"]
-    assert "write finished=timedelta(days=7), or None for ever" in problems[0]
+    assert "write finished=timedelta(days=7), or None for no limit" in problems[0]
     assert "choose from 1:00:00 to" in problems[1]
 
 
-def test_everything_may_be_kept_for_ever():
+def test_everything_may_be_kept_without_a_limit():
     kept = RetentionConfig(finished=None, workflows=None, worker_states=None, schedule_runs=None)
     assert kept.finished is None
     assert RetentionConfig(finished=timedelta(hours=1)).finished == timedelta(hours=1)
@@ -452,7 +450,7 @@ def test_a_database_url_can_be_given_with_other_fields() -> None:
     assert config == AppConfig(broker=PostgresConfig(database_url=URL), cluster_wide_cap=5, name="shop")
     with pytest.raises(ConfigError, match="cluster_wide_cap is 0"):
         AppConfig.for_database_url(URL, cluster_wide_cap=0)
-    with pytest.raises(TypeError, match="for_database_url\\(\\) makes the broker itself"):
+    with pytest.raises(TypeError, match="for_database_url\\(\\) creates the broker settings"):
         AppConfig.for_database_url(URL, broker=PostgresConfig(database_url=URL))
     with pytest.raises(TypeError, match="colour"):
         AppConfig.for_database_url(URL, colour="red")
@@ -460,4 +458,4 @@ def test_a_database_url_can_be_given_with_other_fields() -> None:
 
 @pytest.mark.parametrize("name", ["", " shop", "a" * 201, "shop\n", 7])
 def test_an_app_s_name_is_checked(name: Any) -> None:
-    assert the_problem_of(AppConfig, name=name).startswith(f"name is {name!r}; choose 1 to 200 printable characters")
+    assert only_problem(AppConfig, name=name).startswith(f"name is {name!r}; choose 1 to 200 printable characters")

@@ -39,16 +39,16 @@ def test_a_broker_error_says_whether_trying_again_may_help(retryable: bool):  # 
     assert BrokerError("gone", retryable=retryable).retryable is retryable
 
 
-def test_a_wrong_schema_does_not_mend_itself():
+def test_a_schema_error_is_not_retryable():
     assert not SchemaError("missing").retryable
 
 
-def test_a_result_of_the_wrong_type_is_a_payload_error_that_can_be_told_apart():
+def test_a_result_of_the_wrong_type_is_a_payload_error_of_its_own_class():
     assert issubclass(ResultTypeError, PayloadError)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_code_of_the_library_is_a_legal_error_code_and_equals_its_name(family: type[StrEnum]):
+def test_every_code_of_the_library_is_a_valid_error_code_and_equals_its_name(family: type[StrEnum]):
     for code in family:
         assert is_error_code(code)
         assert code.value == code.name

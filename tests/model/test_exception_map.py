@@ -41,11 +41,11 @@ def test_the_nearest_class_decides(error: BaseException, code: str | None) -> No
     assert MAP.code_for(error) == code
 
 
-def test_the_order_in_which_it_is_written_does_not_matter() -> None:
+def test_the_order_of_the_entries_does_not_matter() -> None:
     assert ExceptionMap(dict(reversed(list(MAP.items())))).code_for(REFUSED) == "DOWN"
 
 
-def test_the_task_is_asked_before_the_app_and_then_there_is_a_default() -> None:
+def test_the_map_of_the_task_comes_first_then_that_of_the_app_then_the_default() -> None:
     codes = ErrorCodes(of_task=ExceptionMap({OSError: "OF_TASK"}), of_app=MAP, default="OTHER")
     assert codes.code_for(REFUSED) == "OF_TASK"  # although the app knows a nearer class
     assert codes.code_for(ValueError()) == "BAD_VALUE"
@@ -62,11 +62,11 @@ def test_the_task_is_asked_before_the_app_and_then_there_is_a_default() -> None:
         (BaseExceptionGroup("g", [KeyboardInterrupt()]), None),
     ],
 )
-def test_a_group_stands_for_its_members_where_they_agree(group: BaseException, code: str | None) -> None:
+def test_a_group_has_the_code_that_all_its_exceptions_share(group: BaseException, code: str | None) -> None:
     assert MAP.code_for(group) == code
 
 
-def test_a_group_class_in_the_map_comes_first_and_what_all_exceptions_are_comes_last() -> None:
+def test_an_entry_for_a_group_class_comes_first_and_one_for_exception_last() -> None:
     group, team = ExceptionGroup("g", [REFUSED]), TeamError("t", [REFUSED])
     assert ExceptionMap({**MAP, ExceptionGroup: "SEVERAL"}).code_for(group) == "SEVERAL"
     assert ExceptionMap({**MAP, TeamError: "TEAM"}).code_for(team) == "TEAM"
@@ -75,7 +75,7 @@ def test_a_group_class_in_the_map_comes_first_and_what_all_exceptions_are_comes_
     assert anything.code_for(ExceptionGroup("g", [REFUSED, MISSING])) == "ANYTHING"
 
 
-def test_every_member_of_a_group_must_be_meant() -> None:
+def test_a_predicate_must_hold_for_every_exception_in_a_group() -> None:
     def is_lost(error: BaseException) -> bool:
         return isinstance(error, ConnectionError)
 
@@ -111,7 +111,7 @@ def test_a_map_is_a_dict(mapper: Any) -> None:
         AppConfig(exception_mapper=mapper)
 
 
-def test_all_problems_of_a_map_come_together() -> None:
+def test_all_problems_of_a_map_are_reported_together() -> None:
     wrong: Any = {int: "X", OSError(): "X", "OSError": "X", OSError: "system", asyncio.CancelledError: 7, KeyError: ""}
     with pytest.raises(ConfigError) as caught:
         AppConfig(exception_mapper=wrong, default_unhandled_error_code="not a code")

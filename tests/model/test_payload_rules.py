@@ -1,4 +1,4 @@
-"""What may travel: nothing that would arrive as something else, and nothing too big. The same for arguments and for results."""
+"""Which values can be sent and returned: none that would arrive changed, and none too large."""
 
 import json
 import logging
@@ -157,7 +157,7 @@ class Faceless:
 
 
 @dataclass
-class Quarrelsome:
+class FailingEquality:
     value: int
 
     def __eq__(self, other: object) -> bool:
@@ -168,12 +168,12 @@ class Quarrelsome:
 
 
 @dataclass(frozen=True)
-class Traveller:
+class PayloadCodec:
     write: Callable[[Any], str]
     read: Callable[[str], Any]
 
 
-def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
+def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> PayloadCodec:
     def task(value: Any) -> None: ...
 
     task.__annotations__["value"] = annotation
@@ -185,18 +185,18 @@ def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Travell
     def read(text: str) -> Any:
         return codec.decode(text)[1]["value"]
 
-    return Traveller(write, read)
+    return PayloadCodec(write, read)
 
 
-def as_result(annotation: Any, limits: PayloadLimits | None = None) -> Traveller:
+def as_result(annotation: Any, limits: PayloadLimits | None = None) -> PayloadCodec:
     codec = ResultCodec.for_type(annotation, PayloadSizeCheck("the result of task 'task'", limits))
-    return Traveller(codec.encode, codec.decode)
+    return PayloadCodec(codec.encode, codec.decode)
 
 
-BOTH = pytest.mark.parametrize("travelling", [as_argument, as_result])
+BOTH = pytest.mark.parametrize("codec_for", [as_argument, as_result])
 
 
-def wake_subscribers() -> list[Any]:
+def cyclic_list() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -236,9 +236,9 @@ def deep(levels: int) -> list[Any]:
     ],
 )
 def test_what_arrives_equals_what_was_sent(
-    travelling: Callable[[Any], Traveller], annotation: Any, value: object
+    codec_for: Callable[[Any], PayloadCodec], annotation: Any, value: object
 ) -> None:
-    there = travelling(annotation)
+    there = codec_for(annotation)
     arrived = there.read(there.write(value))
     assert arrived == value
     assert type(arrived) is type(value)
@@ -246,25 +246,27 @@ def test_what_arrives_equals_what_was_sent(
 
 @BOTH
 @pytest.mark.parametrize("annotation", [list[float], list[float | None], tuple[float]])
-def test_nan_arrives_as_nan(travelling: Callable[[Any], Traveller], annotation: Any) -> None:
-    there = travelling(annotation)
+def test_nan_arrives_as_nan(codec_for: Callable[[Any], PayloadCodec], annotation: Any) -> None:
+    there = codec_for(annotation)
     (arrived,) = there.read(there.write((math.nan,) if annotation == tuple[float] else [math.nan]))
     assert math.isnan(arrived)
 
 
 @BOTH
-def test_nan_arrives_in_a_model_that_says_how(travelling: Callable[[Any], Traveller]) -> None:
-    there = travelling(ExactReading)
+def test_nan_arrives_in_a_model_that_writes_it_as_a_string(codec_for: Callable[[Any], PayloadCodec]) -> None:
+    there = codec_for(ExactReading)
     assert math.isnan(there.read(there.write(ExactReading(value=math.nan))).value)
 
 
 @BOTH
-def test_what_equals_nothing_but_itself_arrives_when_all_of_it_does(travelling: Callable[[Any], Traveller]) -> None:
-    """No `==` or one that raises, an hour that is there twice, fields that hold what is made anew."""
+def test_a_value_without_a_useful_equality_arrives_if_all_its_parts_do(
+    codec_for: Callable[[Any], PayloadCodec],
+) -> None:
+    """No `==` or one that raises, an hour that occurs twice, fields whose values are created again."""
     berlin = datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
     for annotation, value in (
         (Faceless, Faceless([1, 2])),
-        (Quarrelsome, Quarrelsome(1)),
+        (FailingEquality, FailingEquality(1)),
         (Cached, Cached(name="c")),
         (Locked, Locked(name="l")),
         (Derived, Derived(3)),
@@ -276,9 +278,9 @@ def test_what_equals_nothing_but_itself_arrives_when_all_of_it_does(travelling: 
         (float, 1),
         (set[float], {math.nan}),
     ):
-        there = travelling(annotation)
+        there = codec_for(annotation)
         there.read(there.write(value))
-    there = travelling(datetime)
+    there = codec_for(datetime)
     assert there.read(there.write(berlin)).astimezone(UTC) == berlin.astimezone(UTC)
 
 
@@ -324,7 +326,7 @@ CHANGED: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.promise("D5")
 @pytest.mark.parametrize(("annotation", "value", "why"), CHANGED)
-def test_what_would_arrive_as_something_else_is_refused_where_it_is_made(
+def test_a_value_that_would_arrive_changed_is_refused_where_it_is_made(
     annotation: Any, value: object, why: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
@@ -334,9 +336,7 @@ def test_what_would_arrive_as_something_else_is_refused_where_it_is_made(
 
 
 @pytest.mark.parametrize(("annotation", "value", "_why"), CHANGED)
-def test_of_a_result_that_would_arrive_as_something_else_only_the_types_are_told(
-    annotation: Any, value: object, _why: str
-) -> None:
+def test_for_a_result_that_would_arrive_changed_only_types_are_shown(annotation: Any, value: object, _why: str) -> None:
     with pytest.raises(PayloadError, match=r"a \w+ would arrive as (a \w+|None); ") as caught:
         as_result(annotation).write(value)
     assert not isinstance(caught.value, ResultTypeError)
@@ -355,8 +355,8 @@ class SelfReferring(BaseModel):
 
 
 @BOTH
-def test_private_attributes_may_refer_back(travelling: Callable[[Any], Traveller]) -> None:
-    there = travelling(SelfReferring)
+def test_private_attributes_may_refer_back(codec_for: Callable[[Any], PayloadCodec]) -> None:
+    there = codec_for(SelfReferring)
     assert there.read(there.write(SelfReferring(name="a"))).name == "a"
 
 
@@ -388,7 +388,7 @@ class Flat(BaseModel):
         (Annotated[str, AfterValidator(str.strip)], False),
     ],
 )
-def test_equality_is_trusted_where_it_cannot_hide_a_change(annotation: Any, *, is_trusted: bool) -> None:
+def test_equality_is_trusted_only_if_it_cannot_hide_a_change(annotation: Any, *, is_trusted: bool) -> None:
     assert value_adapter(annotation, "it").trusts_equality == is_trusted
 
 
@@ -443,36 +443,36 @@ Alias = TypeAliasType("Alias", dict[str, Form])
     ],
 )
 def test_a_secret_anywhere_in_a_type_is_refused_when_the_task_is_defined(
-    travelling: Callable[[Any], Traveller], annotation: Any, place: str
+    codec_for: Callable[[Any], PayloadCodec], annotation: Any, place: str
 ) -> None:
     with pytest.raises(
         TaskDefinitionError, match="a secret is written as asterisks; pass a reference by which the task can"
     ) as caught:
-        travelling(annotation)
+        codec_for(annotation)
     assert place in str(caught.value)
 
 
 @BOTH
-def test_a_secret_where_anything_may_be_is_refused_and_not_shown(travelling: Callable[[Any], Traveller]) -> None:
+def test_a_secret_passed_as_any_is_refused_and_not_shown(codec_for: Callable[[Any], PayloadCodec]) -> None:
     with pytest.raises(PayloadError, match="would arrive as") as caught:
-        travelling(Holder[Any]).write(Holder[Any](item=[SecretStr("hunter2")]))
+        codec_for(Holder[Any]).write(Holder[Any](item=[SecretStr("hunter2")]))
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_a_class_does_not_show_is_not_shown_either() -> None:
+def test_fields_that_a_class_hides_are_not_shown() -> None:
     with pytest.raises(PayloadError) as caught:
         as_argument(Cached).write(Cached(name="c", cache={"hunter2": 1}))
     assert "hunter2" not in str(caught.value)
 
 
 @BOTH
-def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Callable[[Any], Traveller]) -> None:
-    assert travelling(T).read(travelling(T).write({"a": [1]})) == {"a": [1]}
+def test_a_type_variable_stands_for_its_bound_or_for_json(codec_for: Callable[[Any], PayloadCodec]) -> None:
+    assert codec_for(T).read(codec_for(T).write({"a": [1]})) == {"a": [1]}
     with pytest.raises(PayloadError, match="a Faceless is not a JSON value; annotate it with its type"):
-        travelling(T).write(Faceless())
+        codec_for(T).write(Faceless())
     one_of, cat_like = TypeVar("one_of", UUID, int), TypeVar("cat_like", bound=Cat)
-    assert travelling(one_of).read(travelling(one_of).write(UUID(int=1))) == UUID(int=1)
-    assert travelling(cat_like).read(travelling(cat_like).write(Cat(name="Tom"))) == Cat(name="Tom")
+    assert codec_for(one_of).read(codec_for(one_of).write(UUID(int=1))) == UUID(int=1)
+    assert codec_for(cat_like).read(codec_for(cat_like).write(Cat(name="Tom"))) == Cat(name="Tom")
 
 
 # What cannot travel
@@ -486,7 +486,7 @@ def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Calla
         (str, "half \ud800", "remove the broken character"),
         (int, 10**5_000, "annotate a number of this length as str"),
         (Any, 10**5_000, "annotate a number of this length as str"),
-        (Any, wake_subscribers(), "contains itself"),
+        (Any, cyclic_list(), "contains itself"),
         (Any, deep(5_000), "nested more than 180 levels deep"),
         (Any, b"bytes", "a bytes is not a JSON value; annotate it with its type"),
         (Any, math.nan, "nan is not a JSON value; annotate it as float"),
@@ -494,11 +494,11 @@ def test_a_type_variable_stands_for_its_bound_or_else_for_json(travelling: Calla
     ],
     ids=range(9),
 )
-def test_what_cannot_travel_is_refused_with_what_to_change(
-    travelling: Callable[[Any], Traveller], annotation: Any, value: object, advice: str
+def test_a_value_that_cannot_be_sent_is_refused_with_what_to_change(
+    codec_for: Callable[[Any], PayloadCodec], annotation: Any, value: object, advice: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
-        travelling(annotation).write(value)
+        codec_for(annotation).write(value)
     assert advice in str(caught.value)
     assert len(str(caught.value)) < 700
 
@@ -508,11 +508,11 @@ def test_what_cannot_travel_is_refused_with_what_to_change(
 
 @BOTH
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60), most=st.integers(1, 150))
-def test_a_payload_has_at_most_the_bytes_allowed(
-    travelling: Callable[[Any, PayloadLimits], Traveller], text: str, most: int
+def test_a_payload_above_the_limit_is_refused(
+    codec_for: Callable[[Any, PayloadLimits], PayloadCodec], text: str, most: int
 ) -> None:
-    payload = travelling(str, PayloadLimits()).write(text)
-    there, size = travelling(str, PayloadLimits(warning_bytes=None, max_bytes=most)), len(payload.encode())
+    payload = codec_for(str, PayloadLimits()).write(text)
+    there, size = codec_for(str, PayloadLimits(warning_bytes=None, max_bytes=most)), len(payload.encode())
     if size <= most:
         assert there.write(text) == payload
     else:
@@ -522,7 +522,7 @@ def test_a_payload_has_at_most_the_bytes_allowed(
             there.write(text)
 
 
-def test_a_payload_too_big_names_what_was_being_done() -> None:
+def test_the_error_for_a_payload_too_large_names_the_operation() -> None:
     limits = PayloadLimits(warning_bytes=None, max_bytes=100)
     with pytest.raises(PayloadError, match=r"^task\(\) cannot be sent: as JSON it has 1,012 bytes"):
         as_argument(str, limits).write("x" * 1_000)
@@ -532,20 +532,20 @@ def test_a_payload_too_big_names_what_was_being_done() -> None:
 
 
 @BOTH
-def test_a_big_payload_is_told_of_once_and_again_when_it_doubles(
-    travelling: Callable[[Any, PayloadLimits], Traveller], caplog: pytest.LogCaptureFixture
+def test_a_large_payload_is_reported_once_and_again_when_it_doubles(
+    codec_for: Callable[[Any, PayloadLimits], PayloadCodec], caplog: pytest.LogCaptureFixture
 ) -> None:
-    there = travelling(str, PayloadLimits(warning_bytes=100))
+    there = codec_for(str, PayloadLimits(warning_bytes=100))
     for length in (50, 200, 250, 200, 900, 1_000):
         there.write("x" * length)
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert all(
-        "task 'task': " in line and "payload_warning_bytes=100; keep large data elsewhere" in line for line in told
+        "task 'task': " in line and "payload_warning_bytes=100; keep large data elsewhere" in line for line in messages
     )
 
 
-def test_nothing_is_told_when_nobody_wants_to_hear(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_payloads_are_not_reported_without_a_warning_size(caplog: pytest.LogCaptureFixture) -> None:
     as_result(str, PayloadLimits(warning_bytes=None)).write("x" * 1_000_000)
     assert not caplog.records
 
@@ -558,7 +558,7 @@ def test_nothing_is_told_when_nobody_wants_to_hear(caplog: pytest.LogCaptureFixt
     st.text(max_size=3_000) | st.lists(st.text(max_size=100), max_size=30) | st.binary(max_size=3_000),
     st.integers(1_000, 4_000),
 )
-def test_an_error_keeps_its_code_however_little_may_be_stored(message: str, data: object, most: int) -> None:
+def test_an_error_keeps_its_code_however_small_the_limit_is(message: str, data: object, most: int) -> None:
     error = TaskError(error_code="CARD_DECLINED", message=message, data=data)
     text = encode_error(error, most)
     assert len(text.encode()) <= most
@@ -571,7 +571,7 @@ def test_an_error_keeps_its_code_however_little_may_be_stored(message: str, data
         assert list(stored.data) == ["truncated"]
 
 
-def test_what_is_cut_of_an_error_can_be_seen() -> None:
+def test_an_error_shows_that_it_was_cut() -> None:
     stored = decode_error(
         encode_error(TaskError(error_code="X", message="m" * 9_000, data={"key": "v" * 9_000}), 1_600)
     )

@@ -1,4 +1,4 @@
-"""What goes without pydantic comes out as it would with pydantic: the same texts, the same values, the same refusals."""
+"""Values that are encoded without pydantic give the same texts, values and errors as with pydantic."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ json_texts = st.one_of(
 
 
 def outcome(act: Callable[..., object], *args: object) -> tuple[str, str]:
-    """What it gives or how it refuses. By its repr, in which 1, 1.0 and True are three things, and NaN is itself."""
+    """Return the result or the error, as text. The repr distinguishes 1, 1.0 and True, and NaN equals itself."""
     try:
         return "gives", repr(act(*args))
     except PayloadError as error:
@@ -134,7 +134,7 @@ def call_from(codec: ArgumentsCodec, text: str) -> object:
 
 
 @given(values)
-def test_the_data_of_an_error_comes_back_as_far_as_json_goes(data: object) -> None:
+def test_the_data_of_an_error_is_restored_as_far_as_json_can(data: object) -> None:
     text = encode_error(TaskError(error_code="OOPS", message="half of a pair: \ud800", data=data))
     found = decode_error(text)
     assert found.message == "half of a pair: ?"
@@ -143,5 +143,5 @@ def test_the_data_of_an_error_comes_back_as_far_as_json_goes(data: object) -> No
 
 
 @pytest.mark.parametrize("tp", [int | str, tuple[int, ...], set[int], dict[int, str], bytes, list[bytes], Colour])
-def test_whatever_pydantic_might_see_differently_is_left_to_it(tp: Any) -> None:
+def test_types_that_pydantic_may_treat_differently_are_left_to_it(tp: Any) -> None:
     assert ResultCodec.for_type(tp).plain_test is None

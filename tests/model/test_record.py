@@ -1,4 +1,4 @@
-"""`Value`, by way of the public classes that are made of it: to everybody else they are frozen dataclasses."""
+"""`Record`, through the public classes that are derived from it: other libraries see frozen dataclasses."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ from horsies.tasks.current_task import CurrentTask
 LOST = TaskError(error_code="LOST", message="gone")
 
 
-def test_the_functions_of_dataclasses_take_it_for_one() -> None:
+def test_the_functions_of_dataclasses_accept_a_record() -> None:
     assert dataclasses.is_dataclass(TaskError)
     assert [field.name for field in dataclasses.fields(LOST)] == [
         "error_code",
@@ -40,7 +40,7 @@ def test_a_copy_with_changes_is_checked_as_well() -> None:
         dataclasses.replace(LOST, error_code="lost")
 
 
-def test_equal_are_those_of_one_class_with_equal_fields() -> None:
+def test_records_of_one_class_with_equal_fields_are_equal() -> None:
     same = TaskError(message="gone", error_code="LOST")
     assert same == LOST
     assert hash(same) == hash(LOST)
@@ -49,13 +49,13 @@ def test_equal_are_those_of_one_class_with_equal_fields() -> None:
     assert RetentionConfig(finished=timedelta(days=1)) != RetentionConfig()
 
 
-def test_it_is_shown_in_the_order_of_its_fields() -> None:
+def test_the_repr_has_the_fields_in_order() -> None:
     queue = CustomQueueConfig(max_concurrency=2, name="high")
     assert repr(queue) == "CustomQueueConfig(name='high', priority=100, max_concurrency=2)"
     assert repr(PostgresConfig(database_url="postgresql://db/app")).startswith("PostgresConfig(database_url=")
 
 
-def test_what_is_hidden_is_a_field_but_not_shown() -> None:
+def test_a_hidden_field_is_not_in_the_repr() -> None:
     fields = {field.name: field.repr for field in dataclasses.fields(CurrentTask)}
     assert not fields["report"]
     assert fields["task_id"]
@@ -68,12 +68,12 @@ def test_what_is_hidden_is_a_field_but_not_shown() -> None:
         ({"error_code": "X", "mesage": "y"}, r"TaskError\(\) got an unexpected keyword argument 'mesage'"),
     ],
 )
-def test_other_fields_than_its_own_are_refused(given: dict[str, str], words: str) -> None:
+def test_missing_and_unknown_fields_are_refused(given: dict[str, str], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         TaskError(**given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def test_nothing_of_it_can_be_changed() -> None:
+def test_a_record_cannot_be_changed() -> None:
     for change in (
         lambda: setattr(LOST, "message", "other"),
         lambda: setattr(LOST, "new", 1),
@@ -83,12 +83,12 @@ def test_nothing_of_it_can_be_changed() -> None:
             change()
 
 
-def test_it_travels() -> None:
+def test_a_record_can_be_pickled_and_copied() -> None:
     assert copy.deepcopy(LOST) == LOST
     assert pickle.loads(pickle.dumps(LOST)) == LOST  # noqa: S301 - made on the line itself
 
 
-def test_pydantic_reads_writes_and_checks_it() -> None:
+def test_pydantic_reads_writes_and_checks_a_record() -> None:
     adapter = TypeAdapter(TaskError)
     assert adapter.validate_json(adapter.dump_json(LOST)) == LOST
     with pytest.raises(ValidationError, match="upper snake case"):
@@ -102,7 +102,7 @@ class DeclinedError(TaskError):
     card: str
 
 
-def test_a_dataclass_can_be_made_of_it() -> None:
+def test_a_dataclass_can_be_derived_from_a_record() -> None:
     declined = DeclinedError(error_code="DECLINED", card="visa")
     assert (declined.error_code, declined.message, declined.card) == ("DECLINED", "", "visa")
     assert [field.name for field in dataclasses.fields(declined)][-1] == "card"
@@ -110,17 +110,17 @@ def test_a_dataclass_can_be_made_of_it() -> None:
         DeclinedError(error_code="declined", card="visa")
 
 
-def test_it_can_be_generic() -> None:
+def test_a_record_can_be_generic() -> None:
     call = Call[[int], int](task_name="pack", args="{}")
     assert call == Call(task_name="pack", args="{}")
     assert type(call) is Call
 
 
-def test_how_it_is_made_is_shown_to_those_who_ask() -> None:
+def test_inspect_finds_the_signature_of_a_record() -> None:
     assert list(inspect.signature(TaskError).parameters) == ["error_code", "message", "data", "retry_after_seconds"]
 
 
-def test_what_belongs_to_the_class_is_no_field_and_what_is_kept_beside_the_fields_does_not_count() -> None:
+def test_class_variables_and_other_attributes_are_not_fields() -> None:
     class KeptError(TaskError):
         kind: ClassVar[str] = "kept"
 

@@ -15,7 +15,7 @@ BAD: TaskResult[int, TaskError] = TaskResult(
 NOTHING: TaskResult[None, TaskError] = TaskResult(ok=None)
 
 
-def described(result: TaskResult[Any, TaskError]) -> str:
+def describe(result: TaskResult[Any, TaskError]) -> str:
     match result:
         case TaskResult(err=TaskError(error_code="CARD_DECLINED", data={"tries": tries})):
             return f"declined after {tries}"
@@ -27,14 +27,14 @@ def described(result: TaskResult[Any, TaskError]) -> str:
             return f"value {value}"
 
 
-def test_a_match_statement_tells_the_halves_apart():
-    assert described(GOOD) == "value 7"
-    assert described(BAD) == "declined after 2"
-    assert described(TaskResult(err=TaskError(error_code="OTHER"))) == "OTHER"
-    assert described(NOTHING) == "nothing"
+def test_a_match_statement_distinguishes_ok_and_err():
+    assert describe(GOOD) == "value 7"
+    assert describe(BAD) == "declined after 2"
+    assert describe(TaskResult(err=TaskError(error_code="OTHER"))) == "OTHER"
+    assert describe(NOTHING) == "nothing"
 
 
-def test_a_positional_match_gives_the_value_first():
+def test_a_positional_match_has_the_value_first():
     match GOOD:
         case TaskResult(value, None):
             assert value == 7
@@ -42,13 +42,13 @@ def test_a_positional_match_gives_the_value_first():
             pytest.fail("the pattern should have matched")
 
 
-def test_a_good_result_unwraps_to_its_value():
+def test_a_successful_result_unwraps_to_its_value():
     assert (GOOD.unwrap(), GOOD.ok_value, GOOD.ok, GOOD.err) == (7, 7, 7, None)
     assert GOOD.is_ok()
     assert not GOOD.is_err()
 
 
-def test_none_is_a_good_value():
+def test_none_is_a_value():
     assert NOTHING.is_ok()
     assert NOTHING.unwrap() is None
 
@@ -60,14 +60,14 @@ def test_an_error_unwraps_to_its_error():
     assert BAD.ok is None
 
 
-def test_taking_the_value_of_an_error_raises_with_its_code_and_message():
+def test_unwrapping_an_error_raises_with_its_code_and_message():
     with pytest.raises(UnwrapError, match="CARD_DECLINED: no money"):
         BAD.unwrap()
     with pytest.raises(HorsiesError, match="CARD_DECLINED: no money"):
         _ = BAD.ok_value
 
 
-def test_taking_the_error_of_a_good_result_raises_with_its_value():
+def test_reading_the_error_of_a_successful_result_raises_with_its_value():
     with pytest.raises(UnwrapError, match="succeeded with 7"):
         GOOD.unwrap_err()
     with pytest.raises(UnwrapError, match="succeeded with 7"):
@@ -75,7 +75,7 @@ def test_taking_the_error_of_a_good_result_raises_with_its_value():
 
 
 @pytest.mark.parametrize("halves", [{}, {"ok": 1, "err": TaskError(error_code="X")}, {"ok": None, "err": None}])
-def test_a_result_has_exactly_one_half(halves: dict[str, Any]):
+def test_a_result_has_exactly_one_of_ok_and_err(halves: dict[str, Any]):
     with pytest.raises(TypeError, match="exactly one"):
         TaskResult(**halves)
 
@@ -103,7 +103,7 @@ def test_a_result_survives_copy_and_pickle(result: TaskResult[Any, TaskError]):
     assert pickle.loads(pickle.dumps(result)) == result  # noqa: S301 - made on the line itself
 
 
-def test_results_are_equal_when_their_halves_are():
+def test_results_are_equal_if_their_values_or_errors_are():
     twin: TaskResult[int, TaskError] = TaskResult(ok=7)
     assert twin == GOOD
     assert hash(twin) == hash(GOOD)
@@ -111,7 +111,7 @@ def test_results_are_equal_when_their_halves_are():
     assert TaskResult(err=TaskError(error_code="X")) != NOTHING
 
 
-def test_a_repr_shows_the_half_there_is():
+def test_a_repr_shows_the_value_or_the_error():
     assert repr(GOOD) == "TaskResult(ok=7)"
     assert repr(BAD).startswith("TaskResult(err=TaskError(error_code='CARD_DECLINED'")
 
@@ -134,6 +134,6 @@ def test_a_task_error_cannot_be_changed():
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e12, "soon"])
-def test_a_pause_that_cannot_be_kept_is_refused_where_it_is_written(seconds: Any) -> None:
+def test_an_invalid_retry_after_is_refused_when_the_error_is_created(seconds: Any) -> None:
     with pytest.raises(ValueError, match="retry_after_seconds is"):
         TaskError(error_code="BUSY", retry_after_seconds=seconds)

@@ -56,7 +56,7 @@ class Pair(Generic[T]):
         (tuple[int, ...], (1, 2)),
     ],
 )
-def test_a_result_comes_back_as_it_was(tp: Any, value: object):
+def test_a_result_is_decoded_as_it_was_encoded(tp: Any, value: object):
     codec = ResultCodec.for_type(tp)
     assert codec.decode(codec.encode(value)) == value
 
@@ -75,12 +75,12 @@ def test_a_result_comes_back_as_it_was(tp: Any, value: object):
         (str, b"x"),
     ],
 )
-def test_a_result_of_another_type_is_told_apart(tp: Any, value: object):
+def test_a_result_of_another_type_raises_result_type_error(tp: Any, value: object):
     with pytest.raises(ResultTypeError, match="the result cannot be stored"):
         ResultCodec.for_type(tp).encode(value)
 
 
-def wake_subscribers() -> list[Any]:
+def cyclic_list() -> list[Any]:
     value: list[Any] = []
     value.append(value)
     return value
@@ -91,12 +91,12 @@ def wake_subscribers() -> list[Any]:
     [
         (Any, object()),
         (Any, math.nan),
-        (Any, wake_subscribers()),
+        (Any, cyclic_list()),
         (list[Any], [Point(1)]),
         (str, "\ud800"),
         (dict[tuple[int, int], int], {(1, 2): 3}),
     ],
-    ids=["an object", "nan", "a ring", "an object inside", "half a surrogate pair", "a tuple as a key"],
+    ids=["an object", "nan", "a cyclic list", "an object inside", "half a surrogate pair", "a tuple as a key"],
 )
 def test_a_value_of_the_right_type_that_cannot_be_written_is_not_a_wrong_type(tp: Any, value: object):
     with pytest.raises(PayloadError) as caught:
@@ -104,7 +104,7 @@ def test_a_value_of_the_right_type_that_cannot_be_written_is_not_a_wrong_type(tp
     assert not isinstance(caught.value, ResultTypeError)
 
 
-def test_the_place_inside_a_result_is_named_and_its_value_is_not_told():
+def test_an_error_names_the_place_inside_a_result_and_not_the_value():
     with pytest.raises(ResultTypeError, match=r"value at '\[1\]\.x': Input should be a valid integer \(got a str\)"):
         ResultCodec.for_type(list[Point]).encode([Point(1), Point("no")])  # pyright: ignore[reportArgumentType]
 
@@ -188,7 +188,7 @@ def anything() -> TaskResult[Any, TaskError]: ...
         (anything, Any),
     ],
 )
-def test_the_type_of_the_good_value_is_read_from_the_annotation(fn: Callable[..., Any], expected: Any):
+def test_the_type_of_the_value_is_read_from_the_annotation(fn: Callable[..., Any], expected: Any):
     assert ok_type(fn) == expected
 
 
@@ -204,7 +204,7 @@ JSON = st.recursive(
 )
 
 
-def again(**values: Any) -> TaskError:
+def round_trip(**values: Any) -> TaskError:
     text = encode_error(TaskError(error_code="X", **values))
     text.encode()  # storable as UTF-8
     assert "\0" not in text
@@ -212,9 +212,9 @@ def again(**values: Any) -> TaskError:
 
 
 @given(st.text(), JSON)
-def test_an_error_comes_back_as_it_was(message: str, data: Any):
+def test_an_error_is_decoded_as_it_was_encoded(message: str, data: Any):
     storable = message.encode("utf-8", "replace").decode()
-    assert again(message=message, data=data) == TaskError(error_code="X", message=storable, data=data)
+    assert round_trip(message=message, data=data) == TaskError(error_code="X", message=storable, data=data)
 
 
 @given(
@@ -222,11 +222,11 @@ def test_an_error_comes_back_as_it_was(message: str, data: Any):
         st.text() | st.floats() | st.binary(), lambda i: st.lists(i) | st.dictionaries(st.text() | st.integers(), i)
     )
 )
-def test_no_data_can_lose_an_error(data: Any):
-    assert again(message="m", data=data).message == "m"
+def test_an_error_is_encoded_whatever_its_data_is(data: Any):
+    assert round_trip(message="m", data=data).message == "m"
 
 
-class Unkind:
+class FailingRepr:
     def __repr__(self) -> str:
         raise RuntimeError("no")
 
@@ -249,15 +249,15 @@ def deep() -> list[Any]:
         ({"bad": "a\ud800", "n": 1}, {"bad": "a?", "n": 1}),
         ({"nul": "a\0b"}, {"nul": "a\0b"}),
         (math.nan, "NaN"),
-        (wake_subscribers(), "[[...]]"),
-        (Unkind(), "<Unkind that has no repr>"),
-        ({"it": Unkind()}, {"it": "<Unkind that has no repr>"}),
+        (cyclic_list(), "[[...]]"),
+        (FailingRepr(), "<FailingRepr that has no repr>"),
+        ({"it": FailingRepr()}, {"it": "<FailingRepr that has no repr>"}),
         (deep(), "<list that has no repr>"),
     ],
     ids=[f"case {number}" for number in range(12)],
 )
-def test_data_that_is_no_json_degrades_to_something_readable(data: object, expected: object):
-    assert again(data=data).data == expected
+def test_data_that_is_not_json_is_replaced_by_something_readable(data: object, expected: object):
+    assert round_trip(data=data).data == expected
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", "null", "{}", '{"error_code":"lower"}', '{"error_code":null}'])

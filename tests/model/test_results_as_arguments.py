@@ -33,12 +33,12 @@ def good(value: object) -> TaskResult[Any, TaskError]:
 BAD: TaskResult[Any, TaskError] = TaskResult(err=TaskError(error_code="BROKEN", message="no", data={"why": 1}))
 
 
-def test_both_halves_of_a_result_arrive_as_they_were_sent() -> None:
+def test_values_and_errors_in_results_arrive_as_they_were_sent() -> None:
     given: dict[str, Any] = {"first": GOOD, "others": [good(date(2026, 1, 2)), BAD], "last": good(None)}
     assert CODEC.decode(CODEC.encode((), given)) == ((), given)
 
 
-def test_a_result_is_written_by_the_name_of_its_half() -> None:
+def test_a_result_is_written_under_ok_or_err() -> None:
     assert ResultCodec.for_type(TaskResult[int, TaskError]).encode(good(1)) == '{"ok":1}'
     assert ResultCodec.for_type(TaskResult[None, TaskError]).decode('{"ok":null}') == good(None)
 
@@ -51,14 +51,14 @@ def test_a_result_is_written_by_the_name_of_its_half() -> None:
         (GOOD, [good("2026-01-02")], "argument 'others[0].ok': Input should be a valid date"),
     ],
 )
-def test_what_is_no_such_result_is_refused_by_its_place(first: object, others: list[object], words: str) -> None:
+def test_an_invalid_result_is_refused_with_its_place(first: object, others: list[object], words: str) -> None:
     with pytest.raises(PayloadError) as refused:
         CODEC.encode((first, others), {})
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"ok":null,"err":null}', '{"value":1}', "7"])
-def test_a_stored_text_that_has_not_one_half_is_refused(text: str) -> None:
+def test_a_stored_text_with_none_or_both_of_ok_and_err_is_refused(text: str) -> None:
     with pytest.raises(PayloadError):
         ResultCodec.for_type(TaskResult[int | None, TaskError]).decode(text)
 
@@ -66,7 +66,7 @@ def test_a_stored_text_that_has_not_one_half_is_refused(text: str) -> None:
 # -- what a workflow fills in
 
 
-def test_what_a_workflow_fills_in_is_no_argument() -> None:
+def test_injected_parameters_are_not_arguments() -> None:
     def node(page: int, workflow_ctx: object = None, *, workflow_meta: object = None) -> None: ...
 
     codec = ArgumentsCodec.for_function(node)
@@ -76,7 +76,7 @@ def test_what_a_workflow_fills_in_is_no_argument() -> None:
         codec.encode((1,), {"workflow_ctx": 1})
 
 
-def test_a_task_that_cannot_do_without_its_workflow_is_not_sent_alone() -> None:
+def test_a_task_that_needs_its_workflow_cannot_be_sent_alone() -> None:
     def node(page: int, workflow_ctx: object) -> None: ...
 
     codec = ArgumentsCodec.for_function(node)
@@ -84,7 +84,7 @@ def test_a_task_that_cannot_do_without_its_workflow_is_not_sent_alone() -> None:
         codec.encode((1,), {})
 
 
-def test_what_is_filled_in_must_be_reachable_by_keyword() -> None:
+def test_injected_parameters_must_accept_keywords() -> None:
     def before(workflow_ctx: object, *pages: int) -> None: ...
     def by_place(workflow_meta: object, /) -> None: ...
     def after(*pages: int, workflow_ctx: object) -> None: ...

@@ -19,7 +19,7 @@ def problems_of(make: Any, *args: Any, **values: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def the_problem_of(make: Any, *args: Any, **values: Any) -> str:
+def only_problem(make: Any, *args: Any, **values: Any) -> str:
     problems = problems_of(make, *args, **values)
     assert len(problems) == 1, problems
     return problems[0]
@@ -34,30 +34,30 @@ def exponential(**values: Any) -> RetryPolicy:
 
 
 @pytest.mark.promise("T1")
-def test_a_fixed_policy_has_one_retry_for_each_pause():
+def test_a_fixed_policy_has_one_retry_for_each_delay():
     policy = RetryPolicy.fixed([1, 5, 0.2], auto_retry_for=CRASHES)
     assert (policy.max_retries, policy.delays_ms, policy.jitter) == (3, (1_000, 5_000, 200), 0.0)
 
 
 @pytest.mark.promise("T1")
-def test_a_retry_may_come_at_once():
+def test_a_delay_may_be_zero():
     assert RetryPolicy.fixed([0], auto_retry_for=CRASHES).delays_ms == (0,)
 
 
 @pytest.mark.promise("T1")
-def test_exponential_pauses_double_up_to_the_longest():
+def test_exponential_delays_double_up_to_the_longest():
     policy = exponential(base_seconds=0.5, max_retries=6, max_delay_seconds=5)
     assert policy.delays_ms == (500, 1_000, 2_000, 4_000, 5_000, 5_000)
     assert policy.max_retries == 6
 
 
-def test_a_crowd_spreads_out_unless_told_otherwise():
+def test_exponential_delays_have_jitter_by_default():
     assert exponential().jitter == 0.25
     assert exponential(jitter=0).jitter == 0
 
 
 @given(base=st.floats(0, MAX_DELAY_S), retries=st.integers(1, MAX_RETRIES), longest=st.floats(0, MAX_DELAY_S))
-def test_exponential_pauses_never_shrink_and_never_exceed_the_longest(base: float, retries: int, longest: float):
+def test_exponential_delays_never_shrink_and_never_exceed_the_longest(base: float, retries: int, longest: float):
     policy = exponential(base_seconds=base, max_retries=retries, max_delay_seconds=longest)
     assert len(policy.delays_ms) == retries
     assert list(policy.delays_ms) == sorted(policy.delays_ms)
@@ -68,7 +68,7 @@ def test_exponential_pauses_never_shrink_and_never_exceed_the_longest(base: floa
 
 
 @pytest.mark.promise("T1")
-def test_codes_and_exceptions_are_told_apart():
+def test_codes_and_exceptions_are_separated():
     policy = RetryPolicy.fixed(
         [1], auto_retry_for=["RATE_LIMITED", ConnectionError, OutcomeCode.TASK_TIMEOUT, TimeoutError]
     )
@@ -80,48 +80,48 @@ def test_codes_and_exceptions_are_told_apart():
 @pytest.mark.parametrize("nothing", [[], (), "TASK_TIMEOUT", None, ConnectionError])
 def test_what_is_retried_must_be_listed(nothing: Any):
     for make in (lambda: RetryPolicy.fixed([1], auto_retry_for=nothing), lambda: exponential(auto_retry_for=nothing)):
-        assert "auto_retry_for must list what is retried" in the_problem_of(make)
+        assert "auto_retry_for must list what is retried" in only_problem(make)
 
 
 @pytest.mark.parametrize("item", ["rate limited", "rate_limited", "", 7, ConnectionError(), int, None])
 def test_what_is_neither_a_code_nor_an_exception_is_refused(item: Any):
-    assert "auto_retry_for has" in the_problem_of(RetryPolicy.fixed, [1], auto_retry_for=["GOOD", item])
+    assert "auto_retry_for has" in only_problem(RetryPolicy.fixed, [1], auto_retry_for=["GOOD", item])
 
 
 # -- bad input
 
 
 @pytest.mark.parametrize("delays", [[], [1] * (MAX_RETRIES + 1)], ids=["none", "too many"])
-def test_there_is_at_least_one_retry_and_not_any_number(delays: list[float]):
-    assert "give 1 to 1000" in the_problem_of(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
+def test_the_number_of_delays_has_a_range(delays: list[float]):
+    assert "give 1 to 1000" in only_problem(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
 
 
 @pytest.mark.parametrize("delays", ["15", 5, None, {1, 2}])
-def test_pauses_are_a_list(delays: Any):
-    assert "a list of seconds like [1, 5, 30]" in the_problem_of(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
+def test_delays_must_be_a_list(delays: Any):
+    assert "a list of seconds like [1, 5, 30]" in only_problem(RetryPolicy.fixed, delays, auto_retry_for=CRASHES)
 
 
 @pytest.mark.parametrize("delay", [-1, MAX_DELAY_S + 1, math.nan, math.inf, "1", True, None])
-def test_a_pause_is_a_number_of_seconds_in_its_range(delay: Any):
-    assert the_problem_of(RetryPolicy.fixed, [1, delay], auto_retry_for=CRASHES).startswith("delays[1] is")
-    assert the_problem_of(exponential, base_seconds=delay).startswith("base_seconds is")
-    assert the_problem_of(exponential, max_delay_seconds=delay).startswith("max_delay_seconds is")
+def test_a_delay_is_a_number_of_seconds_in_its_range(delay: Any):
+    assert only_problem(RetryPolicy.fixed, [1, delay], auto_retry_for=CRASHES).startswith("delays[1] is")
+    assert only_problem(exponential, base_seconds=delay).startswith("base_seconds is")
+    assert only_problem(exponential, max_delay_seconds=delay).startswith("max_delay_seconds is")
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_RETRIES + 1, 1.5, "3", True])
 def test_the_number_of_retries_has_a_range(count: Any):
-    problem = the_problem_of(exponential, max_retries=count)
+    problem = only_problem(exponential, max_retries=count)
     assert problem.startswith("max_retries ")
     assert f"a whole number from 1 to {MAX_RETRIES}" in problem
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.1, math.nan, "0.5", True, None])
-def test_jitter_is_a_share(jitter: Any):
-    assert "jitter is" in the_problem_of(exponential, jitter=jitter)
-    assert "jitter is" in the_problem_of(RetryPolicy.fixed, [1], auto_retry_for=CRASHES, jitter=jitter)
+def test_jitter_is_a_fraction(jitter: Any):
+    assert "jitter is" in only_problem(exponential, jitter=jitter)
+    assert "jitter is" in only_problem(RetryPolicy.fixed, [1], auto_retry_for=CRASHES, jitter=jitter)
 
 
-def test_all_problems_come_together():
+def test_all_problems_are_reported_together():
     problems = problems_of(
         exponential, base_seconds=-1, max_delay_seconds="x", max_retries=0, jitter=2, auto_retry_for=[]
     )

@@ -1,4 +1,4 @@
-"""Which edges of a graph are refused because of their types."""
+"""Which edges of a graph are refused because of their types, and which types are inside others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, PositiveInt
 from typing_extensions import TypeAliasType
 
 from horsies import TaskError, TaskResult
-from horsies.model.type_compat import inside, is_assignable, item_of, takes_result
+from horsies.model.type_compat import is_assignable, item_type, list_item_type, takes_result
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)
@@ -108,7 +108,7 @@ OTHERS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("produced", "wanted"), [*SAME_OR_WIDER, *CANNOT_BE_TOLD])
-def test_the_same_the_wider_and_the_unknown_fit(produced: Any, wanted: Any) -> None:
+def test_the_same_type_a_wider_one_and_an_unknown_one_fit(produced: Any, wanted: Any) -> None:
     assert is_assignable(produced, wanted)
 
 
@@ -136,8 +136,8 @@ def test_another_type_does_not_fit(produced: Any, wanted: Any) -> None:
         (list[int] | None, None),
     ],
 )
-def test_what_has_items_says_of_which_type(tp: Any, item: Any) -> None:
-    assert item_of(tp) == item
+def test_the_item_type_of_a_list_is_found(tp: Any, item: Any) -> None:
+    assert list_item_type(tp) == item
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_what_has_items_says_of_which_type(tp: Any, item: Any) -> None:
         (Page, "url", Any),
     ],
 )
-def test_a_container_says_what_is_inside(tp: Any, step: str | int, found: Any) -> None:
-    assert inside(tp, step) == found
+def test_the_type_at_a_step_is_found(tp: Any, step: str | int, found: Any) -> None:
+    assert item_type(tp, step) == found
 
 
 @pytest.mark.parametrize(
@@ -172,5 +172,5 @@ def test_a_container_says_what_is_inside(tp: Any, step: str | int, found: Any) -
         (Any, False),
     ],
 )
-def test_a_parameter_that_wants_the_whole_result_says_so(tp: Any, *, whole: bool) -> None:
+def test_parameters_that_take_a_whole_result_are_recognized(tp: Any, *, whole: bool) -> None:
     assert takes_result(tp) is whole

@@ -110,7 +110,9 @@ class Journeys(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 6), status=st.sampled_from(["RUNNING", "CLAIMED"]))
     def claim(self, worker: str, limit: int, status: str) -> None:
         wanted = ClaimRequest(worker, TaskStatus(status), limit, 60_000, caps=CAPS)
-        outcome = self._batch(worker, wanted=[wanted], claim_from=ClaimFrom.QUEUES, lanes=lanes_from_start(QUEUES))
+        outcome = self._batch(
+            worker, claim_requests=[wanted], claim_from=ClaimFrom.QUEUES, lanes=lanes_from_start(QUEUES)
+        )
         (claimed,) = outcome.claimed
         assert len(claimed) <= limit
         for found in claimed:

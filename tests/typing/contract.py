@@ -1,4 +1,4 @@
-"""What the type checkers promise to users. Checked by pyright and mypy, never run.
+"""What type checkers infer for user code. Checked by pyright and mypy, never run.
 
 Each wrong line carries the rule by which either must report it: an ignore that nothing needs is an error itself.
 """
@@ -222,14 +222,14 @@ def mismatched() -> TaskResult[int, TaskError]:
 
 
 def subtypes(task: Task[..., int], async_task: AsyncTask[..., int]) -> None:
-    """Any task of a kind can be handed on, and keeps what it returns."""
+    """A function can take any task of a type, and keeps its return type."""
     assert_type(task.send(1, 2), TaskHandle[int])
     assert_type(async_task.send(), TaskHandle[int])
     assert_type(task.with_options(priority=1).send(anything=1), TaskHandle[int])
 
 
 def status_words(status: TaskStatus) -> bool:
-    """A match over all of them is complete."""
+    """A match over all of them is exhaustive."""
     match status:
         case TaskStatus.PENDING | TaskStatus.CLAIMED | TaskStatus.RUNNING:
             return False

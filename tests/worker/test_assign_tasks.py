@@ -1,4 +1,4 @@
-"""What is RUNNING in the database, handed out to real children."""
+"""Assign claims that are RUNNING in the database to real children."""
 
 from typing import Literal
 
@@ -16,8 +16,8 @@ from tests.fixtures.journey import ME
 from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
-def books_of(dispatcher: FakeDispatcher, prefetch: int | Literal["auto"]) -> PendingWork:
-    database = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
+def pending_for(dispatcher: FakeDispatcher, prefetch: int | Literal["auto"]) -> PendingWork:
+    database = PostgresConfig(database_url="postgresql://localhost/unused")
     return PendingWork(
         ME,
         database,
@@ -30,12 +30,12 @@ def books_of(dispatcher: FakeDispatcher, prefetch: int | Literal["auto"]) -> Pen
     )
 
 
-async def test_what_was_claimed_for_a_larger_frame_is_run_and_not_given_back() -> None:
-    """A task that the machine held up makes all of them look slow for a while."""
-    async with open_pool(frame=PREFETCH_MAX) as dispatcher:
+async def test_claims_made_when_the_limit_was_higher_run_and_are_not_released() -> None:
+    """One task that the machine delayed lowers the limit for a while."""
+    async with open_pool(prefetch=PREFETCH_MAX) as dispatcher:
         await dispatcher.until(dispatcher.open_children)
-        pending = books_of(dispatcher, "auto")
-        assert pending.prefetch.size == 1
+        pending = pending_for(dispatcher, "auto")
+        assert pending.prefetch.child_limit == 1
         claims = [dispatcher.claim("quick") for _ in range(50)]
         assign_tasks(pending, claims)
         assert pending.releases == []
@@ -44,10 +44,10 @@ async def test_what_was_claimed_for_a_larger_frame_is_run_and_not_given_back() -
 
 
 @pytest.mark.parametrize(("prefetch", "most"), [(0, 1), ("auto", PREFETCH_MAX)])
-async def test_what_fits_nowhere_is_given_back(prefetch: int | Literal["auto"], most: int) -> None:
-    async with open_pool(frame=PREFETCH_MAX) as dispatcher:
+async def test_claims_that_fit_nowhere_are_released(prefetch: int | Literal["auto"], most: int) -> None:
+    async with open_pool(prefetch=PREFETCH_MAX) as dispatcher:
         await dispatcher.until(dispatcher.open_children)
-        pending = books_of(dispatcher, prefetch)
+        pending = pending_for(dispatcher, prefetch)
         claims = [dispatcher.claim("quick") for _ in range(most + 2)]
         assign_tasks(pending, claims)
         assert {claim.id for claim in pending.releases} == {claim.id for claim in claims[most:]}

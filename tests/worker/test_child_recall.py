@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from horsies.executor.protocol import ANY
+from horsies.executor.protocol import NO_ASSIGNMENT
 from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
@@ -18,7 +18,7 @@ def send_together(dispatcher: FakeDispatcher, *tasks: tuple[str, dict[str, Any]]
 
 async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(frame=3) as dispatcher:
+    async with open_pool(prefetch=3) as dispatcher:
         slow, *behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         child, assignment_no = await dispatcher.beginning(slow)
         assert child.assignments.has_waiting
@@ -38,19 +38,19 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
 async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for_too(tmp_path: Path) -> None:
     """None of them need be slow for the last one to wait long."""
     go = tmp_path / "go"
-    async with open_pool(frame=5) as dispatcher:
+    async with open_pool(prefetch=5) as dispatcher:
         *_, last, _behind = send_together(
             dispatcher, *[("sleep", {"seconds": 0.05})] * 3, ("gate", {"until": str(go)}), ("quick", {})
         )
         child, _ticket = await dispatcher.beginning(last)
-        assert child.stuck_behind(child.began_at, slow_after_s=9, slow_together_s=0.15) == ANY
+        assert child.stuck_behind(child.began_at, slow_after_s=9, slow_together_s=0.15) == NO_ASSIGNMENT
         go.touch()
         await dispatcher.ending(last)
 
 
 async def test_what_a_child_did_before_is_nobody_s_wait(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(frame=2) as dispatcher:
+    async with open_pool(prefetch=2) as dispatcher:
         await dispatcher.ending(dispatcher.send("sleep", seconds=0.05))
         slow, _behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}))
         child, _ticket = await dispatcher.beginning(slow)
@@ -62,7 +62,7 @@ async def test_what_a_child_did_before_is_nobody_s_wait(tmp_path: Path) -> None:
 async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -> None:
     """Not even if nothing had to be recalled from it."""
     go = tmp_path / "go"
-    async with open_pool(frame=3) as dispatcher:
+    async with open_pool(prefetch=3) as dispatcher:
         slow = dispatcher.send("gate", until=str(go))
         child, _ticket = await dispatcher.beginning(slow)
         child.began_at -= 1
@@ -74,12 +74,12 @@ async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -
 
 async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    async with open_pool(frame=3, max_tasks=10) as dispatcher:
+    async with open_pool(prefetch=3, max_tasks=10) as dispatcher:
         slow, *_behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         child, _ticket = await dispatcher.beginning(slow)
         assert child.budget_left == 7
         dispatcher.is_paused = True
-        child.recall(ANY)
+        child.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: len(dispatcher.returned) == 2)
         assert child.budget_left == 9
         go.touch()
@@ -89,7 +89,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
 async def test_a_recall_of_nothing_closes_nobody() -> None:
     async with open_pool() as dispatcher:
         (child,) = dispatcher.children
-        child.recall(ANY)
+        child.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: dispatcher.recalls_answered)
         assert child.is_open
 

@@ -1,4 +1,4 @@
-"""How much a real worker claims at a time, and that no limit makes it wait for nothing."""
+"""Limits on what a real worker claims, none of which makes it wait without need."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import insert_rows
 from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
-TUNED = "tests.apps.tuned:app"  # which looks by itself only every five minutes
+TUNED = "tests.apps.tuned:app"  # which polls only every five minutes
 
 
 @pytest.mark.promise("C16")
 @pytest.mark.parametrize("prefetch", ["0", "8", "auto"])
-def test_a_small_batch_does_not_make_a_worker_with_room_wait(
+def test_a_small_max_claim_batch_does_not_make_a_worker_with_free_slots_wait(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
-    """A queue that gave all that one claim may take from it may have more."""
+    """A queue from which a claim took all that it may take can have more."""
     log = tmp_path / "log"
     insert_lines(sql, log, 20)
     worker(TUNED, processes=2, options=("--max-claim-batch=1",), env={"HORSIES_TEST_PREFETCH": prefetch})
@@ -29,50 +29,50 @@ def test_a_small_batch_does_not_make_a_worker_with_room_wait(
 
 
 @pytest.mark.promise("C17")
-def test_without_a_buffer_a_worker_never_holds_more_than_its_ceiling(
+def test_without_a_buffer_a_worker_never_holds_more_than_max_claim_per_worker(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """By the database's account of every claim and ending, and by the children who wait for the door."""
-    door = tmp_path / "open"
+    """Measured by the times of all claims and endings, and by the tasks that wait for the gate to open."""
+    gate_file = tmp_path / "open"
     worker(TUNED, processes=4, options=("--max-claim-per-worker=2",))
     for number in range(4):
-        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(door))
+        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(gate_file))
     for number in range(2):
         begun(tmp_path / str(number))
     assert statuses(sql) == {"RUNNING": 2, "PENDING": 2}
-    door.touch()
+    gate_file.touch()
     insert_lines(sql, tmp_path / "log", 60)
     wait_until_ended(sql, 64)
     assert most_at_once(sql) == 2
 
 
 def most_at_once(sql: psycopg.Connection) -> int:
-    """A sweep over every claim and every ending; of two at the same moment the ending counts first."""
+    """Return how many tasks were held at once. Of a claim and an ending at the same time, the ending counts first."""
     changes = sql.execute(
         "select claimed_at, 1 from horsies.finished union all select finished_at, -1 from horsies.finished"
     ).fetchall()
     held = most = 0
-    for _moment, change in sorted(changes):
+    for _at, change in sorted(changes):
         held += change
         most = max(most, held)
     return most
 
 
 @pytest.mark.promise("C17", "C13")
-def test_with_a_buffer_the_ceiling_bounds_what_waits(
+def test_with_a_buffer_max_claim_per_worker_limits_what_waits(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     env = {"HORSIES_TEST_PREFETCH": "8"}
     worker(TUNED, processes=2, options=("--max-claim-per-worker=3",), env=env)
-    door = tmp_path / "open"
+    gate_file = tmp_path / "open"
     for number in range(10):
-        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(door))
+        insert(sql, "gate", begun=str(tmp_path / str(number)), until=str(gate_file))
     eventually(
         lambda: statuses(sql) == {"RUNNING": 2, "CLAIMED": 3, "PENDING": 5},
-        what="two run and three wait here",
+        what="two run and three are buffered",
         seen=lambda: statuses(sql),
     )
-    door.touch()
+    gate_file.touch()
     assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
 
 

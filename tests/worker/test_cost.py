@@ -1,4 +1,4 @@
-"""What a task costs from send to get, counted from outside as the benchmarks do: on the wire and in the server's log.
+"""Round trips and commits of a task from send to get, counted as in the benchmarks: on the wire and in the server's log.
 
 On a server of its own, because other tests would write to the same log.
 """

@@ -1,4 +1,4 @@
-"""The pump on a real database, without children: what it claims goes into its buffer, and a test says what it hears and when."""
+"""The dispatcher on a real database, without children: it claims into its buffer, and the test delivers the notifications."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -15,7 +15,7 @@ from horsies.model.task import Ending
 from horsies.tasks.claim import NO_CAPS
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.capacity import GATHER_FRAMED_S, ClaimLimits, PrefetchPolicy
+from horsies.worker.capacity import PREFETCH_BATCH_DELAY_S, ClaimLimits, PrefetchPolicy
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.pending import PendingWork
 from horsies.worker.quarantine import Quarantine
@@ -30,15 +30,15 @@ LATE, EARLY = "now() - interval '1 s'", "now() - interval '1 min'"
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Fixture:
     dispatcher: Dispatcher
     pending: PendingWork
 
-    async def quiet(self) -> None:
-        """Until every turn is back and there is no reason for another."""
+    async def wait_idle(self) -> None:
+        """Wait until no batch is in flight and none is due."""
         async with asyncio.timeout(PATIENCE_S):
-            # Where there is room for it, a claim from the start that is due leaves within a millisecond.
-            while self.pending.in_flight or (self.pending.prefetch.buffers and self._rescan_is_due):  # noqa: ASYNC110 - no event tells
+            # If there is capacity for it, a rescan that is due is sent within a millisecond.
+            while self.pending.in_flight or (self.pending.prefetch.has_buffer and self._rescan_is_due):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
 
     @property
@@ -51,13 +51,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_pump(
+async def open_dispatcher(
     database: str,
     prefetch: PrefetchPolicy | None = None,
     resilience: WorkerResilienceConfig | None = None,
     batches: int = 1,
-) -> AsyncGenerator[Desk]:
-    """Quiet, with nothing to do. One turn at a time unless told otherwise, and each notification is acted on at once."""
+) -> AsyncGenerator[Fixture]:
+    """Start one that is idle. It sends `batches` at a time, and handles each notification at once."""
     config = PostgresConfig(database_url=database)
     pending = PendingWork(
         ME,
@@ -81,81 +81,81 @@ async def open_pump(
             request_heartbeat=lambda: None,
         )
         async with dispatcher:
-            hub = Desk(dispatcher, pending)
-            await hub.quiet()
-            yield hub
+            fixture = Fixture(dispatcher, pending)
+            await fixture.wait_idle()
+            yield fixture
 
 
 def insert(sql: psycopg.Connection, *, priority: int = 100, enqueued_at: str = LATE) -> tuple[str, str]:
-    """A row, and what its trigger tells of it."""
+    """Insert a row. Returns its id and the payload of its notification."""
     query = (
         "insert into horsies.tasks (task_name, priority, enqueued_at, args) "
         f"values ('add', %s, {enqueued_at}, '{{}}') "
         "returning id::text, horsies.wakeup_payload(true, priority, enqueued_at, queue_name)"
     )
-    task_id, news = row(sql, query, priority)
-    return str(task_id), str(news)
+    task_id, payload = row(sql, query, priority)
+    return str(task_id), str(payload)
 
 
-async def test_news_of_a_queue_that_others_serve_costs_no_turn(database: str, sql: psycopg.Connection) -> None:
-    async with open_pump(database) as hub:
-        task_id, news = insert(sql)
-        hub.dispatcher.on_notification(f"{news}-of-others")
-        assert hub.pending.in_flight == []
-        hub.dispatcher.on_notification(news)
-        assert len(hub.pending.in_flight) == 1
-        await hub.quiet()
-        assert hub.claimed == {task_id}
-
-
-async def test_what_is_heard_after_a_turn_was_made_and_before_it_leaves_is_asked_for_again(
+async def test_a_notification_for_a_queue_of_other_workers_causes_no_batch(
     database: str, sql: psycopg.Connection
 ) -> None:
-    """Its lane is none of those that the turn asks."""
-    async with open_pump(database) as hub:
-        first, first_news = insert(sql, priority=100)
-        other, other_news = insert(sql, priority=200)
-        hub.dispatcher.on_notification(first_news)
-        (batch,) = hub.pending.in_flight
+    async with open_dispatcher(database) as fixture:
+        task_id, payload = insert(sql)
+        fixture.dispatcher.on_notification(f"{payload}-of-others")
+        assert fixture.pending.in_flight == []
+        fixture.dispatcher.on_notification(payload)
+        assert len(fixture.pending.in_flight) == 1
+        await fixture.wait_idle()
+        assert fixture.claimed == {task_id}
+
+
+async def test_a_task_announced_after_a_batch_was_made_is_claimed_by_the_next(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """Its lane is not among those of the batch."""
+    async with open_dispatcher(database) as fixture:
+        first, first_payload = insert(sql, priority=100)
+        other, other_payload = insert(sql, priority=200)
+        fixture.dispatcher.on_notification(first_payload)
+        (batch,) = fixture.pending.in_flight
         assert [lane.priority for lane in batch.lanes] == [100]
-        hub.dispatcher.on_notification(other_news)  # nothing of the turn has run yet: the loop was not given a moment
-        await hub.quiet()
-        assert hub.claimed == {first, other}
+        fixture.dispatcher.on_notification(other_payload)  # the batch is not sent yet: the event loop has not run
+        await fixture.wait_idle()
+        assert fixture.claimed == {first, other}
 
 
-async def test_a_mark_that_is_lowered_after_a_turn_was_made_and_before_it_leaves_stays_low(
+async def test_a_batch_does_not_raise_a_watermark_that_was_lowered_after_it_was_made(
     database: str, sql: psycopg.Connection
 ) -> None:
-    """A row of the same lane that was committed late: the turn begins behind it, and must not hide it when it comes back."""
-    async with open_pump(database) as hub:
-        late, late_news = insert(sql, enqueued_at=LATE)
-        early, early_news = insert(sql, enqueued_at=EARLY)
-        hub.dispatcher.on_notification(late_news)
-        assert len(hub.pending.in_flight) == 1
-        hub.dispatcher.on_notification(early_news)
-        await hub.quiet()
-        assert hub.claimed == {late, early}
+    """A row of the same lane that was committed late: the batch claims behind it, and must not hide it."""
+    async with open_dispatcher(database) as fixture:
+        late, late_payload = insert(sql, enqueued_at=LATE)
+        early, early_payload = insert(sql, enqueued_at=EARLY)
+        fixture.dispatcher.on_notification(late_payload)
+        assert len(fixture.pending.in_flight) == 1
+        fixture.dispatcher.on_notification(early_payload)
+        await fixture.wait_idle()
+        assert fixture.claimed == {late, early}
 
 
-async def test_what_may_have_been_missed_while_a_claim_from_the_start_was_out_is_looked_for_again(
-    database: str, sql: psycopg.Connection
-) -> None:
-    """Somebody's claim held it and failed: the first look skipped it, and the news of the failure comes before its answer."""
-    async with open_pump(database) as hub:
+async def test_a_rescan_requested_while_another_is_in_flight_is_made(database: str, sql: psycopg.Connection) -> None:
+    """A claim of another worker locked the row and failed: the first rescan skipped it, and the request arrives before its answer."""
+    async with open_dispatcher(database) as fixture:
         early, _ = insert(sql, enqueued_at=EARLY)
-        late, late_news = insert(sql, enqueued_at=LATE)
-        hub.dispatcher.on_notification(late_news)
-        await hub.quiet()
-        assert hub.claimed == {late}  # there is a mark now, and the other row is behind it
+        late, late_payload = insert(sql, enqueued_at=LATE)
+        fixture.dispatcher.on_notification(late_payload)
+        await fixture.wait_idle()
+        assert fixture.claimed == {late}  # there is a watermark now, and the other row is behind it
         with psycopg.connect(database) as holder:
             holder.execute("select from horsies.tasks where status = 'PENDING' for update")
             _, before = row(sql, IDLE)
-            hub.dispatcher.on_notification(None)
-            await asyncio.sleep(0)  # the turn departs; its answer is not read before the loop is given a moment again
+            fixture.dispatcher.on_notification(None)
+            await asyncio.sleep(0)  # the batch is sent; its answer is not read before the event loop runs again
             eventually(lambda: (now := row(sql, IDLE))[0] and now[1] > before)
-        hub.dispatcher.on_notification(None)
-        await hub.quiet()
-        assert hub.claimed == {late, early}
+        fixture.dispatcher.on_notification(None)
+        await fixture.wait_idle()
+        assert fixture.claimed == {late, early}
 
 
 class RecordingLoop(asyncio.SelectorEventLoop):
@@ -173,107 +173,107 @@ class RecordingLoop(asyncio.SelectorEventLoop):
 def test_what_waits_for_a_batch_in_flight_does_not_keep_the_worker_awake(
     database: str, sql: psycopg.Connection
 ) -> None:
-    """An ending of a workflow that a batch is at, whose time to gather is over: it leaves when that batch is back."""
+    """The ending of a workflow that a batch in flight advances, whose delay is over: it is sent when that batch is done."""
 
     async def wait_for_the_batch(delays: "asyncio.Queue[float]") -> list[float]:
-        async with open_pump(database, PrefetchPolicy("auto", processes=1), batches=2) as hub:
+        async with open_dispatcher(database, PrefetchPolicy("auto", processes=1), batches=2) as fixture:
             for _ in range(100):
-                hub.pending.prefetch.observe(10)
+                fixture.pending.prefetch.observe(10)
             root_id = new_task_id()
             with sql.transaction():
                 sql.execute("lock table horsies.tasks in exclusive mode")
-                hub.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
-                hub.dispatcher.release([])  # look
+                fixture.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                fixture.dispatcher.release([])
                 await asyncio.to_thread(wait_until_blocked, sql)
-                hub.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
-                hub.pending.may_have_tasks = True
+                fixture.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                fixture.pending.may_have_tasks = True
                 while not delays.empty():
                     delays.get_nowait()
-                hub.dispatcher.release([])
+                fixture.dispatcher.release([])
                 async with asyncio.timeout(PATIENCE_S):
-                    set_meanwhile = [await delays.get(), await delays.get()]
-                assert len(hub.pending.in_flight) == len(hub.pending.endings) == 1
-            await _until(lambda: not hub.pending.endings and not hub.pending.in_flight)
-            return set_meanwhile
+                    timers = [await delays.get(), await delays.get()]
+                assert len(fixture.pending.in_flight) == len(fixture.pending.endings) == 1
+            await _until(lambda: not fixture.pending.endings and not fixture.pending.in_flight)
+            return timers
 
     with asyncio.Runner(loop_factory=RecordingLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, RecordingLoop)
-        to_gather, after_commit = runner.run(wait_for_the_batch(loop.delays))
-    assert to_gather == pytest.approx(GATHER_FRAMED_S)
-    assert after_commit > 10 * GATHER_FRAMED_S, "it looks again and again"
+        delay, after_commit = runner.run(wait_for_the_batch(loop.delays))
+    assert delay == pytest.approx(PREFETCH_BATCH_DELAY_S)
+    assert after_commit > 10 * PREFETCH_BATCH_DELAY_S, "the timer fires without end"
 
 
 PATIENT = WorkerResilienceConfig(
     db_retry_initial_ms=60_000, db_retry_max_ms=60_000, notify_poll_interval_ms=300_000
-)  # whoever sits out a pause comes too late
+)  # a pause that is not cut short makes the test time out
 
 
 @pytest.mark.promise("W11")
 async def test_a_connection_that_has_served_and_is_lost_is_replaced_without_a_pause(
     database: str, sql: psycopg.Connection
 ) -> None:
-    async with open_pump(database, resilience=PATIENT) as hub:
+    async with open_dispatcher(database, resilience=PATIENT) as fixture:
         for _ in range(3):
-            task_id, news = insert(sql)
+            task_id, payload = insert(sql)
             with sql.transaction():
                 sql.execute("lock table horsies.tasks in exclusive mode")
-                hub.dispatcher.on_notification(news)
+                fixture.dispatcher.on_notification(payload)
                 (pid,) = await asyncio.to_thread(lambda: [wait_until_blocked(sql)])
                 sql.execute("select pg_terminate_backend(%s)", [pid])
-            await _until(lambda task_id=task_id: task_id in hub.claimed)
+            await _until(lambda task_id=task_id: task_id in fixture.claimed)
 
 
 @pytest.mark.promise("W11")
-async def test_a_pause_ends_when_the_database_is_reached_by_somebody_else(
+async def test_a_pause_ends_when_another_service_reaches_the_database(
     database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_pump(proxy.url, resilience=PATIENT) as hub:
-        task_id, news = insert(sql)
+    async with open_dispatcher(proxy.url, resilience=PATIENT) as fixture:
+        task_id, payload = insert(sql)
         proxy.cut()
-        hub.dispatcher.on_notification(news)
+        fixture.dispatcher.on_notification(payload)
         await _until(lambda: "the database does not serve" in caplog.text)
         proxy.heal()
-        hub.dispatcher.on_database_reached()
-        await _until(lambda: task_id in hub.claimed)
+        fixture.dispatcher.on_database_reached()
+        await _until(lambda: task_id in fixture.claimed)
 
 
 @pytest.mark.promise("W11")
-async def test_a_database_that_answers_others_only_is_not_asked_without_a_pause(
+async def test_a_pause_is_never_skipped_however_often_others_reach_the_database(
     database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_pump(proxy.url, resilience=PATIENT) as hub:
-        _, news = insert(sql)
+    async with open_dispatcher(proxy.url, resilience=PATIENT) as fixture:
+        _, payload = insert(sql)
         proxy.cut()
-        hub.dispatcher.on_notification(news)
+        fixture.dispatcher.on_notification(payload)
         for attempt in range(1, 4):
             await _until(lambda attempt=attempt: caplog.text.count("the database does not serve") == attempt)
             for _ in range(1_000):
-                hub.dispatcher.on_database_reached()
+                fixture.dispatcher.on_database_reached()
             assert caplog.text.count("the database does not serve") == attempt
 
 
 async def _until(predicate: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not predicate():  # noqa: ASYNC110 - no event tells
+        while not predicate():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
 
 
-async def test_a_pump_that_stumbles_over_an_answer_brings_its_worker_down(
+async def test_an_error_while_an_answer_is_applied_stops_the_worker(
     database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would lack the turn and its connection for ever, and nobody would know."""
+    """Otherwise it would lose the batch and its connection unnoticed."""
 
-    def stumble(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ValueError("of a test")
 
-    async def hear_of_work() -> None:
-        async with open_pump(database) as hub:
-            monkeypatch.setattr(PendingWork, "apply", stumble)
-            hub.dispatcher.on_notification(insert(sql)[1])
+    async def receive_a_notification() -> None:
+        async with open_dispatcher(database) as fixture:
+            monkeypatch.setattr(PendingWork, "apply", fail)
+            fixture.dispatcher.on_notification(insert(sql)[1])
             await asyncio.sleep(PATIENCE_S)
 
     with pytest.raises(ExceptionGroup) as raised:
-        await hear_of_work()
+        await receive_a_notification()
     assert raised.group_contains(ValueError, match="of a test")
     assert await asyncio.to_thread(row, sql, "select count(*) from horsies.tasks") == (1,)

@@ -1,4 +1,4 @@
-"""Many tasks: each runs exactly once, in order, at most so many at a time, and the slow ones hold up nobody."""
+"""Many tasks: each runs exactly once, in order, within the limits, and slow tasks delay no others."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_tasks_run_by_priority_and_then_in_the_order_they_were_sent(
 
 
 @pytest.mark.promise("W4", "C22")
-def test_tasks_that_are_not_due_are_left_alone_and_those_past_their_time_never_run(
+def test_tasks_that_are_not_due_wait_and_expired_tasks_never_run(
     basic: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     for column_name, moment in (("enqueued_at", "1 day"), ("good_until", "-1 second")):
@@ -59,7 +59,9 @@ def test_tasks_that_are_not_due_are_left_alone_and_those_past_their_time_never_r
     worker(processes=1)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
     expected = {"PENDING": 1, "EXPIRED": 1, "COMPLETED": 1}
-    eventually(lambda: statuses(sql) == expected, seen=lambda: statuses(sql))  # the keeper ends what is too late
+    eventually(
+        lambda: statuses(sql) == expected, seen=lambda: statuses(sql)
+    )  # the maintenance leader ends expired tasks
     assert row(sql, "select claim_no, started_at, error_code from horsies.finished where status = 'EXPIRED'") == (
         0,
         None,
@@ -72,18 +74,18 @@ def test_tasks_that_are_not_due_are_left_alone_and_those_past_their_time_never_r
 def test_no_more_run_at_once_than_there_are_processes(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
-    """Every gate opens the next one's door, so two are open at any time if two run at once, and never three."""
-    doors = [tmp_path / f"door {number}" for number in range(8)]
+    """Each gate opens the one after the next, so two run at any time, and never three."""
+    gate_files = [tmp_path / f"open {number}" for number in range(8)]
     note = tmp_path / "begun"
-    for door in doors:
-        insert(sql, "gate", begun=str(note), until=str(door))
+    for gate_file in gate_files:
+        insert(sql, "gate", begun=str(note), until=str(gate_file))
     running = worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
     children = {child.pid for child in running.children()}
-    for ended, door in enumerate(doors):
-        ahead = min(ended + 2, len(doors))
+    for ended, gate_file in enumerate(gate_files):
+        ahead = min(ended + 2, len(gate_files))
         eventually(lambda ahead=ahead: len(numbers(note)) == ahead, what=f"{ahead} have begun")
         assert row(sql, "select count(*) from horsies.tasks where status = 'RUNNING'") <= (2,)
-        door.touch()
+        gate_file.touch()
         eventually(lambda ended=ended: statuses(sql)["COMPLETED"] == ended + 1)
     assert set(numbers(note)) == children
 
@@ -93,31 +95,31 @@ def test_a_worker_holds_no_more_than_its_processes_and_its_buffer(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker("tests.apps.tuned:app", processes=2, env=tuned("3"))
-    door = tmp_path / "open"
+    gate_file = tmp_path / "open"
     for _ in range(10):
-        insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+        insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     held = {"RUNNING": 2, "CLAIMED": 3, "PENDING": 5}
     eventually(lambda: statuses(sql) == held, seen=lambda: statuses(sql))
-    door.touch()
+    gate_file.touch()
     assert wait_until_ended(sql, 10) == {"COMPLETED": 10}
     assert len(numbers(tmp_path / "begun")) == 10
 
 
 @pytest.mark.parametrize("prefetch", MODES)
-def test_a_slow_task_holds_up_nobody(
+def test_a_slow_task_delays_no_other(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
-    """What was hoarded behind it in its child is recalled and runs in the other one, while the slow one is still running."""
+    """What was prefetched behind it in its child is recalled and runs in the other child while the slow task still runs."""
     worker("tests.apps.tuned:app", processes=2, env=tuned(prefetch))
     warm_up(basic)
-    log, door = tmp_path / "log", tmp_path / "open"
-    with sql.transaction():  # all at once, so that they share a frame
-        slow = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    log, gate_file = tmp_path / "log", tmp_path / "open"
+    with sql.transaction():  # all at once, so that one child prefetches them
+        slow = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
         insert_lines(sql, log, 100)
     begun(tmp_path / "begun")
     eventually(lambda: len(numbers(log)) == 100, what="all the others have run", seen=lambda: len(numbers(log)))
     assert row(sql, "select status from horsies.tasks where id = %s", slow) == ("RUNNING",)
-    door.touch()
+    gate_file.touch()
     wait_until_ended(sql, 60 + 101)
     assert sorted(numbers(log)) == list(range(100))
     assert column(sql, "select distinct attempts from horsies.finished") == [1]
@@ -126,13 +128,13 @@ def test_a_slow_task_holds_up_nobody(
 def test_tasks_that_end_together_are_finished_together(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """While one ending waits for a lock, twenty more come in: they cost one statement, and so one transaction."""
+    """While one ending waits for a lock, twenty more arrive: they need one statement, and so one transaction."""
     worker("tests.apps.tuned:app", processes=1, env=tuned("auto"))
     warm_up(basic)
     log = tmp_path / "log"
 
     def handed_over() -> list[object]:
-        """All of them, or fewer on a busy machine: no more is claimed meanwhile. Nothing as long as one of them has not run."""
+        """Return the RUNNING tasks, once all of them have run; fewer than all on a busy machine. Nothing more is claimed until then."""
         ids = column(sql, "select id from horsies.tasks where status = 'RUNNING'")
         return ids if len(ids) == len(numbers(log)) > 5 else []
 

@@ -94,7 +94,7 @@ def test_a_worker_that_waits_for_its_last_task_lives_but_is_not_ready(
     basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     begun(tmp_path / "begun")
     running.process.terminate()
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     assert ask(port, "/readyz").json["reasons"] == ["the worker is stopping"]
     assert ask(port, "/healthz").json == {"status": "alive"}
     assert ask(port, "/metrics").samples()["horsies_worker_running"] == 1

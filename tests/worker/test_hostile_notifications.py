@@ -1,4 +1,4 @@
-"""A stranger notifies: any role that may connect to the database may, on every channel."""
+"""Forged notifications: any role that may connect to the database can send them, on every channel."""
 
 import random
 import time
@@ -22,12 +22,12 @@ APP = "tests.apps.tuned:app"
 BESIEGED = "tests.apps.besieged:app"
 LONGEST = 7_999  # bytes of a payload
 
-Stranger = Callable[[Channel, str], None]
+Forge = Callable[[Channel, str], None]
 
 
 @pytest.fixture
-def stranger(plain_user: PlainUser, database: str) -> Generator[Stranger]:
-    """A role without any right in the schema."""
+def forge(plain_user: PlainUser, database: str) -> Generator[Forge]:
+    """Notify as a role without any privilege in the schema."""
     with psycopg.connect(plain_user.url(database), autocommit=True) as connection:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("select from horsies.tasks")
@@ -39,7 +39,7 @@ def stranger(plain_user: PlainUser, database: str) -> Generator[Stranger]:
 
 
 def assert_unharmed(*programs: Program) -> None:
-    """They still run, leave as they should, and have had nothing to complain of."""
+    """Check that they still run, exit cleanly, and have logged no error."""
     for program in programs:
         assert program.process.poll() is None
         assert program.terminate() == 0  # and the log is complete
@@ -64,18 +64,18 @@ def assert_unharmed(*programs: Program) -> None:
     ],
     ids=lambda payload: payload[:24],
 )
-def test_no_payload_costs_a_result(basic: Any, worker: StartWorker, stranger: Stranger, payload: str) -> None:
+def test_no_payload_loses_a_result(basic: Any, worker: StartWorker, forge: Forge, payload: str) -> None:
     running = worker(APP)
     for number in range(10):  # each time: it may not listen yet when it says that it is ready
-        stranger(Channel.NEW, payload)
+        forge(Channel.NEW, payload)
         result = basic.add.send(1, number).get(PATIENCE_MS)
         assert result.is_ok(), result
     assert_unharmed(running)
 
 
 @pytest.mark.promise("D6")
-def test_a_task_is_cancelled_by_its_row_and_by_no_message(
-    basic: Any, worker: StartWorker, sql: psycopg.Connection, stranger: Stranger, tmp_path: Path
+def test_a_task_is_cancelled_by_its_row_and_not_by_a_notification(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, forge: Forge, tmp_path: Path
 ) -> None:
     running = worker(
         APP, processes=2, env={"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"}
@@ -85,9 +85,9 @@ def test_a_task_is_cancelled_by_its_row_and_by_no_message(
     (me,) = row(sql, "select claimed_by::text from horsies.tasks")
     beats = "select heartbeat_at from horsies.workers"
     before = row(sql, beats)
-    stranger(Channel.CONTROL, f"{me} cancel {innocent.task_id}")
+    forge(Channel.CONTROL, f"{me} cancel {innocent.task_id}")
     eventually(lambda: row(sql, beats) != before, what="it has looked")
-    # The rest of that look is over when one that was asked for later has been acted on: a real cancellation.
+    # That heartbeat is over when a later one has been acted on: a real cancellation.
     other = basic.gate.send(str(tmp_path / "other begun"), str(tmp_path / "never"))
     begun(tmp_path / "other begun")
     other.cancel()
@@ -99,10 +99,10 @@ def test_a_task_is_cancelled_by_its_row_and_by_no_message(
 
 
 @pytest.mark.promise("D6")
-def test_a_flood_of_messages_leads_to_few_heartbeats(
-    basic: Any, worker: StartWorker, sql: psycopg.Connection, stranger: Stranger
+def test_a_flood_of_notifications_causes_few_heartbeats(
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, forge: Forge
 ) -> None:
-    """Counted by the transactions that change the worker's row, whatever time the flood takes."""
+    """Counted by the transactions that change the worker's row, however long the flood takes."""
     running = worker(APP, env={"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"})
     (me,) = row(sql, "select id::text from horsies.workers")
     sql.execute("create table beats (at timestamptz)")
@@ -113,8 +113,8 @@ def test_a_flood_of_messages_leads_to_few_heartbeats(
     sql.execute("create trigger count_beats after update on horsies.workers for each row execute function count_beat()")
     began = time.monotonic()
     for _ in range(500):
-        stranger(Channel.CONTROL, f"{me} ping")
-        stranger(Channel.CONTROL, f"{me} cancel {uuid4()}")
+        forge(Channel.CONTROL, f"{me} ping")
+        forge(Channel.CONTROL, f"{me} cancel {uuid4()}")
     most = (time.monotonic() - began) / 0.05 + 2
     eventually(lambda: row(sql, "select max(at) < clock_timestamp() - interval '500 ms' from beats") == (True,))
     assert 1 <= int(str(row(sql, "select count(*) from beats")[0])) <= most
@@ -145,7 +145,7 @@ NUMBERS = [
 
 
 def hostile(count: int, workers: list[str], tasks: list[str]) -> Iterator[tuple[Channel, str]]:
-    """All channels and verbs, with values that are wrong in every way that comes to mind, and ids that are right."""
+    """Yield notifications for all channels and verbs, with invalid values of many kinds and with valid ids."""
     random_ = random.Random(15)  # noqa: S311 - the same every time
     now_us = int(time.time() * 1_000_000)
 
@@ -187,15 +187,15 @@ def hostile(count: int, workers: list[str], tasks: list[str]) -> Iterator[tuple[
 
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("prefetch", ["0", "auto"])
-def test_two_hundred_hostile_notifications_touch_no_task(
+def test_two_hundred_forged_notifications_change_no_task(
     basic: Any,
     worker: StartWorker,
     sql: psycopg.Connection,
-    stranger: Stranger,
+    forge: Forge,
     tmp_path: Path,
     prefetch: str,
 ) -> None:
-    """While two workers run tasks, one of them with a schedule, and producers wait for results. Every message is sent ten times."""
+    """While two workers run tasks, one of them with a schedule, and producers wait for results. Each is sent ten times."""
     env = {"HORSIES_TEST_PREFETCH": prefetch}
     programs = [worker(BESIEGED, processes=2, env=env), worker(BESIEGED, options=("--scheduler",), env=env)]
     registered = "select id::text from horsies.workers order by id"
@@ -211,7 +211,7 @@ def test_two_hundred_hostile_notifications_touch_no_task(
         live = [str(task_id) for task_id in column(sql, "select id::text from horsies.tasks")]
         for channel, payload in hostile(200, workers, [innocent.task_id, *live]):
             for _ in range(10):
-                stranger(channel, payload)
+                forge(channel, payload)
         assert [future.result() for future in results] == [n + 1 for n in range(300)]
     assert innocent.status() == "RUNNING"
     (tmp_path / "open").touch()

@@ -1,4 +1,4 @@
-"""Several releases of an app side by side: what one of them cannot run is left to another, and nothing is lost meanwhile."""
+"""Several releases of an app at the same time: what one of them cannot run is left to another, and nothing is lost."""
 
 import json
 import os
@@ -61,7 +61,7 @@ TEXT_RESIZE = """
 
 
 def release(folder: Path, name: str, *tasks: str, recovery: str = "", **fields: object) -> str:
-    """Write the source of an app, and say where it is."""
+    """Write the source of an app. Returns its locator."""
     given = "".join(f", {field}={value!r}" for field, value in fields.items())
     head = f"""
     import os
@@ -77,7 +77,7 @@ def release(folder: Path, name: str, *tasks: str, recovery: str = "", **fields: 
 
 
 def waiting(sql: psycopg.Connection) -> list[tuple[Any, ...]]:
-    """What waits for a worker that can run it: its name, and whether its arguments were refused."""
+    """Return the tasks that wait for a worker that can run them: name, and whether their arguments were refused."""
     return sql.execute(
         "select task_name, refused_by is not null, count(*) from horsies.tasks "
         "where unknown_since is not null and not ready group by 1, 2 order by 1, 2"
@@ -85,7 +85,7 @@ def waiting(sql: psycopg.Connection) -> list[tuple[Any, ...]]:
 
 
 def results(sql: psycopg.Connection, name: str) -> list[Any]:
-    """Of all that have ended: the result, or the error code."""
+    """Return the result or the error code of all tasks of this name that have ended."""
     rows = sql.execute(
         "select coalesce(result #>> '{}', error_code) from horsies.finished where task_name = %s order by id", [name]
     ).fetchall()
@@ -126,7 +126,7 @@ def test_a_task_that_one_worker_does_not_know_is_left_to_one_that_does(
 
 
 @pytest.mark.promise("D1")
-def test_a_task_that_no_worker_knows_waits_visibly_and_runs_when_one_comes(
+def test_a_task_that_no_worker_knows_waits_visibly_and_runs_when_a_worker_starts_that_does(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, database: str
 ) -> None:
     old = release(tmp_path, "old", ECHO)
@@ -149,7 +149,7 @@ def test_a_task_that_no_worker_knows_waits_visibly_and_runs_when_one_comes(
 
 
 @pytest.mark.promise("D1")
-def test_what_was_left_to_a_worker_waits_when_that_worker_is_gone(
+def test_a_task_left_to_another_worker_waits_when_that_worker_is_gone(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(release(tmp_path, "old", ECHO))
@@ -174,7 +174,7 @@ BUSY = """
 
 
 @pytest.mark.promise("D1", "C22")
-def test_a_task_that_no_worker_knows_expires_when_its_time_is_over(
+def test_a_task_that_no_worker_knows_expires_at_its_good_until(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(release(tmp_path, "old", ECHO))
@@ -183,7 +183,7 @@ def test_a_task_that_no_worker_knows_expires_when_its_time_is_over(
 
 
 @pytest.mark.promise("D1", "W8")
-def test_a_task_that_no_worker_knows_fails_when_patience_is_over(
+def test_a_task_that_no_worker_knows_fails_after_the_configured_time(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(release(tmp_path, "old", ECHO, recovery="unknown_task_patience_ms=0, maintenance_ms=100"))
@@ -196,7 +196,7 @@ def test_a_task_that_no_worker_knows_fails_when_patience_is_over(
 
 
 @pytest.mark.promise("D1")
-def test_many_tasks_that_nobody_knows_leave_the_way_free_together(
+def test_many_unknown_tasks_are_set_aside_together(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     insert_rows(sql, "added", [{"value": number} for number in range(3_000)])
@@ -210,10 +210,10 @@ def test_many_tasks_that_nobody_knows_leave_the_way_free_together(
 
 
 @pytest.mark.promise("D1")
-def test_what_nobody_knows_is_set_aside_also_where_no_worker_would_claim_it_soon(
+def test_unknown_tasks_are_set_aside_also_where_no_worker_would_claim_them_soon(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """In another priority, and far behind others: the keeper looks through all of it."""
+    """In another priority, and far behind others: the maintenance leader reads the whole table."""
     insert_rows(sql, "added", [{"value": number} for number in range(20)])
     insert_rows(sql, "added", [{"value": number} for number in range(20)], priority="200")
     insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}], priority="150")
@@ -224,16 +224,16 @@ def test_what_nobody_knows_is_set_aside_also_where_no_worker_would_claim_it_soon
 
 
 @pytest.mark.promise("D1")
-def test_what_only_a_stopping_worker_knows_counts_as_unknown(
+def test_a_task_that_only_a_stopping_worker_knows_is_unknown(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """It takes nothing more, however long it waits for what runs."""
+    """A stopping worker claims no more, however long it waits for running tasks."""
     leaving = worker(release(tmp_path, "new", ADDED, BUSY))
     worker(release(tmp_path, "old", ECHO))
     insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}])
     eventually(lambda: statuses(sql).get("RUNNING") == 1, 20)
     leaving.signal(signal.SIGTERM)
-    leaving.wait_for_log("stopping")
+    leaving.wait_for_log("shutdown: claiming no more")
     insert_rows(sql, "added", [{"value": 1}])
     eventually(lambda: waiting(sql) == [("added", False, 1)], 60, seen=lambda: waiting(sql))
     (tmp_path / "go").touch()
@@ -244,7 +244,7 @@ def test_what_only_a_stopping_worker_knows_counts_as_unknown(
 def test_a_task_that_the_children_do_not_have_is_left_to_other_workers(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Only the worker itself has it: so it is when code is replaced under a running worker."""
+    """Only the parent has it, as when code is replaced while a worker runs."""
     worker(release(tmp_path, "sly", ECHO, SLY), env={"HORSIES_TEST_PARENT": str(os.getpid())}, processes=2)
     worker(release(tmp_path, "new", ECHO, ADDED))
     insert_rows(sql, "added", [{"value": number} for number in range(20)])
@@ -253,7 +253,7 @@ def test_a_task_that_the_children_do_not_have_is_left_to_other_workers(
 
 
 @pytest.mark.promise("D1", "D6")
-def test_two_names_that_no_task_can_have_do_not_hold_each_other_up(
+def test_two_names_that_no_task_can_have_do_not_delay_each_other(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     names = ["".join(secrets.token_hex(16) for _ in range(200)) for _ in range(3)]
@@ -265,10 +265,10 @@ def test_two_names_that_no_task_can_have_do_not_hold_each_other_up(
 
 
 @pytest.mark.promise("D2")
-def test_a_claim_that_another_worker_has_by_now_is_not_set_aside(
+def test_a_claim_that_another_worker_has_taken_is_not_set_aside(
     broker: PostgresBroker, sql: psycopg.Connection, database: str
 ) -> None:
-    """The statement has waited for a lock; meanwhile the claim was taken over."""
+    """While the statement waited for a lock, another worker claimed the task."""
     insert_rows(sql, "added", [{}, {}], status="'RUNNING'", claimed_by=f"'{ME}'", claim_no="1")
     first, second = sorted(map(str, column(sql, "select id::text from horsies.tasks")))
     unfit = [unknown_task_claim(held_claim(task_id)) for task_id in (first, second)]
@@ -289,10 +289,10 @@ def held_claim(task_id: str) -> Claim:
 
 
 @pytest.mark.promise("D1", "D6")
-def test_a_name_that_no_task_can_have_is_not_waited_for(
+def test_a_task_with_a_name_that_no_task_can_have_fails_at_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """No index could hold it."""
+    """Its name is too long for an index."""
     name = "".join(secrets.token_hex(16) for _ in range(500))
     insert_rows(sql, name, [{}])
     insert_rows(sql, "echo", [{"value": 1}])
@@ -302,7 +302,7 @@ def test_a_name_that_no_task_can_have_is_not_waited_for(
 
 
 @pytest.mark.promise("D1")
-def test_a_worker_without_any_task_says_so_and_exits(worker: StartWorker, tmp_path: Path) -> None:
+def test_a_worker_without_tasks_logs_an_error_and_exits(worker: StartWorker, tmp_path: Path) -> None:
     made = worker(release(tmp_path, "empty"), until_ready=False)
     assert made.wait() == 1
     assert any("has no task" in line and "discover_tasks" in line for line in made.logs), made.logs
@@ -312,10 +312,10 @@ def test_a_worker_without_any_task_says_so_and_exits(worker: StartWorker, tmp_pa
 
 
 @pytest.mark.promise("D2")
-def test_arguments_of_another_release_wait_for_a_worker_of_it(
+def test_a_task_with_arguments_of_another_release_waits_for_a_worker_of_that_release(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, database: str
 ) -> None:
-    """Also when no such worker lives yet: producers are often deployed first."""
+    """Also when no such worker runs yet: producers are often deployed first."""
     worker(release(tmp_path, "old", OLD_RESIZE, ECHO), processes=2)
     insert_rows(sql, "resize", [{"image": number, "width": 9} for number in range(10)])
     insert_rows(sql, "resize", [{"image": number} for number in range(10)])
@@ -344,7 +344,7 @@ def test_values_that_one_release_cannot_read_are_offered_to_another(
 
 
 @pytest.mark.promise("D2", "W8")
-def test_values_that_every_living_worker_reads_alike_fail_at_once(
+def test_values_that_every_live_worker_refuses_fail_at_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     app = release(tmp_path, "old", OLD_RESIZE)
@@ -356,7 +356,7 @@ def test_values_that_every_living_worker_reads_alike_fail_at_once(
 
 
 @pytest.mark.promise("D2", "W8")
-def test_arguments_of_a_release_that_never_comes_fail_when_patience_is_over(
+def test_a_task_with_arguments_of_a_release_that_never_starts_fails_after_the_configured_time(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(release(tmp_path, "old", OLD_RESIZE, recovery="changed_task_patience_ms=0, maintenance_ms=100"))
@@ -380,7 +380,7 @@ def test_a_task_refused_by_both_releases_fails(worker: StartWorker, sql: psycopg
 
 
 @pytest.mark.promise("D1")
-def test_a_renamed_task_runs_what_was_sent_under_its_old_name(
+def test_a_renamed_task_runs_tasks_sent_under_its_old_name(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     renamed = ECHO.replace('"echo"', '"repeat", aliases=["echo"]')

@@ -1,4 +1,4 @@
-"""Faults at one exact statement of a worker: an answer that is lost, a refusal, a death. Every task ends exactly once."""
+"""Faults at one statement of a worker: a lost answer, an error, a crash. Every task ends exactly once."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from tests.fixtures.journey import column, row
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import begun, insert, insert_lines, numbers, statuses, wait_until_ended
 
-TURN = ["begin_batch", "set_batch_limits", "finish_tasks", "claim_from_queues", "commit_batch"]
+BATCH = ["begin_batch", "set_batch_limits", "finish_tasks", "claim_from_queues", "commit_batch"]
 MODES = ["0", "8", "auto"]
-QUICK_KEEPER = {
+QUICK_MAINTENANCE = {
     "HORSIES_TEST_HEARTBEAT_MS": "300",
     "HORSIES_TEST_DEAD_AFTER_MS": "1500",
-    "HORSIES_TEST_KEEPER_MS": "200",
+    "HORSIES_TEST_MAINTENANCE_MS": "200",
 }
 
 
@@ -50,14 +50,14 @@ def test_every_task_ends_exactly_once_whatever_answer_is_lost(
     assert sorted(numbers(log)) == list(range(40))
     assert column(sql, "select distinct attempts from horsies.finished") == [1]
     if fault.endswith("error"):
-        running.wait_for_log("the database refused a batch.*planted fault")
+        running.wait_for_log("batch refused by the database.*planted fault")
     else:
         running.wait_for_log("planted fault")
     assert not any("starting anew" in line for line in running.logs)
 
 
 @pytest.mark.promise("W11")
-def test_a_starting_turn_whose_answer_is_lost_runs_its_tasks_once(
+def test_a_batch_that_starts_tasks_and_whose_answer_is_lost_runs_them_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -69,7 +69,7 @@ def test_a_starting_turn_whose_answer_is_lost_runs_its_tasks_once(
 
 
 @pytest.mark.promise("W11")
-def test_what_was_claimed_for_nobody_is_given_back_and_runs_once(
+def test_claims_whose_answer_was_lost_are_released_and_run_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -81,20 +81,20 @@ def test_what_was_claimed_for_nobody_is_given_back_and_runs_once(
     assert row(sql, "select claim_no, attempts from horsies.finished") == (2, 1)
 
 
-def test_a_release_whose_answer_is_lost_is_made_again(
+def test_a_release_whose_answer_is_lost_is_repeated(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """On the way out: what waits in the buffer must not stay with a worker that has gone."""
-    log, door = tmp_path / "log", tmp_path / "open"
+    """During a shutdown: buffered claims must not stay with a worker that has exited."""
+    log, gate_file = tmp_path / "log", tmp_path / "open"
     running = worker("tests.apps.tuned:app", processes=1, env=tuned("8"), faults="release_tasks:after:drop")
-    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     begun(tmp_path / "begun")
     insert_lines(sql, log, 5)
     eventually(lambda: statuses(sql) == {"RUNNING": 1, "CLAIMED": 5}, seen=lambda: statuses(sql))
     running.process.terminate()
     running.wait_for_log("planted fault")
     eventually(lambda: statuses(sql)["PENDING"] == 5)
-    door.touch()
+    gate_file.touch()
     assert running.wait() == 0
     assert statuses(sql) == {"COMPLETED": 1, "PENDING": 5}
 
@@ -105,7 +105,7 @@ def test_a_release_whose_answer_is_lost_is_made_again(
 def test_a_heartbeat_that_is_lost_does_no_harm(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, statement: str, when: str
 ) -> None:
-    # The lost claim makes the worker look at once, and not at the next beat.
+    # The lost claim causes a heartbeat at once.
     faults = f"{statement}:{when}:drop,claim_from_queues:before:drop"
     running = worker("tests.apps.tuned:app", processes=1, env=tuned(), faults=faults)
     assert basic.add.send(1, 1).get(20_000).ok_value == 2
@@ -120,7 +120,7 @@ def test_a_heartbeat_that_is_lost_does_no_harm(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("statement", TURN)
+@pytest.mark.parametrize("statement", BATCH)
 def test_a_worker_that_dies_at_any_statement_leaves_every_task_in_one_place(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, statement: str, when: str
 ) -> None:
@@ -134,24 +134,24 @@ def test_a_worker_that_dies_at_any_statement_leaves_every_task_in_one_place(
         until_ready=False,
     )
     assert running.wait() == -9
-    # A child may still be writing its last line, and the server may still be working on the last turn.
+    # A child may still be writing its last line, and the server may still be executing the last batch.
     eventually(lambda: not _busy(sql))
-    found = statuses(sql)  # which also looks for tasks that are in both places
-    assert found.total() == 20
-    assert set(found) <= {"PENDING", "RUNNING", "COMPLETED"}
+    counts = statuses(sql)  # which also fails for tasks that are in both tables
+    assert counts.total() == 20
+    assert set(counts) <= {"PENDING", "RUNNING", "COMPLETED"}
     owners = column(sql, "select distinct claimed_by from horsies.tasks where status = 'RUNNING'")
-    assert owners == (column(sql, "select id from horsies.workers") if found["RUNNING"] else [])
+    assert owners == (column(sql, "select id from horsies.workers") if counts["RUNNING"] else [])
     ran = numbers(log)
     assert len(ran) == len(set(ran))  # nothing twice
-    assert found["COMPLETED"] <= len(ran) <= found["COMPLETED"] + found["RUNNING"]
+    assert counts["COMPLETED"] <= len(ran) <= counts["COMPLETED"] + counts["RUNNING"]
 
-    # The next worker runs what is PENDING, and its keeper ends what the dead one ran: no task is run again, none is left.
-    worker("tests.apps.tuned:app", processes=2, env={**tuned("auto"), **QUICK_KEEPER})
+    # The next worker runs what is PENDING, and as maintenance leader it ends what the dead one ran: no task runs twice, none is left.
+    worker("tests.apps.tuned:app", processes=2, env={**tuned("auto"), **QUICK_MAINTENANCE})
     assert wait_until_ended(sql, 20) == {
         status: count
         for status, count in {
-            "FAILED": found["RUNNING"],
-            "COMPLETED": found["COMPLETED"] + found["PENDING"],
+            "FAILED": counts["RUNNING"],
+            "COMPLETED": counts["COMPLETED"] + counts["PENDING"],
         }.items()
         if count
     }
@@ -168,17 +168,17 @@ def _busy(sql: psycopg.Connection) -> bool:
     return bool(sessions)
 
 
-def test_a_worker_that_dies_while_its_turn_waits_for_a_lock_leaves_the_task_in_one_place(
+def test_a_worker_that_dies_while_its_batch_waits_for_a_lock_leaves_the_task_in_one_place(
     worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """What was sent is worked through: the server does not look whether anybody still waits for the answer."""
+    """The server executes what was sent, without checking whether the client is still connected."""
     running = worker(processes=1)
-    door = tmp_path / "open"
-    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+    gate_file = tmp_path / "open"
+    insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
     begun(tmp_path / "begun")
     with psycopg.connect(database) as holder:
         holder.execute("select from horsies.tasks for update")
-        door.touch()
+        gate_file.touch()
         wait_until_blocked(sql, on=holder)
         running.kill()
     eventually(lambda: not _busy(sql))
@@ -186,10 +186,10 @@ def test_a_worker_that_dies_while_its_turn_waits_for_a_lock_leaves_the_task_in_o
 
 
 @pytest.mark.parametrize("refusal", ["data_exception", "program_limit_exceeded"])
-def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_as_they_should(
+def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_are_stored(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, refusal: str
 ) -> None:
-    """The server itself says no here: a rule of its own stands in for whatever it cannot store."""
+    """The server itself refuses it: a constraint stands in for any value that it cannot store."""
     rule = (
         "create function refuse() returns trigger language plpgsql as $$ begin "
         f"if new.result::text = '13' then raise {refusal} using message = 'not this one'; end if; "
@@ -206,7 +206,7 @@ def test_a_result_that_the_database_refuses_ends_as_an_error_and_the_others_as_t
     assert "not this one" in refused.message
 
 
-def test_contention_is_retried_without_a_word(basic: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_contention_is_retried_without_a_log_line(basic: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
     sql.execute("create sequence tries")
     sql.execute(
         "create function refuse() returns trigger language plpgsql as $$ begin "

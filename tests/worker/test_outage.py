@@ -132,7 +132,7 @@ def test_a_worker_that_is_told_to_stop_during_an_outage_writes_its_results_first
     (tmp_path / "open").touch()
     running.wait_for_log("the database does not serve")
     running.process.terminate()
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     proxy.heal()
     assert running.wait() == 0
     assert gate.get(PATIENCE_MS).ok_value == pid

@@ -1,4 +1,4 @@
-"""The pump's books, without children: what travels, what comes back, and that nothing is forgotten between."""
+"""The pending work of a dispatcher, without children or database: what is sent, what is applied, and that nothing is lost between."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,19 +21,19 @@ from horsies.worker.assignments import Assignments
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from horsies.worker.capacity import PREFETCH_MAX, ClaimLimits, PrefetchPolicy
 from horsies.worker.pending import BYTES_PER_BATCH, ENDINGS_PER_BATCH, BufferedClaim, PendingWork
-from horsies.worker.quarantine import Quarantine, RefusedBatch
+from horsies.worker.quarantine import Quarantine, Refusal
 from horsies.worker.watermarks import Watermarks
 from tests.fixtures.budget import Budget, QueueRoom
 
 WORKER = "00000000-0000-4000-8000-00000000000a"
-DATABASE = PostgresConfig(database_url="postgresql://nobody@nowhere/nothing")
+DATABASE = PostgresConfig(database_url="postgresql://localhost/unused")
 NOTHING = BatchResult()
 ONE_CAP = Caps(queues={"default": 5})
 
 
 @dataclass
 class Child:
-    """As much of a member of the pool as the books look at."""
+    """The attributes of a child that the pending work reads."""
 
     load: int = 0
     is_open: bool = True
@@ -62,7 +62,7 @@ def pending(
         watermarks=Watermarks(queues),
         quarantine=Quarantine(WorkerResilienceConfig()),
         known_tasks=KnownTasks({"add": 1}),
-        promotes=False,
+        may_have_due_tasks=False,
     )
 
 
@@ -81,32 +81,32 @@ def taken(made: PendingWork, now: float = 0.0) -> Batch:
     return planned
 
 
-def wanted_by(planned: Batch | None) -> dict[str, int]:
-    """How many rows it asks for, by the status that they shall have."""
-    return {wanted.status.value: wanted.limit for wanted in (planned.wanted if planned else ())}
+def claimed_by(planned: Batch | None) -> dict[str, int]:
+    """Return how many rows it claims, by their new status."""
+    return {request.status.value: request.limit for request in (planned.claim_requests if planned else ())}
 
 
 def starting(made: PendingWork, *claims: Claim) -> Batch:
-    """A turn in flight that starts these."""
+    """Add a batch in flight that starts these."""
     planned = Batch(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
     made.in_flight.append(planned)
     return planned
 
 
 def statements(planned: Batch) -> list[str]:
-    """What a turn says to the database, in one round trip."""
-    ask = next(run_batch(planned))
-    assert isinstance(ask, Request)
-    return [query.statement.name for query in (*ask.framed_queries, *ask.after_commit)]
+    """Return the names of the statements of a batch."""
+    request = next(run_batch(planned))
+    assert isinstance(request, Request)
+    return [query.statement.name for query in (*request.framed_queries, *request.after_commit)]
 
 
-def test_empty_books_have_nothing_to_say() -> None:
+def test_without_pending_work_there_is_no_batch() -> None:
     made = pending()
     assert made.next_batch(0.0) is None
     assert made.is_empty
 
 
-def test_twenty_endings_travel_in_one_statement() -> None:
+def test_twenty_endings_are_stored_by_one_statement() -> None:
     made = pending()
     endings = [ending() for _ in range(20)]
     made.endings.extend(endings)
@@ -116,7 +116,7 @@ def test_twenty_endings_travel_in_one_statement() -> None:
     assert made.next_batch(0.0) is None
 
 
-def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
+def test_a_batch_finishes_releases_starts_and_claims_together() -> None:
     made = pending(Child(), Child(), prefetch=4)
     made.endings.append(ending())
     made.releases.append(claim())
@@ -128,29 +128,29 @@ def test_a_turn_finishes_releases_starts_and_claims_together() -> None:
     assert sorted(names[8:]) == ["notify_done", "notify_new_tasks"]  # after the commit: NOTIFY takes a lock
 
 
-def test_very_many_endings_travel_in_several_turns() -> None:
+def test_very_many_endings_are_sent_in_several_batches() -> None:
     made = pending()
     made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 1))
     assert [len(taken(made).endings), len(taken(made).endings)] == [ENDINGS_PER_BATCH, 1]
 
 
 def refuse(made: PendingWork, planned: Batch, *, is_about_values: bool = True, now: float = 0.0) -> None:
-    """As the pump does when the server refuses a turn."""
-    if planned.is_alone:
-        made.refused_alone(planned, RefusedBatch("refused", is_about_values, is_about_server=False), now)
+    """Handle a refused batch as the dispatcher does."""
+    if planned.is_single_part:
+        made.on_part_refused(planned, Refusal("refused", is_about_values, is_about_server=False), now)
     else:
-        made.take_apart(planned)
+        made.split(planned)
 
 
 @pytest.mark.promise("D6")
-def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() -> None:
+def test_the_parts_of_a_refused_batch_are_sent_alone_and_without_a_statement_timeout() -> None:
     made = pending(Child())
     first, second, returned = ending(), ending(), claim()
     made.endings.extend([first, second])
     made.releases.append(returned)
     refused = taken(made)
-    assert wanted_by(refused) == {"RUNNING": 1}
-    made.take_apart(refused)
+    assert claimed_by(refused) == {"RUNNING": 1}
+    made.split(refused)
     made.endings.append(other := ending())
     batches = [taken(made) for _ in range(4)]
     assert [(list(planned.endings), list(planned.releases)) for planned in batches] == [
@@ -159,34 +159,34 @@ def test_the_parts_of_a_refused_turn_travel_alone_and_without_a_limit_of_time() 
         ([], [returned]),
         ([other], []),
     ]
-    assert [wanted_by(planned) for planned in batches] == [{}, {}, {}, {}]
+    assert [claimed_by(planned) for planned in batches] == [{}, {}, {}, {}]
     assert ["disable_statement_timeout" in statements(planned) for planned in batches] == [True, True, True, False]
-    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert claimed_by(taken(made)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("D6")
-def test_claims_travel_alone_until_one_succeeds() -> None:
+def test_claims_have_batches_of_their_own_until_one_succeeds() -> None:
     made = pending(Child())
     made.endings.append(ending())
-    made.take_apart(taken(made))
+    made.split(taken(made))
     made.apply(taken(made), BatchResult(), until=0.0)
     made.endings.append(ending())
-    assert wanted_by(taken(made)) == {}
+    assert claimed_by(taken(made)) == {}
     claiming = taken(made)
-    assert wanted_by(claiming) == {"RUNNING": 1}
+    assert claimed_by(claiming) == {"RUNNING": 1}
     made.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
     made.endings.append(ending())
     made.may_have_tasks = True
-    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert claimed_by(taken(made)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("D6")
-def test_an_ending_that_is_refused_alone_is_tried_in_plainer_forms_and_replaced_last() -> None:
+def test_an_ending_that_is_refused_alone_is_tried_in_simpler_forms_and_replaced_last() -> None:
     made = pending()
     made.endings.append(
         bad := replace(ending(), status=TaskStatus.FAILED, error_code="BAD", may_retry=True, root_id="a")
     )
-    made.take_apart(taken(made))
+    made.split(taken(made))
     tried: list[Ending] = []
     for _ in range(4):
         planned = taken(made)
@@ -195,30 +195,30 @@ def test_an_ending_that_is_refused_alone_is_tried_in_plainer_forms_and_replaced_
     without_step = replace(bad, root_id=None)
     assert tried[:3] == [bad, without_step, replace(without_step, may_retry=False)]
     assert tried[3].error_code == "WORKER_SERIALIZATION_ERROR"
-    assert made.next_batch(0.0) is None, "it rests"
+    assert made.next_batch(0.0) is None, "it pauses"
     again = taken(made, now=60.0)
     assert list(again.endings) == [tried[3]]
 
 
 @pytest.mark.promise("D6", "W11")
-def test_a_result_is_never_replaced_because_of_what_may_pass() -> None:
-    """A full disk, a trigger that raises: it waits, with growing pauses, and holds up nobody."""
+def test_a_result_is_not_replaced_because_of_an_error_that_may_pass() -> None:
+    """A full disk, a trigger that raises: it is retried with growing pauses, and delays no other."""
     made = pending()
     made.endings.append(good := ending())
-    made.take_apart(taken(made))
+    made.split(taken(made))
     refuse(made, taken(made), is_about_values=False)
     made.endings.append(other := ending())
     assert list(taken(made).endings) == [other]
-    (first,) = [suspect.not_before for suspect in made.quarantine.waiting]
+    (first,) = [part.not_before for part in made.quarantine.waiting]
     again = taken(made, now=first)
     assert list(again.endings) == [good]
     refuse(made, again, is_about_values=False, now=first)
-    (second,) = [suspect.not_before for suspect in made.quarantine.waiting]
+    (second,) = [part.not_before for part in made.quarantine.waiting]
     assert second - first > first
     assert not made.is_empty
 
 
-def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None:
+def test_large_payloads_are_read_after_the_claim_by_one_batch_at_a_time() -> None:
     made = pending(Child(), Child())
     small, large, larger = claim(), replace(claim(), args=None), replace(claim(), takes_inputs=True)
     claiming = taken(made)
@@ -227,13 +227,13 @@ def test_what_is_large_is_read_after_the_claim_and_one_batch_at_a_time() -> None
     loading = taken(made)
     assert list(loading.loads) == [large, larger]
     assert "load_payloads" in statements(loading)
-    assert wanted_by(made.next_batch(0.0)) == {}, "their places are taken"
+    assert claimed_by(made.next_batch(0.0)) == {}, "their slots are taken"
     read = {large.id: Payload(5, "args", None), larger.id: Payload(9, None, None)}
     assert made.apply(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
-    assert list(taken(made).loads) == [larger], "there was no room for it"
+    assert list(taken(made).loads) == [larger], "it did not fit into the first"
 
 
-def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> None:
+def test_no_more_payloads_are_read_while_children_have_not_received_the_last_ones() -> None:
     child = Child(unsent_bytes=MAX_LOAD_BYTES)
     made = pending(child)
     made.may_have_tasks = False
@@ -243,7 +243,7 @@ def test_what_the_children_have_not_taken_in_keeps_more_from_being_read() -> Non
     assert taken(made).loads
 
 
-def test_what_is_too_large_for_any_task_ends_and_what_is_lost_is_given_back() -> None:
+def test_a_payload_above_the_limit_ends_its_task_and_a_lost_claim_is_released() -> None:
     made = pending(Child(), Child())
     made.may_have_tasks = False
     made.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
@@ -258,7 +258,7 @@ def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
     made = pending(Child(), Child())
     made.may_have_tasks = False
     made.unread.extend([good := replace(claim(), args=None), bad := replace(claim(), args=None)])
-    made.take_apart(taken(made))
+    made.split(taken(made))
     one, other = taken(made), taken(made)
     assert [list(one.loads), list(other.loads)] == [[good], [bad]]
     refuse(made, other)
@@ -268,14 +268,14 @@ def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
     assert [of.id for of in taken(made).endings] == [bad.id]
 
 
-def test_what_is_in_flight_is_not_asked_for_twice() -> None:
+def test_capacity_that_a_batch_in_flight_may_fill_is_not_claimed_twice() -> None:
     made = pending(prefetch=4)
-    assert sum(wanted.limit for wanted in taken(made).wanted) == 6  # two processes and four in the buffer
+    assert sum(request.limit for request in taken(made).claim_requests) == 6  # two processes and four in the buffer
     assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C13")
-def test_the_buffer_is_never_filled_beyond_its_number() -> None:
+def test_the_buffer_is_never_filled_beyond_its_size() -> None:
     made = pending(prefetch=4)
     planned = taken(made)
     claims = [claim() for _ in range(6)]
@@ -285,7 +285,7 @@ def test_the_buffer_is_never_filled_beyond_its_number() -> None:
 
 
 @pytest.mark.promise("C14")
-def test_a_buffered_claim_is_given_back_when_its_lease_runs_out_here() -> None:
+def test_a_buffered_claim_is_released_when_its_lease_ends_here() -> None:
     made = pending(prefetch=4)
     old, young = claim(), claim()
     made.buffer.extend([BufferedClaim(old, 5.0), BufferedClaim(young, 6.0)])
@@ -296,19 +296,19 @@ def test_a_buffered_claim_is_given_back_when_its_lease_runs_out_here() -> None:
 
 
 @pytest.mark.promise("W10")
-def test_when_stopping_nothing_is_claimed_and_the_buffer_is_given_back() -> None:
+def test_when_stopping_nothing_is_claimed_and_the_buffer_is_released() -> None:
     made = pending(prefetch=4)
     held = [claim(), claim()]
     made.buffer.extend(BufferedClaim(one, 100.0) for one in held)
     made.is_stopping = True
     planned = taken(made)
     assert list(planned.releases) == held
-    assert not planned.wanted
+    assert not planned.claim_requests
     made.apply(planned, NOTHING, until=0.0)
     assert made.is_empty
 
 
-def test_a_failed_turn_puts_back_all_that_it_carried_in_order() -> None:
+def test_a_failed_batch_puts_back_all_its_parts_in_order() -> None:
     made = pending()
     endings, releases = [ending(), ending(), ending()], [claim()]
     made.endings.extend(endings[:2])
@@ -320,7 +320,7 @@ def test_a_failed_turn_puts_back_all_that_it_carried_in_order() -> None:
     assert made.releases == releases
 
 
-def test_starts_of_a_failed_turn_are_given_back_because_nobody_knows_whether_they_started() -> None:
+def test_starts_of_a_failed_batch_are_released_because_their_outcome_is_unknown() -> None:
     made = pending(prefetch=4)
     started = claim()
     planned = starting(made, started)
@@ -333,115 +333,115 @@ def test_what_was_not_started_is_not_run() -> None:
     kept, lost = claim(), claim()
     planned = starting(made, kept, lost)
     assert made.apply(planned, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
-    assert made.releases == [lost]  # its queue may be full: what is still ours goes back
+    assert made.releases == [lost]  # its queue may be at its cap: what is still held is released
 
 
-# -- what there is room for
+# -- capacity
 
 
 @pytest.mark.promise("C1", "C12")
 def test_without_a_buffer_only_what_can_run_at_once_is_claimed() -> None:
     made = pending(Child(), Child(load=1), Child(is_open=False), processes=3)
     planned = taken(made)
-    assert wanted_by(planned) == {"RUNNING": 1}
-    assert [wanted.queue_limit for wanted in planned.wanted] == [None]
+    assert claimed_by(planned) == {"RUNNING": 1}
+    assert [request.queue_limit for request in planned.claim_requests] == [None]
 
 
 @pytest.mark.promise("C13")
 def test_with_a_buffer_some_run_at_once_and_some_wait() -> None:
     made = pending(Child(), Child(load=1), prefetch=4)
-    assert wanted_by(taken(made)) == {"RUNNING": 1, "CLAIMED": 4}
+    assert claimed_by(taken(made)) == {"RUNNING": 1, "CLAIMED": 4}
 
 
 @pytest.mark.promise("X2", "X4")
-def test_a_child_that_runs_many_at_once_has_room_for_as_many() -> None:
+def test_a_child_with_concurrency_has_as_many_slots() -> None:
     made = pending(Child(load=3), Child(), concurrency=10)
-    assert wanted_by(taken(made)) == {"RUNNING": 17}
+    assert claimed_by(taken(made)) == {"RUNNING": 17}
 
 
 @pytest.mark.promise("C2")
-def test_a_child_near_the_end_of_its_tasks_is_given_no_more_than_are_left() -> None:
+def test_a_child_is_assigned_no_more_than_its_budget() -> None:
     made = pending(Child(budget_left=2), Child(load=9, budget_left=7), concurrency=10)
-    assert wanted_by(taken(made)) == {"RUNNING": 3}
+    assert claimed_by(taken(made)) == {"RUNNING": 3}
 
 
-def test_as_children_become_free_turns_overlap() -> None:
+def test_batches_overlap_as_children_become_free() -> None:
     first, second = Child(), Child(load=1)
     made = pending(first, second)
-    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert claimed_by(taken(made)) == {"RUNNING": 1}
     second.load = 0
-    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert claimed_by(taken(made)) == {"RUNNING": 1}
     assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C11", "C12", "C19")
 @pytest.mark.parametrize("caps", [ONE_CAP, Caps(cluster_wide=5)])
-def test_while_something_is_capped_one_turn_at_a_time_claims_and_the_others_still_end_tasks(caps: Caps) -> None:
+def test_with_caps_one_batch_at_a_time_claims_and_the_others_still_end_tasks(caps: Caps) -> None:
     first, second = Child(), Child(load=1)
     made = pending(first, second, caps=caps)
     claiming = taken(made)
-    assert wanted_by(claiming) == {"RUNNING": 1}
+    assert claimed_by(claiming) == {"RUNNING": 1}
     second.load = 0
     made.endings.append(ending())
-    assert wanted_by(taken(made)) == {}
+    assert claimed_by(taken(made)) == {}
     made.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
-    assert wanted_by(taken(made)) == {"RUNNING": 2}
+    assert claimed_by(taken(made)) == {"RUNNING": 2}
 
 
 @pytest.mark.promise("C17")
-def test_without_a_buffer_the_ceiling_counts_all_that_is_held() -> None:
+def test_without_a_buffer_max_claim_per_worker_counts_all_that_is_held() -> None:
     busy = [Child(load=1), Child(load=1), Child(), Child(), Child()]
     made = pending(*busy, processes=5, max_claim_per_worker=3)
-    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    assert claimed_by(taken(made)) == {"RUNNING": 1}
     assert made.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C17")
-def test_without_a_buffer_the_ceiling_counts_endings_until_they_are_committed() -> None:
-    """Or for a moment more rows than the ceiling would be RUNNING under this worker's name."""
+def test_without_a_buffer_max_claim_per_worker_counts_endings_until_they_are_committed() -> None:
+    """Otherwise more rows than the limit would be RUNNING for a moment."""
     made = pending(Child(), Child(), max_claim_per_worker=1)
     made.may_have_tasks = False
     made.endings.append(ending())
-    telling = taken(made)
+    ending_batch = taken(made)
     made.may_have_tasks = True
     assert made.next_batch(0.0) is None
-    made.apply(telling, NOTHING, until=0.0)
-    assert wanted_by(taken(made)) == {"RUNNING": 1}
+    made.apply(ending_batch, NOTHING, until=0.0)
+    assert claimed_by(taken(made)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("C17")
-def test_with_a_buffer_the_ceiling_counts_only_what_waits() -> None:
+def test_with_a_buffer_max_claim_per_worker_counts_only_what_waits() -> None:
     made = pending(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
     made.buffer.append(BufferedClaim(claim(), 100.0))
-    assert wanted_by(taken(made)) == {"CLAIMED": 3}
+    assert claimed_by(taken(made)) == {"CLAIMED": 3}
 
 
 @pytest.mark.promise("C16")
-def test_a_batch_limits_what_one_turn_takes_from_a_queue() -> None:
+def test_max_claim_batch_limits_what_one_batch_claims_from_a_queue() -> None:
     made = pending(*[Child() for _ in range(9)], processes=9, max_claim_batch=4)
     planned = taken(made)
-    assert [(wanted.limit, wanted.queue_limit) for wanted in planned.wanted] == [(9, 4)]
+    assert [(request.limit, request.queue_limit) for request in planned.claim_requests] == [(9, 4)]
     assert planned.claim_from is ClaimFrom.START
 
 
 @pytest.mark.promise("C16")
 @pytest.mark.parametrize(("batch", "expected"), [(1, [(2, 1)]), (2, [(2, 2)]), (5, [(2, 5), (4, 3)])])
-def test_what_runs_and_what_waits_share_one_batch(batch: int, expected: list[tuple[int, int]]) -> None:
+def test_running_and_buffered_claims_share_max_claim_batch(batch: int, expected: list[tuple[int, int]]) -> None:
     made = pending(Child(), Child(), prefetch=4, max_claim_batch=batch)
-    assert [(wanted.limit, wanted.queue_limit) for wanted in taken(made).wanted] == expected
+    assert [(request.limit, request.queue_limit) for request in taken(made).claim_requests] == expected
 
 
 @pytest.mark.promise("C19", "C20")
-def test_where_a_queue_is_counted_each_queue_is_a_lane_of_its_own() -> None:
+def test_with_caps_each_queue_is_one_lane() -> None:
     made = pending(Child(), queues=("urgent", "default"), caps=ONE_CAP)
-    made.watermarks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
+    made.watermarks.on_rescanned([], limit=1, sent_at=0, now=0.0, cost_s=1e9)
     for payload in ("5 1000000 default", "9 1000000 default", "7 1000000 urgent"):
-        made.watermarks.heard(payload)
-    # Before something was claimed from a queue, it is asked from its start.
+        made.watermarks.add_hint(payload)
+    # Until a claim has found rows in a queue, it is read from its start.
     served = [
         Claim("id", 1, "add", queue, priority, EPOCH, 1, "{}") for queue, priority in (("urgent", 7), ("default", 9))
     ]
-    made.watermarks.claimed(served, asked=9, sent_at=made.watermarks.moment)
+    made.watermarks.on_claimed(served, limit=9, sent_at=made.watermarks.sequence)
     planned = taken(made)
     assert planned.claim_from is ClaimFrom.QUEUES
     assert [(lane.queue_name, lane.priority) for lane in planned.lanes] == [("urgent", 7), ("default", 5)]
@@ -449,10 +449,10 @@ def test_where_a_queue_is_counted_each_queue_is_a_lane_of_its_own() -> None:
 
 
 @pytest.mark.promise("C10", "C19")
-def test_where_nothing_is_capped_nothing_is_counted_and_nothing_locked() -> None:
+def test_without_caps_nothing_is_counted_and_nothing_locked() -> None:
     made = pending(Child())
-    made.watermarks.rescanned([], asked=1, sent_at=0, now=0.0, cost_s=1e9)
-    made.watermarks.heard("5 1000000 default")
+    made.watermarks.on_rescanned([], limit=1, sent_at=0, now=0.0, cost_s=1e9)
+    made.watermarks.add_hint("5 1000000 default")
     planned = taken(made)
     assert planned.claim_from is ClaimFrom.WATERMARKS
     assert statements(planned) == ["begin_batch", "set_batch_limits", "claim_from_watermarks", "commit_batch"]
@@ -462,21 +462,21 @@ def test_where_nothing_is_capped_nothing_is_counted_and_nothing_locked() -> None
     loads=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     prefetch=st.integers(0, 6),
     buffered=st.integers(0, 8),
-    ceiling=st.integers(0, 12),
+    limit=st.integers(0, 12),
     batch=st.integers(0, 8),
 )
 @pytest.mark.promise("C12", "C13", "C16", "C17", "C18")
-def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
-    loads: list[int], prefetch: int, buffered: int, ceiling: int, batch: int
+def test_a_batch_claims_exactly_what_the_budget_allows(
+    loads: list[int], prefetch: int, buffered: int, limit: int, batch: int
 ) -> None:
-    """The oracle counts rows in the database, where the buffered rows that this turn starts are RUNNING by then."""
+    """The oracle counts rows in the database, where the buffered rows that this batch starts are RUNNING by then."""
     concurrency = 3
     made = pending(
         *[Child(load) for load in loads],
         prefetch=prefetch,
         concurrency=concurrency,
         processes=len(loads),
-        max_claim_per_worker=ceiling,
+        max_claim_per_worker=limit,
         max_claim_batch=batch,
     )
     made.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
@@ -487,75 +487,75 @@ def test_a_turn_asks_for_exactly_what_the_arithmetic_of_a_pass_allows(
         running=sum(loads) + started,
         claimed=len(made.buffer),
         prefetch_buffer=prefetch,
-        max_claim_per_worker=ceiling,
+        max_claim_per_worker=limit,
         max_claim_batch=batch,
     )
-    asked: list[ClaimRequest] = list(planned.wanted) if planned else []
-    from_one_queue = sum(min(wanted.limit, wanted.queue_limit or wanted.limit) for wanted in asked)
+    requests: list[ClaimRequest] = list(planned.claim_requests) if planned else []
+    from_one_queue = sum(min(request.limit, request.queue_limit or request.limit) for request in requests)
     assert from_one_queue == budget.queue_limit(QueueRoom(name="default"), budget.pass_limit())
     if not batch:
-        assert sum(wanted.limit for wanted in asked) == budget.pass_limit()
-    assert wanted_by(planned).get("RUNNING", 0) <= len(loads) * concurrency - sum(loads) - started
+        assert sum(request.limit for request in requests) == budget.pass_limit()
+    assert claimed_by(planned).get("RUNNING", 0) <= len(loads) * concurrency - sum(loads) - started
 
 
-# -- tiny tasks
+# -- short tasks
 
 
-def test_endings_of_tiny_tasks_wait_a_moment_for_each_other() -> None:
-    """While another task will end in a moment, or a turn will come back and bring more."""
-    made = with_tiny_tasks(pending(Child(load=1), Child()))
-    assert made.should_gather()
-    made = with_tiny_tasks(pending(Child(), Child()))
+def test_endings_of_short_tasks_wait_for_each_other() -> None:
+    """While another task will end soon, or a batch in flight may bring more."""
+    made = with_short_tasks(pending(Child(load=1), Child()))
+    assert made.should_delay_batch()
+    made = with_short_tasks(pending(Child(), Child()))
     starting(made)
-    assert made.should_gather()
+    assert made.should_delay_batch()
 
 
-def with_tiny_tasks(made: PendingWork) -> PendingWork:
+def with_short_tasks(made: PendingWork) -> PendingWork:
     made.endings.append(ending())
     for _ in range(100):
         made.prefetch.observe(10)
     return made
 
 
-def test_a_single_tiny_task_is_never_kept_waiting() -> None:
-    assert not with_tiny_tasks(pending(Child(), Child())).should_gather()
+def test_the_ending_of_a_single_short_task_does_not_wait() -> None:
+    assert not with_short_tasks(pending(Child(), Child())).should_delay_batch()
 
 
-def test_endings_do_not_wait_when_there_is_nothing_more_to_do() -> None:
-    made = with_tiny_tasks(pending(Child(load=1)))
+def test_endings_do_not_wait_when_there_are_no_more_tasks() -> None:
+    made = with_short_tasks(pending(Child(load=1)))
     made.may_have_tasks = False
-    assert not made.should_gather()
+    assert not made.should_delay_batch()
 
 
-def test_endings_do_not_wait_on_the_way_out() -> None:
-    made = with_tiny_tasks(pending(Child(load=1)))
+def test_endings_do_not_wait_during_a_shutdown() -> None:
+    made = with_short_tasks(pending(Child(load=1)))
     made.is_stopping = True
-    assert not made.should_gather()
+    assert not made.should_delay_batch()
 
 
 def test_endings_of_longer_tasks_do_not_wait() -> None:
-    made = with_tiny_tasks(pending(Child(load=1)))
+    made = with_short_tasks(pending(Child(load=1)))
     made.prefetch.observe(1_000_000)
-    assert not made.should_gather()
+    assert not made.should_delay_batch()
 
 
-def test_endings_of_frames_do_not_wait_while_a_child_has_room() -> None:
-    assert not with_tiny_tasks(pending(Child(load=1), prefetch="auto")).should_gather()
+def test_with_prefetch_endings_do_not_wait_while_a_child_has_capacity() -> None:
+    assert not with_short_tasks(pending(Child(load=1), prefetch="auto")).should_delay_batch()
 
 
-def test_endings_of_frames_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
-    made = with_tiny_tasks(pending(Child(load=PREFETCH_MAX), prefetch="auto"))
-    assert made.should_gather()
+def test_with_prefetch_endings_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
+    made = with_short_tasks(pending(Child(load=PREFETCH_MAX), prefetch="auto"))
+    assert made.should_delay_batch()
     made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH))
-    assert not made.should_gather(), "more than one turn takes"
+    assert not made.should_delay_batch(), "more than one batch takes"
 
 
-# -- more that travels
+# -- other parts of a batch
 
 
-def test_what_was_put_off_is_looked_for_once_per_reason() -> None:
+def test_due_tasks_are_promoted_once_per_reason() -> None:
     made = pending()
-    made.promotes = True
+    made.may_have_due_tasks = True
     planned = taken(made)
     assert statements(planned) == ["begin_batch", "set_batch_limits", "promote_tasks", "get_next_due", "commit_batch"]
     assert made.next_batch(0.0) is None
@@ -564,7 +564,7 @@ def test_what_was_put_off_is_looked_for_once_per_reason() -> None:
 
 
 @pytest.mark.promise("W10", "W9")
-def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> None:
+def test_interrupted_tasks_are_released_by_their_policy_or_ended() -> None:
     made = pending()
     interrupted = [ending(), ending()]
     made.interrupted.extend(interrupted)
@@ -584,7 +584,7 @@ def test_what_a_shutdown_interrupted_is_released_by_its_policy_or_ended() -> Non
     assert made.interrupted == interrupted
 
 
-def test_of_a_task_s_progress_only_the_last_travels() -> None:
+def test_only_the_last_progress_of_a_task_is_sent() -> None:
     made = pending()
     made.progress["an id", 1] = "old"
     made.progress["an id", 1] = "new"
@@ -594,7 +594,7 @@ def test_of_a_task_s_progress_only_the_last_travels() -> None:
     assert made.next_batch(0.0) is None
 
 
-def test_progress_of_a_failed_turn_travels_again_unless_there_is_news() -> None:
+def test_progress_of_a_failed_batch_is_sent_again_unless_there_is_a_later_report() -> None:
     made = pending()
     made.progress.update({("one", 1): "old", ("other", 1): "old"})
     planned = taken(made)
@@ -603,21 +603,21 @@ def test_progress_of_a_failed_turn_travels_again_unless_there_is_news() -> None:
     assert sorted(taken(made).progress) == [("one", 1, "new"), ("other", 1, "old")]
 
 
-def test_progress_does_not_keep_a_worker_from_leaving() -> None:
+def test_progress_does_not_delay_a_shutdown() -> None:
     made = pending()
     made.progress["an id", 1] = "half"
     assert made.is_empty
 
 
-def test_failed_attempts_that_may_be_retried_are_judged_by_their_policy() -> None:
+def test_failed_attempts_with_retries_left_are_stored_by_their_retry_policy() -> None:
     made = pending()
     failed, final = claim(), ending()
     made.endings.extend([Ending(failed.id, 1, TaskStatus.FAILED, error_code="BROKEN", may_retry=True), final])
     assert statements(taken(made))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_batch"]
 
 
-def test_large_results_travel_in_several_turns() -> None:
-    """PostgreSQL refuses a message of a gigabyte, and one turn must not hold up everybody."""
+def test_large_results_are_sent_in_several_batches() -> None:
+    """PostgreSQL refuses a message of a gigabyte, and one batch must not delay all others."""
     made = pending()
     large = "x" * (BYTES_PER_BATCH // 2)
     for _ in range(4):
@@ -626,7 +626,7 @@ def test_large_results_travel_in_several_turns() -> None:
     assert [len(taken(made).endings), len(taken(made).endings)] == [2, 2]
 
 
-def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
+def test_a_result_larger_than_the_limit_of_a_batch_is_sent_alone() -> None:
     made = pending()
     made.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_BATCH + 1)), ending()])
     assert [len(taken(made).endings), len(taken(made).endings)] == [1, 1]
@@ -634,19 +634,19 @@ def test_a_result_that_is_larger_than_a_turn_should_be_travels_alone() -> None:
 
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("kind", ["endings", "interrupted", "releases"])
-@pytest.mark.parametrize(("caps", "is_told"), [(ONE_CAP, True), (Caps(cluster_wide=5), True), (NO_CAPS, False)])
-def test_others_are_told_of_capacity_that_is_free_again(kind: str, caps: Caps, *, is_told: bool) -> None:
+@pytest.mark.parametrize(("caps", "is_announced"), [(ONE_CAP, True), (Caps(cluster_wide=5), True), (NO_CAPS, False)])
+def test_freed_capacity_is_announced_only_with_caps(kind: str, caps: Caps, *, is_announced: bool) -> None:
     made = pending(caps=caps)
     getattr(made, kind).append(claim() if kind == "releases" else ending())
-    assert ("notify_capacity_freed" in statements(taken(made))) is is_told
+    assert ("notify_capacity_freed" in statements(taken(made))) is is_announced
 
 
 def _read(planned: Batch) -> dict[str, Payload]:
     return {claim.id: Payload(2, "{}", None) for claim in planned.loads}
 
 
-class NothingIsForgotten(RuleBasedStateMachine):
-    """Whatever happens in whatever order: what the database has not answered for is remembered, and nothing else is."""
+class HeldClaimsMachine(RuleBasedStateMachine):
+    """In any order of events: exactly the claims without an answer from the database are held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -668,12 +668,12 @@ class NothingIsForgotten(RuleBasedStateMachine):
         self.pending.endings.append(ending(self.new()))
 
     @rule()
-    def a_large_task_is_to_be_read(self) -> None:
+    def a_large_payload_must_be_read(self) -> None:
         self.pending.unread.append(replace(self.new(), args=None))
 
     @precondition(lambda self: self.in_flight)
     @rule(is_about_values=st.booleans())
-    def a_turn_is_refused(self, *, is_about_values: bool) -> None:
+    def a_batch_is_refused(self, *, is_about_values: bool) -> None:
         refuse(self.pending, self.in_flight.pop(), is_about_values=is_about_values, now=self.now)
 
     @rule()
@@ -681,7 +681,7 @@ class NothingIsForgotten(RuleBasedStateMachine):
         self.pending.interrupted.append(ending(self.new()))
 
     @rule()
-    def a_task_is_to_be_given_back(self) -> None:
+    def a_task_is_released(self) -> None:
         self.pending.releases.append(self.new())
 
     @rule()
@@ -693,35 +693,35 @@ class NothingIsForgotten(RuleBasedStateMachine):
         self.now += 3.0
 
     @rule()
-    def a_turn_departs(self) -> None:
+    def a_batch_is_sent(self) -> None:
         if planned := self.pending.next_batch(self.now):
             self.in_flight.append(planned)
 
     @precondition(lambda self: self.in_flight)
     @rule()
-    def a_turn_fails(self) -> None:
+    def a_batch_fails(self) -> None:
         self.pending.put_back(self.in_flight.pop())
 
     @precondition(lambda self: self.in_flight)
     @rule()
-    def a_turn_is_committed(self) -> None:
+    def a_batch_is_committed(self) -> None:
         planned = self.in_flight.pop(0)
         self.pending.apply(
-            planned, BatchResult(claimed=[[] for _ in planned.wanted], payloads=_read(planned)), until=self.now
+            planned, BatchResult(claimed=[[] for _ in planned.claim_requests], payloads=_read(planned)), until=self.now
         )
-        self.known -= {(item.id, item.claim_no) for item in self._told_by(planned)}
+        self.known -= {(item.id, item.claim_no) for item in self._stored_by(planned)}
 
-    def _told_by(self, planned: Batch) -> list[Claim | Ending]:
-        """What the books need not remember any more. (What was not started goes back, in another turn.)"""
+    def _stored_by(self, planned: Batch) -> list[Claim | Ending]:
+        """Return what is no longer held. (What was not started is released by another batch.)"""
         return [*planned.endings, *planned.interrupted, *planned.releases, *planned.loads]
 
     @invariant()
-    def what_is_open_is_remembered(self) -> None:
-        assert self.pending.remembered() == self.known
+    def open_claims_are_held(self) -> None:
+        assert self.pending.held_claims() == self.known
         assert self.pending.is_empty == (not self.known and not self.in_flight)
 
 
-TestNothingIsForgotten = NothingIsForgotten.TestCase
+TestHeldClaims = HeldClaimsMachine.TestCase
 
 
 # -- workflows
@@ -731,23 +731,23 @@ def node_ending(root_id: str) -> Ending:
     return replace(ending(), root_id=root_id)
 
 
-def test_what_ends_a_node_looks_for_the_next_one_in_the_same_turn() -> None:
+def test_a_batch_that_ends_a_node_claims_the_next_one() -> None:
     made = pending(Child())
     made.may_have_tasks = False
     made.endings.append(node_ending("a"))
     planned = taken(made)
-    assert wanted_by(planned) == {"RUNNING": 1}
-    said = statements(planned)
+    assert claimed_by(planned) == {"RUNNING": 1}
+    names = statements(planned)
     assert (
-        said.index("lock_roots")
-        < said.index("finish_tasks")
-        < said.index("advance_nodes")
-        < said.index("enqueue_ready_nodes")
+        names.index("lock_roots")
+        < names.index("finish_tasks")
+        < names.index("advance_nodes")
+        < names.index("enqueue_ready_nodes")
     )
-    assert said.index("finish_runs") < said.index("claim_from_queues")
+    assert names.index("finish_runs") < names.index("claim_from_queues")
 
 
-def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> None:
+def test_with_prefetch_endings_of_a_workflow_wait_for_the_batch_that_advances_it() -> None:
     made = pending(prefetch="auto")
     first, second, other = node_ending("a"), node_ending("a"), node_ending("b")
     made.endings.append(first)
@@ -755,21 +755,23 @@ def test_with_frames_endings_of_a_workflow_wait_for_the_turn_that_is_at_it() -> 
     made.endings.extend([second, other])
     assert taken(made).endings == [other]
     assert made.next_batch(0.0) is None
-    made.apply(planned, BatchResult(claimed=[[] for _ in planned.wanted]), until=0.0)
+    made.apply(planned, BatchResult(claimed=[[] for _ in planned.claim_requests]), until=0.0)
     assert taken(made).endings == [second]
 
 
-def test_what_a_step_leaves_is_taken_up_by_the_next_turn_also_when_that_one_failed() -> None:
+def test_the_rest_of_a_step_is_sent_with_the_next_batch_also_after_a_failure() -> None:
     made = pending()
     made.endings.append(node_ending("a"))
-    made.apply(planned := taken(made), BatchResult(claimed=[[] for _ in planned.wanted], unsettled=["a"]), until=0.0)
+    made.apply(
+        planned := taken(made), BatchResult(claimed=[[] for _ in planned.claim_requests], unsettled=["a"]), until=0.0
+    )
     assert not made.is_empty
     made.put_back(again := taken(made))
     assert again.unsettled == ["a"]
     assert "start_runs" in statements(taken(made))
 
 
-def test_plain_tasks_know_nothing_of_workflows() -> None:
+def test_tasks_without_a_workflow_send_no_workflow_statements() -> None:
     made = pending()
     made.endings.append(ending())
     assert not {"lock_roots", "advance_nodes", "enqueue_ready_nodes", "finish_runs"} & {*statements(taken(made))}

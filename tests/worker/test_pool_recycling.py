@@ -154,7 +154,7 @@ async def test_a_child_below_the_limit_stays() -> None:
 @pytest.mark.promise("C5")
 async def test_what_waits_behind_the_task_that_was_too_much_goes_back() -> None:
     limit_mb = await baseline_mb() + 60
-    async with open_pool(max_memory_mb=limit_mb, frame=5) as dispatcher:
+    async with open_pool(max_memory_mb=limit_mb, prefetch=5) as dispatcher:
         dispatcher.is_paused = True
         big, *others = [dispatcher.send("grow", mb=80)] + [dispatcher.send("whoami") for _ in range(4)]
         dispatcher.is_paused = False

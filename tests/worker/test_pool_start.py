@@ -103,7 +103,7 @@ async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, 
 async def test_a_condemned_task_ends_by_its_verdict_when_its_child_is_killed(
     max_tasks: int | None, tmp_path: Path
 ) -> None:
-    async with open_pool(max_tasks=max_tasks, frame=2) as dispatcher:
+    async with open_pool(max_tasks=max_tasks, prefetch=2) as dispatcher:
         dispatcher.is_paused = True
         condemned, behind = dispatcher.send("gate", until=str(tmp_path / "go")), dispatcher.send("quick")
         dispatcher.is_paused = False

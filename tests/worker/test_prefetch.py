@@ -19,27 +19,27 @@ def test_without_prefetch_a_child_holds_one_task_whatever_was_measured(durations
     policy = PrefetchPolicy(0, processes)
     for duration in durations:
         policy.observe(duration)
-    assert policy.size == 1
-    assert policy.ceiling == processes
-    assert not policy.buffers
+    assert policy.child_limit == 1
+    assert policy.worker_limit == processes
+    assert not policy.has_buffer
 
 
 @pytest.mark.promise("X2", "X4")
 @given(durations, processes, st.integers(2, 5_000), st.sampled_from([0, 7]))
-def test_a_child_that_runs_many_at_once_has_a_place_for_each_whatever_was_measured(
+def test_a_child_that_runs_many_at_once_has_a_slot_for_each_whatever_was_measured(
     durations: list[int], processes: int, concurrency: int, prefetch: int
 ) -> None:
     policy = PrefetchPolicy(prefetch, processes, concurrency)
     for duration in durations:
         policy.observe(duration)
-    assert policy.size == concurrency
-    assert policy.ceiling == processes * concurrency + prefetch
-    assert policy.capacity(concurrency - 1) == 1  # nobody waits until half of the places are free
-    assert policy.capacity(concurrency) == 0
-    assert not policy.is_framed
+    assert policy.child_limit == concurrency
+    assert policy.worker_limit == processes * concurrency + prefetch
+    assert policy.child_capacity(concurrency - 1) == 1  # no task waits until several slots are free
+    assert policy.child_capacity(concurrency) == 0
+    assert not policy.is_adaptive
 
 
-def test_tasks_are_tiny_when_they_take_less_time_than_a_commit() -> None:
+def test_tasks_are_short_when_they_take_less_time_than_a_commit() -> None:
     assert not PrefetchPolicy(0, 1).tasks_are_short  # before anything is measured
     policy = measured(PrefetchPolicy(0, 1), 50)
     assert policy.tasks_are_short
@@ -47,44 +47,44 @@ def test_tasks_are_tiny_when_they_take_less_time_than_a_commit() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [5, "auto"])
-def test_before_anything_is_measured_a_frame_is_one_task(prefetch: int) -> None:
-    assert PrefetchPolicy(prefetch, 2).size == 1
+def test_before_anything_is_measured_a_child_holds_one_task(prefetch: int) -> None:
+    assert PrefetchPolicy(prefetch, 2).child_limit == 1
 
 
 @given(durations, processes)
-def test_a_frame_is_never_empty_and_never_huge(durations: list[int], processes: int) -> None:
+def test_the_limit_of_a_child_is_at_least_one_and_at_most_prefetch_max(durations: list[int], processes: int) -> None:
     policy = PrefetchPolicy("auto", processes)
     for duration in durations:
         policy.observe(duration)
-        assert 1 <= policy.size <= PREFETCH_MAX
-        assert policy.ceiling == processes * policy.size
+        assert 1 <= policy.child_limit <= PREFETCH_MAX
+        assert policy.worker_limit == processes * policy.child_limit
 
 
 @pytest.mark.parametrize(
     ("duration_us", "size"), [(10_000_000, 1), (PREFETCH_US, 1), (1_000, 20), (100, 200), (0, PREFETCH_MAX)]
 )
-def test_a_frame_holds_a_few_milliseconds_of_measured_work(duration_us: int, size: int) -> None:
-    assert measured(PrefetchPolicy("auto", 1), duration_us).size == pytest.approx(size, abs=1)
+def test_a_child_holds_a_few_milliseconds_of_measured_work(duration_us: int, size: int) -> None:
+    assert measured(PrefetchPolicy("auto", 1), duration_us).child_limit == pytest.approx(size, abs=1)
 
 
-def test_slow_tasks_shrink_the_frames_soon() -> None:
+def test_slow_tasks_lower_the_limit_soon() -> None:
     policy = measured(PrefetchPolicy("auto", 1), 10)
-    assert policy.size > 100
-    assert measured(policy, 1_000_000, times=1).size == 1
+    assert policy.child_limit > 100
+    assert measured(policy, 1_000_000, times=1).child_limit == 1
 
 
 @given(st.integers(1, 100), processes)
-def test_a_number_bounds_what_the_worker_holds_beyond_its_children(prefetch: int, processes: int) -> None:
+def test_a_number_limits_what_the_worker_holds_beyond_its_slots(prefetch: int, processes: int) -> None:
     policy = measured(PrefetchPolicy(prefetch, processes), 0)
-    assert policy.ceiling == processes + prefetch
-    assert policy.buffers
-    assert (policy.size, policy.most, policy.is_framed) == (1, 1, False), "RUNNING means begun"
+    assert policy.worker_limit == processes + prefetch
+    assert policy.has_buffer
+    assert (policy.child_limit, policy.child_limit_max, policy.is_adaptive) == (1, 1, False), "RUNNING means begun"
 
 
 @given(st.integers(0, 300), st.integers(0, 5_000))
-def test_the_room_beside_a_load_never_overfills_a_frame(load: int, duration_us: int) -> None:
+def test_the_capacity_of_a_child_never_exceeds_its_limit(load: int, duration_us: int) -> None:
     policy = measured(PrefetchPolicy("auto", 1), duration_us, times=60)
-    capacity = policy.capacity(load)
+    capacity = policy.child_capacity(load)
     assert capacity >= 0
-    assert capacity == 0 or load + capacity == policy.size
-    assert policy.capacity(0) == policy.size
+    assert capacity == 0 or load + capacity == policy.child_limit
+    assert policy.child_capacity(0) == policy.child_limit

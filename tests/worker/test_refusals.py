@@ -1,4 +1,4 @@
-"""The server refuses a batch of the worker: whose fault it was is found, and nobody else pays for it."""
+"""The server refuses a batch of the worker: the part at fault is found, and the others are stored."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ BY_VALUES, BY_A_TRIGGER = "22023", "P0001"
 
 
 def refuse(sql: psycopg.Connection, table: str, event: str, condition: str, sqlstate: str = BY_A_TRIGGER) -> None:
-    """From now on the server refuses such rows. Called again, it refuses others."""
+    """Make the server refuse such rows from now on. A second call replaces the condition."""
     sql.execute(
         "create or replace function refuse() returns trigger language plpgsql as $$ begin "
         f"if {condition} then raise exception 'refused by a test' using errcode = '{sqlstate}'; end if; "
@@ -28,7 +28,7 @@ def refuse(sql: psycopg.Connection, table: str, event: str, condition: str, sqls
 
 
 def accept(sql: psycopg.Connection) -> None:
-    """Everything, again. To drop the trigger would lock the days before their parent, against everybody's order."""
+    """Accept everything again. Dropping the trigger would lock the partitions before their parent, against the usual order."""
     sql.execute(b"create or replace function refuse() returns trigger language plpgsql as $$ begin return new; end $$")
 
 
@@ -41,7 +41,7 @@ def endings(sql: psycopg.Connection, name: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.promise("D6", "W4")
 @pytest.mark.parametrize("prefetch", [0, 4, "auto"])
-def test_a_row_that_can_never_be_claimed_is_ended_and_its_queue_goes_on(
+def test_a_row_that_can_never_be_claimed_is_ended_and_its_queue_continues(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: int | str
 ) -> None:
     refuse(sql, "tasks", "update", "new.task_name = 'echo'", BY_VALUES)
@@ -59,10 +59,10 @@ def test_a_row_that_can_never_be_claimed_is_ended_and_its_queue_goes_on(
 
 
 @pytest.mark.promise("D6")
-def test_a_row_that_a_trigger_keeps_from_being_claimed_waits_and_its_queue_goes_on(
+def test_a_row_that_a_trigger_keeps_from_being_claimed_waits_and_its_queue_continues(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """It may be claimed once the trigger is mended, so it must not be ended."""
+    """It can be claimed once the trigger is fixed, so it must not be ended."""
     refuse(sql, "tasks", "update", "new.task_name = 'echo'")
     insert(sql, "echo", value=1)
     insert_lines(sql, tmp_path / "log", 50)
@@ -75,10 +75,10 @@ def test_a_row_that_a_trigger_keeps_from_being_claimed_waits_and_its_queue_goes_
 
 
 @pytest.mark.promise("D6")
-def test_rows_are_not_blamed_when_all_of_them_are_refused(
+def test_rows_are_not_ended_when_all_of_them_are_refused(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """A constraint that was added by mistake: nothing is ended for it."""
+    """A constraint that was added by mistake must end no task."""
     refuse(sql, "tasks", "update", "true", BY_VALUES)
     insert_lines(sql, tmp_path / "log", 10)
     running = worker(CLUSTER, processes=2, env=settings())
@@ -94,7 +94,7 @@ def test_rows_are_not_blamed_when_all_of_them_are_refused(
 def test_results_are_stored_though_the_claim_beside_them_is_refused(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """The ending of a task travels with the claim of the next one."""
+    """The ending of a task shares a batch with the claim of the next one."""
     running = worker(CLUSTER, processes=1, env=settings())
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
     begun(tmp_path / "begun")
@@ -113,7 +113,7 @@ def test_results_are_stored_though_the_claim_beside_them_is_refused(
 
 
 @pytest.mark.promise("D6", "W11")
-def test_a_result_that_a_trigger_refuses_is_kept_until_it_is_accepted_and_holds_up_nobody(
+def test_a_result_that_a_trigger_refuses_is_kept_until_it_is_accepted_and_delays_no_other(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     refuse(sql, "finished", "insert", "new.task_name = 'echo'")
@@ -145,7 +145,7 @@ def test_a_result_whose_values_are_refused_becomes_an_error_and_those_beside_it_
 def test_a_failure_whose_retry_is_refused_keeps_its_own_error(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """What cannot be put off for a retry is final, and says what went wrong."""
+    """If the retry cannot be stored, the failure is final and keeps its error."""
     refuse(sql, "tasks", "update", "new.status = 'PENDING' and new.attempts > 0", "23502")
     insert_rows(
         sql, "raise_error", [{"message": "its own"}], retry_delays_ms="array[10]", retry_for="array['UNHANDLED_ERROR']"
@@ -157,7 +157,7 @@ def test_a_failure_whose_retry_is_refused_keeps_its_own_error(
 
 
 @pytest.mark.promise("D6")
-def test_an_ending_that_takes_longer_than_the_limit_of_a_batch_is_stored_alone(
+def test_an_ending_that_takes_longer_than_the_statement_timeout_is_stored_alone(
     worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
     sql.execute(
@@ -177,7 +177,7 @@ def test_an_ending_that_takes_longer_than_the_limit_of_a_batch_is_stored_alone(
 
 @pytest.mark.promise("D6")
 def test_large_arguments_reach_their_tasks_in_pieces_that_fit(worker: StartWorker, sql: psycopg.Connection) -> None:
-    """More together than is read at once, or sent in one message."""
+    """Together they are larger than what is read at once, or sent in one message."""
     sql.execute(
         "insert into horsies.tasks (task_name, args) select 'echo_async', json_build_object('value', repeat('x', 15000000)) "
         "from generate_series(1, 8)"
@@ -192,7 +192,7 @@ def test_large_arguments_reach_their_tasks_in_pieces_that_fit(worker: StartWorke
 
 
 @pytest.mark.promise("D6", "W8")
-def test_arguments_larger_than_a_worker_hands_over_end_their_task_alone(
+def test_arguments_above_the_size_limit_end_their_task_and_no_other(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     sql.execute(

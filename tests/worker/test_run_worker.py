@@ -134,7 +134,7 @@ def test_a_script_runs_a_worker_until_it_is_told_to_stop(
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
     running.process.send_signal(number)
-    running.wait_until("stopping: no more claims")
+    running.wait_until("shutdown: claiming no more tasks")
     (tmp_path / "open").touch()
     assert running.wait() == 0
     assert row(sql, "select status, result::text from horsies.finished") == ("COMPLETED", str(pid))

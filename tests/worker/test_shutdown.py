@@ -62,7 +62,7 @@ def test_running_tasks_end_and_nothing_more_is_claimed(
         begun(tmp_path / str(n))
     waiting = basic.echo.send("later")
     os.killpg(running.pid, number) if to_group else running.signal(number)
-    running.wait_for_log("stopping: no more claims")
+    running.wait_for_log("shutdown: claiming no more tasks")
     door.touch()
     assert running.wait() == 0
     assert all(gate.get(PATIENCE_MS).is_ok() for gate in gates)
@@ -122,7 +122,7 @@ def test_a_second_signal_interrupts_what_runs_and_tells_its_waiters(
     for n in range(2):
         begun(tmp_path / str(n))
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     assert running.wait() == 3
     for gate in gates:
@@ -141,7 +141,7 @@ def test_a_third_signal_kills_what_will_not_stop(
     running = worker(DEPARTING, processes=1, env={"HORSIES_TEST_GRACE_MS": "300000"})
     handle = send_stubborn(departing, tmp_path)
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     eventually((tmp_path / "asked").exists)
     assert running.process.poll() is None
@@ -165,7 +165,7 @@ def test_the_shutdown_timeout_interrupts_without_a_second_signal(
     gate = departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "never"))
     begun(tmp_path / "begun")
     assert running.terminate() == 3
-    running.wait_for_log("what still runs had 200 ms to end")
+    running.wait_for_log(r"shutdown timeout \(0.2 s\) reached with tasks still running")
     assert gate.get(PATIENCE_MS).err_value.error_code == "INTERRUPTED"
     assert workers_rows(sql) == []
 
@@ -178,7 +178,7 @@ def test_what_ends_within_the_shutdown_timeout_is_not_interrupted(
     gate = departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     (tmp_path / "open").touch()
     assert running.wait() == 0
     assert gate.get(PATIENCE_MS).ok_value == pid
@@ -252,7 +252,7 @@ def test_a_task_that_crashes_in_a_worker_that_stops_has_crashed(
     pid = begun(tmp_path / "begun")
     for _ in range(signals):
         running.signal(signal.SIGTERM)
-        running.wait_for_log("stopping")
+        running.wait_for_log("shutdown: claiming no more")
     os.kill(pid, signal.SIGKILL)
     assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
     assert running.terminate() == 0
@@ -268,7 +268,7 @@ def test_a_task_that_was_cancelled_before_it_is_interrupted_ends_as_cancelled(
     handle.cancel()
     eventually((tmp_path / "asked").exists)
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
     running.wait_for_log("interrupting")
     running.signal(signal.SIGTERM)
@@ -287,7 +287,7 @@ def test_a_worker_that_is_told_to_stop_says_at_once_what_it_waits_for_and_how_lo
     for n in range(5):
         begun(tmp_path / str(n))
     running.signal(signal.SIGTERM)
-    said = running.wait_for_log("stopping: no more claims; waiting up to 300 s for 5 tasks to end: (.*)")[1]
+    said = running.wait_for_log("shutdown: claiming no more tasks, waiting up to 300 s for 5 tasks to end: (.*)")[1]
     assert len(re.findall(r"gate_plain \(\S{36}, running for [^)]+\)", said)) == 3
     assert said.endswith(" and 2 more")
     (tmp_path / "open").touch()
@@ -302,7 +302,9 @@ def test_a_worker_without_a_shutdown_timeout_says_that_it_waits_for_as_long_as_i
     departing.gate_plain.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     begun(tmp_path / "begun")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping: no more claims; waiting without a time limit for 1 task to end: gate_plain ")
+    running.wait_for_log(
+        "shutdown: claiming no more tasks, waiting without a time limit for 1 task to end: gate_plain "
+    )
     (tmp_path / "open").touch()
     assert running.wait() == 0
 
@@ -310,7 +312,7 @@ def test_a_worker_without_a_shutdown_timeout_says_that_it_waits_for_as_long_as_i
 def test_an_idle_worker_says_that_nothing_runs(worker: StartWorker) -> None:
     running = worker()
     assert running.terminate() == 0
-    running.wait_for_log("stopping: no more claims; no task is running")
+    running.wait_for_log("shutdown: claiming no more tasks, no task is running")
 
 
 @pytest.mark.promise("D4")

@@ -45,9 +45,9 @@ def test_a_third_signal_does_not_wait_for_the_database_either(
     begun(tmp_path / "begun")
     proxy.cut()
     running.signal(signal.SIGTERM)
-    running.wait_for_log("stopping")
+    running.wait_for_log("shutdown: claiming no more")
     running.signal(signal.SIGTERM)
-    running.wait_for_log("interrupting what still runs")
+    running.wait_for_log("interrupting running tasks")
     running.signal(signal.SIGTERM)
     assert running.wait(40) == GAVE_UP
 

@@ -1,4 +1,4 @@
-"""Plans are kept by sessions that live for days: they must be right for a table of any size."""
+"""Cached plans are used by sessions that stay open for days: they must be right for a table of any size."""
 
 import psycopg
 
@@ -13,12 +13,12 @@ from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row
 
-USES = 12  # the server makes a plan for all parameters after five
+USES = 12  # the server may switch to a generic plan after five
 ROWS = 3_000
 
 
 def empty(sql: psycopg.Connection) -> None:
-    """As after a quiet night: to read a table without a single page costs nothing."""
+    """Empty the table, as after an idle night: a sequential scan of a table without pages costs nothing."""
     sql.execute("truncate horsies.tasks")
     sql.execute("vacuum analyze horsies.tasks")
     assert row(sql, "select relpages, reltuples from pg_class where oid = 'horsies.tasks'::regclass") == (0, 0)
@@ -38,16 +38,16 @@ def full_reads(sql: psycopg.Connection) -> int:
 
 
 def batch(config: PostgresConfig, claim_from: ClaimFrom, endings: list[Ending]) -> Batch:
-    wanted = ClaimRequest(ME, TaskStatus.RUNNING, 2, 60_000)
+    request = ClaimRequest(ME, TaskStatus.RUNNING, 2, 60_000)
     lanes = [Lane("default", 100, EPOCH)]
-    return Batch(ME, config, NO_CAPS, endings, wanted=[wanted], claim_from=claim_from, lanes=lanes)
+    return Batch(ME, config, NO_CAPS, endings, claim_requests=[request], claim_from=claim_from, lanes=lanes)
 
 
-def endings_of(outcome: BatchResult) -> list[Ending]:
-    return [Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, "1") for claim in outcome.claimed[0]]
+def endings_for(result: BatchResult) -> list[Ending]:
+    return [Ending(claim.id, claim.claim_no, TaskStatus.COMPLETED, "1") for claim in result.claimed[0]]
 
 
-async def test_a_worker_that_was_idle_keeps_to_its_indexes_when_much_arrives(
+async def test_a_worker_that_was_idle_keeps_using_indexes_when_many_tasks_arrive(
     database: str, sql: psycopg.Connection
 ) -> None:
     config = PostgresConfig(database_url=database)
@@ -61,17 +61,17 @@ async def test_a_worker_that_was_idle_keeps_to_its_indexes_when_much_arrives(
         before, endings = full_reads(sql), list[Ending]()
         for _ in range(USES):
             for claim_from in (ClaimFrom.WATERMARKS, ClaimFrom.QUEUES):
-                endings = endings_of(await connection.run(run_batch(batch(config, claim_from, endings))))
+                endings = endings_for(await connection.run(run_batch(batch(config, claim_from, endings))))
                 assert len(endings) == 2
     finally:
-        connection.close()  # what it has counted is written then
+        connection.close()  # its statistics are reported then
     eventually(
         lambda: row(sql, "select n_tup_upd >= %s from pg_stat_user_tables where relname = 'tasks'", 4 * USES) == (True,)
     )
     assert full_reads(sql) == before
 
 
-def test_a_producer_that_was_idle_keeps_to_its_indexes_when_much_arrives(
+def test_a_producer_that_was_idle_keeps_using_indexes_when_many_tasks_arrive(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     empty(sql)

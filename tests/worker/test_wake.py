@@ -1,4 +1,4 @@
-"""What makes a worker look for work: notifications, and the net under them."""
+"""What makes a worker claim: notifications, and polling in case they are lost."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ POLLS = {"HORSIES_TEST_POLL_MS": "1000"}
 
 
 def wait_until_idle(sql: psycopg.Connection) -> None:
-    """Its sessions have nothing to do, and nothing will be done without being told."""
+    """Wait until its sessions are idle and only a notification would make it claim."""
     idle = (
         "select count(*) filter (where state <> 'idle') = 0 and count(*) > 2 from pg_stat_activity "
         "where datname = current_database() and application_name like 'horsies%%'"
@@ -26,7 +26,7 @@ def wait_until_idle(sql: psycopg.Connection) -> None:
 
 
 @pytest.mark.promise("A7")
-def test_a_row_written_by_hand_wakes_the_worker(worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_a_row_inserted_with_sql_wakes_the_worker(worker: StartWorker, sql: psycopg.Connection) -> None:
     worker("tests.apps.tuned:app", env=NEVER_POLLS)
     wait_until_idle(sql)
     began = time.monotonic()
@@ -40,11 +40,11 @@ def test_a_row_written_by_hand_wakes_the_worker(worker: StartWorker, sql: psycop
 def test_rows_that_commit_late_are_found_behind_younger_ones(
     worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """Their place in the order is when they were sent, which lies before what has been claimed meanwhile."""
+    """They are ordered by when they were sent, which is before what has been claimed since then."""
     log = tmp_path / "log"
     worker("tests.apps.tuned:app", env=NEVER_POLLS)
     with psycopg.connect(database) as late:
-        insert_lines(late, log, 1, first=1000)  # its time is fixed now, and nobody sees it yet
+        insert_lines(late, log, 1, first=1000)  # its time is fixed now, and it is not visible yet
         insert_lines(sql, log, 20)
         wait_until_ended(sql, 20)
         wait_until_idle(sql)
@@ -62,8 +62,8 @@ def test_without_the_trigger_tasks_are_found_by_polling(worker: StartWorker, sql
 
 
 @pytest.mark.promise("W12")
-def test_a_listener_that_is_cut_off_hears_again(worker: StartWorker, sql: psycopg.Connection) -> None:
-    """Nobody polls here: what is sent while it is deaf is found when it is back, and what is sent later is heard."""
+def test_a_listener_that_loses_its_connection_reconnects(worker: StartWorker, sql: psycopg.Connection) -> None:
+    """Without polling: tasks sent while it is disconnected are found when it has reconnected, and later ones are announced."""
     worker("tests.apps.tuned:app", env=NEVER_POLLS)
     wait_until_idle(sql)
     cut = "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'horsies listener'"
@@ -74,10 +74,10 @@ def test_a_listener_that_is_cut_off_hears_again(worker: StartWorker, sql: psycop
     wait_until_ended(sql, 2)
 
 
-def test_what_is_given_back_is_found_by_another_worker(
+def test_released_tasks_are_found_by_another_worker(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """The first worker holds a buffer full; when it leaves, the second, which never polls, hears of it."""
+    """The first worker holds a full buffer; when it stops, the second, which never polls, is notified."""
     first = worker("tests.apps.tuned:app", env={**NEVER_POLLS, "HORSIES_TEST_PREFETCH": "20"})
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     eventually((tmp_path / "begun").exists)
@@ -94,17 +94,17 @@ def test_what_is_given_back_is_found_by_another_worker(
 
 
 @pytest.mark.promise("C14")
-def test_a_lease_that_runs_out_in_the_buffer_is_given_up_in_time(
+def test_a_buffered_claim_is_released_before_its_lease_expires(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """What waits behind a slow task is given back before another worker would have to take it."""
+    """What waits behind a slow task is released before another worker would have to take it."""
     env = {**NEVER_POLLS, "HORSIES_TEST_PREFETCH": "5", "HORSIES_TEST_LEASE_MS": "1000"}
     worker("tests.apps.tuned:app", env=env)
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(tmp_path / "open"))
     eventually((tmp_path / "begun").exists)
     log = tmp_path / "log"
     insert_lines(sql, log, 3)
-    # Given back and claimed again, over and over; always in time.
+    # Released and claimed again, several times; always in time.
     eventually(
         lambda: (
             min([int(str(n)) for n in column(sql, "select claim_no from horsies.tasks where task_name = 'write_line'")])

@@ -1,7 +1,7 @@
-"""No row is lost by the marks: two workers on a model of the table, late commits, notifications in any order, and forged ones among them.
+"""Watermarks lose no row: two workers on a model of the table, late commits, notifications in any order, forged ones among them.
 
-The books, the news and the marks are real. The model does what the statements do, in one step between a turn's departure and its return. Nobody polls here,
-and no turn fails: every row must be found by what was announced, or by the claims from the start that the marks themselves ask for.
+The pending work, the wake-ups and the watermarks are real. The model does what the statements do, in one step between the sending of a batch and its
+answer. There is no polling and no batch fails: every row must be found by what was announced, or by the rescans that the watermarks request.
 """
 
 import time
@@ -18,35 +18,34 @@ from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim
 from horsies.tasks.claim import NO_CAPS, Caps, ClaimRequest, Lane
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker import watermarks
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom
 from horsies.worker.capacity import ClaimLimits, PrefetchPolicy
-from horsies.worker.dispatcher import KnownWakeup, Wakeups
+from horsies.worker.dispatcher import Wakeups, WakeupSnapshot
 from horsies.worker.pending import PendingWork
 from horsies.worker.quarantine import Quarantine
-from horsies.worker.watermarks import Watermarks
+from horsies.worker.watermarks import LaneLimits, Watermarks
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUES = ["urgent", "default"]
 LATER = 1e12
-"""On the monotonic clock: no ration holds anything back any more."""
-SMALL = {"LANES_PER_QUEUE": 6, "LANES_AT_ONCE": 4, "FEW_LANES": 2, "REMEMBERED": 3}
+"""On the monotonic clock: every pause is over."""
+SMALL = LaneLimits(lanes_per_claim_min=2, lanes_per_claim=4, lanes_per_queue=6, hints_per_lane=3)
 
 Place = tuple[str, int, int]
 """Queue, priority and second: what a notification names."""
 
 
-def told(place: Place) -> str:
+def payload_for(place: Place) -> str:
     queue, priority, second = place
     return f"{priority} {int((START + timedelta(seconds=second)).timestamp()) * 1_000_000} {queue}"
 
 
 places = st.tuples(st.sampled_from(QUEUES), st.integers(0, 2), st.sampled_from([*range(4), *range(20, 24)]))
-"""Few, so that they meet; some of them further apart than a hint may lower a mark."""
+"""Few, so that they meet; some of them further apart than a hint may lower a watermark."""
 forged = st.one_of(
     places,
     st.tuples(st.sampled_from(QUEUES), st.integers(-(2**31), 2**31 - 1), st.integers(-(10**9), 10**9)),
-).map(told) | st.sampled_from(["*", "", "freed", "later 0", "later x", "99999999999 1 default"])
+).map(payload_for) | st.sampled_from(["*", "", "freed", "later 0", "later x", "99999999999 1 default"])
 
 
 @dataclass(slots=True)
@@ -55,19 +54,19 @@ class Table:
 
     pending: dict[str, Place] = field(default_factory=dict[str, Place])
 
-    def claim(self, wanted: ClaimRequest, lanes: list[Lane], claim_from: ClaimFrom) -> list[Claim]:
+    def claim(self, request: ClaimRequest, lanes: list[Lane], claim_from: ClaimFrom) -> list[Claim]:
         found: list[str] = []
         for lane in lanes:
             here = [(place, row) for row, place in self.pending.items() if self._is_in(place, lane, claim_from)]
             found += [row for _, row in sorted(here, key=lambda each: (each[0][1:], each[1])) if row not in found]
-        taken = found[: wanted.limit]
+        taken = found[: request.limit]
         return [Claim(row, 1, "add", *self._place(self.pending.pop(row)), 1, "{}") for row in taken]
 
-    def survey(self) -> list[str]:
+    def queue_heads(self) -> list[str]:
         firsts = [
             min((place for place in self.pending.values() if place[0] == queue), default=None) for queue in QUEUES
         ]
-        return [told(place) for place in firsts if place is not None]
+        return [payload_for(place) for place in firsts if place is not None]
 
     @staticmethod
     def _is_in(place: Place, lane: Lane, claim_from: ClaimFrom) -> bool:
@@ -84,14 +83,14 @@ class Table:
 
 
 @dataclass(slots=True)
-class Flight:
+class SentBatch:
     batch: Batch
-    known: KnownWakeup
-    outcome: BatchResult | None = None
+    snapshot: WakeupSnapshot
+    result: BatchResult | None = None
 
 
 class Worker:
-    """Has room for a few rows, which it is rid of as soon as it has them."""
+    """Has capacity for a few rows, and drops them as soon as it has claimed them."""
 
     def __init__(self, name: str, *, capacity: int, caps: Caps) -> None:
         prefetch = PrefetchPolicy(capacity, processes=1)
@@ -102,74 +101,68 @@ class Worker:
             ClaimLimits(60_000, caps),
             [],
             prefetch,
-            Watermarks(QUEUES),
+            Watermarks(QUEUES, SMALL),
             Quarantine(WorkerResilienceConfig()),
             known_tasks=KnownTasks({"add": 1}),
         )
-        self.news = Wakeups(self.pending_work, due_in=lambda _: None)
-        self.flights: list[Flight] = []
+        self.wakeups = Wakeups(self.pending_work, schedule_promotion=lambda _: None)
+        self.in_flight: list[SentBatch] = []
 
-    def depart(self, now: float) -> bool:
+    def send_batch(self, now: float) -> bool:
         if self.pending_work.watermarks.rescan_in_s(now) == 0.0:
-            self.pending_work.may_have_tasks = True  # as the alarm does
+            self.pending_work.may_have_tasks = True  # as the timer does
         batch = self.pending_work.next_batch(now)
         if batch is not None:
-            self.flights.append(Flight(batch, self.news.known))
+            self.in_flight.append(SentBatch(batch, self.wakeups.snapshot))
         return batch is not None
 
-    def execute(self, flight: Flight, table: Table) -> None:
-        batch = flight.batch
-        claimed = [table.claim(wanted, list(batch.lanes), batch.claim_from) for wanted in batch.wanted]
-        surveys = batch.claim_from is ClaimFrom.START and bool(batch.wanted) and not batch.caps.has_limits
-        flight.outcome = BatchResult(claimed=claimed, waiting=table.survey() if surveys else [])
+    def execute(self, sent: SentBatch, table: Table) -> None:
+        batch = sent.batch
+        claimed = [table.claim(request, list(batch.lanes), batch.claim_from) for request in batch.claim_requests]
+        reads_heads = batch.claim_from is ClaimFrom.START and bool(batch.claim_requests) and not batch.caps.has_limits
+        sent.result = BatchResult(claimed=claimed, waiting_lanes=table.queue_heads() if reads_heads else [])
 
-    def land(self, flight: Flight) -> None:
-        assert flight.outcome is not None
-        self.flights.remove(flight)
-        self.news.found(flight.batch, flight.outcome, flight.known, time.monotonic())
-        self.pending_work.apply(flight.batch, flight.outcome, until=LATER * 2)
+    def complete(self, sent: SentBatch) -> None:
+        assert sent.result is not None
+        self.in_flight.remove(sent)
+        self.wakeups.on_committed(sent.batch, sent.result, sent.snapshot, time.monotonic())
+        self.pending_work.apply(sent.batch, sent.result, until=LATER * 2)
         self.pending_work.buffer.clear()
 
 
-class NothingIsLost(RuleBasedStateMachine):
+class NoRowIsLost(RuleBasedStateMachine):
     CAPS = NO_CAPS
 
     def __init__(self) -> None:
         super().__init__()
-        self.small = pytest.MonkeyPatch()
-        for name, value in SMALL.items():
-            self.small.setattr(watermarks, name, value)
         self.table = Table()
         self.ids = (f"{number:04}" for number in count())
         self.uncommitted: list[Place] = []
         self.workers = [Worker("one", capacity=100, caps=self.CAPS), Worker("two", capacity=3, caps=self.CAPS)]
-        self.unheard: list[list[str]] = [[], []]
+        self.undelivered: list[list[str]] = [[], []]
         self.is_hostile = False
         self.last = 0
-        for worker in self.workers:  # the first claim from the start is over: it would find everything
+        for worker in self.workers:  # complete the first rescan, which would find everything
             self._work(worker)
 
     @initialize(is_hostile=st.booleans(), last=st.integers(0, 1))
     def choose(self, is_hostile: bool, last: int) -> None:  # noqa: FBT001 - a rule is given its values by name
-        """Whether notifications are forged, too: the claims from the start that they cause could hide what is lost without them."""
+        """Choose whether notifications are forged, too: the rescans that they cause could hide what is lost without them."""
         self.is_hostile = is_hostile
         self.last = last
 
     def teardown(self) -> None:
-        try:
-            self._all_is_found()
-        finally:
-            self.small.undo()
+        self._assert_all_is_found()
 
     # -- producers
 
     @rule(place=places)
     def send(self, place: Place) -> None:
-        """Committed, and heard of, at once."""
+        """Commit a row, and deliver its notification at once."""
         self.uncommitted.append(place)
         self._commit(len(self.uncommitted) - 1)
-        for worker, unheard in zip(self.workers, self.unheard, strict=True):
-            worker.news.heard(unheard.pop())
+        for worker, undelivered in zip(self.workers, self.undelivered, strict=True):
+            worker.wakeups.on_notification(undelivered.pop())
 
     @rule(place=places)
     def insert(self, place: Place) -> None:
@@ -183,95 +176,95 @@ class NothingIsLost(RuleBasedStateMachine):
     def _commit(self, index: int) -> None:
         place = self.uncommitted.pop(index)
         self.table.pending[next(self.ids)] = place
-        for queue in self.unheard:
-            queue.append(told(place))
+        for queue in self.undelivered:
+            queue.append(payload_for(place))
 
     # -- notifications
 
     @precondition(lambda self: self.is_hostile)
     @rule(payload=forged, many=st.sampled_from([1, 1, 1, 20]))
     def forge(self, payload: str, many: int) -> None:
-        for queue in self.unheard:
+        for queue in self.undelivered:
             queue.extend([payload] * many)
 
     @precondition(lambda self: self.is_hostile)
     @rule(queue=st.sampled_from(QUEUES))
     def forge_many_priorities(self, queue: str) -> None:
-        for unheard in self.unheard:
-            unheard.extend(told((queue, priority, 20)) for priority in range(-20, 20))
+        for undelivered in self.undelivered:
+            undelivered.extend(payload_for((queue, priority, 20)) for priority in range(-20, 20))
 
-    @precondition(lambda self: any(self.unheard))
+    @precondition(lambda self: any(self.undelivered))
     @rule(number=st.integers(0, 1), data=st.data())
-    def receive_message(self, number: int, data: st.DataObject) -> None:
-        unheard = self.unheard[number]
-        if unheard:
-            place = data.draw(st.integers(0, len(unheard) - 1))
-            self.workers[number].news.heard(unheard.pop(place))
+    def deliver(self, number: int, data: st.DataObject) -> None:
+        undelivered = self.undelivered[number]
+        if undelivered:
+            place = data.draw(st.integers(0, len(undelivered) - 1))
+            self.workers[number].wakeups.on_notification(undelivered.pop(place))
 
     @rule(number=st.integers(0, 1))
-    def hear_all(self, number: int) -> None:
-        for payload in self.unheard[number]:
-            self.workers[number].news.heard(payload)
-        self.unheard[number].clear()
+    def deliver_all(self, number: int) -> None:
+        for payload in self.undelivered[number]:
+            self.workers[number].wakeups.on_notification(payload)
+        self.undelivered[number].clear()
 
     # -- workers
 
-    @rule(number=st.integers(0, 1), is_rationed=st.booleans())
-    def depart(self, number: int, is_rationed: bool) -> None:  # noqa: FBT001 - a rule is given its values by name
+    @rule(number=st.integers(0, 1), has_pauses=st.booleans())
+    def send_batch(self, number: int, has_pauses: bool) -> None:  # noqa: FBT001 - a rule is given its values by name
         worker = self.workers[number]
-        if len(worker.flights) < 3:
-            worker.depart(time.monotonic() if is_rationed else LATER)
+        if len(worker.in_flight) < 3:
+            worker.send_batch(time.monotonic() if has_pauses else LATER)
 
     @rule(number=st.integers(0, 1))
-    def take_a_turn(self, number: int) -> None:
-        """That is back before anything else happens."""
+    def run_one_batch(self, number: int) -> None:
+        """Complete a batch before anything else happens."""
         worker = self.workers[number]
-        if worker.depart(LATER):
-            worker.execute(worker.flights[-1], self.table)
-            worker.land(worker.flights[-1])
+        if worker.send_batch(LATER):
+            worker.execute(worker.in_flight[-1], self.table)
+            worker.complete(worker.in_flight[-1])
 
     @rule(number=st.integers(0, 1))
     def execute(self, number: int) -> None:
         worker = self.workers[number]
-        for flight in [flight for flight in worker.flights if flight.outcome is None][:1]:
-            worker.execute(flight, self.table)
+        for sent in [sent for sent in worker.in_flight if sent.result is None][:1]:
+            worker.execute(sent, self.table)
 
     @rule(number=st.integers(0, 1), is_last=st.booleans())
-    def land(self, number: int, is_last: bool) -> None:  # noqa: FBT001 - a rule is given its values by name
+    def complete(self, number: int, is_last: bool) -> None:  # noqa: FBT001 - a rule is given its values by name
         worker = self.workers[number]
-        back = [flight for flight in worker.flights if flight.outcome is not None]
+        back = [sent for sent in worker.in_flight if sent.result is not None]
         if back:
-            worker.land(back[-1 if is_last else 0])
+            worker.complete(back[-1 if is_last else 0])
 
     @invariant()
     def lanes_are_few(self) -> None:
         for worker in self.workers:
-            assert worker.pending_work.watermarks.lane_count <= SMALL["LANES_PER_QUEUE"] * len(QUEUES)
+            assert worker.pending_work.watermarks.lane_count <= SMALL.lanes_per_queue * len(QUEUES)
 
-    def _all_is_found(self) -> None:
+    def _assert_all_is_found(self) -> None:
         while self.uncommitted:
             self._commit(0)
         for number, worker in enumerate(self.workers):
-            self.hear_all(number)
-            for flight in list(worker.flights):
-                if flight.outcome is None:
-                    worker.execute(flight, self.table)
-                worker.land(flight)
-        self._work(self.workers[self.last])  # each was told of everything, so each finds all that is left
+            self.deliver_all(number)
+            for sent in list(worker.in_flight):
+                if sent.result is None:
+                    worker.execute(sent, self.table)
+                worker.complete(sent)
+        self._work(self.workers[self.last])  # each was notified of everything, so each finds all that is left
         assert self.table.pending == {}
 
     def _work(self, worker: Worker) -> None:
         for _ in range(1_000):
-            if not worker.depart(LATER):
+            if not worker.send_batch(LATER):
                 return
-            (flight,) = worker.flights
-            worker.execute(flight, self.table)
-            worker.land(flight)
-        pytest.fail("it claims on and on, though nothing is left to claim")
+            (sent,) = worker.in_flight
+            worker.execute(sent, self.table)
+            worker.complete(sent)
+        pytest.fail("it claims without end, though there is nothing left to claim")
 
 
-class NothingIsLostWhereQueuesAreCounted(NothingIsLost):
-    """By claims with a lane for each queue. The caps themselves are high: what they hold back is announced when they are free."""
+class NoRowIsLostWithCaps(NoRowIsLost):
+    """Claims have a lane for each queue. The caps are too high to delay a task: freed capacity would be announced."""
 
     CAPS = Caps(cluster_wide=1_000)
 
@@ -282,5 +275,5 @@ def _case(machine: type[RuleBasedStateMachine]) -> type:
     return pytest.mark.promise("D6")(case)
 
 
-TestNothingIsLost = _case(NothingIsLost)
-TestNothingIsLostWhereQueuesAreCounted = _case(NothingIsLostWhereQueuesAreCounted)
+TestNoRowIsLost = _case(NoRowIsLost)
+TestNoRowIsLostWithCaps = _case(NoRowIsLostWithCaps)

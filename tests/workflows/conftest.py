@@ -1,4 +1,4 @@
-"""The app of these tests, as a producer; and a watch over every move that a workflow or a node makes in any of them."""
+"""The app of these tests, and a check of every status change of a workflow or a node."""
 
 from collections.abc import Generator
 from typing import Any, LiteralString
@@ -40,7 +40,7 @@ def graphs(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 
 @pytest.fixture(autouse=True)
 def only_legal_moves(request: pytest.FixtureRequest) -> Generator[None]:
-    """Fails a test in which a status moved where it must not."""
+    """Fail a test in which a status changed in an illegal way."""
     if "database" not in request.fixturenames:
         yield
         return

@@ -57,8 +57,8 @@ def any_json(value: Any, *rest: int, **others: str) -> TaskResult[Any, TaskError
     return TaskResult(ok=[value, rest, others])
 
 
-@app.task("told", queue_name="web")
-def told(
+@app.task("with_context", queue_name="web")
+def with_context(
     note: str, *, workflow_ctx: WorkflowContext | None = None, workflow_meta: WorkflowMeta | None = None
 ) -> TaskResult[str, TaskError]:
     return TaskResult(ok=f"{note}{workflow_ctx}{workflow_meta}")

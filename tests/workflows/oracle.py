@@ -1,8 +1,8 @@
-"""What must become of a workflow, by brute force: sweep over the nodes until a whole sweep changes nothing.
+"""Compute the final states of a workflow by brute force: visit all nodes until nothing changes.
 
 `failing` names the nodes whose task fails when it is run, each by the way to it: `(3,)` is node 3, `(3, 0)` is node 0 of the
-sub-workflow that node 3 runs, or item 0 of the map that it is. No order of completion is asked for, because the ends do not depend on it: a node runs if enough
-of what it waits for succeeds, whenever that is.
+sub-workflow that node 3 runs, or item 0 of the map that it is. The final states do not depend on the order of completion: a
+node runs if enough of the nodes that it waits for succeed.
 """
 
 import json
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from horsies.model.graph import Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 
-Way = tuple[int, ...]
+NodePath = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """How the workflow and its nodes end if everybody resumes it whenever it pauses."""
+    """The final states of the workflow and its nodes if it is resumed whenever it pauses."""
 
     workflow: WorkflowStatus
     nodes: tuple[NodeStatus, ...]
 
 
-def resolve(graph: Graph, failing: Collection[Way], above: Way = ()) -> Ends:
+def resolve(graph: Graph, failing: Collection[NodePath], above: NodePath = ()) -> Ends:
     states = dict.fromkeys(range(len(graph.nodes)), NodeStatus.PENDING)
     changed = True
     while changed:
@@ -42,7 +42,7 @@ def first_failed(graph: Graph, nodes: Sequence[NodeStatus], order: Sequence[int]
     return next(iter([*serious, *failed]), None)
 
 
-def _look(node: Node, states: Mapping[int, NodeStatus], failing: Collection[Way], above: Way) -> NodeStatus:
+def _look(node: Node, states: Mapping[int, NodeStatus], failing: Collection[NodePath], above: NodePath) -> NodeStatus:
     before = [states[other] for other in node.counted]
     succeeded = sum(1 for state in before if state is NodeStatus.COMPLETED)
     ended = sum(1 for state in before if state.is_final)
@@ -62,7 +62,7 @@ def _look(node: Node, states: Mapping[int, NodeStatus], failing: Collection[Way]
     return NodeStatus.SKIPPED if is_lost and not node.allow_failed_deps else NodeStatus.PENDING
 
 
-def _run(node: Node, failing: Collection[Way], way: Way) -> NodeStatus:
+def _run(node: Node, failing: Collection[NodePath], way: NodePath) -> NodeStatus:
     if node.child is not None:
         is_good = resolve(node.child, failing, way).workflow is WorkflowStatus.COMPLETED
     elif node.kind is NodeKind.MAP:

@@ -1,4 +1,4 @@
-"""Graphs and workers by hand: what the tests of running workflows do again and again."""
+"""Helpers that start graphs and play the worker, one batch at a time."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ def node(index: int, *waits_for: int, **given: Any) -> Node:
     )
 
 
-def begin(
+def start_run(
     broker: PostgresBroker,
     graph: Graph,
     workflow_id: str | None = None,
@@ -42,16 +42,18 @@ def begin(
     return broker.run(write, again=write)
 
 
-def take(broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME) -> BatchResult:
-    """A worker's turn, and what its pump would do after it."""
+def take_batch(
+    broker: PostgresBroker, limit: int = 1, *, endings: Sequence[Ending] = (), worker: str = ME
+) -> BatchResult:
+    """Run a batch of a worker, and the steps that its dispatcher would run after it."""
     wanted = [ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000)] if limit else []
-    batch = Batch(worker, broker.config, NO_CAPS, endings, wanted=wanted, lanes=lanes_from_start(["default"]))
+    batch = Batch(worker, broker.config, NO_CAPS, endings, claim_requests=wanted, lanes=lanes_from_start(["default"]))
     outcome = broker.run(lambda: run_batch(batch))
     broker.run(partial(run_steps, outcome.unsettled))
     return outcome
 
 
-def ended(claim: Claim, *, fails: bool = False, result: str = "1") -> Ending:
+def ending_of(claim: Claim, *, fails: bool = False, result: str = "1") -> Ending:
     if fails:
         return Ending(
             claim.id, claim.claim_no, TaskStatus.FAILED, None, "BROKEN", ERROR % claim.id, root_id=claim.root_id
@@ -76,8 +78,8 @@ def status(sql: psycopg.Connection, workflow_id: str) -> WorkflowStatus:
     return WorkflowStatus(row(sql, "select status from horsies.workflows where id = %s", workflow_id)[0])
 
 
-def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
-    """The node of a task, by the way to it from the top."""
+def node_path(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
+    """Return the path to the node of a task."""
     indexes: list[int] = []
     at: Any = row(sql, "select node_id from horsies.tasks where id = %s", task_id)[0]
     while at is not None:
@@ -90,9 +92,9 @@ def way_to(sql: psycopg.Connection, task_id: str) -> tuple[int, ...]:
     return tuple(indexes)
 
 
-def run_out(
+def run_all_tasks(
     broker: PostgresBroker, sql: psycopg.Connection, failing: Mapping[tuple[int, ...], bool] | set[tuple[int, ...]]
 ) -> None:
-    """Run whatever there is to run, one task at a time."""
-    while claims := [claim for group in take(broker).claimed for claim in group]:
-        take(broker, 0, endings=[ended(claim, fails=way_to(sql, claim.id) in failing) for claim in claims])
+    """Run all tasks, one at a time."""
+    while claims := [claim for group in take_batch(broker).claimed for claim in group]:
+        take_batch(broker, 0, endings=[ending_of(claim, fails=node_path(sql, claim.id) in failing) for claim in claims])

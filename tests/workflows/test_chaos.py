@@ -1,4 +1,4 @@
-"""A hundred workflows that somebody pauses, resumes, cancels and retries at random, while a worker is killed."""
+"""Pause, resume, cancel and retry a hundred workflows at random while a worker is killed."""
 
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ COUNT = 100
 
 
 @pytest.mark.timeout(120)
-def test_none_is_stuck_whatever_is_done_to_them_and_whoever_dies(graphs: Any, worker: StartWorker) -> None:
+def test_no_workflow_is_stuck_after_random_operations_and_worker_deaths(graphs: Any, worker: StartWorker) -> None:
     chance = Random(5)  # noqa: S311 - no secret
     victim = worker(APP, processes=2, options=("--max-tasks-per-child=0",))
     worker(APP, options=("--max-tasks-per-child=0",))
@@ -36,6 +36,6 @@ def test_none_is_stuck_whatever_is_done_to_them_and_whoever_dies(graphs: Any, wo
         return all(status is not None and status.is_final for status in states.values())
 
     eventually(all_have_ended, 60.0, what="all have ended", seen=lambda: graphs.app.broker.run(get_stuck_workflows))
-    # What was cancelled may still have a task that is being stopped; nothing else is left, and nothing waits to be told.
+    # What was cancelled may still have a task that is being stopped; nothing else is left, and every end was propagated.
     eventually(lambda: not graphs.app.broker.run(get_stuck_workflows), 20.0, what="none is stuck")
     graphs.app.broker.run(rescue.settle_workflows)

@@ -26,7 +26,7 @@ from horsies.model.graph import Graph, Ref, RefMode
 from tests.workflows.crawl_app import Page, any_json, app, count, fetch, links, summarise
 
 
-def test_nodes_are_class_attributes_and_meta_names_them_although_python_does_not_look_there() -> None:
+def test_meta_can_name_the_nodes_of_its_class() -> None:
     class Crawl(WorkflowDefinition[str]):
         name = "crawl"
         definition_key = "crawl.v1"
@@ -48,7 +48,7 @@ def test_nodes_are_class_attributes_and_meta_names_them_although_python_does_not
     assert (graph.success_cases, graph.optional) == (((2,),), {0, 1})
 
 
-def test_what_was_lent_to_the_module_is_taken_back() -> None:
+def test_names_added_to_the_module_are_removed() -> None:
     before = set(globals())
 
     class Crawl(WorkflowDefinition[Page]):
@@ -81,7 +81,7 @@ def helper() -> list[str]:
     return list(filter(None, ["", "a"]))
 
 
-def test_a_node_may_have_the_name_of_something_in_the_function_around_or_of_a_builtin() -> None:
+def test_a_node_may_have_the_name_of_a_local_variable_or_a_builtin() -> None:
     last = object()
 
     class Crawl(WorkflowDefinition[Page]):
@@ -129,7 +129,7 @@ def test_a_class_inherits_nodes_and_can_name_and_replace_them() -> None:
     assert graph.output == 0
 
 
-def test_a_body_that_raises_does_not_mislead_the_next_one() -> None:
+def test_a_class_body_that_raises_does_not_affect_the_next_one() -> None:
     def broken() -> None:
         class Broken(WorkflowDefinition[Page]):
             left_behind = fetch.node()("a")
@@ -153,7 +153,7 @@ def test_a_body_that_raises_does_not_mislead_the_next_one() -> None:
         globals().pop("left_behind", None)
 
 
-def test_what_is_wrong_with_a_class_is_reported_with_the_rest() -> None:
+def test_problems_of_a_class_are_reported_with_the_rest() -> None:
     class Crawl(WorkflowDefinition[str]):
         page = fetch.node()(1)  # pyright: ignore[reportArgumentType]
 
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_class_is_reported_with_the_rest() -> None:
     )
 
 
-def test_a_class_that_promises_a_value_names_its_output() -> None:
+def test_a_class_with_a_value_type_needs_an_output() -> None:
     class Crawl(WorkflowDefinition[str]):
         name = "crawl"
         page = fetch.node()("a")
@@ -180,7 +180,7 @@ def test_a_class_that_promises_a_value_names_its_output() -> None:
         Crawl.build(app)
 
 
-def test_a_node_knows_its_name_where_nobody_has_built_its_workflow() -> None:
+def test_a_node_has_its_key_before_the_workflow_is_built() -> None:
     class Crawl(WorkflowDefinition[None]):
         page = fetch.node()("a")
         alias = page
@@ -189,7 +189,7 @@ def test_a_node_knows_its_name_where_nobody_has_built_its_workflow() -> None:
     assert (Crawl.page.key(), Crawl.alias.key(), Crawl.other.key()) == (NodeKey("page"), NodeKey("page"), NodeKey("b"))
 
 
-def test_a_class_that_is_made_from_another_is_as_good() -> None:
+def test_a_class_created_dynamically_works() -> None:
     class Crawl(WorkflowDefinition[Page]):
         name = "crawl"
         page = fetch.node()("a")
@@ -262,7 +262,7 @@ def test_values_flow_through_a_workflow_into_the_one_inside_it() -> None:
     assert [spec.takes_outer_values for spec in middles] == [True]
 
 
-def test_what_flows_in_is_never_taken_for_a_node_of_the_same_name_inside() -> None:
+def test_a_value_from_outside_is_not_confused_with_an_inner_node_of_the_same_id() -> None:
     number = fetch.node(node_id="number")("a")  # CountPage has one called so, too
     outside: NodeKey[Page] = NodeKey("number")
     sub = SubWorkflowNode(CountPage, kwargs={"page": from_node(outside), "urls": ["b"]})
@@ -271,7 +271,7 @@ def test_what_flows_in_is_never_taken_for_a_node_of_the_same_name_inside() -> No
     assert child.nodes[-1].refs == (Ref(("page",), 0, RefMode.VALUE, up=1),)
 
 
-def test_the_code_of_a_definition_runs_once_however_deep_it_lies() -> None:
+def test_build_with_runs_once_at_any_depth() -> None:
     runs: list[int] = []
 
     class Nested(WorkflowDefinition[int]):
@@ -295,7 +295,7 @@ def test_the_code_of_a_definition_runs_once_however_deep_it_lies() -> None:
     assert [node.refs[0].up for node in graph.nodes] == [7]
 
 
-def test_by_args_from_a_definition_gets_the_whole_result_where_it_is_annotated_so() -> None:
+def test_args_from_passes_the_result_if_build_with_is_annotated_so() -> None:
     class Judge(WorkflowDefinition[str]):
         name = "judge"
 
@@ -311,7 +311,7 @@ def test_by_args_from_a_definition_gets_the_whole_result_where_it_is_annotated_s
     assert child.nodes[0].refs == (Ref(("pages", 0), 0, RefMode.RESULT, up=1),)
 
 
-def test_a_workflow_that_is_only_a_part_does_not_start_by_itself() -> None:
+def test_a_workflow_that_takes_outer_values_does_not_start_alone() -> None:
     page = fetch.node()("a")
     parts: list[WorkflowSpec[int]] = []
 
@@ -333,7 +333,7 @@ def test_a_workflow_that_is_only_a_part_does_not_start_by_itself() -> None:
         parts[0].start()
 
 
-def test_a_workflow_that_contains_itself_is_refused() -> None:
+def test_a_workflow_that_contains_itself_is_rejected() -> None:
     class Endless(WorkflowDefinition[None]):
         name = "endless"
 

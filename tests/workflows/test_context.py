@@ -1,4 +1,4 @@
-"""What a task learns of its workflow."""
+"""`workflow_ctx` and `workflow_meta`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from horsies.model.codec import encode_error
 from horsies.model.graph import BuiltTask
 from horsies.model.signature import InjectedParameter
 from horsies.workflows.inputs import NodeResult
-from tests.workflows.crawl_app import Page, app, fetch, links, told
+from tests.workflows.crawl_app import Page, app, fetch, links, with_context
 
 META = WorkflowMeta(workflow_id="w", workflow_name="crawl", node_id="it", root_id="w")
 ERROR = TaskError(error_code="BROKEN", message="no")
@@ -43,13 +43,11 @@ def test_a_failure_is_a_result_too() -> None:
     ("made", "stored", "value"),
     [(BuiltTask(None), None, None), (BuiltTask("not known here"), '{"a":[1]}', {"a": [1]})],
 )
-def test_what_no_task_of_this_process_has_made_is_read_as_it_is(
-    made: BuiltTask, stored: str | None, value: Any
-) -> None:
+def test_the_value_of_an_unknown_task_is_read_as_plain_json(made: BuiltTask, stored: str | None, value: Any) -> None:
     assert context(other=NodeResult(made, stored, None)).result_for(NodeKey[Any]("other")) == TaskResult(ok=value)
 
 
-def test_a_node_whose_result_is_not_given_is_named_with_the_cure() -> None:
+def test_a_node_without_a_result_in_the_context_is_reported_with_the_fix() -> None:
     found = context()
     assert not found.has_result("page")
     with pytest.raises(
@@ -70,6 +68,6 @@ def test_a_node_is_known_by_the_id_that_its_workflow_gave_it() -> None:
 
 def test_only_what_a_task_takes_is_filled_in() -> None:
     found = context()
-    assert found.to_arguments(told.arguments.wants) == {"workflow_ctx": found, "workflow_meta": META}
+    assert found.to_arguments(with_context.arguments.wants) == {"workflow_ctx": found, "workflow_meta": META}
     assert found.to_arguments(frozenset({InjectedParameter.META})) == {"workflow_meta": META}
     assert found.to_arguments(fetch.arguments.wants) == {}

@@ -1,4 +1,4 @@
-"""Pausing, resuming, cancelling, retrying, running out of time: driven by hand, so that each moment is known."""
+"""Pause, resume, cancel, retry and time out workflows. The test plays the worker, so that the order of events is fixed."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from horsies.workflows import control
 from horsies.workflows.handle import RunEnd, wait_until_run_ends
 from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import begin, ended, node, run_out, states, status, take
+from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, states, status, take_batch
 
 DONE, BAD, SKIPPED, READY, QUEUED = (
     NodeStatus.COMPLETED,
@@ -33,60 +33,64 @@ def part_of(sql: psycopg.Connection) -> str:
     return str(row(sql, "select id from horsies.workflows where parent_node is not null")[0])
 
 
-def test_a_pause_takes_back_what_has_not_begun_and_lets_the_rest_end(
+def test_a_pause_withdraws_tasks_that_have_not_started_and_lets_the_rest_end(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("two", (node(0), node(1), node(2, 0))))
-    ((claim,),) = take(broker).claimed
+    run = start_run(broker, Graph("two", (node(0), node(1), node(2, 0))))
+    ((claim,),) = take_batch(broker).claimed
     assert broker.run(partial(control.pause, run))
     assert sorted(states(sql, run)[:2]) == [QUEUED, READY]
-    assert take(broker, 5, endings=[ended(claim)]).claimed == [[]]
+    assert take_batch(broker, 5, endings=[ending_of(claim)]).claimed == [[]]
     assert status(sql, run) is WorkflowStatus.PAUSED
     assert broker.run(partial(control.resume, run))
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
 def test_a_pause_reaches_sub_workflows(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, inner())
-    ((claim,),) = take(broker).claimed
+    run = start_run(broker, inner())
+    ((claim,),) = take_batch(broker).claimed
     broker.run(partial(control.pause, run))
-    assert take(broker, 5, endings=[ended(claim)]).claimed == [[]]
+    assert take_batch(broker, 5, endings=[ending_of(claim)]).claimed == [[]]
     assert states(sql, part_of(sql)) == (DONE, READY)
     assert broker.run(get_stuck_workflows) == []
     broker.run(partial(control.resume, run))
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
-def test_an_error_pauses_at_once_what_is_to_pause_on_errors(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("careful", (node(0), node(1), node(2, 1)), on_error=OnError.PAUSE))
-    first, second = take(broker, 2).claimed[0]
-    assert take(broker, 5, endings=[ended(first, fails=True)]).claimed == [[]]
-    take(broker, 0, endings=[ended(second)])
+def test_an_error_pauses_a_workflow_with_on_error_pause_immediately(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    run = start_run(broker, Graph("careful", (node(0), node(1), node(2, 1)), on_error=OnError.PAUSE))
+    first, second = take_batch(broker, 2).claimed[0]
+    assert take_batch(broker, 5, endings=[ending_of(first, fails=True)]).claimed == [[]]
+    take_batch(broker, 0, endings=[ending_of(second)])
     assert status(sql, run) is WorkflowStatus.PAUSED
     assert column(sql, "select id from horsies.tasks") == []
     broker.run(partial(control.resume, run))
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.FAILED
 
 
-def test_a_cancellation_ends_what_waits_and_asks_what_runs(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, inner())
-    ((claim,),) = take(broker).claimed
+def test_a_cancellation_ends_waiting_tasks_and_stops_running_ones(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    run = start_run(broker, inner())
+    ((claim,),) = take_batch(broker).claimed
     assert broker.run(partial(control.cancel, run))
     assert status(sql, run) is WorkflowStatus.CANCELLED
     assert status(sql, part_of(sql)) is WorkflowStatus.CANCELLED
     assert row(sql, "select cancel_requested_at is not null from horsies.tasks where id = %s", claim.id) == (True,)
     assert states(sql, part_of(sql)) == (QUEUED, SKIPPED)
-    take(broker, 0, endings=[ended(claim, fails=True)])
+    take_batch(broker, 0, endings=[ending_of(claim, fails=True)])
     assert states(sql, part_of(sql)) == (BAD, SKIPPED)
-    assert take(broker, 5).claimed == [[]]
+    assert take_batch(broker, 5).claimed == [[]]
     assert not broker.run(partial(control.cancel, run))
 
 
-def test_what_is_cancelled_before_it_begins_never_runs(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("wide", tuple(node(index) for index in range(5))))
+def test_a_task_that_is_cancelled_before_it_starts_never_runs(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = start_run(broker, Graph("wide", tuple(node(index) for index in range(5))))
     broker.run(partial(control.cancel, run))
     assert column(sql, "select id from horsies.tasks") == []
     assert column(sql, "select distinct status from horsies.finished") == ["CANCELLED"]
@@ -96,12 +100,12 @@ def test_what_is_cancelled_before_it_begins_never_runs(broker: PostgresBroker, s
 def test_a_retry_runs_what_failed_and_what_was_skipped_and_keeps_the_rest(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("again", (node(0), node(1), node(2, 0), node(3, 0, 1), node(4, 2))))
-    run_out(broker, sql, {(0,)})
+    run = start_run(broker, Graph("again", (node(0), node(1), node(2, 0), node(3, 0, 1), node(4, 2))))
+    run_all_tasks(broker, sql, {(0,)})
     assert states(sql, run) == (BAD, DONE, SKIPPED, SKIPPED, SKIPPED)
     assert broker.run(partial(control.retry, run))
     assert states(sql, run)[:2] == (QUEUED, DONE)
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert states(sql, run) == (DONE,) * 5
     assert status(sql, run) is WorkflowStatus.COMPLETED
     assert not broker.run(partial(control.retry, run))
@@ -119,34 +123,34 @@ def test_a_retry_reaches_sub_workflows_and_the_items_of_maps(broker: PostgresBro
             node(2, 1, kind=NodeKind.WORKFLOW, terms=None, child=part),
         ),
     )
-    run = begin(broker, graph)
-    ((source,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(source, result="[1, 2, 3]")])
-    run_out(broker, sql, {(1, 1)})
+    run = start_run(broker, graph)
+    ((source,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(source, result="[1, 2, 3]")])
+    run_all_tasks(broker, sql, {(1, 1)})
     assert states(sql, run) == (DONE, BAD, SKIPPED)
     broker.run(partial(control.retry, run))
     assert row(sql, "select count(*) from horsies.tasks") == (1,)  # the one item that failed
-    run_out(broker, sql, {(2, 1)})
+    run_all_tasks(broker, sql, {(2, 1)})
     assert states(sql, run) == (DONE, DONE, BAD)
     broker.run(partial(control.retry, run))
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
     assert broker.run(get_stuck_workflows) == []
 
 
 def test_a_late_ending_from_before_a_retry_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("late", (node(0),)))
-    ((claim,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(claim, fails=True)])
+    run = start_run(broker, Graph("late", (node(0),)))
+    ((claim,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(claim, fails=True)])
     broker.run(partial(control.retry, run))
-    take(broker, 0, endings=[ended(claim)])
+    take_batch(broker, 0, endings=[ending_of(claim)])
     assert states(sql, run) == (QUEUED,)
 
 
-def test_a_workflow_that_is_over_its_time_has_failed_whether_or_not_anybody_wrote_it_down(
+def test_a_workflow_past_its_time_limit_has_failed_before_its_row_says_so(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, inner(time_limit_ms=1_000_000))
+    run = start_run(broker, inner(time_limit_ms=1_000_000))
     sql.execute("update horsies.workflows set deadline = now() - interval '1 s' where id = %s", [run])
     found = wait_until_run_ends(broker, run, None)
     assert isinstance(found, RunEnd)
@@ -159,7 +163,7 @@ def test_a_workflow_that_is_over_its_time_has_failed_whether_or_not_anybody_wrot
 
 
 def test_a_node_whose_task_is_cancelled_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("one by one", (node(0), node(1, 0))))
+    run = start_run(broker, Graph("one by one", (node(0), node(1, 0))))
     (task_id,) = column(sql, "select id::text from horsies.tasks")
     broker.run(partial(cancel_task, str(task_id)))
     broker.run(rescue.settle_workflows)
@@ -168,7 +172,7 @@ def test_a_node_whose_task_is_cancelled_has_failed(broker: PostgresBroker, sql: 
 
 
 def test_a_node_whose_task_expires_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("too late", (node(0), node(1, 0))))
+    run = start_run(broker, Graph("too late", (node(0), node(1, 0))))
     sql.execute("update horsies.tasks set good_until = now() - interval '1 s'")
     broker.run(rescue.expire)
     broker.run(rescue.settle_workflows)
@@ -177,7 +181,7 @@ def test_a_node_whose_task_expires_has_failed(broker: PostgresBroker, sql: psyco
 
 
 def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("robbed", (node(0), node(1, 0))))
+    run = start_run(broker, Graph("robbed", (node(0), node(1, 0))))
     sql.execute("delete from horsies.tasks")
     assert [stuck.reason for stuck in broker.run(get_stuck_workflows)] == ["a node waits for a task that is nowhere"]
     broker.run(rescue.find_lost_nodes)
@@ -187,8 +191,8 @@ def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, 
 
 
 def test_the_tasks_of_a_dead_worker_advance_their_workflow(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("orphans", (node(0), node(1, 0), node(2, allow_failed_deps=True))))
-    assert len(take(broker, 5).claimed[0]) == 2  # by a worker that was never registered
+    run = start_run(broker, Graph("orphans", (node(0), node(1, 0), node(2, allow_failed_deps=True))))
+    assert len(take_batch(broker, 5).claimed[0]) == 2  # by a worker that was never registered
     broker.run(rescue.rescue_orphans)
     broker.run(rescue.settle_workflows)
     assert states(sql, run) == (BAD, SKIPPED, BAD)

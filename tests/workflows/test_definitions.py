@@ -24,7 +24,7 @@ from horsies import (
 )
 from horsies.model.graph import Node, NodeKind, Ref, RefMode
 from horsies.model.signature import InjectedParameter
-from tests.workflows.crawl_app import POLICY, Page, any_json, app, count, fetch, judge, links, summarise, told
+from tests.workflows.crawl_app import POLICY, Page, any_json, app, count, fetch, judge, links, summarise, with_context
 
 
 def only(*nodes: TaskNode[object]) -> Node:
@@ -43,7 +43,7 @@ def test_a_graph_has_its_nodes_in_an_order_in_which_they_can_run() -> None:
     assert spec.graph.time_limit_ms == 1_500
 
 
-def test_what_is_known_is_encoded_and_what_is_not_is_referred_to() -> None:
+def test_known_arguments_are_encoded_and_others_are_references() -> None:
     page = fetch.node(node_id="page")("a", depth=2)
     node = only(
         page,
@@ -70,7 +70,7 @@ def test_values_flow_into_arguments_of_every_kind() -> None:
     assert node.refs == (Ref(("rest", 1), 0, RefMode.VALUE),)
 
 
-def test_a_node_is_sent_on_the_terms_of_its_task_unless_it_has_others() -> None:
+def test_a_node_has_the_options_of_its_task_unless_it_overrides_them() -> None:
     until = datetime(2030, 1, 1, tzinfo=UTC)
     plain = only(fetch.node()("a")).terms
     other = only(fetch.node(queue="slow", priority=5, good_until=until)("a")).terms
@@ -79,7 +79,7 @@ def test_a_node_is_sent_on_the_terms_of_its_task_unless_it_has_others() -> None:
     assert other == plain._replace(queue_name="slow", priority=5, good_until=until)
 
 
-def test_the_explicit_form_says_the_same() -> None:
+def test_a_task_node_is_equivalent_to_task_node_call() -> None:
     page = TaskNode(fetch, {"url": "a"}, node_id="page")
     more = TaskNode(
         fn=links,
@@ -112,7 +112,7 @@ def test_by_args_from_a_parameter_gets_what_it_is_annotated_with() -> None:
     assert [spec.node(taker).refs[0].mode for taker in takers] == [RefMode.VALUE, RefMode.RESULT, RefMode.VALUE]
 
 
-def test_nodes_without_an_id_are_called_like_their_task_and_made_unique() -> None:
+def test_nodes_without_an_id_are_named_after_their_task() -> None:
     nodes = [fetch.node()("a"), fetch.node(node_id="fetch_2")("b"), fetch.node()("c"), fetch.node()("d")]
     spec = app.workflow("w", nodes)
     assert [node.node_id for node in spec.graph.nodes] == ["fetch", "fetch_2", "fetch_3", "fetch_4"]
@@ -137,8 +137,8 @@ def test_a_map_goes_over_the_list_of_another_node() -> None:
 
 def test_a_task_that_takes_its_context_gets_the_nodes_it_waits_for_or_those_that_are_named() -> None:
     one, two = fetch.node(node_id="one")("a"), fetch.node(node_id="two")("b")
-    by_default = told.node(waits_for=[one, two])("x")
-    named = told.node(node_id="named", waits_for=[one], workflow_ctx_from=["two"])("x")
+    by_default = with_context.node(waits_for=[one, two])("x")
+    named = with_context.node(node_id="named", waits_for=[one], workflow_ctx_from=["two"])("x")
     spec = app.workflow("w", [one, two, by_default, named])
     assert spec.node(by_default).ctx_from == (0, 1)
     assert spec.node(by_default).wants == {InjectedParameter.CONTEXT, InjectedParameter.META}

@@ -20,7 +20,7 @@ from horsies.model.graph import Graph, Join, Node, NodeKind, Ref, RefMode, Workf
 from horsies.tasks import control as task_control
 from horsies.workflows import advance, control, inspect
 from tests.fixtures.journey import column
-from tests.workflows.steps import begin, node, status
+from tests.workflows.steps import node, start_run, status
 
 SMALL, TIMES = 500, 4
 LARGE = SMALL * TIMES
@@ -210,37 +210,37 @@ Story = Callable[[PostgresBroker, Session, int], Sequence[Work]]
 
 
 def a_fan_completes(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size))
+    run = start_run(broker, fan(size))
     return [end(session, run), end(session, run), end(session, run)]
 
 
 def a_fan_is_skipped(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size))
+    run = start_run(broker, fan(size))
     return [end(session, run, fails=True), step(session, run), step(session, run)]
 
 
 def a_join_of_failures_runs(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size, join=Join.ANY, allow_failed_deps=True))
+    run = start_run(broker, fan(size, join=Join.ANY, allow_failed_deps=True))
     return [end(session, run), end(session, run, fails=True), end(session, run)]
 
 
 def optional_nodes_fail(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
     graph = Graph("optional", tuple(node(n) for n in range(size)), optional=frozenset(range(size)))
-    return [to_the_end(session, begin(broker, graph), fails=True)]
+    return [to_the_end(session, start_run(broker, graph), fails=True)]
 
 
 def cases_of_success(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
     graph = Graph("cases", tuple(node(n) for n in range(size)), success_cases=tuple((n,) for n in range(size)))
-    return [to_the_end(session, begin(broker, graph), fails=True)]
+    return [to_the_end(session, start_run(broker, graph), fails=True)]
 
 
 def layers_complete(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, layers(size))
+    run = start_run(broker, layers(size))
     return [end(session, run), to_the_end(session, run)]
 
 
 def a_map_completes(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, mapped())
+    run = start_run(broker, mapped())
     return [end(session, run, result=json.dumps([1] * size)), end(session, run), to_the_end(session, run)]
 
 
@@ -250,18 +250,18 @@ def a_map_has_failures(broker: PostgresBroker, session: Session, size: int) -> S
         0, kind=NodeKind.MAP, refs=each, args='{"item":null}', items=json.dumps([1] * size), max_failures=size
     )
     results = (Ref(("a",), 0, RefMode.RESULTS),)
-    run = begin(broker, Graph("map", (over, node(1, 0, refs=results))))
+    run = start_run(broker, Graph("map", (over, node(1, 0, refs=results))))
     failed = end(session, run, fails=True)
     return [failed, to_the_end(session, run)]
 
 
 def contexts_are_awaited(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, contexts(size))
+    run = start_run(broker, contexts(size))
     return [end(session, run), end(session, run), to_the_end(session, run)]
 
 
 def contexts_are_awaited_again(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, contexts(size))
+    run = start_run(broker, contexts(size))
     end(session, run, fails=True)
     for _ in range(3):
         step(session, run)
@@ -269,19 +269,19 @@ def contexts_are_awaited_again(broker: PostgresBroker, session: Session, size: i
 
 
 def sub_workflows_complete(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, parts(size, Graph("inner", (node(0), node(1, 0)), output=1)))
+    run = start_run(broker, parts(size, Graph("inner", (node(0), node(1, 0)), output=1)))
     return [end(session, run), end(session, run), end(session, run), to_the_end(session, run)]
 
 
 def maps_open(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
     each = (Ref(("item",), 0, RefMode.EACH),)
     maps = [node(n, 0, kind=NodeKind.MAP, refs=each, args='{"item":null}', max_parallel=1) for n in range(1, size + 1)]
-    run = begin(broker, Graph("maps", (node(0), *maps)))
+    run = start_run(broker, Graph("maps", (node(0), *maps)))
     return [end(session, run, result="[1, 2]"), end(session, run), end(session, run), step(session, run)]
 
 
 def a_workflow_is_paused_resumed_and_cancelled(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, parts(size, Graph("inner", (node(0), node(1, 0)))))
+    run = start_run(broker, parts(size, Graph("inner", (node(0), node(1, 0)))))
     error = '{"error_code": "X", "message": ""}'
     begun = end(session, run)
     paused = controlled(session, run, control.SQL["pause_run"](id=run))
@@ -300,7 +300,7 @@ def a_workflow_is_paused_resumed_and_cancelled(broker: PostgresBroker, session: 
 
 
 def a_workflow_is_retried(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size))
+    run = start_run(broker, fan(size))
     end(session, run)
     end(session, run, fails=True)
     step(session, run)
@@ -308,7 +308,7 @@ def a_workflow_is_retried(broker: PostgresBroker, session: Session, size: int) -
 
 
 def a_join_is_retried(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size))
+    run = start_run(broker, fan(size))
     end(session, run)
     end(session, run)
     end(session, run, fails=True)
@@ -316,7 +316,7 @@ def a_join_is_retried(broker: PostgresBroker, session: Session, size: int) -> Se
 
 
 def sub_workflows_are_retried(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, parts(size, Graph("inner", (node(0), node(1, 0)))))
+    run = start_run(broker, parts(size, Graph("inner", (node(0), node(1, 0)))))
     end(session, run)
     end(session, run, fails=True)
     for _ in range(3):
@@ -333,7 +333,7 @@ def _retried(session: Session, run: str) -> Work:
 
 
 def tasks_are_lost(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size))
+    run = start_run(broker, fan(size))
     end(session, run)
     session.sql.execute("delete from horsies.tasks")
     found = session.count(control.SQL["get_lost_nodes"](limit=size, excluded=[]))
@@ -349,7 +349,7 @@ def tasks_are_lost(broker: PostgresBroker, session: Session, size: int) -> Seque
 
 
 def a_run_is_looked_at(broker: PostgresBroker, session: Session, size: int) -> Sequence[Work]:
-    run = begin(broker, fan(size))
+    run = start_run(broker, fan(size))
     end(session, run)
     return [
         session.count(

@@ -15,7 +15,7 @@ from horsies.workflows import control
 from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import row
 from tests.fixtures.workers import StartWorker
-from tests.workflows.steps import begin, ended, states, status, take
+from tests.workflows.steps import ending_of, start_run, states, status, take_batch
 
 DONE, BAD, SKIPPED, PENDING, QUEUED = (
     NodeStatus.COMPLETED,
@@ -35,12 +35,12 @@ class Three:
         first, second = graphs.give.node(node_id="a")(1), graphs.give.node(node_id="b")(2)
         joined = TaskNode(graphs.look_at, node_id="joined", **options)
         self.spec = graphs.app.workflow("three", [first, second, joined])
-        self.run = begin(broker, self.spec.graph)
+        self.run = start_run(broker, self.spec.graph)
         self.claims: dict[str, Claim] = {}
         self.claim(2)
 
     def claim(self, limit: int = 1) -> None:
-        for claim in take(self.broker, limit).claimed[0]:
+        for claim in take_batch(self.broker, limit).claimed[0]:
             [name] = row(
                 self.sql,
                 "select nodes.node_id from horsies.tasks join horsies.nodes on nodes.id = tasks.node_id where tasks.id = %s",
@@ -49,7 +49,7 @@ class Three:
             self.claims[name] = claim
 
     def end(self, name: str, *, fails: bool = False) -> None:
-        take(self.broker, 0, endings=[ended(self.claims.pop(name), fails=fails)])
+        take_batch(self.broker, 0, endings=[ending_of(self.claims.pop(name), fails=fails)])
 
     @property
     def joined(self) -> NodeStatus:
@@ -155,8 +155,8 @@ def test_a_pause_and_a_resumption_change_nothing_of_it(three: Any) -> None:
     assert run.joined is QUEUED
 
 
-def test_an_end_that_was_not_counted_is_found_by_the_keeper(three: Any) -> None:
-    """In rows changed by hand: the node that ended does not know that another awaits it."""
+def test_an_end_that_was_not_counted_is_found_by_the_maintenance_leader(three: Any) -> None:
+    """Rows were changed by hand: the node that ended does not know that another awaits it."""
     run = three(waits_for=["a"], workflow_ctx_from=["b"], join="any")
     run.end("a")
     run.sql.execute("update horsies.nodes set awaited_by = null where node_id = 'b'")
@@ -167,7 +167,7 @@ def test_an_end_that_was_not_counted_is_found_by_the_keeper(three: Any) -> None:
     assert run.joined is QUEUED
 
 
-def test_pictures_show_what_is_awaited(three: Any) -> None:
+def test_rendering_shows_awaited_nodes(three: Any) -> None:
     run = three(waits_for=["a"], workflow_ctx_from=["b"], join="any")
     assert "joined ← after any of a and the end of b" in run.spec.to_text()
     assert "joined ← after a and the end of b" in run.spec.handle(run.run).to_text()  # of one, any is all

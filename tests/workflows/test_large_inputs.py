@@ -24,7 +24,7 @@ def test_a_join_over_more_than_a_worker_hands_over_fails_and_its_queue_goes_on(
     handle = graphs.fan.start()
     error = handle.get(60_000).unwrap_err()
     assert error.error_code == "WORKER_SERIALIZATION_ERROR"
-    assert "a worker hands a task at most 268,435,456" in error.message
+    assert "the limit is 268,435,456" in error.message
     assert graphs.chain.start().get(20_000).unwrap() == 2
     assert running.terminate() == 0
 
@@ -53,6 +53,6 @@ def test_results_of_items_that_are_larger_than_a_worker_hands_over_fail_the_node
     last = graphs.texts_of.node(node_id="last")(results_from(texts))
     error = graphs.app.workflow("large", [texts, last], output=last).start().get(60_000).unwrap_err()
     assert error.error_code == "WORKER_SERIALIZATION_ERROR"
-    assert "a worker hands a task at most 268,435,456" in error.message
+    assert "the limit is 268,435,456" in error.message
     assert graphs.chain.start().get(20_000).unwrap() == 2
     assert running.terminate() == 0

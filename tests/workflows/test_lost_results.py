@@ -1,4 +1,4 @@
-"""A connection that breaks before or after any statement of a step: nothing is lost, and nothing happens twice."""
+"""A connection that breaks before or after a statement of a step loses nothing and repeats nothing."""
 
 from contextlib import suppress
 from functools import partial
@@ -13,7 +13,7 @@ from horsies.model.graph import Graph, Join, NodeKind, Ref, RefMode, WorkflowSta
 from horsies.workflows import control
 from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import advance_all_trees, begin, ended, node, run_out, status, take
+from tests.workflows.steps import advance_all_trees, ending_of, node, run_all_tasks, start_run, status, take_batch
 
 STEP = [
     "lock_roots",
@@ -40,20 +40,20 @@ GRAPH = Graph(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("statement", STEP)
-def test_a_turn_whose_answer_is_lost_is_repeated_and_counts_once(
+def test_a_batch_whose_answer_is_lost_is_repeated_and_counts_once(
     broker: PostgresBroker, sql: psycopg.Connection, statement: str, when: faults.When
 ) -> None:
-    run = begin(broker, GRAPH)
-    claims = take(broker, 3).claimed[0]
+    run = start_run(broker, GRAPH)
+    claims = take_batch(broker, 3).claimed[0]
     try:
         faults.plant(statement, when, "drop")
         while claims:
-            endings = [ended(claim, result="[1, 2]") for claim in claims]
+            endings = [ending_of(claim, result="[1, 2]") for claim in claims]
             with suppress(BrokerError):
-                take(broker, 0, endings=endings)
-            take(broker, 0, endings=endings)  # as a worker does that does not know
+                take_batch(broker, 0, endings=endings)
+            take_batch(broker, 0, endings=endings)  # as a worker does that does not know
             broker.run(advance_all_trees)
-            claims = take(broker, 3).claimed[0]
+            claims = take_batch(broker, 3).claimed[0]
     finally:
         faults.clear()
     assert status(sql, run) is WorkflowStatus.COMPLETED
@@ -68,10 +68,10 @@ def test_a_start_whose_answer_is_lost_starts_once(
 ) -> None:
     try:
         faults.plant("insert_tree", when, "drop")
-        run = begin(broker, Graph("one", (node(0), node(1, 0))))
+        run = start_run(broker, Graph("one", (node(0), node(1, 0))))
     finally:
         faults.clear()
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
     assert row(sql, "select count(*) from horsies.workflows") == (1,)
     assert row(sql, "select count(*) from horsies.finished") == (2,)
@@ -81,7 +81,7 @@ def test_a_start_whose_answer_is_lost_starts_once(
 def test_a_cancellation_whose_answer_is_lost_is_whole(
     broker: PostgresBroker, sql: psycopg.Connection, statement: str
 ) -> None:
-    run = begin(broker, GRAPH)
+    run = start_run(broker, GRAPH)
     verb = partial(control.cancel, run)
     try:
         faults.plant(statement, "after", "drop")

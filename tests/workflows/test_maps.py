@@ -19,7 +19,7 @@ from horsies.workflows.start import plan_start, start_in_transaction
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.workers import StartWorker
-from tests.workflows.steps import begin, ended, node, run_out, states, status, take
+from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, states, status, take_batch
 
 APP = "tests.apps.graphs:app"
 TIMEOUT_MS = 20_000
@@ -78,18 +78,18 @@ def given_to(inputs: str | None) -> Any:
 def test_a_map_counts_as_failed_when_its_limits_say_so(
     limits: dict[str, int], failed: int, end: NodeStatus, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2, 3, 4], **limits),)))
-    run_out(broker, sql, {(0, number) for number in range(failed)})
+    run = start_run(broker, Graph("map", (mapped([1, 2, 3, 4], **limits),)))
+    run_all_tasks(broker, sql, {(0, number) for number in range(failed)})
     assert states(sql, run) == (end,)
     assert items_of(sql) == (BAD,) * failed + (DONE,) * (4 - failed)
     assert status(sql, run) is (WorkflowStatus.COMPLETED if end is DONE else WorkflowStatus.FAILED)
     assert broker.run(get_stuck_workflows) == []
 
 
-def test_a_map_goes_on_to_its_end_after_too_many_failures(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2, 3], max_parallel=1, max_failures=0),)))
-    ((claim,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(claim, fails=True)])
+def test_a_map_runs_all_items_after_too_many_failures(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    run = start_run(broker, Graph("map", (mapped([1, 2, 3], max_parallel=1, max_failures=0),)))
+    ((claim,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(claim, fails=True)])
     assert states(sql, run) == (RUNNING,)
     assert items_of(sql) == (BAD, QUEUED, READY)
 
@@ -108,13 +108,13 @@ def test_a_map_with_fewer_items_than_must_succeed_says_so(graphs: Any, worker: S
 def test_a_node_is_given_the_results_of_all_items_in_their_order(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    begin(broker, Graph("map", (mapped([1, 2, 3], max_failures=1), joined())))
-    claims = take(broker, 3).claimed[0]
+    start_run(broker, Graph("map", (mapped([1, 2, 3], max_failures=1), joined())))
+    claims = take_batch(broker, 3).claimed[0]
     by_item = {json.loads(inputs_from_json(claim.inputs or "").item or ""): claim for claim in claims}
-    take(broker, 0, endings=[ended(by_item[3], result='"three"')])
-    take(broker, 0, endings=[ended(by_item[2], fails=True)])
-    take(broker, 0, endings=[ended(by_item[1], result='"one"')])
-    ((claim,),) = take(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(by_item[3], result='"three"')])
+    take_batch(broker, 0, endings=[ending_of(by_item[2], fails=True)])
+    take_batch(broker, 0, endings=[ending_of(by_item[1], result='"one"')])
+    ((claim,),) = take_batch(broker).claimed
     first, second, third = given_to(claim.inputs)
     assert (first, third) == ({"ok": "one"}, {"ok": "three"})
     assert second["err"]["error_code"] == "BROKEN"
@@ -124,12 +124,12 @@ def test_a_node_is_given_the_results_of_all_items_in_their_order(
 def test_of_a_map_that_failed_they_are_given_to_those_who_allow_failures(
     *, allows: bool, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2]), joined(allow_failed_deps=allows))))
-    first, second = take(broker, 2).claimed[0]
-    take(broker, 0, endings=[ended(first), ended(second, fails=True)])
+    run = start_run(broker, Graph("map", (mapped([1, 2]), joined(allow_failed_deps=allows))))
+    first, second = take_batch(broker, 2).claimed[0]
+    take_batch(broker, 0, endings=[ending_of(first), ending_of(second, fails=True)])
     assert states(sql, run) == (BAD, QUEUED if allows else SKIPPED)
     if allows:
-        ((claim,),) = take(broker).claimed
+        ((claim,),) = take_batch(broker).claimed
         assert [next(iter(result)) for result in given_to(claim.inputs)] == ["ok", "err"]
 
 
@@ -139,11 +139,11 @@ def test_with_any_join_it_waits_for_the_end_of_the_map(
     one = graphs.give.node(node_id="one")(1)
     more = graphs.add.map_node(node_id="more")(each([1]))
     last = graphs.codes.node(node_id="last", join="any", waits_for=[one])(results_from(more))
-    run = begin(broker, graphs.app.workflow("any", [one, more, last]).graph)
-    ends = {claim.task_name: claim for claim in take(broker, 2).claimed[0]}
-    take(broker, 0, endings=[ended(ends["give"])])
+    run = start_run(broker, graphs.app.workflow("any", [one, more, last]).graph)
+    ends = {claim.task_name: claim for claim in take_batch(broker, 2).claimed[0]}
+    take_batch(broker, 0, endings=[ending_of(ends["give"])])
     assert states(sql, run)[2] is PENDING
-    take(broker, 0, endings=[ended(ends["add"], fails=True)])
+    take_batch(broker, 0, endings=[ending_of(ends["add"], fails=True)])
     assert states(sql, run)[2] is QUEUED
 
 
@@ -161,17 +161,17 @@ def test_a_map_that_never_had_items_gives_no_results(graphs: Any, worker: StartW
 
 
 def test_items_that_were_stopped_arrive_as_skipped(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2, 3], max_parallel=1), joined(allow_failed_deps=True))))
-    ((claim,),) = take(broker).claimed
-    take(broker, 0, endings=[ended(claim)])
-    ((claim,),) = take(broker).claimed
+    run = start_run(broker, Graph("map", (mapped([1, 2, 3], max_parallel=1), joined(allow_failed_deps=True))))
+    ((claim,),) = take_batch(broker).claimed
+    take_batch(broker, 0, endings=[ending_of(claim)])
+    ((claim,),) = take_batch(broker).claimed
     broker.run(partial(control.cancel, str(row(sql, "select id from horsies.workflows where is_map")[0])))
     assert states(sql, run) == (BAD, QUEUED)
-    ((last,),) = take(broker).claimed
+    ((last,),) = take_batch(broker).claimed
     first, second, third = given_to(last.inputs)
     assert first == {"ok": 1}
     assert (second["err"]["error_code"], third["err"]["error_code"]) == ("RESULT_NOT_READY", "UPSTREAM_SKIPPED")
-    take(broker, 0, endings=[ended(claim, fails=True)])
+    take_batch(broker, 0, endings=[ending_of(claim, fails=True)])
 
 
 def test_a_null_character_in_a_result_or_an_error_arrives(graphs: Any, worker: StartWorker) -> None:
@@ -221,50 +221,50 @@ def test_a_map_goes_through_what_succeeded_of_another(graphs: Any, worker: Start
 
 
 def test_a_retry_runs_the_failed_items_of_a_map_that_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2, 3, 4], max_failures=1), joined())))
-    run_out(broker, sql, {(0, 0), (0, 1)})
+    run = start_run(broker, Graph("map", (mapped([1, 2, 3, 4], max_failures=1), joined())))
+    run_all_tasks(broker, sql, {(0, 0), (0, 1)})
     assert states(sql, run) == (BAD, SKIPPED)
     assert broker.run(partial(control.retry, run))
     assert items_of(sql) == (QUEUED, QUEUED, DONE, DONE)
-    run_out(broker, sql, {(0, 1)})
+    run_all_tasks(broker, sql, {(0, 1)})
     assert states(sql, run) == (DONE, DONE)
     assert items_of(sql) == (DONE, BAD, DONE, DONE)
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
 def test_a_retry_leaves_a_map_alone_that_counts_as_successful(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2], max_failures=1), joined())))
-    run_out(broker, sql, {(0, 0), (1,)})
+    run = start_run(broker, Graph("map", (mapped([1, 2], max_failures=1), joined())))
+    run_all_tasks(broker, sql, {(0, 0), (1,)})
     assert states(sql, run) == (DONE, BAD)
     assert broker.run(partial(control.retry, run))
     assert items_of(sql) == (BAD, DONE)
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert states(sql, run) == (DONE, DONE)
 
 
 def test_failures_within_the_limit_pause_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     graph = Graph("map", (mapped([1, 2, 3], max_parallel=1, max_failures=1), joined()), on_error="pause")  # pyright: ignore[reportArgumentType]
-    run = begin(broker, graph)
-    run_out(broker, sql, {(0, 0)})
+    run = start_run(broker, graph)
+    run_all_tasks(broker, sql, {(0, 0)})
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
 def test_a_pause_in_the_middle_keeps_what_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2, 3], max_parallel=1, max_failures=1), joined())))
-    ((claim,),) = take(broker).claimed
+    run = start_run(broker, Graph("map", (mapped([1, 2, 3], max_parallel=1, max_failures=1), joined())))
+    ((claim,),) = take_batch(broker).claimed
     assert broker.run(partial(control.pause, run))
-    take(broker, 0, endings=[ended(claim, fails=True)])
+    take_batch(broker, 0, endings=[ending_of(claim, fails=True)])
     assert items_of(sql) == (BAD, READY, READY)
     assert broker.run(partial(control.resume, run))
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert (states(sql, run), status(sql, run)) == ((DONE, DONE), WorkflowStatus.COMPLETED)
 
 
 def test_a_cancellation_in_the_middle_ends_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2, 3], max_failures=3), joined())))
-    ((claim,),) = take(broker).claimed
+    run = start_run(broker, Graph("map", (mapped([1, 2, 3], max_failures=3), joined())))
+    ((claim,),) = take_batch(broker).claimed
     assert broker.run(partial(control.cancel, run))
-    take(broker, 0, endings=[ended(claim, fails=True)])
+    take_batch(broker, 0, endings=[ending_of(claim, fails=True)])
     assert status(sql, run) is WorkflowStatus.CANCELLED
     assert states(sql, run) == (BAD, SKIPPED)
     assert broker.run(get_stuck_workflows) == []
@@ -273,8 +273,8 @@ def test_a_cancellation_in_the_middle_ends_it(broker: PostgresBroker, sql: psyco
 def test_a_map_ends_although_the_worker_of_its_last_item_dies_before_the_step(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2], max_failures=1), joined())))
-    first, second = take(broker, 2).claimed[0]
+    run = start_run(broker, Graph("map", (mapped([1, 2], max_failures=1), joined())))
+    first, second = take_batch(broker, 2).claimed[0]
     sql.execute(
         "update horsies.nodes set propagated = false, status = 'FAILED', error = %s where task_id = %s",
         ['{"error_code":"X"}', first.id],
@@ -330,7 +330,7 @@ def test_a_given_list_waits_for_other_nodes_and_runs_inside_of_sub_workflows(gra
     assert handle.get(TIMEOUT_MS).unwrap() == [2, 3]
 
 
-def test_a_start_in_the_callers_transaction_is_opened_by_the_keeper(
+def test_a_map_started_in_the_callers_transaction_is_expanded_by_the_maintenance_leader(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     beginning = plan_start(Graph("map", (mapped([1, 2]),)))
@@ -345,14 +345,14 @@ def test_a_start_that_is_repeated_after_its_answer_was_lost_opens_it_once(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     graph = Graph("map", (mapped([1, 2]),))
-    run = begin(broker, graph, "01a1e6a1-f358-744b-91cb-dfd0e1b99856")
-    assert begin(broker, graph, run) == run
+    run = start_run(broker, graph, "01a1e6a1-f358-744b-91cb-dfd0e1b99856")
+    assert start_run(broker, graph, run) == run
     assert column(sql, "select count(*) from horsies.tasks") == [2]
 
 
 def test_the_results_are_read_only_by_those_who_ask(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, Graph("map", (mapped([1, 2]), node(1, 0, refs=(Ref(("a",), 0, RefMode.VALUE),)))))
-    run_out(broker, sql, set())
+    run = start_run(broker, Graph("map", (mapped([1, 2]), node(1, 0, refs=(Ref(("a",), 0, RefMode.VALUE),)))))
+    run_all_tasks(broker, sql, set())
     assert states(sql, run) == (DONE, DONE)
     assert column(sql, "select count(*) from horsies.nodes where results_of is not null") == [0]
 

@@ -20,7 +20,7 @@ def task(
     )
 
 
-def test_a_skip_cascades_and_other_branches_go_on() -> None:
+def test_a_skip_cascades_and_other_branches_continue() -> None:
     graph = Graph("g", (task(0), task(1), task(2, 0), task(3, 2), task(4, 1)))
     assert resolve(graph, {(0,)}) == Ends(WorkflowStatus.FAILED, (FAILED, DONE, SKIPPED, SKIPPED, DONE))
     assert resolve(graph, ()) == Ends(WorkflowStatus.COMPLETED, (DONE,) * 5)

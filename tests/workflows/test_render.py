@@ -1,4 +1,4 @@
-"""Pictures of graphs."""
+"""Rendering of graphs."""
 
 from horsies import NodeStatus, SubWorkflowNode, each, from_node, result_from
 from horsies.workflows.render import render_mermaid, render_text
@@ -15,7 +15,7 @@ sub = SubWorkflowNode(inner, node_id="sub", waits_for=[first])
 spec = app.workflow("crawl", [page, found, pages, report, first, sub])
 
 
-def test_a_graph_is_drawn_for_mermaid() -> None:
+def test_a_graph_is_rendered_for_mermaid() -> None:
     assert spec.to_mermaid().splitlines() == [
         "flowchart TD",
         '    n0["page<br/>fetch"]',
@@ -38,7 +38,7 @@ def test_a_graph_is_drawn_for_mermaid() -> None:
     ]
 
 
-def test_a_graph_is_drawn_for_a_terminal() -> None:
+def test_a_graph_is_rendered_for_a_terminal() -> None:
     assert spec.to_text().splitlines() == [
         "crawl",
         "├─ page",
@@ -80,7 +80,7 @@ def test_a_quorum_says_how_many() -> None:
     assert render_text(graph).splitlines()[-1] == "└─ two ← after 1 of 2 of page, other"
 
 
-def test_names_cannot_break_a_picture() -> None:
+def test_special_characters_in_names_are_escaped() -> None:
     nasty = fetch.node(node_id='a"]; click <script> #quot; %% é')("x")
     [box] = [line for line in app.workflow("w", [nasty]).to_mermaid().splitlines() if "n0" in line]
     label = box.removeprefix('    n0["').removesuffix('<br/>fetch"]')

@@ -1,4 +1,4 @@
-"""Starts: what is written, and what is not."""
+"""What a start writes."""
 
 from functools import partial
 from uuid import uuid4
@@ -16,7 +16,7 @@ from horsies.workflows import advance
 from horsies.workflows.inspect import get_stuck_workflows
 from horsies.workflows.start import MAX_NOTIFIED_AFTER_COMMIT, plan_start, start_in_transaction
 from tests.fixtures.journey import column, row
-from tests.workflows.steps import begin, node, run_out, states, status, way_to
+from tests.workflows.steps import node, node_path, run_all_tasks, start_run, states, status
 
 PART = Graph("inner", (node(0), node(1, 0)), output=1)
 NESTED = Graph("outer", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=PART), node(1, 0)))
@@ -24,27 +24,27 @@ NESTED = Graph("outer", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=PART)
 
 def test_the_same_id_twice_is_one_run(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     graph, workflow_id = Graph("once", (node(0), node(1, 0))), str(uuid4())
-    assert begin(broker, graph, workflow_id) == begin(broker, graph, workflow_id) == workflow_id
+    assert start_run(broker, graph, workflow_id) == start_run(broker, graph, workflow_id) == workflow_id
     assert row(sql, "select count(*) from horsies.nodes") == (2,)
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
     with pytest.raises(WorkflowConflictError, match="choose another workflow_id"):
-        begin(broker, Graph("other", (node(0),)), workflow_id)
+        start_run(broker, Graph("other", (node(0),)), workflow_id)
 
 
 def test_another_start_of_a_run_leaves_nothing_behind(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    run = begin(broker, NESTED)
+    run = start_run(broker, NESTED)
     before = row(sql, "select (select count(*) from horsies.workflows), (select count(*) from horsies.nodes)")
-    assert begin(broker, NESTED, run) == run
+    assert start_run(broker, NESTED, run) == run
     assert row(sql, "select (select count(*) from horsies.workflows), (select count(*) from horsies.nodes)") == before
 
 
-def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_step_to_take(
+def test_a_start_starts_all_nodes_without_dependencies_at_any_depth_and_needs_no_step(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     deepest = Graph("deepest", (node(0), node(1, 0)), time_limit_ms=1_000_000)
     deep = Graph("deep", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=deepest), node(1)))
     later = Graph("later", (node(0),))
-    run = begin(
+    run = start_run(
         broker,
         Graph(
             "top",
@@ -64,23 +64,23 @@ def test_a_start_begins_all_that_waits_for_nobody_however_deep_and_leaves_no_ste
     ]
     assert states(sql, run) == (NodeStatus.RUNNING, NodeStatus.ENQUEUED, NodeStatus.PENDING)
     tasks = column(sql, "select id::text from horsies.tasks order by id")
-    assert [way_to(sql, str(task_id)) for task_id in tasks] == [(1,), (0, 1), (0, 0, 0)]
+    assert [node_path(sql, str(task_id)) for task_id in tasks] == [(1,), (0, 1), (0, 0, 0)]
     assert broker.run(partial(rows, advance.SQL["get_unfinished_trees"](limit=10, excluded=[]))) == []
     assert broker.run(get_stuck_workflows) == []
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED
 
 
 @pytest.mark.parametrize("max_notified", [0, MAX_NOTIFIED_AFTER_COMMIT], ids=["at the commit", "after it"])
-def test_a_start_tells_of_every_queue_that_it_has_something_for(
+def test_a_start_notifies_every_queue_with_new_tasks(
     broker: PostgresBroker, sql: psycopg.Connection, max_notified: int
 ) -> None:
     sql.execute(f'listen "{Channel.NEW.name_in(broker.config.schema)}"'.encode())
     others = TaskOptions("add", "other"), TaskOptions("add", "never")
     graph = Graph("two", (node(0), node(1), node(2, terms=others[0]), node(3, 0, terms=others[1])))
-    begin(broker, graph, max_notified=max_notified)
-    heard = [notice.payload.split(" ", 2)[2] for notice in sql.notifies(timeout=5, stop_after=2)]
-    assert sorted(heard) == ["default", "other"]
+    start_run(broker, graph, max_notified=max_notified)
+    queues = [notice.payload.split(" ", 2)[2] for notice in sql.notifies(timeout=5, stop_after=2)]
+    assert sorted(queues) == ["default", "other"]
 
 
 def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -91,7 +91,7 @@ def test_a_start_in_a_caller_s_transaction_is_part_of_it(broker: PostgresBroker,
         assert column(sql, "select id from horsies.workflows") == []
         broker.run_on(mine, partial(start_in_transaction, plan_start(NESTED)))
         mine.commit()
-    run_out(broker, sql, set())
+    run_all_tasks(broker, sql, set())
     assert column(sql, "select distinct status from horsies.workflows") == ["COMPLETED"]
 
 

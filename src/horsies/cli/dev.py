@@ -19,8 +19,8 @@ import click
 
 from horsies.cli.options import app_argument, log_format_option, loglevel_option, report_errors
 from horsies.db.broker import PostgresBroker
-from horsies.executor.os_process import die_with
-from horsies.locate import is_own, load_app, parted
+from horsies.executor.os_process import die_with_parent
+from horsies.locate import is_user_code, load_app, split_locator
 from horsies.logs import configure_logging
 from horsies.model.config import PostgresConfig
 from horsies.model.database_url import mask_passwords
@@ -249,7 +249,7 @@ def outermost(folders: set[Path]) -> list[Path]:
 
 
 def main(parent: str, locator: str) -> None:
-    die_with(int(parent))
+    die_with_parent(int(parent))
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the app prints when it is imported is no answer
     try:
@@ -263,7 +263,7 @@ def main(parent: str, locator: str) -> None:
 def _look_at(locator: str) -> AppSurvey:
     app = load_app(locator)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    folders = {Path(file).resolve().parent for file in files if file and is_own(str(Path(file).resolve()))}
+    folders = {Path(file).resolve().parent for file in files if file and is_user_code(str(Path(file).resolve()))}
     return AppSurvey(
         folders=[str(folder) for folder in outermost(folders)],
         database_url=None if app.is_embedded else mask_passwords(app.broker.config.database_url),
@@ -285,7 +285,7 @@ Plan = Callable[[AppSurvey], Mapping[str, Sequence[str]]]
 
 def run_parts(app: str, plan: Plan, show: Callable[[str, str], None] | None = None) -> None:
     """Until SIGINT or SIGTERM. `show` gets the output of the parts by name and line; without it, they write where we do."""
-    parted(app)  # no change of code mends this
+    split_locator(app)  # no change of code mends this
     try:
         asyncio.run(_until_signalled(Reloader(app, plan, show)))
     except* HorsiesError as group:
@@ -336,7 +336,7 @@ class Reloader:
 
     def _first_folders(self) -> list[Path]:
         """What can be known of an app that was never loaded: where its file is, or else where we are."""
-        place, _ = parted(self._app)
+        place, _ = split_locator(self._app)
         return [Path(place).resolve().parent if place.endswith(".py") else Path.cwd()]
 
     async def _unless_news(self, work: Coroutine[Any, Any, T]) -> T | None:

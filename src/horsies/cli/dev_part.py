@@ -3,11 +3,11 @@
 import sys
 
 from horsies.cli.main import main
-from horsies.executor.os_process import die_with
-from horsies.logs import keep_lines_whole
+from horsies.executor.os_process import die_with_parent
+from horsies.logs import line_buffer_stdout
 
 if __name__ == "__main__":
     parent, *words = sys.argv[1:]
-    die_with(int(parent))
-    keep_lines_whole()
+    die_with_parent(int(parent))
+    line_buffer_stdout()
     main(words, prog_name="horsies")

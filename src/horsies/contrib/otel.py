@@ -1,11 +1,11 @@
-"""Traces by OpenTelemetry: `pip install horsies[otel]`, and in the module of the app
+"""Traces for OpenTelemetry: `pip install horsies[otel]`, then in the module of the app:
 
     from horsies.contrib import otel
     otel.instrument(app)
 
-A send is a PRODUCER span, the run of its task a CONSUMER span below it, in whatever process and whatever attempt; a start of a workflow is the
-parent of all its tasks. Names and attributes follow the semantic conventions for messaging. Only the API is used: which spans are kept and where they go
-is set up with the SDK, by you, in the same module (it is imported by producers, and by every child of a worker).
+A send is a PRODUCER span. Each attempt of its task is a CONSUMER span below it, in whichever process it runs. The start of a workflow
+is the parent of all tasks of that workflow. Names and attributes follow the semantic conventions for messaging. Only the
+OpenTelemetry API is used: configure the SDK in the same module, which producers and all children of a worker import.
 """
 
 import json
@@ -24,46 +24,48 @@ FLUSH_MS = 5_000
 
 
 def instrument(app: Horsies, *, tracer_provider: TracerProvider | None = None) -> None:
-    """Trace what this app sends and runs, here and in the children that import this module. Calling it again changes nothing."""
+    """Trace what this app sends and runs, here and in the children that import this module. A second call has no effect."""
     if app.tracer is not None:
         return
     app.tracer = OpenTelemetry(tracer_provider)
 
     @app.on_child_stop
     def flush() -> None:
-        _flush(tracer_provider or trace.get_tracer_provider())
+        """Export what is buffered before the child exits. `force_flush` is a method of the SDK's provider, not of the API."""
+        force_flush = getattr(tracer_provider or trace.get_tracer_provider(), "force_flush", None)
+        if force_flush is not None:
+            force_flush(FLUSH_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTelemetry:
-    """A `horsies.events.Tracer`."""
+    """Implements `horsies.events.Tracer`."""
 
     provider: TracerProvider | None
 
     def begin(self, work: TracedWork) -> "Recording":
-        tracer = trace.get_tracer(
-            "horsies", tracer_provider=self.provider
-        )  # as it is now: the SDK may be set up after us
+        # Looked up for each span: the SDK may be configured after this module was imported.
+        tracer = trace.get_tracer("horsies", tracer_provider=self.provider)
         match work:
             case SendSpan() | WorkflowStartSpan():
                 span = tracer.start_span(_name(work), kind=SpanKind.PRODUCER, attributes=_attributes(work))
             case TaskSpan():
                 parent = None if work.trace is None else propagate.extract(json.loads(work.trace))
                 span = tracer.start_span(_name(work), parent, SpanKind.CONSUMER, _attributes(work))
-        return Recording(span, context.attach(trace.set_span_in_context(span)), is_run=isinstance(work, TaskSpan))
+        return Recording(span, context.attach(trace.set_span_in_context(span)), is_attempt=isinstance(work, TaskSpan))
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A `horsies.events.Span`."""
+    """Implements `horsies.events.Span`."""
 
     span: Span
     token: Token[Any]
-    is_run: bool
+    is_attempt: bool
 
     @property
     def trace(self) -> str | None:
-        """What the propagator that is set up would write into headers: trace context and baggage, unless told otherwise."""
+        """The headers that the configured propagator writes: by default trace context and baggage."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
         return json.dumps(carrier) if carrier else None
@@ -76,7 +78,9 @@ class Recording:
             self.span.set_attribute("error.type", kind)
             self.span.set_status(Status(StatusCode.ERROR, str(raised) if raised is not None else kind))
         self.span.end()
-        if not self.is_run:  # the context of a run ends with it, and may be another's to leave
+        if (
+            not self.is_attempt
+        ):  # an attempt has a context of its own, which ends with it; detaching in another one is an error
             context.detach(self.token)
 
 
@@ -119,10 +123,3 @@ def _messaging(name: str, kind: str, queue_name: str) -> dict[str, str | int]:
         "messaging.operation.name": name,
         "messaging.operation.type": kind,
     }
-
-
-def _flush(provider: object) -> None:
-    """A child may leave before a batch is full. The API knows of no flush; the SDK's provider has one."""
-    flush = getattr(provider, "force_flush", None)
-    if flush is not None:
-        flush(FLUSH_MS)

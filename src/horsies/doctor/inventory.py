@@ -48,7 +48,7 @@ def take_inventory(app: Horsies, name: str) -> Inventory:
     def note(error: LocateError) -> None:
         problems.append(str(error))
 
-    modules = import_tasks(app, name, failed=note)
+    modules = import_tasks(app, name, on_error=note)
     return Inventory(
         modules=modules,
         queues=list(_queues(app)),

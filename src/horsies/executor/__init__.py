@@ -1,1 +1,1 @@
-"""Inside a child process: receive a frame, run the tasks, send the endings."""
+"""The code inside a child process: receive assignments, run the tasks, report the endings."""

@@ -1,4 +1,4 @@
-"""`python -m horsies.executor child|fork-server FD`: started by a worker, never by hand."""
+"""`python -m horsies.executor child|fork-server FD`: started by a worker, not by users."""
 
 import gc
 import sys
@@ -6,8 +6,8 @@ from importlib import import_module
 
 if __name__ == "__main__":
     kind, fd = sys.argv[1:]
-    gc.disable()  # nothing that is loaded now is garbage, and looking for some takes a tenth of the time
-    room = import_module("horsies.executor.fork_server" if kind == "fork-server" else "horsies.executor.main")
-    gc.freeze()  # or the first look after this would be at all of it
+    gc.disable()  # nothing that is loaded now is garbage, and collecting it takes a tenth of the time of the start
+    module = import_module("horsies.executor.fork_server" if kind == "fork-server" else "horsies.executor.main")
+    gc.freeze()  # or the first collection after this would traverse all of it
     gc.enable()
-    room.main(int(fd))
+    module.main(int(fd))

@@ -1,7 +1,7 @@
-"""Many tasks at a time: coroutines on the main thread's event loop, functions on threads beside it.
+"""Run many tasks at a time: coroutines on the main thread's event loop, functions on other threads.
 
-All that ends and all that begins within one turn of the loop is told to the parent in one write, and the beginnings are told before
-the user's code starts. Thousands of sleeping coroutines cost one small object each.
+All endings and starts of one iteration of the loop are reported in one write, and starts are reported before the
+user's code runs. Thousands of sleeping coroutines cost one small object each.
 """
 
 import asyncio
@@ -12,142 +12,132 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from horsies.executor.event_loop import ChildEventLoop
-from horsies.executor.execute import (
-    PreparedCall,
-    ProgressReports,
-    RunningTask,
-    begin,
-    context_of,
-    finish,
-    prepare,
-    refused_before_start,
-    trace,
-)
-from horsies.executor.inbox import ExecutorInbox
+from horsies.executor.execute import PreparedCall, ProgressReports, RunningTask, fail_before_start, finish, prepare
+from horsies.executor.inbox import Inbox
 from horsies.executor.interrupt import InterruptCoroutine, InterruptThread
-from horsies.executor.os_process import set_title
-from horsies.executor.protocol import ANY, Began, Done, LoopAlive, Message, Reason, pack
+from horsies.executor.os_process import ChildEventLoop, set_title
+from horsies.executor.protocol import NO_ASSIGNMENT, Began, Done, LoopAlive, Message, StopReason, pack
 from horsies.model.result import TaskError
 from horsies.tasks.task import BaseTask
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One of the tasks at once."""
+    """A slot with its running task."""
 
     running: RunningTask
     stop: Callable[[], None]
-    task: asyncio.Task[None] | None = None  # the loop itself holds its tasks only weakly
+    task: asyncio.Task[None] | None = None  # a reference, because the loop itself holds its tasks only weakly
 
 
 class ConcurrentRunner:
-    """Works through the desk. Everything but `_run_on_thread`, `_hear` and the two calls from there happens on the event loop."""
+    """Run the assignments of the inbox, up to `concurrency` at a time.
+
+    All methods run on the event loop, except `_run_on_thread` and those in the last section.
+    """
 
     def __init__(
-        self,
-        tasks: Mapping[str, BaseTask[..., Any]],
-        tasks_inbox: ExecutorInbox,
-        loop: ChildEventLoop,
-        concurrency: int,
+        self, tasks: Mapping[str, BaseTask[..., Any]], inbox: Inbox, loop: ChildEventLoop, concurrency: int
     ) -> None:
         self._tasks = tasks
-        self._tasks_inbox = tasks_inbox
+        self._inbox = inbox
         self._concurrency = concurrency
-        self._own_loop, self._loop = loop, loop.get()
-        self._progress = ProgressReports(tasks_inbox.send)
+        self._child_loop, self._loop = loop, loop.get()
+        self._progress = ProgressReports(inbox.send)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="horsies-task")
-        self._occupied: dict[int, _Slot] = {}
-        self._ended: list[bytes] = []
-        self._changed = asyncio.Event()
-        self._has_asked_loop = False
+        self._slots: dict[int, _Slot] = {}
+        self._endings: list[bytes] = []
+        self._wakeup = asyncio.Event()
+        self._has_pinged_loop = False
 
-    def work(self, early: Sequence[Message]) -> None:
-        """Until told to stop and nothing is left."""
-        self._own_loop.run(self._work(early))
+    def run(self, received: Sequence[Message]) -> None:
+        """Run until stopped with nothing left."""
+        self._child_loop.run(self._run(received))
         self._threads.shutdown()
 
-    async def _work(self, early: Sequence[Message]) -> None:
-        if early:
-            self._tasks_inbox.receive_message(self, early)
-        threading.Thread(target=self._on_message, name="horsies-reader", daemon=True).start()
+    async def _run(self, received: Sequence[Message]) -> None:
+        if received:
+            self._inbox.receive(self, received)
+        threading.Thread(target=self._read, name="horsies-reader", daemon=True).start()
         while True:
-            self._changed.clear()
-            self._batch()
-            if self._tasks_inbox.is_stopping and not (self._occupied or self._ended or self._tasks_inbox.has_more):
+            self._wakeup.clear()  # before the inbox is checked, or a message between the two would be missed
+            self._report_and_start()
+            if self._inbox.is_stopping and not (self._slots or self._endings or self._inbox.has_pending):
                 return
-            await self._changed.wait()
+            await self._wakeup.wait()
 
-    def _batch(self) -> None:
-        """Tell what has ended and what begins, then begin it."""
-        batch = [begin(assignment) for assignment in self._tasks_inbox.take(self._concurrency - len(self._occupied))]
-        frames, self._ended = self._ended, []
-        frames += [pack(Began(running.assignment.assignment_no)) for running in batch]
+    def _report_and_start(self) -> None:
+        """Report what has ended and what starts, then start it."""
+        starting = [RunningTask(assignment) for assignment in self._inbox.take(self._concurrency - len(self._slots))]
+        frames, self._endings = self._endings, []
+        frames += [pack(Began(running.assignment.assignment_no)) for running in starting]
         if frames:
-            self._tasks_inbox.send(b"".join(frames))
-            set_title(f"{len(self._occupied) + len(batch)} at once" if self._occupied or batch else "idle")
-        for running in batch:
+            self._inbox.send(b"".join(frames))
+            count = len(self._slots) + len(starting)
+            set_title(f"{count} at once" if count else "idle")
+        for running in starting:
             self._start(running)
 
     def _start(self, running: RunningTask) -> None:
         prepared = prepare(self._tasks, running)
-        context = context_of(running, self._progress.report)
+        context = running.task_context(self._progress.report)
         if isinstance(prepared, TaskError):
-            self._end(running, context.run(refused_before_start, running, prepared))
+            self._end(running, context.run(fail_before_start, running, prepared))
             return
-        trace(running, context, prepared.task.tracer)
+        running.begin_span(context, prepared.task.tracer)
+        assignment_no = running.assignment.assignment_no
         if prepared.task.is_async:
-            on_loop = InterruptCoroutine(running)
-            task = self._loop.create_task(self._run_on_loop(on_loop, running, prepared), context=context)
-            self._occupied[running.assignment.assignment_no] = _Slot(running, on_loop.stop, task)
+            coroutine = InterruptCoroutine(running)
+            task = self._loop.create_task(self._run_on_loop(coroutine, running, prepared), context=context)
+            self._slots[assignment_no] = _Slot(running, coroutine.stop, task)
         else:
-            on_thread = InterruptThread(running)
-            self._occupied[running.assignment.assignment_no] = _Slot(running, on_thread.stop)
-            self._threads.submit(context.run, self._run_on_thread, on_thread, running, prepared)
+            thread = InterruptThread(running)
+            self._slots[assignment_no] = _Slot(running, thread.stop)
+            self._threads.submit(context.run, self._run_on_thread, thread, running, prepared)
 
-    async def _run_on_loop(self, on_loop: InterruptCoroutine, running: RunningTask, call: PreparedCall) -> None:
-        outcome = await on_loop.call(call.function)
+    async def _run_on_loop(self, coroutine: InterruptCoroutine, running: RunningTask, call: PreparedCall) -> None:
+        outcome = await coroutine.call(call.function)
         self._end(running, finish(running, call.task, outcome))
 
-    def _run_on_thread(self, on_thread: InterruptThread, running: RunningTask, call: PreparedCall) -> None:
-        done = finish(running, call.task, on_thread.call(call.function))
-        self._soon(self._end, running, done)
+    def _run_on_thread(self, thread: InterruptThread, running: RunningTask, call: PreparedCall) -> None:
+        done = finish(running, call.task, thread.call(call.function))
+        self._call_on_loop(self._end, running, done)
 
     def _end(self, running: RunningTask, done: Done) -> None:
         assignment_no = running.assignment.assignment_no
-        self._occupied.pop(assignment_no, None)
-        self._ended += (self._progress.ended(assignment_no), self._tasks_inbox.ending(done))
-        self._changed.set()
+        self._slots.pop(assignment_no, None)
+        self._endings += (self._progress.take_last(assignment_no), self._inbox.pack_ending(done))
+        self._wakeup.set()
 
-    def _interrupt(self, assignment_no: int, reason: Reason) -> None:
-        if slot := self._occupied.get(assignment_no):
-            slot.running.ask(reason)
+    def _interrupt(self, assignment_no: int, reason: StopReason) -> None:
+        if slot := self._slots.get(assignment_no):
+            slot.running.request_stop(reason)
             slot.stop()
 
-    def _show_life(self) -> None:
-        self._has_asked_loop = False
-        self._tasks_inbox.send(pack(LoopAlive()))
+    def _answer_ping(self) -> None:
+        self._has_pinged_loop = False
+        self._inbox.send(pack(LoopAlive()))
 
-    # -- other threads
+    # -- on the thread that reads
 
-    def _on_message(self) -> None:
+    def _read(self) -> None:
         while True:
-            self._tasks_inbox.receive_message(self)
+            self._inbox.receive(self)
 
-    def woken(self) -> None:
-        self._soon(self._changed.set)
+    def wake(self) -> None:
+        self._call_on_loop(self._wakeup.set)
 
-    def pinged(self) -> int:
-        if not self._has_asked_loop:  # else a loop that is blocked for hours would find thousands of questions
-            self._has_asked_loop = True
-            self._soon(self._show_life)
+    def on_ping(self) -> int:
+        if not self._has_pinged_loop:  # else a loop that is blocked for hours would collect thousands of callbacks
+            self._has_pinged_loop = True
+            self._call_on_loop(self._answer_ping)
         current = asyncio.current_task(self._loop)
-        occupied = list(self._occupied.items()) if current else ()
-        return next((assignment_no for assignment_no, slot in occupied if slot.task is current), ANY)
+        slots = list(self._slots.items()) if current else ()  # copied in one step: the loop may change it
+        return next((assignment_no for assignment_no, slot in slots if slot.task is current), NO_ASSIGNMENT)
 
-    def interrupt(self, assignment_no: int, reason: Reason) -> None:
-        self._soon(self._interrupt, assignment_no, reason)
+    def interrupt(self, assignment_no: int, reason: StopReason) -> None:
+        self._call_on_loop(self._interrupt, assignment_no, reason)
 
-    def _soon(self, callback: Callable[..., object], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the child is leaving
+    def _call_on_loop(self, callback: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the child exits
             self._loop.call_soon_threadsafe(callback, *args)

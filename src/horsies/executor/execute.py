@@ -1,6 +1,10 @@
-"""From a task's name and arguments to a call, and from what the call did to an ending. Whatever user code does, it is a value."""
+"""Turn an assignment into a call, and the outcome of the call into the report of an ending.
+
+User code may do anything: what it returns or raises becomes a value here, and the child goes on.
+"""
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -10,9 +14,9 @@ from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from horsies.executor.protocol import Assignment, Done, Progress, Reason, pack
+from horsies.executor.protocol import Assignment, Done, Progress, StopReason, pack
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, holds_for_all
 from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
@@ -22,22 +26,25 @@ from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import Misfit, TaskStatus
 from horsies.subscribers import emit, subscribers
 from horsies.tasks.current_task import CurrentTask, set_current_task
-from horsies.tasks.outcome import codec_error as _codec_broke
-from horsies.tasks.outcome import encode_result, exception_chain, exception_data, unhandled_error
+from horsies.tasks.outcome import codec_error, encode_result, exception_chain, exception_data, unhandled_error
 from horsies.tasks.task import BaseTask
 
 if TYPE_CHECKING:
     from horsies.events import Span, Tracer
-    from horsies.workflows.inputs import Inputs
 
-# --------
-# A task between its beginning and its end: who it is, and what has been asked of it meanwhile.
+PROGRESS_INTERVAL_S = 1.0
+_OUR_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - pathlib is slow to load
+
+CallOutcome: TypeAlias = tuple[Any, BaseException | None]
+"""What the function returned, or what it raised."""
+
+log = logging.getLogger("horsies.executor")
 
 
 class RunningTask:
-    """One task. Asked to stop by one thread and struck by it, or by another, at most once.
+    """A task from its start to its end, with the requests to stop it. The soft stop is raised in it at most once.
 
-    Once, because the code around the task stays right then without any locks: an exception that strikes there, just before or
+    Once, because then the code around the task is correct without locks: a soft stop that is raised there, just before or
     after the task's own code, cannot be followed by a second one. A task that swallows it is left alone until it is killed.
     """
 
@@ -52,91 +59,72 @@ class RunningTask:
         "span",
     )
 
-    def __init__(self, assignment: Assignment, began_ns: int) -> None:
+    def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
-        self.began_ns = began_ns
+        self.began_ns = time.perf_counter_ns()
         self.is_timed_out = self.is_cancelled = self.is_interrupted = self.is_over = False
         self.misfit = Misfit.NONE
         self.span: Span | None = None
 
-    def ask(self, reason: Reason) -> None:
-        """Whoever asks must then make it known to the task."""
+    def request_stop(self, reason: StopReason) -> None:
+        """Record the request. The caller must then make the thread or event loop of the task call `raise_once`."""
         if reason == "timeout":
             self.is_timed_out = True
         else:
             self.is_cancelled = True
 
     @property
-    def is_asked(self) -> bool:
-        return self.is_timed_out or self.is_cancelled
-
-    @property
     def soft_stop(self) -> type[TaskTimeoutError] | type[TaskCancelledError]:
         return TaskTimeoutError if self.is_timed_out else TaskCancelledError
 
-    def strike(self) -> None:
-        """Raises the soft stop if it was asked for and has not been raised yet."""
-        if self.is_asked and not self.is_interrupted:
+    def raise_once(self) -> None:
+        """Raise the soft stop if it was requested and has not been raised yet."""
+        if (self.is_timed_out or self.is_cancelled) and not self.is_interrupted:
             self.is_interrupted = True
             raise self.soft_stop(self.soft_stop.__doc__)
 
+    def task_context(self, report: Callable[[int, float | None, str | None], None]) -> Context:
+        """Return a new context in which `current_task()` is this task. It includes what the start hooks have set."""
+        assignment, context = self.assignment, copy_context()
+        timeout_s = None if assignment.timeout_ms is None else assignment.timeout_ms / 1000
 
-def begin(assignment: Assignment) -> RunningTask:
-    return RunningTask(assignment, time.perf_counter_ns())
+        def report_while_running(fraction: float | None, message: str | None) -> None:
+            if not self.is_over:  # else a thread that the task has left behind reports
+                report(assignment.assignment_no, fraction, message)
 
+        current = CurrentTask(
+            task_id=assignment.task_id,
+            task_name=assignment.task_name,
+            queue_name=assignment.queue_name,
+            attempt=assignment.attempt,
+            root_id=assignment.root_id,
+            deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+            until=None if timeout_s is None else time.monotonic() + timeout_s,
+            is_cancelled=lambda: self.is_cancelled,
+            report=report_while_running,
+        )
+        context.run(set_current_task, current)
+        return context
 
-def context_of(running: RunningTask, report: Callable[[int, float | None, str | None], None]) -> Context:
-    """A context of its own, in which `current_task()` is this one. What the start hooks have set is seen in it."""
-    assignment, context = running.assignment, copy_context()
-    timeout_s = None if assignment.timeout_ms is None else assignment.timeout_ms / 1000
+    def begin_span(self, context: Context, tracer: "Tracer | None") -> None:
+        """Begin the span of this task, if the app has a tracer; spans that are made in its context are inside it."""
+        if tracer is not None:
+            from horsies.events import TaskSpan, begin_span  # noqa: PLC0415 - only apps with a tracer need it
 
-    def report_own(fraction: float | None, message: str | None) -> None:
-        if not running.is_over:  # a thread that it has left behind
-            report(assignment.assignment_no, fraction, message)
-
-    current = CurrentTask(
-        task_id=assignment.task_id,
-        task_name=assignment.task_name,
-        queue_name=assignment.queue_name,
-        attempt=assignment.attempt,
-        root_id=assignment.root_id,
-        deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
-        until=None if timeout_s is None else time.monotonic() + timeout_s,
-        is_cancelled=lambda: running.is_cancelled,
-        report=report_own,
-    )
-    context.run(set_current_task, current)
-    return context
-
-
-def trace(running: RunningTask, context: Context, tracer: "Tracer | None") -> None:
-    """Begin its span, if somebody traces it; spans that are made in its context are within."""
-    if tracer is not None:
-        from horsies.events import TaskSpan, begin_span  # noqa: PLC0415 - for nobody else
-
-        given = running.assignment
-        run = TaskSpan(given.task_id, given.task_name, given.queue_name, given.attempt, given.trace)
-        running.span = context.run(begin_span, tracer, run)
-
-
-Attempt = tuple[Any, BaseException | None]
-"""What the function returned, or what it raised."""
-
-
-_OUR_FOLDER = __file__.removesuffix("outcome.py")
-
-log = logging.getLogger("horsies.executor")
+            given = self.assignment
+            work = TaskSpan(given.task_id, given.task_name, given.queue_name, given.attempt, given.trace)
+            self.span = context.run(begin_span, tracer, work)
 
 
 class PreparedCall(NamedTuple):
-    """A task with its arguments."""
+    """A task, and its function with the arguments."""
 
     task: BaseTask[..., Any]
     function: Callable[[], Any]
 
 
 def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> PreparedCall | TaskError:
-    """The call that was sent, or why it cannot be made here."""
+    """Return the call that was sent, or why it cannot be made here."""
     assignment = running.assignment
     task = tasks.get(assignment.task_name)
     if task is None:
@@ -146,55 +134,53 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
             message=f"this worker has no task named {assignment.task_name!r}; "
             "is its module in app.discover_tasks([...]), and is this worker up to date?",
         )
-    try:
-        inputs = None if assignment.inputs is None else _inputs(assignment.inputs)
-        text = assignment.args if inputs is None else inputs.insert_into(assignment.args)
-    except Exception as error:  # noqa: BLE001 - of a node that somebody wrote by hand; the child must not die of it
-        words = f"what its node refers to cannot be read: {type(error).__name__}"
-        return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
-    if isinstance(text, TaskError):
-        return text
+    inputs, text = None, assignment.args
+    if assignment.inputs is not None:
+        from horsies.workflows.inputs import inputs_from_json  # noqa: PLC0415 - most tasks are not nodes of workflows
+
+        try:
+            inputs = inputs_from_json(assignment.inputs)
+            text = inputs.insert_into(text)
+        except Exception as error:  # noqa: BLE001 - the row of a node may have been written by hand; the child must survive it
+            message = f"what its node refers to cannot be read: {type(error).__name__}"
+            return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
+        if isinstance(text, TaskError):
+            return text
     try:
         args, kwargs = task.arguments.decode(text)
     except PayloadError as error:
         running.misfit = Misfit.VALUES if task.arguments.has_these_parameters(text) else Misfit.PARAMETERS
         return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=str(error))
-    except Exception as error:  # noqa: BLE001 - a validator of the user's
+    except Exception as error:  # noqa: BLE001 - a validator of the user
         running.misfit = Misfit.VALUES
-        return _codec_broke(task, "reading the arguments", error)
+        return codec_error(task, "reading the arguments", error)
     if inputs is not None:
         kwargs |= inputs.context_arguments(task.arguments.wants, tasks)
     return PreparedCall(task, partial(task.function, *args, **kwargs))
 
 
-def _inputs(text: str) -> "Inputs":
-    from horsies.workflows.inputs import inputs_from_json  # noqa: PLC0415 - most tasks are no nodes of workflows
-
-    return inputs_from_json(text)
-
-
-def refused_before_start(running: RunningTask, error: TaskError) -> Done:
-    """It could not be called here."""
+def fail_before_start(running: RunningTask, error: TaskError) -> Done:
+    """Report a task that `prepare` could not prepare."""
     if running.misfit is Misfit.NONE:
-        _tell_failed(running, error)
-    return failed(running, error)._replace(misfit=running.misfit)
+        _log_failure(running, error)
+    return _failure(running, error)._replace(misfit=running.misfit)
 
 
-def finish(running: RunningTask, task: BaseTask[..., Any], outcome: Attempt) -> Done:
-    """How it ended. A task that was over its time has failed whatever it did then; a cancelled one may still succeed."""
+def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
+    """Report how a call ended. After its time-out a task has failed, whatever it did then; a cancelled task may still succeed."""
     running.is_over = True
     if outcome[1] is not None:
-        _begin_at_user_code(outcome[1])
-    done = _concluded(running, task, outcome)
+        _strip_own_frames(outcome[1])
+    done = _done_from_outcome(running, task, outcome)
     if running.span is not None:
-        from horsies.events import end_span  # noqa: PLC0415 - for nobody else
+        from horsies.events import end_span  # noqa: PLC0415 - only apps with a tracer need it
 
         end_span(running.span, done.error_code, outcome[1])
     return done
 
 
-def _begin_at_user_code(raised: BaseException) -> None:
-    """How we came to call the task tells nobody anything."""
+def _strip_own_frames(raised: BaseException) -> None:
+    """Let the traceback begin at the user's code."""
     trace = raised.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER):
         trace = trace.tb_next
@@ -202,31 +188,54 @@ def _begin_at_user_code(raised: BaseException) -> None:
         raised.__traceback__ = trace
 
 
-def _concluded(running: RunningTask, task: BaseTask[..., Any], outcome: Attempt) -> Done:
+def _done_from_outcome(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
     returned, raised = outcome
     if running.is_timed_out:
-        wants_retry = task.retry_policy is not None and issubclass(TaskTimeoutError, task.retry_policy.exceptions)
-        log.warning("task %s ran longer than its %s ms", task.name, running.assignment.timeout_ms, exc_info=raised)
-        return failed(running, _timed_out(running, raised), wants_retry=wants_retry)
+        timeout_ms = running.assignment.timeout_ms
+        log.warning("task %s: ran longer than its timeout of %s ms, failed", task.name, timeout_ms, exc_info=raised)
+        error = TaskError(
+            error_code=OutcomeCode.TASK_TIMEOUT,
+            message=f"it ran longer than its timeout_ms={timeout_ms}",
+            data=exception_data(raised) if raised else None,  # where it was at that time
+        )
+        return _failure(running, error, wants_retry=_is_retryable(task.retry_policy, TaskTimeoutError()))
     if raised is None:
-        return _returned(running, task, returned)
+        return _done_from_value(running, task, returned)
     if running.is_cancelled and any(map(_is_cancellation, exception_chain(raised))):
-        log.info("task %s has stopped, as it was asked to", task.name)
-        return failed(running, _cancelled(raised), status=TaskStatus.CANCELLED)
-    log.warning("task %s raised %s", task.name, type(raised).__name__, exc_info=raised)
+        log.info("task %s: cancelled while running", task.name)
+        message, data = "it was cancelled while it ran", exception_data(raised)
+        error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message=message, data=data)
+        return _failure(running, error, status=TaskStatus.CANCELLED)
+    log.warning("task %s: raised %s", task.name, type(raised).__name__, exc_info=raised)
     if subscribers:
-        from horsies.events import TaskRaised  # noqa: PLC0415 - for nobody else
+        from horsies.events import TaskRaised  # noqa: PLC0415 - only subscribers need it
 
         given = running.assignment
         emit(TaskRaised(given.task_id, task.name, given.queue_name, given.attempt, raised))
-    return failed(running, unhandled_error(task, raised), wants_retry=_is_retryable(task.retry_policy, raised))
+    return _failure(running, unhandled_error(task, raised), wants_retry=_is_retryable(task.retry_policy, raised))
 
 
 def _is_retryable(policy: RetryPolicy | None, raised: BaseException) -> bool:
     return policy is not None and holds_for_all(raised, lambda error: isinstance(error, policy.exceptions))
 
 
-def failed(
+def _is_cancellation(error: BaseException) -> bool:
+    asyncio = sys.modules.get("asyncio")  # while it is not loaded, its exception cannot have been raised
+    return isinstance(error, TaskCancelledError) or (asyncio is not None and isinstance(error, asyncio.CancelledError))
+
+
+def _done_from_value(running: RunningTask, task: BaseTask[..., Any], returned: object) -> Done:
+    result = encode_result(task, returned)
+    if isinstance(result, TaskError):
+        _log_failure(running, result)
+        is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
+        return _failure(running, result, max_bytes=task.result.max_bytes, is_own=is_own)
+    duration_us = _duration_us(running)
+    log.debug("task %s: completed in %.1f ms", task.name, duration_us / 1000)
+    return Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
+
+
+def _failure(
     running: RunningTask,
     error: TaskError,
     *,
@@ -235,7 +244,8 @@ def failed(
     max_bytes: int = DEFAULT_MAX_BYTES,
     is_own: bool = True,
 ) -> Done:
-    """`is_own`: the library made the error, and not the task."""
+    """Report an ending with an error. `is_own`: the library made the error, not the task."""
+    retry_after_s = error.retry_after_seconds
     return Done(
         assignment_no=running.assignment.assignment_no,
         status=status.value,
@@ -244,42 +254,7 @@ def failed(
         result=None,
         error=encode_error(error, max_bytes, running.assignment.task_id if is_own else None),
         wants_retry=wants_retry,
-        retry_after_ms=_milliseconds(error.retry_after_seconds),
-    )
-
-
-def _returned(running: RunningTask, task: BaseTask[..., Any], returned: object) -> Done:
-    result = encode_result(task, returned)
-    if isinstance(result, TaskError):
-        _tell_failed(running, result)
-        is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
-        return failed(running, result, max_bytes=task.result.max_bytes, is_own=is_own)
-    duration_us = _duration_us(running)
-    log.debug("task %s completed in %.1f ms", task.name, duration_us / 1000)
-    return Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
-
-
-def _tell_failed(running: RunningTask, error: TaskError) -> None:
-    """By its code only: messages may quote what it was called with."""
-    log.warning("task %s failed: %s", running.assignment.task_name, error.error_code)
-
-
-def _timed_out(running: RunningTask, raised: BaseException | None) -> TaskError:
-    return TaskError(
-        error_code=OutcomeCode.TASK_TIMEOUT,
-        message=f"it ran longer than its timeout_ms={running.assignment.timeout_ms}",
-        data=exception_data(raised) if raised else None,  # where it was at the time
-    )
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    asyncio = sys.modules.get("asyncio")  # where it is not loaded, nobody can have raised its exception
-    return isinstance(error, TaskCancelledError) or (asyncio is not None and isinstance(error, asyncio.CancelledError))
-
-
-def _cancelled(raised: BaseException) -> TaskError:
-    return TaskError(
-        error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled while it ran", data=exception_data(raised)
+        retry_after_ms=None if retry_after_s is None else max(0, round(retry_after_s * 1000)),
     )
 
 
@@ -287,76 +262,73 @@ def _duration_us(running: RunningTask) -> int:
     return (time.perf_counter_ns() - running.began_ns) // 1000
 
 
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else max(0, round(seconds * 1000))
+def _log_failure(running: RunningTask, error: TaskError) -> None:
+    # The code only: messages may quote the arguments, which are never logged.
+    log.warning("task %s: failed with %s", running.assignment.task_name, error.error_code)
 
 
-# --------
-# Progress reports on their way to the parent: at most one a second per task, and never less than the last one.
-#
-# A soft stop may strike a task while it reports. So reporting is nothing but putting something into a queue, which is one indivisible
-# step; a lock might be left locked, and a write might leave half a frame behind. A thread of its own does the rest. What comes too
-# early waits for its second to pass, and only the newest of it is kept.
-
-INTERVAL_S = 1.0
-
-
-class _Reported:
-    """Of one ticket."""
+class _TaskProgress:
+    """The newest report of one task that has not been sent."""
 
     def __init__(self) -> None:
-        self.due_at = 0.0  # when something may be sent again
-        self.waiting: Progress | None = None
+        self.next_send_at = 0.0
+        self.unsent: Progress | None = None
 
 
 class ProgressReports:
-    """Used by any thread. No report of a ticket goes out after `ended` has returned for it."""
+    """Send the progress that tasks report to the worker: at most once a second per task, and always the newest.
+
+    Any thread may report. Nothing is sent for an assignment after `take_last` has returned for it.
+
+    A soft stop may be raised in a task while it reports. So `report` only puts values into sets and queues, each in one atomic
+    step; a lock might stay locked, and a write might send half a frame. A thread does the rest.
+    """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._talkers: set[int] = set()
-        self._inbox: SimpleQueue[Progress] = SimpleQueue()
-        self._wakeup: SimpleQueue[None] = SimpleQueue()
-        self._told: dict[int, _Reported] = {}
-        self._state = threading.Lock()  # for `_told`, and for taking from the inbox
-        threading.Thread(target=self._deliver, name="horsies-progress", daemon=True).start()
+        self._reporting: set[int] = set()
+        self._reports: SimpleQueue[Progress] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._progress: dict[int, _TaskProgress] = {}
+        self._state = threading.Lock()  # guards `_progress`, and reading from `_reports`
+        threading.Thread(target=self._send_until_exit, name="horsies-progress", daemon=True).start()
 
     def report(self, assignment_no: int, fraction: float | None, message: str | None) -> None:
-        self._talkers.add(assignment_no)
-        self._inbox.put(Progress(assignment_no, fraction, message))
-        self._wakeup.put(None)
+        self._reporting.add(assignment_no)
+        self._reports.put(Progress(assignment_no, fraction, message))
+        self._wakeups.put(None)
 
-    def ended(self, assignment_no: int) -> bytes:
-        """The last report, if it still waits, to be sent ahead of the ending."""
-        if assignment_no not in self._talkers:  # the usual case, at the cost of one look
+    def take_last(self, assignment_no: int) -> bytes:
+        """Return the frame of the last report if it has not been sent, to be sent before the ending."""
+        if assignment_no not in self._reporting:  # the usual case costs one lookup
             return b""
-        self._talkers.discard(assignment_no)
+        self._reporting.discard(assignment_no)
         with self._state:
-            self._take_in()
-            told = self._told.pop(assignment_no, None)
-            return pack(told.waiting) if told and told.waiting else b""
+            self._read_reports()
+            progress = self._progress.pop(assignment_no, None)
+            return pack(progress.unsent) if progress and progress.unsent else b""
 
-    def _deliver(self) -> None:
+    def _send_until_exit(self) -> None:
         due_in_s: float | None = None
         while True:
             with suppress(Empty):
-                self._wakeup.get(timeout=due_in_s)
+                self._wakeups.get(timeout=due_in_s)
             with self._state:
-                self._take_in()
+                self._read_reports()
                 now = time.monotonic()
                 self._send_due(now)
-                dues = [told.due_at for told in self._told.values() if told.waiting]
-            due_in_s = max(0.0, min(dues) - now) if dues else None
+                send_times = [progress.next_send_at for progress in self._progress.values() if progress.unsent]
+            due_in_s = max(0.0, min(send_times) - now) if send_times else None
 
-    def _take_in(self) -> None:
+    def _read_reports(self) -> None:
         with suppress(Empty):
             while True:
-                progress = self._inbox.get_nowait()
-                self._told.setdefault(progress.assignment_no, _Reported()).waiting = progress
+                report = self._reports.get_nowait()
+                self._progress.setdefault(report.assignment_no, _TaskProgress()).unsent = report
 
     def _send_due(self, now: float) -> None:
-        due = [told for told in self._told.values() if told.waiting and told.due_at <= now]
+        due = [one for one in self._progress.values() if one.unsent and one.next_send_at <= now]
         if due:
-            self._send(pack(*(told.waiting for told in due if told.waiting)))
-        for told in due:
-            told.due_at, told.waiting = now + INTERVAL_S, None
+            self._send(pack(*(one.unsent for one in due if one.unsent)))
+        for progress in due:
+            progress.next_send_at, progress.unsent = now + PROGRESS_INTERVAL_S, None

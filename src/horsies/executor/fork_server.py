@@ -1,12 +1,12 @@
-"""The template: loads the app once, then forks a child for every request. Linux only, and single-threaded.
+"""The fork server: imports the app once, then forks a child for every request. Linux only, and single-threaded.
 
-Forked children share its memory until they write to it, and need not import anything. What was made at import is there in all of them
+Forked children share its memory until they write to it, and need not import anything. What was created at import exists in all of them
 (each has its own copy from the first write on): open connections and start threads in `@app.on_child_start`, which runs after the
-fork. Python reseeds `random` after a fork; other generators with a state made at import need a hook, too.
+fork. Python reseeds `random` after a fork; other generators whose state is created at import need a hook too.
 
-Requests, with the new child's socket, come over a socket that keeps messages apart. The answer carries a descriptor of the child's
-process, made before anybody could have reaped it: its number cannot have been given to another. The template reaps its children
-and tells how they died; it dies with the worker, and they with it.
+Requests, with the new child's socket, arrive over a socket that preserves message boundaries. The answer carries a descriptor of the
+child's process, opened before the process could be waited for, so that its pid cannot have been reused. The fork server waits for its
+children and reports how they ended. It dies with the worker, and they die with it.
 """
 
 import fcntl
@@ -21,9 +21,20 @@ import threading
 from contextlib import suppress
 
 from horsies.executor.inbox import ParentSocket
-from horsies.executor.main import live, load
-from horsies.executor.os_process import die_with, ignore_signals, rss_meter, set_title
-from horsies.executor.protocol import Boot, Booting, Fork, Forked, ForkExited, Message, Ready, Refused, Unpacker, pack
+from horsies.executor.main import load, run_child
+from horsies.executor.os_process import die_with_parent, ignore_signals, rss_meter, set_title
+from horsies.executor.protocol import (
+    Boot,
+    Booting,
+    Fork,
+    Forked,
+    ForkExited,
+    Message,
+    Ready,
+    StartFailed,
+    Unpacker,
+    pack,
+)
 from horsies.model.errors import HorsiesError
 
 MAX_PACKET = 1 << 16
@@ -32,85 +43,87 @@ log = logging.getLogger("horsies.executor")
 
 
 def main(fd: int) -> None:
-    die_with(os.getppid())
+    die_with_parent(os.getppid())
     ignore_signals()
     control = socket.socket(fileno=fd)
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     (boot,) = Unpacker().feed(control.recv(MAX_PACKET))
     if not isinstance(boot, Boot):
-        raise TypeError("a template's first message is what to load")
+        raise TypeError(f"the first message to a fork server must be Boot, not {boot}")
     try:
-        app = load(boot, lambda what: _tell(control, Booting(what)))
+        app = load(boot, lambda step: _send(control, Booting(step)))
     except HorsiesError as error:
-        _tell(control, Refused(str(error)[: MAX_PACKET // 8]))
+        _send(control, StartFailed(str(error)[: MAX_PACKET // 8]))
         return
-    _settle()
-    _tell(control, Ready(os.getpid(), rss_meter()()))
-    live(ForkServerMain(control).serve(), lambda _boot, _at: app)
-
-
-def _tell(control: socket.socket, message: Message) -> None:
-    """To a worker that is gone there is nothing to say: the template ends without a word."""
-    try:
-        control.sendall(pack(message))
-    except ConnectionError:
-        os._exit(0)
-
-
-def _settle() -> None:
-    set_title("template")
+    set_title("fork server")
     if threads := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
         log.warning(
-            "importing the app has started threads, which its children will not have: %s; start them in "
-            "@app.on_child_start, or run with --max-tasks-per-child to have children that import by themselves",
+            "fork server: importing the app has started threads, which its children will not have: %s; start them in "
+            "@app.on_child_start, or run with --max-tasks-per-child to have children that import the app themselves",
             ", ".join(threads),
         )
     gc.collect()
     gc.freeze()  # or the first collection in a child would write to every object, and so copy them all
+    _send(control, Ready(os.getpid(), rss_meter()()))
+    run_child(ForkServerMain(control).serve(), lambda _boot, _report_step: app)
+
+
+def _send(control: socket.socket, message: Message) -> None:
+    try:
+        control.sendall(pack(message))
+    except ConnectionError:
+        os._exit(0)  # the worker is dead
 
 
 class ForkServerMain:
+    """The loop of the fork server: fork on request, and report exits."""
+
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._children: dict[int, int] = {}  # descriptors of their processes, and their pids
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._children: dict[int, int] = {}
+        """Pids by the descriptors of their processes."""
 
     def serve(self) -> ParentSocket:
-        """Returns in every child, with its socket. The template itself never returns."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        """Return in every child, with its socket. The fork server itself never returns."""
         while True:
-            for fd, _events in poll.poll():
+            for fd, _events in self._poll.poll():
                 if fd != self._control.fileno():
-                    poll.unregister(fd)
-                    self._collect_exits(fd)
-                elif (link := self._answer(poll)) is not None:
-                    return link
+                    self._report_exit(fd)
+                elif (parent := self._answer()) is not None:
+                    return parent
 
-    def _answer(self, poll: "select.poll") -> ParentSocket | None:
+    def _answer(self) -> ParentSocket | None:
         data, fds = b"", list[int]()
         with suppress(ConnectionError):
             data, fds, _flags, _address = socket.recv_fds(self._control, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
-            os._exit(0)  # the worker is gone, or needs us no longer
+            os._exit(0)  # the worker is dead, or has closed the socket to stop us
         (message,) = Unpacker().feed(data)
         if not isinstance(message, Fork) or len(fds) != 1:
-            raise TypeError(f"a template is never sent {message} with {len(fds)} descriptors")
+            raise TypeError(f"unexpected message to the fork server: {message} with {len(fds)} descriptors")
         try:
-            if self._fork(poll):
+            if self._fork():
                 return ParentSocket(fds[0])
-        except OSError as error:  # out of processes or descriptors, for now
-            _tell(self._control, Refused(f"cannot fork: {error}"))
+        except OSError as error:  # no processes or descriptors left at the moment
+            _send(self._control, StartFailed(f"cannot fork: {error}"))
         os.close(fds[0])
         return None
 
-    def _fork(self, poll: "select.poll") -> bool:
-        """True in the child."""
-        template = os.getpid()
-        sys.stdout.flush()
+    def _fork(self) -> bool:
+        """Fork a child. Return True in the child."""
+        server_pid = os.getpid()
+        sys.stdout.flush()  # or the child would have a copy of the buffer and write it again
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            self._leave(template)
+            die_with_parent(server_pid)  # not inherited by a fork
+            os.setpgid(0, 0)
+            # The child keeps nothing of ours open, only what the user's modules opened.
+            self._control.close()
+            for pidfd in self._children:
+                os.close(pidfd)
             return True
         try:
             pidfd = os.pidfd_open(pid)
@@ -119,20 +132,13 @@ class ForkServerMain:
             os.waitpid(pid, 0)
             raise
         self._children[pidfd] = pid
-        poll.register(pidfd, select.POLLIN)
+        self._poll.register(pidfd, select.POLLIN)
         socket.send_fds(self._control, [pack(Forked(pid))], [pidfd])
         return False
 
-    def _leave(self, template: int) -> None:
-        """In the child: nothing of ours stays open, only what the user's modules opened."""
-        die_with(template)  # a fork forgets this
-        os.setpgid(0, 0)
-        self._control.close()
-        for pidfd in self._children:
-            os.close(pidfd)
-
-    def _collect_exits(self, pidfd: int) -> None:
+    def _report_exit(self, pidfd: int) -> None:
+        self._poll.unregister(pidfd)
         pid = self._children.pop(pidfd)
         _pid, status = os.waitpid(pid, 0)
         os.close(pidfd)
-        _tell(self._control, ForkExited(pid, os.waitstatus_to_exitcode(status)))
+        _send(self._control, ForkExited(pid, os.waitstatus_to_exitcode(status)))

@@ -1,4 +1,7 @@
-"""What lies before a child: filled by whoever reads the socket, taken from by whoever runs the tasks."""
+"""The child's end of the socket to its worker, and the assignments that have not started.
+
+One thread at a time reads the socket and puts assignments into the inbox; the runner takes them out.
+"""
 
 import logging
 import os
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from horsies.executor.protocol import (
-    ANY,
+    NO_ASSIGNMENT,
     Assignment,
     Done,
     Interrupt,
@@ -16,11 +19,11 @@ from horsies.executor.protocol import (
     Message,
     Ping,
     Pong,
-    Reason,
     Recall,
     Returned,
     RunTasks,
     Stop,
+    StopReason,
     Unpacker,
     pack,
 )
@@ -29,39 +32,44 @@ from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 
-# --------
-# The child's end of the socket to its worker, by its descriptor alone: the module `socket` takes a twentieth of a child's start to load.
-
 RECV_BYTES = 1 << 16
-"""A buffer of this size is made for each read. From 128 KiB on the C library maps and unmaps it, which takes longer than to read."""
+"""The size of the buffer for each read. From 128 KiB on the C library maps and unmaps it, which takes longer than reading."""
+
+log = logging.getLogger("horsies.executor")
 
 
 class ParentSocket:
-    """Bytes in both directions; many threads may send, one whole message at a time, if they take turns.
+    """The socket to the worker. It is never closed, because a thread may still read; the kernel closes it with the process.
 
-    Nobody closes it: somebody may read to the last, and the process takes it along when it ends.
+    It uses the descriptor alone: loading the module `socket` takes a twentieth of a child's start.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._unpacker = Unpacker()
 
-    def receive(self) -> bytes:
-        """At least one byte; none when the worker has closed its end, or is gone."""
+    def receive(self) -> list[Message]:
+        """Wait for at least one message. The process exits when the worker has closed its end or is dead."""
         while True:
             try:
-                return os.read(self._fd, RECV_BYTES)
+                data = os.read(self._fd, RECV_BYTES)
             except BlockingIOError:
-                self._wait_again()
+                self._set_blocking()
+                continue
             except ConnectionError:
-                return b""
+                data = b""
+            if not data:
+                os._exit(0)
+            if messages := list(self._unpacker.feed(data)):
+                return messages
 
     def send(self, data: bytes) -> None:
-        """All of it. To a worker that is gone there is nothing to say: the process ends, whichever thread found out, and without a word."""
+        """Send all of it; callers take turns. If the worker is dead, the process exits silently, on whichever thread this is."""
         while True:
             try:
                 sent = os.write(self._fd, data)
             except BlockingIOError:
-                self._wait_again()
+                self._set_blocking()
             except ConnectionError:
                 os._exit(0)
             else:
@@ -70,137 +78,112 @@ class ParentSocket:
                 data = data[sent:]
 
     def close_in_copy(self) -> None:
-        """In a copy of this process that a task has forked: it has nothing to say, and must not hear what is said to the original."""
+        """Close the descriptor in a copy of this process that a task has forked, so that it neither reads nor writes."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def _wait_again(self) -> None:
-        """User code has made every descriptor that it found non-blocking."""
+    def _set_blocking(self) -> None:
+        """Undo what user code does that makes every descriptor it finds non-blocking."""
         os.set_blocking(self._fd, True)
 
 
-log = logging.getLogger("horsies.executor")
+class TaskRunner(Protocol):
+    """What runs the tasks. The thread that reads the socket calls these methods."""
 
-
-class RunsTasks(Protocol):
-    """Who runs the tasks. All are called by whoever hears."""
-
-    def woken(self) -> None: ...
-    def interrupt(self, assignment_no: int, reason: Reason) -> None: ...
-    def pinged(self) -> int:
-        """Let the event loop answer, too, if there is one. The ticket of the coroutine that it executes, or `ANY`."""
+    def wake(self) -> None: ...
+    def interrupt(self, assignment_no: int, reason: StopReason) -> None: ...
+    def on_ping(self) -> int:
+        """Let the event loop answer too, if there is one. Return the assignment that it executes, or `NO_ASSIGNMENT`."""
         ...
 
 
 class Inbox:
-    """Messages from the parent, whose death ends the process."""
+    """The assignments that have not started, and the way to send reports."""
 
-    def __init__(self, link: ParentSocket) -> None:
-        self._link = link
-        self._unpacker = Unpacker()
-
-    def receive(self) -> list[Message]:
-        """At least one."""
-        while True:
-            data = self._link.receive()
-            if not data:
-                os._exit(0)
-            if messages := list(self._unpacker.feed(data)):
-                return messages
-
-
-class ExecutorInbox:
-    """The tray of what has not begun, and the way to the parent."""
-
-    def __init__(self, link: ParentSocket, inbox: Inbox, max_memory_mb: float | None, rss_mb: Callable[[], float]):
-        self._link = link
-        self._inbox = inbox
+    def __init__(self, parent: ParentSocket, max_memory_mb: float | None, rss_mb: Callable[[], float]) -> None:
+        self._parent = parent
         self._max_memory_mb = max_memory_mb
         self._rss_mb = rss_mb
         self._pending: deque[Assignment] = deque()
-        self._last_taken = ANY
+        self._last_taken = NO_ASSIGNMENT
         self._is_leaving = False
         self._state = threading.Lock()
-        self._sending = threading.Lock()  # never taken before `_state` is
+        self._sending = threading.Lock()  # lock order: `_state` first, then `_sending`, never the other way round
         self.is_stopping = False
 
-    def receive_message(self, runs: RunsTasks, early: Iterable[Message] = ()) -> None:
-        """Wait for messages, unless there are some already, and take them in. By one thread at a time."""
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def receive(self, runner: TaskRunner, received: Iterable[Message] = ()) -> None:
+        """Wait for messages, unless some were received before, and apply them. Called by one thread at a time."""
         try:
-            for message in early or self._inbox.receive():
-                self._take_in(message, runs)
-        except BaseException as error:  # a child that cannot hear would wait for ever and hold its place
-            log.warning("this child can no longer hear its worker: %r", error, exc_info=error)
+            for message in received or self._parent.receive():
+                self._apply(message, runner)
+        except BaseException as error:  # a child that cannot read would wait without end and keep its slot
+            log.warning("child: cannot read messages of the worker, exiting: %r", error, exc_info=error)
             os._exit(1)
 
     def take(self, at_most: int) -> list[Assignment]:
-        """What is to begin next, in the order it came."""
+        """Take the assignments to start next, in the order of arrival."""
         with self._state:
             taken = [self._pending.popleft() for _ in range(min(at_most, len(self._pending)))]
             if taken:
                 self._last_taken = taken[-1].assignment_no
             return taken
 
-    @property
-    def has_more(self) -> bool:
-        return bool(self._pending)
-
     def send(self, frames: bytes) -> None:
         with self._sending:
-            self._link.send(frames)
+            self._parent.send(frames)
 
-    def ending(self, done: Done) -> bytes:
-        """The frames that report an ending, with the measure taken. Too big: what has not begun goes back with it."""
+    def pack_ending(self, done: Done) -> bytes:
+        """Return the frames that report an ending. Above the memory limit they also return what has not started."""
         with self._state:
             if self._max_memory_mb is not None and not self._is_leaving:
                 self._is_leaving = self._rss_mb() >= self._max_memory_mb
             if not self._is_leaving:
                 return pack(done)
-            done = done._replace(leaving=True)
-            return pack(done, *self._given_back())
+            return pack(done._replace(leaving=True), *self._clear_pending())
 
-    def _given_back(self) -> list[Returned]:
+    def _clear_pending(self) -> list[Returned]:
         assignment_nos = [assignment.assignment_no for assignment in self._pending]
         self._pending.clear()
         return [Returned(assignment_nos)] if assignment_nos else []
 
-    def _take_in(self, message: Message, runs: RunsTasks) -> None:
+    def _apply(self, message: Message, runner: TaskRunner) -> None:
         if isinstance(message, Interrupt):
-            self._interrupt(message, runs)
+            self._interrupt(message, runner)
             return
         if isinstance(message, Ping):
-            self.send(pack(Pong(runs.pinged())))
+            self.send(pack(Pong(runner.on_ping())))
             return
         with self._state:
             match message:
                 case RunTasks(assignments):
                     self._pending.extend(Assignment(*fields) for fields in assignments)
                     if self._is_leaving:
-                        self.send(pack(*self._given_back()))  # it was on its way when we said so
+                        self.send(pack(*self._clear_pending()))  # the worker sent it before it read that we are leaving
                 case Recall(behind):
-                    wanted = self._given_back() if behind in {ANY, self._last_taken} else []
-                    self.send(pack(*(wanted or [Returned([])])))
+                    is_due = behind in {NO_ASSIGNMENT, self._last_taken}
+                    self.send(pack(*((is_due and self._clear_pending()) or [Returned([])])))
                 case KeepRunning():
                     self._is_leaving, self._max_memory_mb = False, None
                 case Stop():
                     self.is_stopping = True
                 case _:
-                    raise AssertionError(f"a child is never sent {message}")
-        runs.woken()
+                    raise AssertionError(f"unexpected message from the worker: {message}")
+        runner.wake()
 
-    def _interrupt(self, message: Interrupt, runs: RunsTasks) -> None:
-        """What is cancelled before it began ends without beginning. (A time-out cannot come before the beginning.)"""
+    def _interrupt(self, message: Interrupt, runner: TaskRunner) -> None:
+        """End a task that is cancelled before its start without starting it. (A time-out cannot come before the start.)"""
         with self._state:
-            early = next((waiting for waiting in self._pending if waiting.assignment_no == message.assignment_no), None)
-            if early and message.reason == "cancel":
-                self._pending.remove(early)
-                self.send(pack(_never_began(early)))
-        if not early:
-            runs.interrupt(message.assignment_no, message.reason)
-
-
-def _never_began(early: Assignment) -> Done:
-    error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it began")
-    text = encode_error(error, task_id=early.task_id)
-    return Done(early.assignment_no, TaskStatus.CANCELLED.value, 0, error.error_code, None, text)
+            pending = next((one for one in self._pending if one.assignment_no == message.assignment_no), None)
+            if pending and message.reason == "cancel":
+                self._pending.remove(pending)
+                error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it began")
+                text = encode_error(error, task_id=pending.task_id)
+                status = TaskStatus.CANCELLED.value
+                self.send(pack(Done(pending.assignment_no, status, 0, error.error_code, None, text)))
+        if not pending:
+            runner.interrupt(message.assignment_no, message.reason)

@@ -1,13 +1,13 @@
-"""Calling a task's function so that a soft stop reaches it, and nothing but it.
+"""Call a task's function so that a soft stop reaches it, and nothing else.
 
-*On the main thread* by SIGURG, whose handler raises. A signal, because it interrupts blocking calls (`time.sleep`, a read from a
-socket, waiting for a process). SIGURG, because hardly any program uses it, and because its default is to be ignored: where user
-code has put another handler in place, or one comes late, nothing is killed. *On other threads* by the interpreter's
-asynchronous exception, which strikes between two instructions only: a blocking call there ends first. *Coroutines* are
-cancelled, as everything in asyncio is.
+*On the main thread* a signal handler for SIGURG raises it. A signal, because it interrupts blocking calls (`time.sleep`, a read from a
+socket, waiting for a process). SIGURG, because hardly any program uses it, and because it is ignored by default: if user
+code has installed another handler, or a signal arrives late, nothing is killed. *On other threads* it is the interpreter's
+asynchronous exception, which is raised between two instructions only: a blocking call there ends first. *Coroutines* are
+cancelled in the usual way of asyncio.
 
-On threads the exception may strike just before or just after the function's own code, so the calls below are nested: it is raised
-at most once for a task (`Running`), hence what the inner `except` lets slip, the outer one gets.
+On threads the exception may be raised just before or just after the function's own code, so the calls below are nested. It is raised
+at most once for a task (`RunningTask`), hence the outer `except` catches what the inner one misses.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from horsies.executor.execute import Attempt, RunningTask
+from horsies.executor.execute import CallOutcome, RunningTask
 from horsies.executor.os_process import exit_if_copy
 
 if TYPE_CHECKING:
@@ -33,35 +33,19 @@ _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
 
 
-class _Withdrawn(BaseException):
-    """Takes the place of a soft stop."""
-
-
-def _withdraw() -> None:
-    """Take back a soft stop that may not have struck this thread yet: what takes its place strikes at once, in here.
-
-    None at all could take its place, too. But CPython 3.11 and 3.12 then go on looking for one, at every call on every thread, and on
-    3.11 a thread that is traced (for coverage, by a debugger) never gets beyond that.
-    """
-    with suppress(_Withdrawn):
-        _set_async_exc(threading.get_ident(), id(_Withdrawn))
-        while True:
-            pass
-
-
 class InterruptMainThread:
-    """Functions called on the main thread, one at a time. To be made there."""
+    """Call functions on the main thread, one at a time. Create it there: it installs the signal handler."""
 
     def __init__(self) -> None:
         self._guarded: RunningTask | None = None
         self._ident = threading.get_ident()
         signal.signal(SOFT_STOP_SIGNAL, self._on_signal)
 
-    def call(self, running: RunningTask, function: Callable[[], Any]) -> Attempt:
+    def call(self, running: RunningTask, function: Callable[[], Any]) -> CallOutcome:
         try:
             try:
                 self._guarded = running
-                running.strike()  # asked before it began
+                running.raise_once()  # a stop was requested before the start
                 returned = function()
                 exit_if_copy(None)
                 self._guarded = None
@@ -69,19 +53,19 @@ class InterruptMainThread:
                 exit_if_copy(error)
                 self._guarded = None
                 return None, error
-        except BaseException as error:  # noqa: BLE001 - the soft stop, while the task's own exception was on its way
+        except BaseException as error:  # noqa: BLE001 - the soft stop, raised while the task's own exception was handled
             self._guarded = None
             return None, error
         return returned, None
 
     def stop(self, running: RunningTask) -> None:
-        """From any thread."""
+        """Stop the task, from any thread."""
         threading.Thread(
             target=self._signal_until_raised, args=[running], name="horsies-soft-stop", daemon=True
         ).start()
 
     def _signal_until_raised(self, running: RunningTask) -> None:
-        """Again and again: a signal that comes just before a blocking call does not interrupt it, and its handler waits, too."""
+        # Repeated: a signal that arrives just before a blocking call does not interrupt it, and its handler runs only after the call.
         pause_s = FIRST_PAUSE_S
         while not (running.is_interrupted or running.is_over):
             signal.pthread_kill(self._ident, SOFT_STOP_SIGNAL)
@@ -90,36 +74,38 @@ class InterruptMainThread:
 
     def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
         if self._guarded:
-            self._guarded.strike()
+            self._guarded.raise_once()
 
 
 class InterruptThread:
-    """One function called on whatever thread `call` is called on."""
+    """Call one function on the thread that calls `call`."""
 
     def __init__(self, running: RunningTask) -> None:
         self._running = running
-        self._ident: int | None = None  # while it is inside the function
-        # Struck inside `_leave`, the thread may leave it locked, and comes back to it: it must be able to enter again.
+        self._ident: int | None = None  # set while the thread is inside the function
+        # Reentrant: if the exception is raised inside `_leave`, the thread may still hold the lock when it enters `_leave` again.
         self._gate = threading.RLock()
 
-    def call(self, function: Callable[[], Any]) -> Attempt:
+    def call(self, function: Callable[[], Any]) -> CallOutcome:
         try:
             try:
                 self._enter()
                 returned = function()
-                exit_if_copy(None)  # first: whoever held the gate when it was copied does not exist in the copy
+                exit_if_copy(
+                    None
+                )  # before `_leave`: a thread that held the gate during the fork does not exist in the copy
                 self._leave()
             except BaseException as error:  # noqa: BLE001 - user code
                 exit_if_copy(error)
                 self._leave()
                 return None, error
-        except BaseException as error:  # noqa: BLE001 - the soft stop, while the task's own exception was on its way
+        except BaseException as error:  # noqa: BLE001 - the soft stop, raised while the task's own exception was handled
             self._leave()
             return None, error
         return returned, None
 
     def stop(self) -> None:
-        """From another thread."""
+        """Stop the task, from another thread."""
         if self._running.is_interrupted:
             return
         with self._gate:
@@ -129,29 +115,45 @@ class InterruptThread:
 
     def _enter(self) -> None:
         with self._gate:
-            self._running.strike()  # asked before it began
+            self._running.raise_once()  # a stop was requested before the start
             self._ident = threading.get_ident()
 
     def _leave(self) -> None:
         with self._gate:
             self._ident = None
             if self._running.is_interrupted:
-                _withdraw()  # else it would strike the next task
+                _withdraw_soft_stop()  # or it could be raised in the next task of this thread
+
+
+class _Withdrawn(BaseException):
+    """Replaces a soft stop that has not been raised."""
+
+
+def _withdraw_soft_stop() -> None:
+    """Replace a soft stop that may not have been raised on this thread yet by an exception that is raised and caught here.
+
+    Passing NULL would clear it too. But CPython 3.11 and 3.12 then go on checking for one, at every call on every thread, and on
+    3.11 a thread that is traced (for coverage, by a debugger) never leaves that loop.
+    """
+    with suppress(_Withdrawn):
+        _set_async_exc(threading.get_ident(), id(_Withdrawn))
+        while True:
+            pass
 
 
 class InterruptCoroutine:
-    """One coroutine, awaited on the event loop that `stop` is called on, too."""
+    """Await one coroutine. `stop` must be called on the same event loop."""
 
     def __init__(self, running: RunningTask) -> None:
         self._running = running
-        self._task: asyncio.Task[Any] | None = None  # while it is inside the coroutine
+        self._task: asyncio.Task[Any] | None = None  # set while it is inside the coroutine
 
-    async def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Attempt:
-        import asyncio  # noqa: PLC0415 - a coroutine runs, so it is loaded
+    async def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> CallOutcome:
+        import asyncio  # noqa: PLC0415 - children without coroutines do not load it
 
         try:
             self._task = asyncio.current_task()
-            self._running.strike()  # asked before it began
+            self._running.raise_once()  # a stop was requested before the start
             returned = await function()
         except BaseException as error:  # noqa: BLE001 - user code
             exit_if_copy(error)

@@ -1,32 +1,46 @@
-"""A child dies with its parent, and only by its parent's word. A copy of it that a task has forked is not a child."""
+"""A child as a process of the operating system: its signals, forks, event loop, title and memory.
+
+A child dies with its parent and stops only when its parent says so. A process that a task forks from it is a copy, not a child: it
+must not use the socket to the worker, go on with the event loop, or run tasks.
+"""
+
+from __future__ import annotations
 
 import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine
+    from contextvars import Context
+    from types import FrameType
+
+T = TypeVar("T")
+
+MB = 1 << 20
 _PR_SET_PDEATHSIG = 1
-_ASKING = (signal.SIGINT, signal.SIGTERM)
-"""What asks a process to end."""
+_PR_SET_NAME = 15
+_MAX_TITLE_BYTES = 15
+_TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def die_with(parent: int) -> None:
-    """Be killed when that process ends, busy in C code or not (Linux). Elsewhere the end of the socket tells."""
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent ends, even inside C code (Linux). Elsewhere the closed socket ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # it died in between
+        if os.getppid() != parent_pid:
+            os._exit(1)  # the parent died before prctl took effect
 
 
 def ignore_signals() -> None:
-    """Ctrl-C and service managers signal the whole group; only the parent decides."""
+    """Ignore SIGINT and SIGTERM: Ctrl-C and service managers signal the whole group, but only the parent stops a child."""
     # Handlers, not SIG_IGN, which programs started by a task would inherit.
-    for number in _ASKING:
+    for number in _TERMINATION_SIGNALS:
         signal.signal(number, _ignore)
 
 
@@ -34,43 +48,52 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
     pass
 
 
-class _Copies:
-    """Whether this process is a copy of a child, forked by user code."""
+# -- copies that user code forks
 
+
+class _Fork:
     is_copy = False
+    """True in a process that user code has forked from a child."""
 
 
 def disown_forked_copies(*in_copy: Callable[[], None]) -> None:
-    """Call these in every process that user code forks from this one, on whatever thread, without starting a program in it."""
-
-    held = threading.local()
+    """Call these in every process that user code forks from this one without starting a program in it, on any thread."""
+    local = threading.local()
 
     def before_fork() -> None:
-        # A signal that comes before the copy has its own handlers would be ignored, and whoever sent it would wait for ever.
-        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+        # The copy would ignore a signal that arrives before it has its own handlers, and its sender would wait without end.
+        local.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINATION_SIGNALS)
 
     def after_fork() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, local.mask)
 
     def after_fork_in_copy() -> None:
-        _Copies.is_copy = True
+        _Fork.is_copy = True
         for call in in_copy:
             call()
-        with suppress(ValueError):  # only the main thread may, and in the copy this is it
-            _mind_signals()
+        with suppress(ValueError):  # only the main thread may set handlers; in a copy that is the thread that forked
+            _restore_signals()
         after_fork()
 
     os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork_in_copy)
 
 
+def _restore_signals() -> None:
+    """Let a copy be terminated by any process: the pools of `multiprocessing` do this and wait for it."""
+    if signal.getsignal(signal.SIGTERM) is _ignore:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is _ignore:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def exit_if_copy(raised: BaseException | None) -> None:
-    """To be called when user code is left. In a copy nothing that follows is to happen: it would report, and run tasks, a second time."""
-    if _Copies.is_copy:
+    """End a copy where user code ends. Otherwise it would report the task, and run others, a second time."""
+    if _Fork.is_copy:
         exit_copy(raised)
 
 
 def exit_copy(raised: BaseException | None) -> NoReturn:
-    """As a process ends whose main function has returned or raised, but nothing else of ours or of the user's is run."""
+    """Exit as a program does whose main function returned or raised, but run no further code, neither ours nor the user's."""
     code: object = None if raised is None else 1
     try:
         if isinstance(raised, SystemExit):
@@ -78,7 +101,7 @@ def exit_copy(raised: BaseException | None) -> NoReturn:
             if code is not None and not isinstance(code, int):
                 sys.stderr.write(f"{code}\n")
         elif raised is not None:
-            import traceback  # noqa: PLC0415 - hardly ever
+            import traceback  # noqa: PLC0415 - rarely needed
 
             traceback.print_exception(raised)
         sys.stdout.flush()
@@ -87,58 +110,83 @@ def exit_copy(raised: BaseException | None) -> NoReturn:
         os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
 
 
-def _mind_signals() -> None:
-    """Of a copy everybody may ask that it ends, above all `multiprocessing`, whose pools wait for it."""
-    if signal.getsignal(signal.SIGTERM) is _ignore:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is _ignore:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+class ChildEventLoop:
+    """The event loop of a child, created at first use: a child that runs only functions never loads asyncio.
+
+    It lasts as long as the child, so that tasks can use what a start hook opens on it.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    @property
+    def is_created(self) -> bool:
+        return self._runner is not None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        return self._get_runner().get_loop()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, context: Context | None = None) -> T:
+        return self._get_runner().run(coroutine, context=context)
+
+    def _get_runner(self) -> asyncio.Runner:
+        if self._runner is None:
+            import asyncio  # noqa: PLC0415 - see the docstring of the class
+
+            self._runner = asyncio.Runner()
+        return self._runner
+
+    def stop_in_copy(self) -> None:
+        """Keep a copy that a coroutine has forked from going on with other coroutines once it awaits."""
+        if self._runner is None:
+            return
+        loop = self._runner.get_loop()
+        # There is no public way to clear the callbacks; a loop of another implementation may run one more step.
+        ready: Any = getattr(loop, "_ready", None)
+        if ready is not None:
+            ready.clear()
+        # In debug mode a loop checks the thread; then the fork did not happen on the loop, and the copy does not run it.
+        with suppress(RuntimeError):
+            loop.call_soon(exit_copy, RuntimeError("a process that a task has forked cannot go on with its event loop"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._runner is not None:
+            self._runner.close()
 
 
-# --------
-# What a process is doing, as `ps` and `top` show it (Linux only, and 15 bytes at most).
-
-_PR_SET_NAME = 15
-_MAX_BYTES = 15
+# -- what `ps` and `top` show
 
 
-def _shown(text: str) -> bytes:
-    cut = f"horsies: {text}".encode(errors="replace")[:_MAX_BYTES]
-    return cut.decode(errors="ignore").encode()  # no half characters
-
-
-def _titler() -> Callable[[str], None]:
+def _title_setter() -> Callable[[str], None]:
     if sys.platform != "linux":
         return lambda _text: None
-    prctl = ctypes.PyDLL(None).prctl  # keeps the GIL: quicker than giving it away and waiting for it again
+    prctl = ctypes.PyDLL(None).prctl  # keeps the GIL: faster than releasing it and waiting for it again
 
     def set_title(text: str) -> None:
-        prctl(_PR_SET_NAME, ctypes.c_char_p(_shown(text)), 0, 0, 0)
+        title = f"horsies: {text}".encode(errors="replace")[:_MAX_TITLE_BYTES]
+        whole_characters = title.decode(errors="ignore").encode()
+        prctl(_PR_SET_NAME, ctypes.c_char_p(whole_characters), 0, 0, 0)
 
     return set_title
 
 
-set_title = _titler()
-"""To be called on the main thread: a title belongs to a thread, and the main thread's is the process's."""
-
-
-# --------
-# How much memory this process has resident.
-
-MB = 1 << 20
+set_title = _title_setter()
+"""Show what this process does (Linux, 15 bytes). Call it on the main thread: a title belongs to a thread, and that of the main thread is the
+title of the process.
+"""
 
 
 def rss_meter() -> Callable[[], float]:
-    """A function that tells the resident memory of this process in MB, cheap enough to ask after every task."""
-    if sys.platform == "linux":
-        return _statm_meter()
-    import psutil  # noqa: PLC0415 - slow to import, and Linux has no need of it
+    """Return a function that measures the resident memory of this process in MB, cheap enough to call after every task."""
+    if sys.platform != "linux":
+        import psutil  # noqa: PLC0415 - slow to import, and not needed on Linux
 
-    process = psutil.Process()
-    return lambda: process.memory_info().rss / MB
-
-
-def _statm_meter() -> Callable[[], float]:
-    fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)  # of whoever opens it: to be made after a fork
+        process = psutil.Process()
+        return lambda: process.memory_info().rss / MB
+    # /proc/self is resolved when it is opened: call this after a fork, not before.
+    fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     page_mb = os.sysconf("SC_PAGE_SIZE") / MB
     return lambda: int(os.pread(fd, 128, 0).split()[1]) * page_mb

@@ -1,16 +1,16 @@
-"""The whole protocol between a worker and its child processes: length-framed messages over a socketpair.
+"""The protocol between a worker and its child processes: length-prefixed frames over a socketpair.
 
-A frame is four bytes of length, one byte for the kind of message, and its fields. Arguments and results pass through as the text they
-have in the database: the parent never decodes them.
+A frame is four bytes of length, one byte for the kind of message, and its fields. Arguments and results are passed on as the text they
+have in the database: the worker never decodes them.
 
 *To the child* the fields are a marshalled tuple: both ends are the same interpreter on the same machine, the fields are plain numbers
-and strings, and it is the fastest that Python has. *From the child* they are not, because user code runs there and can find the socket. A
-few bytes that `marshal` reads can make it allocate gigabytes, or crash the process. So reports have a fixed layout (`struct`) where they are
-frequent and are JSON where they are rare; every field is checked before anybody sees it. Whatever else arrives is a WireError.
+and strings, and nothing in Python is faster. *From the child* they are not, because user code runs there and can find the socket. A
+few bytes that `marshal` reads can make it allocate gigabytes, or crash the process. So reports have a fixed layout (`struct`) if they are
+frequent, and are JSON if they are rare; every field is checked before it is used. Anything else that arrives is a ProtocolError.
 
-A *ticket* is the parent's number for one assignment to this child. The child reports every beginning before user code
-runs: what the kernel took over from a child that died is still read, so when the end of file comes the parent knows what had
-begun (it crashed) and what had not (it is released).
+An *assignment number* identifies one assignment of a task to this child. The child reports every start before user code
+runs. The kernel still delivers what a child wrote before it died, so at the end of file the worker knows which tasks had
+started (they crashed) and which had not (they are released).
 """
 
 import json
@@ -25,24 +25,46 @@ from horsies.model.status import Misfit, TaskStatus
 
 MAX_FRAME = 1 << 30
 MAX_SMALL_REPORT: Final = 1 << 22
-"""Of a report that is JSON. The longest is a list of tickets that are given back."""
+"""The limit for a report in JSON. The longest is a list of returned assignments."""
 MAX_REPORTED_TEXT: Final = 1 << 16
-"""What a child is at, or why it cannot start, is cut to so many characters."""
+"""Texts in such reports, for example why a child cannot start, are cut to this number of characters."""
 
-Reason: TypeAlias = Literal["timeout", "cancel"]
+StopReason: TypeAlias = Literal["timeout", "cancel"]
+
+NO_ASSIGNMENT: Final = 0
+"""Assignment numbers begin at 1."""
 
 
 class ProtocolError(Exception):
-    """The bytes are not of this protocol: the child's end was written to by something else."""
+    """The bytes do not follow this protocol: other code has written to the child's end of the socket."""
 
 
 class EmptyMessage(tuple[()]):
-    """A message that says it all by its kind; sooner made than a named tuple without names."""
+    """A message without fields. Created faster than a named tuple."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+# -- to the child
+
+
+class Boot(NamedTuple):
+    """The first message: what to load, and how to run it.
+
+    `imports` are modules besides those that the app lists. `dsn` replaces the database of the app. `path` is the worker's `sys.path`.
+    """
+
+    app: str
+    loglevel: str
+    concurrency: int
+    max_memory_mb: float | None
+    imports: list[str]
+    dsn: str | None = None
+    path: tuple[str, ...] = ()
+    log_format: str = "text"
 
 
 class Assignment(NamedTuple):
@@ -58,93 +80,78 @@ class Assignment(NamedTuple):
     trace: str | None = None
 
 
-# -- to the child
-
-
-class Boot(NamedTuple):
-    """First: what to load, and how to run it. `imports` are modules beside those that the app names itself; `dsn` is where its
-    tasks send to, if not where the app says; `path` is where the worker itself finds modules.
-    """
-
-    app: str
-    loglevel: str
-    concurrency: int
-    max_memory_mb: float | None
-    imports: list[str]
-    dsn: str | None = None
-    path: tuple[str, ...] = ()
-    log_format: str = "text"
-
-
-Fields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None, str | None]
-"""Of an `Assignment`: a plain tuple is what marshal writes."""
+AssignmentFields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None, str | None]
+"""The fields of an `Assignment`: marshal writes plain tuples only."""
 
 
 class RunTasks(NamedTuple):
     """Run these, in this order."""
 
-    assignments: list[Fields]
-
-
-ANY: Final = 0
-"""No ticket: these begin at 1."""
+    assignments: list[AssignmentFields]
 
 
 class Recall(NamedTuple):
-    """Give back what has not begun, because this task, or `ANY`, takes long. If it has ended meanwhile there is no need."""
+    """Return what has not started, because the task `behind` is slow. If that task has ended, return nothing.
+
+    With `NO_ASSIGNMENT`, return it in any case.
+    """
 
     behind: int
 
 
 class Interrupt(NamedTuple):
-    """Make this task raise, so that it can clean up and end."""
+    """Raise the soft stop in this task, so that it can clean up and end."""
 
     assignment_no: int
-    reason: Reason
+    reason: StopReason
 
 
 class Ping(EmptyMessage):
-    """Are you there?"""
+    """Answer with a Pong."""
 
 
 class KeepRunning(EmptyMessage):
-    """You are too big, but nobody can take your place: go on, and measure no more."""
+    """Go on above the memory limit, and stop measuring: no other child can take over."""
 
 
 class Stop(EmptyMessage):
-    """Leave when you are done."""
+    """Exit when all assigned tasks have ended."""
+
+
+class Fork(EmptyMessage):
+    """To the fork server: fork a child. Its socket comes with this message."""
 
 
 # -- from the child
 
 
 class Booting(NamedTuple):
-    """What it is at before it is ready, and again when it leaves: an import or a hook."""
+    """What the child does before it is ready, and again when it exits: an import or a hook."""
 
-    what: str
+    step: str
 
 
 class Ready(NamedTuple):
-    """The app is loaded, and the hooks have run; its memory now that all has settled."""
+    """The app is loaded and the start hooks have run. `rss_mb` is the memory in use after that."""
 
     pid: int
     rss_mb: float
 
 
-class Refused(NamedTuple):
-    """The app could not be loaded, and why."""
+class StartFailed(NamedTuple):
+    """The app could not be loaded, or the process not be forked."""
 
     reason: str
 
 
 class Began(NamedTuple):
-    """User code of this ticket starts now."""
+    """User code of this assignment starts now."""
 
     assignment_no: int
 
 
 class Progress(NamedTuple):
-    """How far this ticket is, in the task's own words."""
+    """What a task reports of its own progress."""
 
     assignment_no: int
     fraction: float | None
@@ -152,9 +159,9 @@ class Progress(NamedTuple):
 
 
 class Done(NamedTuple):
-    """This ticket has ended. `leaving`: the child is too big; it takes nothing more, and waits to be told to stop.
+    """This assignment has ended. `leaving`: the child is above its memory limit; it starts nothing more and waits for Stop.
 
-    `misfit`: it was not begun, because this child cannot run it; what there is instead is the error that says why.
+    `misfit`: the task was not started, because this child cannot run it; the error says why.
     """
 
     assignment_no: int
@@ -170,65 +177,41 @@ class Done(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """Here: its interpreter runs, whatever its task does. A call into C that holds the GIL keeps it silent.
+    """The interpreter runs, whatever the task does. A call into C that holds the GIL delays it.
 
-    `on_loop` is the ticket of the coroutine that is at this moment executed by the event loop, or `ANY`.
+    `on_loop` is the assignment whose coroutine the event loop executes at this moment, or `NO_ASSIGNMENT`.
     """
 
-    on_loop: int = ANY
+    on_loop: int = NO_ASSIGNMENT
 
 
 class LoopAlive(EmptyMessage):
-    """The event loop has run since the last Ping. Only a child with an event loop of its own says so."""
+    """The event loop has run since the last Ping. Only a child with `concurrency` above 1 sends it."""
 
 
 class Returned(NamedTuple):
-    """To a recall, or because it is leaving: these have not begun and never will here."""
+    """These have not started and will not start here: the answer to a recall, or sent because the child is leaving."""
 
     assignment_nos: list[int]
 
 
-# -- to and from the template
-
-
-class Fork(EmptyMessage):
-    """To the template: a child, please; its socket comes with this message."""
-
-
 class Forked(NamedTuple):
-    """From the template: here it is; a descriptor of its process comes with this message."""
+    """From the fork server: the child is forked. A descriptor of its process comes with this message."""
 
     pid: int
 
 
 class ForkExited(NamedTuple):
-    """From the template: that child is dead; its exit code, or the signal that killed it, negative."""
+    """From the fork server: that child is dead. `code` is its exit code, or the negative number of the signal that killed it."""
 
     pid: int
     code: int
 
 
-Message: TypeAlias = (
-    Boot
-    | RunTasks
-    | Recall
-    | Interrupt
-    | Ping
-    | KeepRunning
-    | Stop
-    | Booting
-    | Ready
-    | Refused
-    | Began
-    | Progress
-    | Done
-    | Pong
-    | LoopAlive
-    | Returned
-    | Fork
-    | Forked
-    | ForkExited
-)
+Order: TypeAlias = Boot | RunTasks | Recall | Interrupt | Ping | KeepRunning | Stop | Fork
+_JsonReport: TypeAlias = Booting | Ready | StartFailed | Progress | Pong | LoopAlive | Returned | Forked | ForkExited
+Report: TypeAlias = Began | Done | _JsonReport
+Message: TypeAlias = Order | Report
 
 _HEAD = struct.Struct("!IB")
 _KIND_BYTES: Final = 1
@@ -236,14 +219,14 @@ _LENGTH_BYTES: Final = _HEAD.size - _KIND_BYTES
 
 
 def pack(*messages: Message) -> bytes:
-    """Frames ready to be written, in one piece."""
+    """Return the frames of these messages as one byte string."""
     if len(messages) == 1:
         return _PACKERS[type(messages[0])](messages[0])
     return b"".join([_PACKERS[type(message)](message) for message in messages])
 
 
 class Unpacker:
-    """Bytes from the worker in, as they come; whole messages out. Only for what the worker has written: it is trusted."""
+    """Turn the byte stream from the worker into messages. Only for bytes from the worker, which are trusted."""
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self._buffer = bytearray()
@@ -251,7 +234,7 @@ class Unpacker:
 
     @property
     def is_mid_message(self) -> bool:
-        """A part of a message has arrived."""
+        """Whether a part of a message has arrived."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -264,14 +247,14 @@ class Unpacker:
                 raise ProtocolError(f"a frame of {length} bytes")
             body, stop = start + _HEAD.size, start + _LENGTH_BYTES + length
             if stop > end:
-                self._check_kind(kind, length)
+                self._check_size(kind, length)
                 break
             yield self._unpack(kind, body, stop)
             start = stop
         del buffer[:start]
 
-    def _check_kind(self, kind: int, length: int) -> None:
-        """Of a message whose end has not arrived yet."""
+    def _check_size(self, kind: int, length: int) -> None:
+        """Check a message that has not arrived completely, before more of it is buffered."""
 
     def _unpack(self, kind: int, body: int, stop: int) -> Message:
         try:
@@ -281,13 +264,13 @@ class Unpacker:
 
 
 class ReportUnpacker(Unpacker):
-    """The same for bytes from a child, where user code may have written them: any bytes give messages in order, or a WireError."""
+    """The same for bytes from a child, which user code may have written: yields valid messages, or raises ProtocolError."""
 
     def __init__(self, max_payload: int = DEFAULT_MAX_BYTES) -> None:
-        # A result, or an error and its code, which is also in the error. Errors about results are limited by the default.
+        # A result, or an error and its code, which is also in the error. The default limits errors about results.
         super().__init__(2 * max(max_payload, DEFAULT_MAX_BYTES) + MAX_REPORTED_TEXT)
 
-    def _check_kind(self, kind: int, length: int) -> None:
+    def _check_size(self, kind: int, length: int) -> None:
         if kind != _DONE and length > MAX_SMALL_REPORT:
             raise ProtocolError(f"a frame of {length} bytes")
 
@@ -295,52 +278,47 @@ class ReportUnpacker(Unpacker):
         if kind == _BEGAN and stop - body == _ASSIGNMENT_NO.size:
             return Began(*_ASSIGNMENT_NO.unpack_from(self._buffer, body))
         if kind == _DONE:
-            return self._done(body, stop)
-        self._check_kind(kind, stop - body)
-        return _small_report(kind, self._buffer[body:stop])
+            return self._unpack_done(body, stop)
+        self._check_size(kind, stop - body)
+        return _unpack_json(kind, self._buffer[body:stop])
 
-    def _done(self, body: int, stop: int) -> Done:
+    def _unpack_done(self, body: int, stop: int) -> Done:
         at = body + _DONE_HEAD.size
         if at > stop:
-            raise ProtocolError("a report of an ending is too short")
+            raise ProtocolError("the report of an ending is too short")
         fields = _DONE_HEAD.unpack_from(self._buffer, body)
         assignment_no, status, flags, duration_us, retry_after_ms, code_bytes, result_bytes, error_bytes = fields
         code = error = result = None
-        # Either a result, or a code and an error: the database refuses anything else, together with what other tasks report.
+        # Either a result, or a code and an error: the database rejects anything else, and with it the whole batch.
         if status == _COMPLETED:
-            is_in_order = (
+            is_valid = (
                 code_bytes == error_bytes == _NO_TEXT and result_bytes == stop - at and not flags >> _MISFIT_SHIFT
             )
-            result = self._text(at, stop) if is_in_order else None
+            result = self._text(at, stop) if is_valid else None
         else:
-            is_in_order = status < len(_STATUSES) and result_bytes == _NO_TEXT and code_bytes + error_bytes == stop - at
-            if is_in_order:
+            is_valid = status < len(_STATUSES) and result_bytes == _NO_TEXT and code_bytes + error_bytes == stop - at
+            if is_valid:
                 code, error = self._text(at, at + code_bytes), self._text(at + code_bytes, stop)
-                is_in_order = is_error_code(code)
-        if not is_in_order or not -1 <= retry_after_ms <= MAX_RETRY_AFTER_S * 1000:
-            raise ProtocolError("a report of an ending is not in order")
+                is_valid = is_error_code(code)
+        if not is_valid or not -1 <= retry_after_ms <= MAX_RETRY_AFTER_S * 1000:
+            raise ProtocolError("the report of an ending is not valid")
+        wants_retry, leaving = bool(flags & _WANTS_RETRY), bool(flags & _LEAVING)
+        delay_ms = None if retry_after_ms < 0 else retry_after_ms
+        name = _STATUSES[status]
+        misfit_no: int = flags >> _MISFIT_SHIFT & 3
         return Done(
-            assignment_no,
-            _STATUSES[status],
-            duration_us,
-            code,
-            result,
-            error,
-            bool(flags & _WANTS_RETRY),
-            None if retry_after_ms < 0 else retry_after_ms,
-            bool(flags & _LEAVING),
-            _MISFITS[flags >> _MISFIT_SHIFT & 3],
+            assignment_no, name, duration_us, code, result, error, wants_retry, delay_ms, leaving, _MISFITS[misfit_no]
         )
 
     def _text(self, at: int, after: int) -> str:
-        """A text that PostgreSQL can hold."""
+        """Return a text that PostgreSQL can store."""
         text = self._buffer[at:after]
         if 0 in text:
-            raise ProtocolError("a report holds a text that is not in order")
+            raise ProtocolError("a report contains a text that is not valid")
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            raise ProtocolError("a report holds a text that is not in order") from error
+            raise ProtocolError("a report contains a text that is not valid") from error
 
 
 # -- to the child: marshal
@@ -361,7 +339,7 @@ def _order_packer(kind: int) -> _Pack:
 
 # -- from the child: fixed layouts
 
-_BEGAN, _DONE, _FIRST_SMALL = 16, 17, 18
+_BEGAN, _DONE, _FIRST_JSON = 16, 17, 18
 _ASSIGNMENT_NO = struct.Struct("!Q")
 _BEGAN_FRAME = struct.Struct("!IBQ")
 _DONE_LAYOUT: Final = "QBBQqIII"
@@ -380,38 +358,27 @@ def _pack_began(began: Began) -> bytes:
 
 
 def _pack_done(done: Done) -> bytes:
-    (
-        assignment_no,
-        status,
-        duration_us,
-        error_code,
-        result_text,
-        error_text,
-        wants_retry,
-        retry_after_ms,
-        leaving,
-        misfit,
-    ) = done
-    code = b"" if error_code is None else error_code.encode()
-    # What cannot be encoded is refused by the other end, and this child replaced; the codec lets none of it through.
-    result = b"" if result_text is None else result_text.encode("utf-8", "surrogatepass")
-    error = b"" if error_text is None else error_text.encode("utf-8", "surrogatepass")
+    assignment_no, status, duration_us, code, result, error, wants_retry, retry_after_ms, leaving, misfit = done
+    code_bytes = b"" if code is None else code.encode()
+    # The worker rejects what cannot be decoded and replaces this child; the codec lets nothing of it through.
+    result_bytes = b"" if result is None else result.encode("utf-8", "surrogatepass")
+    error_bytes = b"" if error is None else error.encode("utf-8", "surrogatepass")
     head = _DONE_FRAME.pack(
-        _KIND_BYTES + _DONE_HEAD.size + len(code) + len(result) + len(error),
+        _KIND_BYTES + _DONE_HEAD.size + len(code_bytes) + len(result_bytes) + len(error_bytes),
         _DONE,
         assignment_no,
         _STATUS_NUMBERS[status],
         (_WANTS_RETRY if wants_retry else 0) | (_LEAVING if leaving else 0) | misfit << _MISFIT_SHIFT,
         duration_us,
         -1 if retry_after_ms is None else retry_after_ms,
-        _NO_TEXT if error_code is None else len(code),
-        _NO_TEXT if result_text is None else len(result),
-        _NO_TEXT if error_text is None else len(error),
+        _NO_TEXT if code is None else len(code_bytes),
+        _NO_TEXT if result is None else len(result_bytes),
+        _NO_TEXT if error is None else len(error_bytes),
     )
-    return b"".join((head, code, result, error))
+    return b"".join((head, code_bytes, result_bytes, error_bytes))
 
 
-# -- from the child: JSON, and what each field must be
+# -- from the child: JSON, and a check for each field
 
 _Check: TypeAlias = Callable[[Any], bool]
 
@@ -425,7 +392,7 @@ def _is_exit_code(value: Any) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1 << 64  # NaN is not
+    return isinstance(value, int | float) and 0 <= value < 1 << 64  # False for NaN
 
 
 def _is_fraction(value: Any) -> bool:
@@ -440,50 +407,47 @@ def _is_text_or_none(value: Any) -> bool:
     return value is None or _is_text(value)
 
 
-def _are_tickets(value: Any) -> bool:
+def _are_assignment_nos(value: Any) -> bool:
     if not isinstance(value, list):
         return False
     assignment_nos = cast("list[Any]", value)
     return all(map(_is_number, assignment_nos)) and len(set(assignment_nos)) == len(assignment_nos)
 
 
-_SMALL_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[_Check, ...]]]] = dict(
+_JSON_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[_Check, ...]]]] = dict(
     enumerate(
         (
             (Booting, (_is_text,)),
             (Ready, (_is_number, _is_size)),
-            (Refused, (_is_text,)),
+            (StartFailed, (_is_text,)),
             (Progress, (_is_number, _is_fraction, _is_text_or_none)),
             (Pong, (_is_number,)),
             (LoopAlive, ()),
-            (Returned, (_are_tickets,)),
+            (Returned, (_are_assignment_nos,)),
             (Forked, (_is_number,)),
             (ForkExited, (_is_number, _is_exit_code)),
         ),
-        _FIRST_SMALL,
+        _FIRST_JSON,
     )
 )
 
 
-def _small_report(kind: int, body: bytes | bytearray) -> Message:
-    known = _SMALL_REPORTS.get(kind)
-    if known is None:
-        raise ProtocolError(f"a report of kind {kind}")
-    make, checks = known
+def _unpack_json(kind: int, body: bytes | bytearray) -> Message:
+    if kind not in _JSON_REPORTS:
+        raise ProtocolError(f"a report of unknown kind {kind}")
+    message_type, checks = _JSON_REPORTS[kind]
     try:
-        fields: Any = json.loads(body)
+        values: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("not a message") from error
-    if not isinstance(fields, list) or not _pass(cast("list[Any]", fields), checks):
-        raise ProtocolError("a report is not in order")
-    return make(*cast("list[Any]", fields))
+    fields = cast("list[Any]", values)
+    is_valid = isinstance(values, list) and len(fields) == len(checks)
+    if not is_valid or not all(check(field) for check, field in zip(checks, fields, strict=True)):
+        raise ProtocolError("a report is not valid")
+    return message_type(*fields)
 
 
-def _pass(fields: list[Any], checks: tuple[_Check, ...]) -> bool:
-    return len(fields) == len(checks) and all(check(field) for check, field in zip(checks, fields, strict=True))
-
-
-def _report_packer(kind: int) -> _Pack:
+def _json_packer(kind: int) -> _Pack:
     def pack_report(message: tuple[Any, ...]) -> bytes:
         fields = [field[:MAX_REPORTED_TEXT] if type(field) is str else field for field in message]
         body = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -495,6 +459,6 @@ def _report_packer(kind: int) -> _Pack:
 _PACKERS: Final[Mapping[Any, _Pack]] = {
     Began: _pack_began,
     Done: _pack_done,
-    **{make: _order_packer(kind) for kind, make in _ORDERS.items()},
-    **{make: _report_packer(kind) for kind, (make, _checks) in _SMALL_REPORTS.items()},
+    **{message_type: _order_packer(kind) for kind, message_type in _ORDERS.items()},
+    **{message_type: _json_packer(kind) for kind, (message_type, _checks) in _JSON_REPORTS.items()},
 }

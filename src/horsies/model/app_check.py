@@ -1,4 +1,4 @@
-"""What `app.check()` and `horsies check` say about an app."""
+"""The result of `app.check()` and `horsies check`: what an app consists of, and what is wrong with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class KnownTask:
 
 @dataclass(frozen=True, slots=True)
 class KnownQueue:
-    """A queue of the app, and how many of its tasks it has."""
+    """A queue of the app. `tasks` is how many tasks of the app use it."""
 
     name: str
     priority: int
@@ -30,7 +30,7 @@ class KnownQueue:
 
 @dataclass(frozen=True, slots=True)
 class KnownWorkflow:
-    """A `WorkflowDefinition` class. One that takes parameters is checked when it is built with some: `nodes` is None."""
+    """A `WorkflowDefinition` class. One that takes parameters can only be checked when it is built; its `nodes` is None."""
 
     name: str
     definition: str
@@ -50,7 +50,7 @@ class KnownSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Each field is a part that `horsies check` shows. What an app has of a new kind gets a field here."""
+    """What an app consists of. Each field is a section of the output of `horsies check`."""
 
     modules: list[str]
     queues: list[KnownQueue]
@@ -64,23 +64,23 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """What is wrong with the database, or with the workers, and what to do about it. `severity` is `info`, `warning` or `error`."""
+    """A problem of the database or of the workers, and how to fix it. `severity` is `info`, `warning` or `error`."""
 
     code: str
     severity: str
     seen: str
-    cure: str
+    fix: str
     data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class AppCheck(Inventory):
-    """What an app consists of, everything that is wrong with it (`problems`), and with `live=True` what is wrong around it (`findings`)."""
+    """What an app consists of, all problems in it (`problems`), and with `live=True` those of its database and workers (`findings`)."""
 
     name: str
     findings: list[CheckFinding] | None
 
     @property
     def is_good(self) -> bool:
-        """As exit code 0 of `horsies check`: no problem, and no finding that is an error."""
+        """Whether `horsies check` exits with 0: there is no problem, and no finding that is an error."""
         return not self.problems and not any(finding.severity == "error" for finding in self.findings or ())

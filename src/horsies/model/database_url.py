@@ -1,11 +1,11 @@
-"""Connection strings: which ones are accepted, how libpq wants them, and how to show them without their passwords.
+"""Connection strings: check them, convert them for libpq, and show them without their passwords.
 
-Two ways of hiding, because the two inputs differ. `masked` takes one whole connection string apart as libpq does and
-shows only what is known to be harmless. `mask_passwords` looks for secrets inside any text, such as an error message,
-and rather hides too much than too little.
+There are two ways of masking, because the inputs differ. `masked` parses one whole connection string as libpq does and
+shows only parameters that are known to be harmless. `mask_passwords` looks for secrets inside any text, such as an error message,
+and hides too much rather than too little.
 
-The checks go as far as libpq's own parser, because that one quotes what it does not understand, and a password with an
-unescaped `%` or `/` is exactly what it does not understand.
+The checks are as thorough as libpq's own parser, because that parser quotes what it does not understand in its error message. A password
+with an unescaped `%` or `/` would be such a part.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 ACCEPTED: Final = (
-    "write postgresql://user:password@host:5432/dbname (postgres:// and postgresql+psycopg:// do as well) "
+    "write postgresql://user:password@host:5432/dbname (or postgres://, postgresql+psycopg://) "
     "or a libpq string such as 'host=localhost dbname=app'"
 )
 MASK: Final = "***"
@@ -49,9 +49,9 @@ SHOWN: Final = frozenset(
     }
 )
 
-# Patterns as texts, which `re` compiles when they are first used, and remembers: every child loads this module, and needs few of them.
+# Patterns as strings: `re` compiles and caches them at their first use. Every child loads this module, and uses few of them.
 _SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]*)://"
-# Like libpq: the user part ends at the first `@` that stands before any `/`, and may itself contain `?`.
+# As in libpq, the user part ends at the first `@` before any `/`, and may itself contain `?`.
 _URL: Final = (
     r"(?s)(?P<scheme>[^:]+)://(?:(?P<user>[^:@/]*)(?P<secret>:[^@/]*)?@)?"
     r"(?P<hosts>[^/?]*)(?P<dbname>/[^?]*)?(?:\?(?P<query>.*))?"
@@ -61,11 +61,11 @@ _NAME: Final = "[a-z_]+"
 _BAD_ESCAPE: Final = r"%(?![0-9A-Fa-f]{2})|%00"
 _PAIR: Final = r"(?as)\s*(?P<key>[a-z_]+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)"
 
-_SPACE: Final = " \t\n\r\f\v"  # what libpq skips; Python knows more kinds
+_SPACE: Final = " \t\n\r\f\v"  # what libpq skips; Python has more kinds of white space
 
 _URL_IN_TEXT: Final = r"(://[^\s:/]*:)\S*@"
 _QUERY_IN_TEXT: Final = r"([?&])([^=&\s]+)=[^&\s]*"
-_TELLING_KEY: Final = r"(?i)pass(word|wd)|secret|scram_(client|server)_key"
+_HIDDEN_NAME: Final = r"(?i)pass(word|wd)|secret|scram_(client|server)_key"
 _PAIR_IN_TEXT: Final = (
     r"(?is)(?<![?&])\b(\w*(?:password|passwd|secret|scram_client_key|scram_server_key)\w*['\"]?\s*[=:]\s*)"
     r"(?:'(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|(?:\\.|[^\s\\])*)"
@@ -73,7 +73,7 @@ _PAIR_IN_TEXT: Final = (
 
 
 def url_problem(url: object) -> str | None:
-    """What is wrong with a connection string, without quoting it; None when nothing is."""
+    """Return what is wrong with a connection string, without quoting it; None if it is valid."""
     if not isinstance(url, str):
         return f"must be a string, not {type(url).__name__}; {ACCEPTED}"
     if not url.strip():
@@ -88,19 +88,19 @@ def url_problem(url: object) -> str | None:
 
 
 def conninfo(url: str) -> str:
-    """The same connection string in the form that libpq understands: without a driver in the scheme."""
+    """Return a connection string in the form that libpq understands: without a driver in the scheme."""
     return "postgresql" + url.removeprefix("postgresql+psycopg") if url.startswith("postgresql+psycopg://") else url
 
 
 def masked(url: str) -> str:
-    """A connection string fit to be shown; one that cannot be taken apart is hidden whole."""
+    """Return a connection string without its secrets; one that cannot be parsed is masked completely."""
     if url_problem(url) is not None:
         return MASK
-    return _masked_url(url) if re.match(_SCHEME, url) else _masked_pairs(url)
+    return _mask_url(url) if re.match(_SCHEME, url) else _mask_pairs(url)
 
 
 def mask_passwords(text: str) -> str:
-    """Any text with the passwords of connection strings in it replaced, for errors and logs."""
+    """Replace the passwords of connection strings in any text, for errors and logs."""
     text = re.sub(_URL_IN_TEXT, rf"\1{MASK}@", text)
     text = re.sub(_QUERY_IN_TEXT, _mask_query_pair, text)
     return re.sub(_PAIR_IN_TEXT, rf"\1{MASK}", text)
@@ -132,7 +132,7 @@ def _hosts_problem(hosts: str) -> str | None:
 
 def _query_problem(query: str) -> str | None:
     for name, equals, value in (pair.partition("=") for pair in query.split("&") if pair):
-        if not equals or "=" in value or not re.fullmatch(_NAME, _unquoted(name)):
+        if not equals or "=" in value or not re.fullmatch(_NAME, _unquote(name)):
             return (
                 "has a parameter after the ? that is not name=value with a lower-case name; "
                 "write ? = & in a value or a password as %3F %3D %26"
@@ -150,7 +150,7 @@ def _pairs_problem(text: str) -> str | None:
     return None
 
 
-def _masked_url(url: str) -> str:
+def _mask_url(url: str) -> str:
     parts = re.fullmatch(_URL, url)
     if parts is None:
         return MASK
@@ -162,22 +162,22 @@ def _masked_url(url: str) -> str:
 def _masked_parameters(query: str) -> Iterator[str]:
     for pair in query.split("&"):
         key, equals, value = pair.partition("=")
-        yield f"{key}{equals}{value if _unquoted(key) in SHOWN else MASK}" if equals else pair
+        yield f"{key}{equals}{value if _unquote(key) in SHOWN else MASK}" if equals else pair
 
 
-def _masked_pairs(text: str) -> str:
+def _mask_pairs(text: str) -> str:
     pairs = [(pair["key"], pair["value"]) for pair in re.finditer(_PAIR, text)]
     return " ".join(f"{key}={value if key in SHOWN else MASK}" for key, value in pairs)
 
 
 def _mask_query_pair(pair: re.Match[str]) -> str:
     # libpq decodes the names of parameters too, so `p%61ssword` is a password.
-    return f"{pair[1]}{pair[2]}={MASK}" if re.search(_TELLING_KEY, _unquoted(pair[2])) else pair[0]
+    return f"{pair[1]}{pair[2]}={MASK}" if re.search(_HIDDEN_NAME, _unquote(pair[2])) else pair[0]
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     if "%" not in text:
         return text
-    from urllib.parse import unquote  # noqa: PLC0415 - every child loads this module, and that one is dear
+    from urllib.parse import unquote  # noqa: PLC0415 - every child loads this module, and urllib is slow to import
 
     return unquote(text)

@@ -1,7 +1,7 @@
-"""Workflows as values: the graph that a specification is compiled to, and the states it goes through.
+"""Workflows as values: the graph that a specification is compiled to, and the statuses of workflows and nodes.
 
-A graph is a list of nodes in topological order; nodes name each other by their position in it. Nothing here refers to a Python
-function or to an object of the user's, so a graph can be stored, drawn, and reasoned about by anybody.
+A graph is a list of nodes in topological order; nodes refer to each other by their position in it. Nothing here refers to a Python
+function or to an object of the user, so a graph can be stored, rendered and checked without the user's code.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Step: TypeAlias = str | int
 
 
 class WorkflowStatus(StrEnum):
-    """Where a workflow is."""
+    """The status of a workflow."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -27,12 +27,12 @@ class WorkflowStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """It ends here unless somebody calls `retry()`."""
+        """Whether it has ended. Only `retry()` changes a final status."""
         return self in {WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED}
 
 
 class NodeStatus(StrEnum):
-    """Where a node of a workflow is. READY: all it waits for is there, but it is held back, by a pause for instance."""
+    """The status of a node of a workflow. READY: everything that it waits for has ended, but it is held back, for example by a pause."""
 
     PENDING = "PENDING"
     READY = "READY"
@@ -44,12 +44,12 @@ class NodeStatus(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """It ends here unless somebody calls `retry()`."""
+        """Whether it has ended. Only `retry()` changes a final status."""
         return self in {NodeStatus.COMPLETED, NodeStatus.FAILED, NodeStatus.SKIPPED}
 
 
 class Join(StrEnum):
-    """How many of the nodes that a node waits for must succeed before it runs: all, one, or `min_success` of them."""
+    """How many of the nodes that a node waits for must succeed before it runs: all, one, or `min_success`."""
 
     ALL = "all"
     ANY = "any"
@@ -59,7 +59,7 @@ class Join(StrEnum):
 class OnError(StrEnum):
     """What the failure of a node does to its workflow.
 
-    FAIL: everything that can still run does, then the workflow is FAILED with the error of the first node that failed.
+    FAIL: all nodes that can still run do so, then the workflow is FAILED with the error of the first node that failed.
     PAUSE: no further node starts until `resume()` or `cancel()`.
     """
 
@@ -68,7 +68,7 @@ class OnError(StrEnum):
 
 
 class NodeKind(StrEnum):
-    """What a node does: run a task, run one for each item of a list, or run a workflow."""
+    """What a node does: run a task, run a task for each item of a list, or run a workflow."""
 
     TASK = "task"
     MAP = "map"
@@ -76,19 +76,19 @@ class NodeKind(StrEnum):
 
 
 class RefMode(StrEnum):
-    """What of another node stands in an argument."""
+    """What an argument receives from another node."""
 
-    VALUE = "value"  # its good value
-    RESULT = "result"  # `{"ok": value}` or `{"err": error}`, as a TaskResult is written
+    VALUE = "value"  # its value, if it succeeded
+    RESULT = "result"  # `{"ok": value}` or `{"err": error}`, as a TaskResult is encoded
     RESULTS = "results"  # a list of those, one for each item of a map
-    EACH = "each"  # one item of its list; in a map only, and only once
+    EACH = "each"  # one item of its list; only in a map, and only once
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """At `path` inside the arguments, as in `("pages", 0)`, stands what comes from another node.
+    """A place inside the arguments, such as `("pages", 0)`, that receives something from another node.
 
-    `up` is 0 for a node of the same graph, 1 for one of the graph that this one is a sub-workflow of, and so on.
+    `up` is 0 for a node of the same graph, 1 for a node of the graph that contains this one as a sub-workflow, and so on.
     """
 
     path: tuple[Step, ...]
@@ -99,7 +99,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class BuiltTask:
-    """What kind of value a node makes: that of a task, or a list of them. A sub-workflow without an output makes none."""
+    """Which task produces the value of a node, or the items of a list. A sub-workflow without an output has no such task."""
 
     task_name: str | None
     is_list: bool = False
@@ -107,13 +107,13 @@ class BuiltTask:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. `waits_for` includes every node of its own graph that its references name, or those inside its sub-workflow.
+    """One node. `waits_for` includes every node of its own graph that its references name, or references inside its sub-workflow.
 
-    `awaits` are those of `waits_for` that must have ended before it runs, whatever the join says. `uncounted` are those of `awaits` that do not
+    `awaits` are those of `waits_for` that must have ended before it runs, whatever the join is. `uncounted` are those of `awaits` that do not
     count in the join.
 
-    A TASK or a MAP has `terms` and `args`: a JSON object with null wherever a reference stands. A WORKFLOW has a `child`. A MAP goes through the
-    list of another node (`each`) or through `items`, a JSON array. It fails if more than `max_failures` of its items do, or if fewer than
+    A TASK or a MAP has `terms` and `args`: a JSON object with null in the place of each reference. A WORKFLOW has a `child`. A MAP runs over the
+    list of another node (`each`) or over `items`, a JSON array. It fails if more than `max_failures` of its items do, or if fewer than
     `min_item_success` succeed; if neither is given, if any fails.
     """
 
@@ -140,18 +140,14 @@ class Node:
     @property
     def counted(self) -> tuple[int, ...]:
         """The nodes that count in its join."""
-        return (
-            tuple(index for index in self.waits_for if index not in self.uncounted)
-            if self.uncounted
-            else self.waits_for
-        )
+        return tuple(index for index in self.waits_for if index not in self.uncounted)
 
     @property
     def needed(self) -> int:
-        """So many of the nodes that count must succeed.
+        """How many of the nodes that count must succeed.
 
-        It runs as soon as they have, and what it awaits has ended, without regard to the rest. It is skipped when so many no longer
-        can; with `allow_failed_deps` it then runs nevertheless, once every one of them has ended.
+        The node runs as soon as they have and the nodes that it awaits have ended; the others do not matter. It is skipped when this number
+        cannot be reached any more. With `allow_failed_deps` it runs even then, once all of them have ended.
         """
         match self.join:
             case Join.ALL:
@@ -162,19 +158,19 @@ class Node:
                 return self.min_success or 0
 
     def is_ready(self, succeeded: int, unresolved: int, awaited: int = 0) -> bool:
-        """`unresolved` are those that count and have not ended; `awaited` those that it awaits and that have not."""
+        """Whether the node can run. `unresolved` counts nodes that count and have not ended, `awaited` those that it awaits and that have not."""
         return awaited == 0 and (succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0))
 
     @property
     def made(self) -> BuiltTask:
-        """Whose value it has: this says how its result is read, also by somebody who has never seen the specification."""
+        """The task that produces its value. It determines how the result is decoded, also without the specification."""
         if self.child is not None:
             return BuiltTask(None) if self.child.output is None else self.child.nodes[self.child.output].made
         return BuiltTask(self.terms.task_name if self.terms else None, is_list=self.kind is NodeKind.MAP)
 
     @property
     def each(self) -> Ref | None:
-        """Of a map: the list that it goes over, and where its items stand."""
+        """For a map: the list that it runs over, and the place of its items."""
         return next((ref for ref in self.refs if ref.mode is RefMode.EACH), None)
 
 
@@ -182,9 +178,9 @@ class Node:
 class Graph:
     """A whole workflow.
 
-    Its value is that of its `output` node; without one it is null, for the node that stands for it in another workflow. It succeeds if all nodes of one of the `success_cases` do, or,
-    when there are none, if no node but `optional` ones fails. The failure of an optional node does not pause it, and is not its
-    error while there is another's.
+    Its value is that of its `output` node. Without one, the node that stands for it in another workflow has the value null. It succeeds if all
+    nodes of one of the `success_cases` succeed; if there are none, if no node fails except `optional` ones. The failure of an optional node does
+    not pause it, and becomes its error only if no other node has failed.
     """
 
     name: str
@@ -200,16 +196,16 @@ class Graph:
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     def dependents(self) -> tuple[tuple[int, ...], ...]:
-        """For each node those in whose join it counts."""
-        return self._inverted(lambda node: node.counted)
+        """Return, for each node, those in whose join it counts."""
+        return self._invert(lambda node: node.counted)
 
     def awaited_by(self) -> tuple[tuple[int, ...], ...]:
-        """For each node those that await it."""
-        return self._inverted(lambda node: node.awaits)
+        """Return, for each node, those that await it."""
+        return self._invert(lambda node: node.awaits)
 
-    def _inverted(self, named_by: Callable[[Node], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    def _invert(self, targets: Callable[[Node], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         waiting: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
-            for other in named_by(node):
+            for other in targets(node):
                 waiting[other].append(node.index)
         return tuple(tuple(indexes) for indexes in waiting)

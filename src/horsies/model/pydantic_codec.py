@@ -426,38 +426,37 @@ class _Comparison:
             return True
         return right in left.__mro__ or (right is float and isinstance(sent, int))
 
-    def scalar(self, sent: Any, arrived: Any) -> ValueChange | None:
+    def compare_scalars(self, sent: Any, arrived: Any) -> ValueChange | None:
         if sent == arrived or (sent != sent and arrived != arrived):  # noqa: PLR0124 - NaN
             return None
         return ValueChange(sent, arrived)
 
-    def mapping(self, sent: Mapping[Any, Any], arrived: Mapping[Any, Any]) -> ValueChange | None:
+    def compare_mappings(self, sent: Mapping[Any, Any], arrived: Mapping[Any, Any]) -> ValueChange | None:
         if isinstance(sent, defaultdict) and isinstance(arrived, defaultdict):
-            found = self.find(sent.default_factory, arrived.default_factory)
-            if found:
-                return found.inside("default_factory")
+            change = self.find(sent.default_factory, arrived.default_factory)
+            if change:
+                return change.inside("default_factory")
         if len(sent) != len(arrived):
             return ValueChange(sent, arrived)
         known = {key: key for key in arrived}
-        others = (key for key in arrived if key not in sent)  # NaN keys, which are never found
+        others = (key for key in arrived if key not in sent)  # NaN keys, which are never change
         for key, value in sent.items():
             other = known[key] if key in known else next(others, MISSING)
             if isinstance(key, str) != isinstance(other, str):  # 1 and "1"
                 return ValueChange(sent, arrived)
-            found = self.find(key, other) or self.find(value, arrived[other])
-            if found:
-                return found.inside(key if type(key) in {int, str} else repr(key))
+            if change := self.find(key, other) or self.find(value, arrived[other]):
+                return change.inside(key if type(key) in {int, str} else repr(key))
         return None
 
-    def items(self, sent: AbstractSet[Any], arrived: AbstractSet[Any]) -> ValueChange | None:
+    def compare_sets(self, sent: AbstractSet[Any], arrived: AbstractSet[Any]) -> ValueChange | None:
         if len(sent) != len(arrived):
             return ValueChange(sent, arrived)
         known = {item: item for item in arrived}
         others = [item for item in arrived if item not in sent]
         for number, item in enumerate(sent):
             if item in known:
-                if found := self.find(item, known[item]):
-                    return found.inside(number)
+                if change := self.find(item, known[item]):
+                    return change.inside(number)
                 continue
             # NaN, or objects without an ==. A set has no order, so any item that is the same matches.
             same = next((place for place, other in enumerate(others) if not self.find(item, other)), None)
@@ -466,46 +465,44 @@ class _Comparison:
             del others[same]
         return None
 
-    def elements(self, sent: Sequence[Any], arrived: Sequence[Any]) -> ValueChange | None:
+    def compare_sequences(self, sent: Sequence[Any], arrived: Sequence[Any]) -> ValueChange | None:
         if isinstance(sent, deque) and isinstance(arrived, deque):
-            found = self.find(sent.maxlen, arrived.maxlen)
-            if found:
-                return found.inside("maxlen")
+            change = self.find(sent.maxlen, arrived.maxlen)
+            if change:
+                return change.inside("maxlen")
         if len(sent) != len(arrived):
             return ValueChange(sent, arrived)
         for number, (left, right) in enumerate(zip(sent, arrived, strict=True)):
-            found = self.find(left, right)
-            if found:
+            if change := self.find(left, right):
                 names = getattr(type(sent), "_fields", None)  # of a named tuple
-                return found.inside(names[number] if names else number)
+                return change.inside(names[number] if names else number)
         return None
 
-    def task_result(self, sent: TaskResult[Any, TaskError], arrived: TaskResult[Any, TaskError]) -> ValueChange | None:
+    def compare_results(
+        self, sent: TaskResult[Any, TaskError], arrived: TaskResult[Any, TaskError]
+    ) -> ValueChange | None:
         if sent.is_ok() != arrived.is_ok():
             return ValueChange(sent, arrived)
-        found, step = (
-            (self.find(sent.ok, arrived.ok), "ok") if sent.is_ok() else (self.find(sent.err, arrived.err), "err")
-        )
-        return found.inside(step) if found else None
+        step = "ok" if sent.is_ok() else "err"
+        change = self.find(getattr(sent, step), getattr(arrived, step))
+        return change.inside(step) if change else None
 
-    def model(self, sent: BaseModel, arrived: BaseModel) -> ValueChange | None:
+    def compare_models(self, sent: BaseModel, arrived: BaseModel) -> ValueChange | None:
         left, right = sent.__dict__, arrived.__dict__
         for field in _model_fields(type(sent)):
-            found = self.find(left.get(field.name, MISSING), right.get(field.name, MISSING))
-            if found:
-                return found.inside(field.name, field.advice, is_hidden=field.is_hidden)
-        if found := self.attributes(_slot(sent, "__pydantic_extra__"), _slot(arrived, "__pydantic_extra__")):
-            return found
+            if change := self.find(left.get(field.name, MISSING), right.get(field.name, MISSING)):
+                return change.inside(field.name, field.advice, is_hidden=field.is_hidden)
+        if change := self.compare_attributes(_slot(sent, "__pydantic_extra__"), _slot(arrived, "__pydantic_extra__")):
+            return change
         private = _slot(sent, "__pydantic_private__"), _slot(arrived, "__pydantic_private__")
-        found = self.attributes(*private) if any(private) and self._begin(sent, arrived) else None
-        return found._replace(advice=_PRIVATE, is_hidden=True) if found else None
+        change = self.compare_attributes(*private) if any(private) and self._begin(sent, arrived) else None
+        return change._replace(advice=_PRIVATE, is_hidden=True) if change else None
 
-    def dataclass(self, sent: object, arrived: object) -> ValueChange | None:
+    def compare_dataclasses(self, sent: object, arrived: object) -> ValueChange | None:
         fields, names = _dataclass_fields(type(sent))
         for field in fields:
-            found = self.find(getattr(sent, field.name, MISSING), getattr(arrived, field.name, MISSING))
-            if found:
-                return found.inside(field.name, field.advice, is_hidden=field.is_hidden)
+            if change := self.find(getattr(sent, field.name, MISSING), getattr(arrived, field.name, MISSING)):
+                return change.inside(field.name, field.advice, is_hidden=field.is_hidden)
         if names.issuperset(getattr(sent, "__dict__", ())) and names.issuperset(getattr(arrived, "__dict__", ())):
             return None
         if not self._begin(sent, arrived):
@@ -513,24 +510,23 @@ class _Comparison:
         others = (
             {name: value for name, value in _attributes(each).items() if name not in names} for each in (sent, arrived)
         )
-        found = self.attributes(*others)
-        return found._replace(advice=_NOT_A_FIELD) if found else None
+        change = self.compare_attributes(*others)
+        return change._replace(advice=_NOT_A_FIELD) if change else None
 
-    def attributes(self, sent: Mapping[str, object], arrived: Mapping[str, object]) -> ValueChange | None:
+    def compare_attributes(self, sent: Mapping[str, object], arrived: Mapping[str, object]) -> ValueChange | None:
         for name in sent if sent.keys() == arrived.keys() else {**sent, **arrived}:
-            found = self.find(sent.get(name, MISSING), arrived.get(name, MISSING))
-            if found:
-                return found.inside(name)
+            if change := self.find(sent.get(name, MISSING), arrived.get(name, MISSING)):
+                return change.inside(name)
         return None
 
-    def opaque(self, sent: object, arrived: object) -> ValueChange | None:
+    def compare_opaque(self, sent: object, arrived: object) -> ValueChange | None:
         """Compare two objects without an `==` of their own."""
         if not self._begin(sent, arrived):
             return None
         attributes = _attributes(sent)
         if not attributes:
             return None if self._is_same_json() else ValueChange(sent, arrived)
-        return self.attributes(attributes, _attributes(arrived))
+        return self.compare_attributes(attributes, _attributes(arrived))
 
     def _begin(self, sent: object, arrived: object) -> bool:
         """Remember a pair, and return whether this is the first comparison of their attributes."""
@@ -539,7 +535,7 @@ class _Comparison:
         self._begun.add(pair)
         return is_first
 
-    def other(self, sent: Any, arrived: Any) -> ValueChange | None:
+    def compare_others(self, sent: Any, arrived: Any) -> ValueChange | None:
         try:
             equal = sent == arrived
         except Exception:  # noqa: BLE001 - an == of the user's own
@@ -565,22 +561,22 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray
 Compare: TypeAlias = Callable[[_Comparison, Any, Any], ValueChange | None]
 
 _COMPARISONS: Final[tuple[tuple[Any, Compare], ...]] = (
-    (BaseModel, _Comparison.model),
-    (TaskResult, _Comparison.task_result),
-    (str | bytes | memoryview | Enum, _Comparison.other),
-    (Mapping, _Comparison.mapping),
-    (AbstractSet, _Comparison.items),
-    (Sequence, _Comparison.elements),
+    (BaseModel, _Comparison.compare_models),
+    (TaskResult, _Comparison.compare_results),
+    (str | bytes | memoryview | Enum, _Comparison.compare_others),
+    (Mapping, _Comparison.compare_mappings),
+    (AbstractSet, _Comparison.compare_sets),
+    (Sequence, _Comparison.compare_sequences),
 )
 
 
 @lru_cache(maxsize=1_000)  # called for each part of a value, and issubclass is slow for abstract classes
 def _comparison_for(kind: Any) -> Compare:
     if kind in _SCALARS:
-        return _Comparison.scalar
+        return _Comparison.compare_scalars
     if dataclasses.is_dataclass(kind):
-        return _Comparison.dataclass
-    default = _Comparison.opaque if kind.__eq__ is object.__eq__ else _Comparison.other
+        return _Comparison.compare_dataclasses
+    default = _Comparison.compare_opaque if kind.__eq__ is object.__eq__ else _Comparison.compare_others
     return next((compare for kinds, compare in _COMPARISONS if issubclass(kind, kinds)), default)
 
 

@@ -1,4 +1,13 @@
-"""`ScheduleConfig`: what an app enqueues by itself, and when."""
+"""`ScheduleConfig`: which tasks an app enqueues by itself, the patterns that say when, and the slots that follow from them.
+
+A *slot* is a point in time at which a schedule is due, in UTC, to the second. It follows from the pattern and the time zone alone, so any two
+schedulers compute the same slots. This module does not read the clock.
+
+**Local times.** All patterns except intervals are evaluated as cron expressions, with a field for seconds in front, on the local clock, which
+knows nothing of offsets. Each local time is then looked up in the zone. One that does not exist (the clock was set forward over it) is skipped; of
+one that occurs twice (the clock was set back) only the first is used. This applies to every pattern, hourly ones included. Intervals are
+in absolute time, counted from 1970-01-01 00:00 UTC, so changes of the clock do not affect them.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +21,30 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from horsies.model.errors import ConfigError
 from horsies.model.send_options import span_problems, to_timedelta
-from horsies.model.validation import instance_problems, number_problems, raise_problems
+from horsies.model.validation import (
+    duplicate_problems,
+    instance_problems,
+    number_problems,
+    raise_problems,
+    range_problems,
+)
 
-# --------
-# The patterns of schedules. Each checks itself; all but intervals are cron expressions at heart, with seconds in front.
-
-SHORTEST: Final = timedelta(seconds=1)
-LONGEST: Final = timedelta(days=3_650)
-LARGEST_STEPS: Final = {"minute": 59, "hour": 23, "day": 31, "month": 12, "weekday": 7}
+MAX_NAME: Final = 200
+MAX_CATCH_UP: Final = 10_000
+MAX_JITTER: Final = timedelta(days=1)
+MIN_INTERVAL: Final = timedelta(seconds=1)
+MAX_INTERVAL: Final = timedelta(days=3_650)
+MAX_STEPS: Final = {"minute": 59, "hour": 23, "day": 31, "month": 12, "weekday": 7}
 UNITS: Final = ("days", "hours", "minutes", "seconds")
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ANY_DAY: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - a local time
+# Files in the time zone database that are not zones: the machine's own, or those of clocks that count leap seconds.
+_NOT_ZONES: Final = re.compile(r"(posix|right)/.*|posixrules|localtime|Factory")
 
 
 class Weekday(StrEnum):
-    """A day of a `WeeklySchedule`; its text does as well."""
+    """A day of a `WeeklySchedule`; its text is accepted as well."""
 
     MONDAY = "mon"
     TUESDAY = "tue"
@@ -38,7 +57,7 @@ class Weekday(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSchedule:
-    """Again and again after the sum of these, in absolute time: `IntervalSchedule(minutes=5)` is due at :00, :05, :10 …"""
+    """At an interval that is the sum of the fields, in absolute time: `IntervalSchedule(minutes=5)` is due at :00, :05, :10 …"""
 
     days: int = 0
     hours: int = 0
@@ -50,7 +69,7 @@ class IntervalSchedule:
 
     @property
     def length(self) -> timedelta:
-        """From one slot to the next."""
+        """The time from one slot to the next."""
         return timedelta(days=self.days, hours=self.hours, minutes=self.minutes, seconds=self.seconds)
 
     def __str__(self) -> str:
@@ -58,28 +77,26 @@ class IntervalSchedule:
         return "every " + " ".join(f"{count} {unit}" for unit, count in parts if count)
 
     def _problems(self) -> Iterator[str]:
-        most = int(LONGEST.total_seconds())
-        problems = [problem for name in UNITS for problem in number_problems(name, getattr(self, name), 0, most)]
+        longest_s = int(MAX_INTERVAL.total_seconds())
+        problems = list(range_problems(self, **dict.fromkeys(UNITS, (0, longest_s))))
         yield from problems
-        if not problems and not SHORTEST <= self.length <= LONGEST:
+        if not problems and not MIN_INTERVAL <= self.length <= MAX_INTERVAL:
             yield f"the interval is {self.length}; choose one of a second to ten years, such as IntervalSchedule(minutes=5)"
 
 
 @dataclass(frozen=True, slots=True)
 class HourlySchedule:
-    """Once in every hour of the local clock."""
+    """Once in every hour on the local clock."""
 
     minute: int = 0
     second: int = 0
 
     def __post_init__(self) -> None:
-        raise_problems(
-            self, [*number_problems("minute", self.minute, 0, 59), *number_problems("second", self.second, 0, 59)]
-        )
+        raise_problems(self, range_problems(self, minute=(0, 59), second=(0, 59)))
 
     @property
     def cron(self) -> str:
-        """As cron has it, with seconds in front."""
+        """The cron expression, with a field for seconds in front."""
         return f"{self.second} {self.minute} * * * *"
 
     def __str__(self) -> str:
@@ -97,7 +114,7 @@ class DailySchedule:
 
     @property
     def cron(self) -> str:
-        """As cron has it, with seconds in front."""
+        """The cron expression, with a field for seconds in front."""
         return f"{_time_of_day(self.time)} * * *"
 
     def __str__(self) -> str:
@@ -118,7 +135,7 @@ class WeeklySchedule:
 
     @property
     def cron(self) -> str:
-        """As cron has it, with seconds in front."""
+        """The cron expression, with a field for seconds in front."""
         return f"{_time_of_day(self.time)} * * {','.join(self.days)}"
 
     def __str__(self) -> str:
@@ -130,14 +147,13 @@ class WeeklySchedule:
         if isinstance(days, str) or not isinstance(days, Sequence) or not days:
             yield f"days must be a list of at least one day of {known}, not {days!r}"
             return
-        for day in cast("Sequence[object]", days):
-            if day not in list(Weekday):
-                yield f"days has {day!r}; choose from {known}"
+        unknown = [day for day in cast("Sequence[object]", days) if day not in list(Weekday)]
+        yield from (f"days has {day!r}; choose from {known}" for day in unknown)
 
 
 @dataclass(frozen=True, slots=True)
 class MonthlySchedule:
-    """On this day of the month at this local time. A month without that day is skipped; `"last"` is there in every month."""
+    """On this day of the month at this local time. A month without that day is skipped; every month has a `"last"` day."""
 
     day: int | Literal["last"]
     time: time
@@ -147,7 +163,7 @@ class MonthlySchedule:
 
     @property
     def cron(self) -> str:
-        """As cron has it, with seconds in front."""
+        """The cron expression, with a field for seconds in front."""
         return f"{_time_of_day(self.time)} {'L' if self.day == 'last' else self.day} * *"
 
     def __str__(self) -> str:
@@ -169,7 +185,7 @@ class CronSchedule:
 
     @property
     def cron(self) -> str:
-        """With seconds in front."""
+        """The cron expression, with a field for seconds in front."""
         return f"0 {self.expression}"
 
     def __str__(self) -> str:
@@ -178,8 +194,8 @@ class CronSchedule:
     def _problems(self) -> Iterator[str]:
         advice = "write five fields, minute hour day month weekday, such as '*/5 9-17 * * mon-fri'"
         if not isinstance(self.expression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
-            yield f"expression must be text, not {type(self.expression).__name__}; {advice}"
-        elif len(self.expression.split()) != len(LARGEST_STEPS):
+            yield f"expression must be a string, not {type(self.expression).__name__}; {advice}"
+        elif len(self.expression.split()) != len(MAX_STEPS):
             yield f"expression {self.expression!r} has {len(self.expression.split())} fields; {advice}"
         elif problem := _step_problem(self.expression) or _cron_problem(self.cron):
             yield f"expression {self.expression!r} {problem}; {advice}"
@@ -198,22 +214,20 @@ _KINDS: Final[dict[str, type[Pattern]]] = {
 }
 
 
-def as_stored(pattern: Pattern) -> dict[str, Any]:
-    """As JSON values."""
+def pattern_to_json(pattern: Pattern) -> dict[str, Any]:
+    """Return a pattern as JSON values."""
     (kind,) = (name for name, known in _KINDS.items() if isinstance(pattern, known))
-    values = {field.name: getattr(pattern, field.name) for field in fields(pattern)}
-    return {"kind": kind} | {
-        name: value.isoformat()
-        if isinstance(value, time)
-        else list(cast("tuple[str]", value))
-        if isinstance(value, tuple)
-        else value
-        for name, value in values.items()
-    }
+    stored: dict[str, Any] = {"kind": kind}
+    for each in fields(pattern):
+        value = getattr(pattern, each.name)
+        if isinstance(value, time):
+            value = value.isoformat()
+        stored[each.name] = list(cast("tuple[str]", value)) if isinstance(value, tuple) else value
+    return stored
 
 
-def from_stored(stored: Mapping[str, Any]) -> Pattern:
-    """Raises ValueError for what this release does not know."""
+def pattern_from_json(stored: Mapping[str, Any]) -> Pattern:
+    """Return the pattern of stored JSON values. Raises ValueError for those that this release does not know."""
     try:
         values = dict(stored)
         kind = _KINDS.get(values.pop("kind", ""))
@@ -234,12 +248,12 @@ def _time_problems(value: object) -> Iterator[str]:
     if not isinstance(value, time):
         yield f"time must be a datetime.time, not {value!r}; write time(9, 30)"
     elif value.tzinfo is not None or value.microsecond:
-        yield f"time is {value!r}; leave out its zone, which the schedule has, and everything below seconds"
+        yield f"time is {value!r}; leave out its zone, which belongs to the schedule, and everything below seconds"
 
 
 def _step_problem(expression: str) -> str | None:
-    """cron takes any step; one that leads out of its field at once is never what was meant."""
-    for (part, largest), text in zip(LARGEST_STEPS.items(), expression.split(), strict=True):
+    """Return what is wrong with a step that is larger than its field. cron accepts it, but it is never intended."""
+    for (part, largest), text in zip(MAX_STEPS.items(), expression.split(), strict=True):
         for step in re.findall(r"/0*(\d+)", text):
             if len(step) > len(str(largest)) or int(step) > largest:
                 return f"has a step in its {part} that is above {largest}"
@@ -247,124 +261,34 @@ def _step_problem(expression: str) -> str | None:
 
 
 def _cron_problem(cron: str) -> str | None:
-    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - a child that runs tasks needs no calendar
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - only schedulers need it
 
     try:
-        never = next(CronSim(cron, _ANY_DAY), None) is None
+        is_never = next(CronSim(cron, _ANY_DAY), None) is None
     except CronSimError as error:
-        return f"is no cron expression ({error})"
-    return "never comes" if never else None
+        return f"is not a cron expression ({error})"
+    return "is never due" if is_never else None
 
 
-# --------
-# When a schedule is due: the slots that a pattern makes in a time zone. Pure; there is no clock in here.
-#
-# A *slot* is a moment at which a schedule is due, in UTC, to the second. It follows from the pattern and the zone alone, so any two
-# schedulers find the same ones.
-#
-# **Local times.** All patterns but intervals are cron expressions at heart, and are read on the wall clock, which knows nothing of offsets. Each
-# local time is then looked up in the zone: one that does not exist (the clock was put forward over it) is skipped, and one that occurs twice (the
-# clock was put back) is taken the first time only. That holds for every pattern alike, hourly ones included. Intervals are in absolute time,
-# counted from 1970-01-01 00:00 UTC: the clock may be changed, their pace does not.
-
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-SECOND: Final = timedelta(seconds=1)
-
-# Files beside the zones: each machine's own, or of clocks that count leap seconds.
-_NO_ZONES: Final = re.compile(r"(posix|right)/.*|posixrules|localtime|Factory")
-
-
-def zone_named(name: str) -> tzinfo:
-    """Raises ValueError that says what to change. UTC is known also where there is no time zone database."""
-    if name == "UTC":
-        return UTC
-    try:
-        if not _NO_ZONES.fullmatch(name):
-            return ZoneInfo(name)
-    except (KeyError, ValueError, OSError, TypeError):
-        pass
-    if not available_timezones():
-        raise ValueError(
-            f"timezone {name!r} cannot be looked up, because there is no time zone database here; install the package tzdata, "
-            "with pip or with the system's package manager"
-        )
-    raise ValueError(f"timezone {name!r} is not known; choose an IANA name, such as 'Europe/Berlin' or 'UTC'")
-
-
-@lru_cache(maxsize=4_096)  # those that are due together mostly go by the same clock
-def next_slot(pattern: Pattern, zone: tzinfo, after: datetime) -> datetime | None:
-    """The first slot later than this moment. None: there are none for the next 50 years."""
-    if isinstance(pattern, IntervalSchedule):
-        return EPOCH + ((after - EPOCH) // pattern.length + 1) * pattern.length
-    local = after.astimezone(zone).replace(tzinfo=None, fold=0)
-    found = (_moment(time, zone) for time in _local_times(pattern.cron, local))
-    return next((slot for slot in found if slot is not None and slot > after), None)
-
-
-def newest_slots(pattern: Pattern, zone: tzinfo, after: datetime, until: datetime, limit: int) -> list[datetime]:
-    """The last so many slots later than `after` and not later than `until`, oldest first. Those before them are not looked at."""
-    found: list[datetime] = []
-    for slot in _slots_back(pattern, zone, until):
-        if slot <= after or len(found) == limit:
-            break
-        found.append(slot)
-    return found[::-1]
-
-
-def _slots_back(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterator[datetime]:
-    if isinstance(pattern, IntervalSchedule):
-        slot = EPOCH + (until - EPOCH) // pattern.length * pattern.length
-        while True:
-            yield slot
-            slot -= pattern.length
-    here = until.astimezone(zone)
-    # When the clock was just put back, the local times that are still to come again have been, and count.
-    repeated = _offset(here.replace(fold=0)) - _offset(here.replace(fold=1))
-    start = here.replace(tzinfo=None, fold=0) + max(repeated, timedelta(0)) + SECOND
-    for local in _local_times(pattern.cron, start, backwards=True):
-        slot = _moment(local, zone)
-        if slot is not None and slot <= until:
-            yield slot
-
-
-def _local_times(cron: str, start: datetime, *, backwards: bool = False) -> Iterator[datetime]:
-    """What is on the wall clock, later (or earlier) than the start."""
-    from cronsim import CronSim  # noqa: PLC0415 - a child that runs tasks needs no calendar
-
-    return CronSim(cron, start, backwards)
-
-
-def _moment(local: datetime, zone: tzinfo) -> datetime | None:
-    """The first time that the clocks there show this; None if they never do."""
-    slot = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
-    return slot if slot.astimezone(zone).replace(tzinfo=None) == local else None
-
-
-def _offset(here: datetime) -> timedelta:
-    return here.utcoffset() or timedelta(0)
-
-
-MAX_NAME: Final = 200
-MAX_CATCH_UP: Final = 10_000
-MAX_JITTER: Final = timedelta(days=1)
+# -- schedules
 
 
 class Overlap(StrEnum):
-    """What happens at a slot while the last run of the schedule is still going."""
+    """What happens at a slot while the last run of the schedule has not ended."""
 
     ALLOW = "allow"
-    """It is enqueued all the same."""
+    """The task is enqueued."""
     SKIP = "skip"
-    """It is skipped, and recorded as such."""
+    """The slot is skipped, and recorded as skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSchedule:
-    """Enqueue this task with these arguments at every slot of the pattern, on the clocks of `timezone` (an IANA name).
+    """Enqueue a task with these arguments at every slot of the pattern, in `timezone` (an IANA name).
 
-    After a time without a scheduler only the newest missed slot runs; with `catch_up_missed` all of them, but no more than the newest
-    `max_catch_up_runs`. 0 for that runs nothing that was missed. `jitter` (seconds or a timedelta) delays each slot by up to so much, `overlap="skip"`
-    leaves a slot out while the last run is still going. `queue_name` is the task's own unless given.
+    After a time without a scheduler, only the newest missed slot runs. With `catch_up_missed` all of them run, but at most the newest
+    `max_catch_up_runs`; 0 runs none. `jitter` (seconds or a timedelta) delays each slot by a random time up to this. `overlap="skip"`
+    skips a slot while the last run has not ended. `queue_name` defaults to the queue of the task.
     """
 
     name: str
@@ -381,7 +305,7 @@ class TaskSchedule:
 
     def __post_init__(self) -> None:
         raise_problems(f"TaskSchedule {self.name!r}", self._problems())
-        object.__setattr__(self, "kwargs", MappingProxyType(dict(self.kwargs)))  # frozen means frozen
+        object.__setattr__(self, "kwargs", MappingProxyType(dict(self.kwargs)))  # the caller may change its own dict
         object.__setattr__(self, "overlap", Overlap(self.overlap))
 
     @property
@@ -390,8 +314,8 @@ class TaskSchedule:
         return round(to_timedelta(self.jitter) / timedelta(milliseconds=1))
 
     def _problems(self) -> Iterator[str]:
-        for name in ("name", "task_name"):
-            yield from _name_problems(name, getattr(self, name))
+        yield from _name_problems("name", self.name)
+        yield from _name_problems("task_name", self.task_name)
         if not isinstance(self.pattern, Pattern):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
             kinds = ", ".join(kind.__name__ for kind in get_args(Pattern))
             yield f"pattern must be one of {kinds}, not {type(self.pattern).__name__}; write pattern=DailySchedule(time(9, 30))"
@@ -432,10 +356,82 @@ class ScheduleConfig:
         for position, schedule in enumerate(self.schedules):
             yield from instance_problems(f"schedules[{position}]", schedule, TaskSchedule, "TaskSchedule(...)")
         names = [schedule.name for schedule in self.schedules if isinstance(schedule, TaskSchedule)]  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            yield f"there are {names.count(name)} schedules named {name!r}; give each its own name"
+        yield from duplicate_problems("there are {} schedules", names)
 
 
 def _name_problems(name: str, value: object) -> Iterator[str]:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
         yield f"{name} must be 1 to {MAX_NAME} printable characters, not {value!r}"
+
+
+# -- slots
+
+
+def zone_named(name: str) -> tzinfo:
+    """Return a time zone. Raises ValueError with what to change. UTC needs no time zone database."""
+    if name == "UTC":
+        return UTC
+    try:
+        if not _NOT_ZONES.fullmatch(name):
+            return ZoneInfo(name)
+    except (KeyError, ValueError, OSError, TypeError):
+        pass
+    if not available_timezones():
+        raise ValueError(
+            f"timezone {name!r} cannot be looked up, because there is no time zone database here; install the package tzdata, "
+            "with pip or with the system's package manager"
+        )
+    raise ValueError(f"timezone {name!r} is not known; choose an IANA name, such as 'Europe/Berlin' or 'UTC'")
+
+
+@lru_cache(maxsize=4_096)  # schedules that are due together often share pattern and zone
+def next_slot(pattern: Pattern, zone: tzinfo, after: datetime) -> datetime | None:
+    """Return the first slot after a point in time; None if there is none in the next 50 years."""
+    if isinstance(pattern, IntervalSchedule):
+        return EPOCH + ((after - EPOCH) // pattern.length + 1) * pattern.length
+    local = after.astimezone(zone).replace(tzinfo=None, fold=0)
+    slots = (_to_slot(time, zone) for time in _local_times(pattern.cron, local))
+    return next((slot for slot in slots if slot is not None and slot > after), None)
+
+
+def newest_slots(pattern: Pattern, zone: tzinfo, after: datetime, until: datetime, limit: int) -> list[datetime]:
+    """Return the newest slots after `after` and up to `until`, at most `limit`, oldest first. Older slots are not computed."""
+    slots: list[datetime] = []
+    for slot in _slots_backwards(pattern, zone, until):
+        if slot <= after or len(slots) == limit:
+            break
+        slots.append(slot)
+    return slots[::-1]
+
+
+def _slots_backwards(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterator[datetime]:
+    if isinstance(pattern, IntervalSchedule):
+        slot = EPOCH + (until - EPOCH) // pattern.length * pattern.length
+        while True:
+            yield slot
+            slot -= pattern.length
+    local_until = until.astimezone(zone)
+    # When the clock was just set back, local times that will be repeated have already occurred once, and count.
+    repeated = _offset(local_until.replace(fold=0)) - _offset(local_until.replace(fold=1))
+    start = local_until.replace(tzinfo=None, fold=0) + max(repeated, timedelta(0)) + timedelta(seconds=1)
+    for local in _local_times(pattern.cron, start, backwards=True):
+        slot = _to_slot(local, zone)
+        if slot is not None and slot <= until:
+            yield slot
+
+
+def _local_times(cron: str, start: datetime, *, backwards: bool = False) -> Iterator[datetime]:
+    """Yield the matching times of the local clock after (or before) the start."""
+    from cronsim import CronSim  # noqa: PLC0415 - only schedulers need it
+
+    return CronSim(cron, start, backwards)
+
+
+def _to_slot(local: datetime, zone: tzinfo) -> datetime | None:
+    """Return the first time at which the local clock shows this; None if it never does."""
+    slot = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+    return slot if slot.astimezone(zone).replace(tzinfo=None) == local else None
+
+
+def _offset(local: datetime) -> timedelta:
+    return local.utcoffset() or timedelta(0)

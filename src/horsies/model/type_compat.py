@@ -1,6 +1,6 @@
-"""Whether a value of one annotated type may be passed where another is annotated: the edges of a graph, checked when it is built.
+"""Check whether a value of one annotated type may be passed where another is annotated, for the edges of a workflow's graph.
 
-Lenient: a type checker sees more. Only what is certain is refused; whatever is not understood here fits.
+The check is lenient, because a type checker sees more: only certain mismatches are refused, and a type that is not understood here fits.
 """
 
 import types
@@ -30,12 +30,13 @@ from horsies.model.signature import display_type
 
 Step: TypeAlias = str | int
 
-_WIDER: Final = {(int, float), (int, complex), (float, complex)}  # what a type checker takes for the other
+_WIDER: Final = {(int, float), (int, complex), (float, complex)}  # which type checkers accept
 _UNIONS: Final = (Union, types.UnionType)
 
 
 def is_assignable(produced: Any, wanted: Any) -> bool:
-    produced, wanted = _bare(produced), _bare(wanted)
+    """Return whether a value of the type `produced` may be passed where `wanted` is annotated."""
+    produced, wanted = _strip(produced), _strip(wanted)
     if _is_open(produced) or _is_open(wanted):
         return True
     if get_origin(produced) in _UNIONS:
@@ -45,12 +46,12 @@ def is_assignable(produced: Any, wanted: Any) -> bool:
     if get_origin(produced) is Literal:
         return _literals_fit(get_args(produced), wanted)
     if get_origin(wanted) is Literal:
-        return isinstance(produced, type) and issubclass(produced, Enum)  # one of them may be meant
+        return isinstance(produced, type) and issubclass(produced, Enum)  # a member may be one of the literals
     return _classes_fit(produced, wanted)
 
 
 def is_value_assignable(value: object, wanted: Any) -> bool:
-    """Whether a value may be passed where a type is annotated."""
+    """Return whether a value may be passed where a type is annotated."""
     match value:
         case None | bool() | int() | str() | bytes() | Enum():
             return is_assignable(Literal[value], wanted)
@@ -58,52 +59,52 @@ def is_value_assignable(value: object, wanted: Any) -> bool:
             items = enumerate(cast("Sequence[object]", value))
             kind = list if isinstance(value, list) else tuple
             return is_assignable(kind, wanted) and all(
-                is_value_assignable(item, inside(wanted, at)) for at, item in items
+                is_value_assignable(item, item_type(wanted, at)) for at, item in items
             )
         case dict():
             members = cast("Mapping[object, object]", value).items()
             return is_assignable(dict, wanted) and all(
-                is_value_assignable(item, inside(wanted, str(key))) for key, item in members
+                is_value_assignable(item, item_type(wanted, str(key))) for key, item in members
             )
         case _:
             return is_assignable(type(value), wanted)
 
 
 def result_of(tp: Any) -> Any:
-    """`TaskResult[tp, TaskError]`."""
     return TaskResult[tp, TaskError]
 
 
 def takes_result(wanted: Any) -> bool:
-    """A parameter that is annotated with a TaskResult, be it one of several types, wants the whole result."""
-    wanted = _bare(wanted)
+    """Return whether a parameter takes the whole result: its annotation is a TaskResult, or a union that contains one."""
+    wanted = _strip(wanted)
     if get_origin(wanted) in _UNIONS:
         return any(takes_result(member) for member in get_args(wanted))
     return wanted is TaskResult or get_origin(wanted) is TaskResult
 
 
-def item_of(tp: Any) -> tuple[Any] | None:
-    """The type of the items of a list, in a tuple; None for what is certainly no list."""
-    tp = _bare(tp)
+def list_item_type(tp: Any) -> tuple[Any] | None:
+    """Return the type of the items of a list, in a tuple; None for a type that is certainly not a list."""
+    tp = _strip(tp)
     if _is_open(tp):
         return (Any,)
     if get_origin(tp) in _UNIONS:
-        items = [item_of(member) for member in get_args(tp)]
+        items = [list_item_type(member) for member in get_args(tp)]
         return None if None in items else (Union[tuple(item[0] for item in items if item)],)  # noqa: UP007 - a tuple of types
     kind, inner = get_origin(tp) or tp, get_args(tp)
     if not isinstance(kind, type) or not issubclass(kind, Sequence | AbstractSet) or issubclass(kind, str | bytes):
         return None
     if issubclass(kind, tuple):
-        return _item_of_tuple(inner)
+        members = tuple(member for member in inner if member is not Ellipsis)
+        return (Union[members] if members else Any,)  # noqa: UP007 - a tuple of types
     return (inner[0] if inner else Any,)
 
 
-def inside(tp: Any, step: Step) -> Any:
-    """What is annotated for one item of a list, or for one key of a dict; Any where that cannot be told."""
-    tp = _bare(tp)
+def item_type(tp: Any, step: Step) -> Any:
+    """Return the type of one item of a list, or of one key of a dict; Any if it is not known."""
+    tp = _strip(tp)
     if get_origin(tp) in _UNIONS:
         others = [member for member in get_args(tp) if member is not type(None)]
-        return inside(others[0], step) if len(others) == 1 else Any
+        return item_type(others[0], step) if len(others) == 1 else Any
     if is_typeddict(tp):
         return get_type_hints(tp).get(str(step), Any)
     kind, inner = get_origin(tp) or tp, get_args(tp)
@@ -120,13 +121,8 @@ def type_name(tp: Any) -> str:
     return display_type(tp).replace("horsies.model.result.", "").replace("typing.", "")
 
 
-def _item_of_tuple(inner: tuple[Any, ...]) -> tuple[Any] | None:
-    members = [member for member in inner if member is not Ellipsis]
-    return (Union[tuple(members)],) if members else (Any,)  # noqa: UP007 - a tuple of types
-
-
-def _bare(tp: Any) -> Any:
-    """Without `Annotated`, aliases and `NewType`; None as a type."""
+def _strip(tp: Any) -> Any:
+    """Return a type without `Annotated`, aliases and `NewType`, and None as a type."""
     while True:
         if tp is None:
             return type(None)
@@ -141,6 +137,7 @@ def _bare(tp: Any) -> Any:
 
 
 def _is_open(tp: Any) -> bool:
+    """Return whether a type accepts values that cannot be known here."""
     kind = get_origin(tp) or tp
     if kind in {Any, object} or isinstance(kind, TypeVar | str):
         return True
@@ -148,7 +145,7 @@ def _is_open(tp: Any) -> bool:
         return False
     if not isinstance(kind, type):
         return True
-    # A class that stands for an annotation, as AwareDatetime does for datetime, or for a shape, as a protocol does.
+    # A class that stands for another type, as AwareDatetime does for datetime, or for a structure, as a protocol does.
     is_stand_in = kind.__module__.partition(".")[0] == "pydantic" and not issubclass(kind, BaseModel)
     return is_stand_in or getattr(kind, "_is_protocol", False)
 
@@ -168,20 +165,13 @@ def _classes_fit(produced: Any, wanted: Any) -> bool:
     try:
         if not issubclass(made, asked):
             return False
-    except TypeError:  # a class that does not let itself be asked
+    except TypeError:  # a class that does not support issubclass
         return True
-    return _arguments_fit(produced, wanted, same=made is asked)
-
-
-def _arguments_fit(produced: Any, wanted: Any, *, same: bool) -> bool:
     inner, outer = get_args(produced), get_args(wanted)
-    if not inner or not outer:
-        return True
-    if same and get_origin(produced) is tuple:
+    if inner and outer and made is asked and get_origin(produced) is tuple:
         return _tuples_fit(inner, outer)
-    if len(inner) != len(outer):
-        return True
-    return all(_one_fits(left, right) for left, right in zip(inner, outer, strict=True))
+    pairs = zip(inner, outer, strict=True) if len(inner) == len(outer) else ()  # others are not comparable
+    return all(Ellipsis in pair or is_assignable(*pair) for pair in pairs)
 
 
 def _tuples_fit(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
@@ -192,10 +182,6 @@ def _tuples_fit(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
     return len(inner) == len(outer) and all(
         is_assignable(left, right) for left, right in zip(inner, outer, strict=True)
     )
-
-
-def _one_fits(left: Any, right: Any) -> bool:
-    return True if Ellipsis in (left, right) else is_assignable(left, right)
 
 
 def _is_mapping(tp: Any) -> bool:

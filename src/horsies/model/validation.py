@@ -1,6 +1,6 @@
 """Helpers that configurations share: find problems, raise them all together, and format durations."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from horsies.model.errors import ConfigError
 
@@ -20,16 +20,22 @@ def number_problems(name: str, value: object, low: int, high: int) -> Iterator[s
         yield f"{name} is {value}; choose a whole number from {low} to {high}"
 
 
+def range_problems(config: object, **ranges: tuple[int, int]) -> Iterator[str]:
+    """Check fields of a configuration that are whole numbers, each with its lowest and highest value."""
+    for name, (low, high) in ranges.items():
+        yield from number_problems(name, getattr(config, name), low, high)
+
+
 def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
     # Do not show the value: a database URL passed in place of a PostgresConfig contains a password.
     if not isinstance(value, wanted):
         yield f"{name} must be of type {wanted.__name__}, not {type(value).__name__}; write {name}={example}"
 
 
-def duplicate_problems(noun: str, names: Iterable[str]) -> Iterator[str]:
-    listed = list(names)
-    for name in sorted({name for name in listed if listed.count(name) > 1}):
-        yield f"there are {listed.count(name)} {noun} named {name!r}; give each its own name"
+def duplicate_problems(counted: str, names: Sequence[str]) -> Iterator[str]:
+    """Report names that occur more than once. `counted` has a place for their number, such as `there are {} schedules`."""
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{counted.format(names.count(name))} named {name!r}; give each its own name"
 
 
 def format_duration(seconds: float) -> str:

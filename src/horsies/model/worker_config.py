@@ -1,4 +1,4 @@
-"""`WorkerConfig`: how one worker runs, for code. The command line fills in the same."""
+"""`WorkerConfig`: how one worker runs. The options of `horsies worker` fill in the same fields."""
 
 import math
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from horsies.model.database_url import url_problem
-from horsies.model.validation import number_problems, raise_problems
+from horsies.model.validation import instance_problems, number_problems, raise_problems, range_problems
 
 LOGLEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 LOG_FORMATS = ("text", "json")
@@ -17,11 +17,11 @@ DEFAULT_METRICS_HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """Everything defaults to what the app says. 0 for a `max_claim_…` sets no limit of its own.
+    """The settings of one worker. 0 for a `max_claim_…` sets no limit.
 
-    `queues` serves only these; `queue_priorities` and `queue_max_concurrency` override the app's for this worker.
-    `coalesce_notifies` is how many notifications are taken in before one look at the database. `scheduler` serves the app's schedules as well. With
-    `metrics_port` the worker answers `/metrics`, `/healthz` and `/readyz` there.
+    `queues` serves only these; `queue_priorities` and `queue_max_concurrency` override the app's settings for this worker.
+    `coalesce_notifies` is how many notifications are received before the database is queried once. `scheduler` runs the app's schedules as
+    well. With `metrics_port` the worker serves `/metrics`, `/healthz` and `/readyz` on that port.
     """
 
     dsn: str | None = field(default=None, repr=False)
@@ -56,50 +56,48 @@ class WorkerConfig:
 
     @property
     def process_count(self) -> int:
-        """`processes`, which are known once it is made."""
+        """The number of processes, as an int."""
         return self.processes or 1
 
     def _problems(self) -> Iterator[str]:
         if self.dsn is not None and (problem := url_problem(self.dsn)):
             yield f"dsn {problem}"
-        yield from _locator_problems(self.app_locator)
+        locator = "" if self.app_locator is None else self.app_locator
+        yield from instance_problems("app_locator", locator, str, "'package.module:attribute'")
         yield from _names_problems("imports", self.imports)
         yield from self._queue_problems()
-        yield from number_problems("processes", self.processes, 1, 1_000)
-        yield from number_problems("concurrency", self.concurrency, 1, 100_000)
-        yield from number_problems("max_tasks_per_child", self.max_tasks_per_child, 0, 1_000_000_000)
+        yield from range_problems(
+            self, processes=(1, 1_000), concurrency=(1, 100_000), max_tasks_per_child=(0, 1_000_000_000)
+        )
         if self.max_tasks_per_child == 1 and type(self.max_tasks_per_child) is int:
             yield "max_tasks_per_child is 1, and starting a process for each task costs more than most tasks; choose 2 or more, or 0"
         yield from _memory_problems(self.max_memory_per_child_mb)
-        yield from number_problems("max_claim_batch", self.max_claim_batch, 0, 1_000_000)
-        yield from number_problems("max_claim_per_worker", self.max_claim_per_worker, 0, 1_000_000)
-        yield from number_problems("coalesce_notifies", self.coalesce_notifies, 1, 1_000_000)
+        yield from range_problems(
+            self, max_claim_batch=(0, 1_000_000), max_claim_per_worker=(0, 1_000_000), coalesce_notifies=(1, 1_000_000)
+        )
         if self.shutdown_timeout_ms is not None:
-            yield from number_problems("shutdown_timeout_ms", self.shutdown_timeout_ms, 0, 86_400_000)
+            yield from range_problems(self, shutdown_timeout_ms=(0, 86_400_000))
         if self.metrics_port is not None:
-            yield from number_problems("metrics_port", self.metrics_port, 1, 65_535)
+            yield from range_problems(self, metrics_port=(1, 65_535))
         if not isinstance(self.metrics_host, str) or not self.metrics_host:  # pyright: ignore[reportUnnecessaryIsInstance]
             yield f"metrics_host is {self.metrics_host!r}; give an address of this machine, such as '127.0.0.1', or leave it out"
-        if self.loglevel not in LOGLEVELS:
-            yield f"loglevel is {self.loglevel!r}; choose one of {', '.join(LOGLEVELS)}"
-        if self.log_format not in LOG_FORMATS:
-            yield f"log_format is {self.log_format!r}; choose one of {', '.join(LOG_FORMATS)}"
+        for name, value, known in (
+            ("loglevel", self.loglevel, LOGLEVELS),
+            ("log_format", self.log_format, LOG_FORMATS),
+        ):
+            if value not in known:
+                yield f"{name} is {value!r}; choose one of {', '.join(known)}"
 
     def _queue_problems(self) -> Iterator[str]:
         if self.queues is not None:
             yield from _names_problems("queues", self.queues)
             if not self.queues:
-                yield "queues is empty, so there would be nothing to do; name at least one, or leave it out for all"
+                yield "queues is empty, so the worker would have nothing to do; name at least one, or leave it out for all"
         yield from _override_problems("queue_priorities", self.queue_priorities, 32_767)
         capped = self.queue_max_concurrency
         if isinstance(capped, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
             capped = {name: cap for name, cap in capped.items() if cap is not None}
         yield from _override_problems("queue_max_concurrency", capped, 1_000_000)
-
-
-def _locator_problems(locator: object) -> Iterator[str]:
-    if locator is not None and not isinstance(locator, str):
-        yield f"app_locator must be text like 'package.module:attribute', not {type(locator).__name__}"
 
 
 def _names_problems(name: str, value: object) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from horsies.db.statement import Op, execute, load, rows
 from horsies.model.errors import ConfigError
-from horsies.model.schedule import from_stored, next_slot, zone_named
+from horsies.model.schedule import next_slot, pattern_from_json, zone_named
 from horsies.model.task import TaskId
 from horsies.schedules.sync import SQL as SYNC
 from horsies.schedules.tick import SQL as TICK
@@ -31,7 +31,7 @@ def resume_schedule(name: str, now: datetime | None = None) -> Op[bool]:
     for pattern, timezone, enabled, is_paused in found:
         if is_paused:
             try:
-                slot = next_slot(from_stored(pattern), zone_named(timezone), moment) if enabled else None
+                slot = next_slot(pattern_from_json(pattern), zone_named(timezone), moment) if enabled else None
             except ValueError as error:
                 raise ConfigError(f"schedule {name!r}", [str(error)]) from None
             changes = [SQL["resume_schedule"](name=name, next_slot=slot), SYNC["notify_schedules"]()]
@@ -104,7 +104,7 @@ class ScheduleInfo:
     def shown_pattern(self) -> str:
         """For people."""
         try:
-            return str(from_stored(self.pattern))
+            return str(pattern_from_json(self.pattern))
         except ValueError:
             return str(dict(self.pattern))
 
@@ -114,7 +114,7 @@ class ScheduleInfo:
         slot = self.next_slot_at
         while slot is not None and len(found) < count:
             found.append(slot)
-            slot = next_slot(from_stored(self.pattern), zone_named(self.timezone), slot)
+            slot = next_slot(pattern_from_json(self.pattern), zone_named(self.timezone), slot)
         return found
 
 

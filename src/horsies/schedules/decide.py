@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Final, NamedTuple
 
-from horsies.model.schedule import Overlap, Pattern, from_stored, newest_slots, next_slot, zone_named
+from horsies.model.schedule import Overlap, Pattern, newest_slots, next_slot, pattern_from_json, zone_named
 
 ON_TIME: Final = timedelta(seconds=60)
 """A slot that is handled within this time was not missed, whatever delayed the scheduler."""
@@ -106,7 +106,7 @@ def _due_slots(due: DueSchedule, now: datetime) -> tuple[list[datetime], datetim
 
 @lru_cache(maxsize=20_000)  # validating a pattern takes longer than finding its next slot
 def _parse_pattern(stored: str) -> Pattern:
-    return from_stored(json.loads(stored))
+    return pattern_from_json(json.loads(stored))
 
 
 def _delay_ms(due: DueSchedule, slot: datetime, now: datetime) -> int | None:

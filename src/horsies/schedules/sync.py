@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from horsies.db.statement import Op, Query, execute, load
 from horsies.model.config import AppConfig
 from horsies.model.errors import PayloadError, QueueError
-from horsies.model.schedule import TaskSchedule, as_stored, next_slot, zone_named
+from horsies.model.schedule import TaskSchedule, next_slot, pattern_to_json, zone_named
 from horsies.model.task import TaskOptions
 from horsies.model.validation import raise_problems
 from horsies.schedules.tick import SQL as TICK
@@ -155,7 +155,7 @@ def _next_slot(schedule: TaskSchedule, stored: Mapping[str, StoredSchedule], mom
     if (
         known is not None
         and known.enabled
-        and (known.pattern, known.timezone) == (as_stored(schedule.pattern), schedule.timezone)
+        and (known.pattern, known.timezone) == (pattern_to_json(schedule.pattern), schedule.timezone)
     ):
         return known.next_slot_at
     return next_slot(schedule.pattern, zone_named(schedule.timezone), moment)
@@ -182,7 +182,7 @@ def _row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -> d
         "name": schedule.name,
         **{name: options[name] for name in _TERMS},
         "args": each.args,
-        "pattern": as_stored(schedule.pattern),
+        "pattern": pattern_to_json(schedule.pattern),
         "timezone": schedule.timezone,
         "catch_up_missed": schedule.catch_up_missed,
         "max_catch_up_runs": schedule.max_catch_up_runs,

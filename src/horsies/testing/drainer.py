@@ -25,17 +25,7 @@ from uuid import uuid4
 
 from horsies.app import Horsies
 from horsies.db.statement import Op, load, rows
-from horsies.executor.execute import (
-    Attempt,
-    PreparedCall,
-    RunningTask,
-    begin,
-    context_of,
-    finish,
-    prepare,
-    refused_before_start,
-    trace,
-)
+from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
 from horsies.executor.protocol import Assignment, Done
 from horsies.model.codec import decode_error
@@ -51,11 +41,10 @@ from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release_tasks, report_progress
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.assignments import fields_of
+from horsies.worker.assignments import fields_from_claim
 from horsies.worker.batch import Batch, run_batch
-from horsies.worker.capacity import ClaimLimits
 from horsies.worker.run import claim_limits_for, served_queues
-from horsies.worker.timeouts import ending_of
+from horsies.worker.timeouts import ending_from_done
 from horsies.workflows.advance import run_steps
 
 MAX_ATTEMPTS = 1_000
@@ -151,19 +140,16 @@ class Drain:
         if self.retries == "now":
             yield from rows(SQL["make_retries_due"]())
         lanes = lanes_from_start([queue.name for queue in served_queues(self.app.config, _WORKER_CONFIG)])
-        wanted = ClaimRequest(self.worker, TaskStatus.RUNNING, 1, self._limits.lease_ms, caps=self._limits.caps)
+        limits = claim_limits_for(self.app.config, _WORKER_CONFIG)
+        request = ClaimRequest(self.worker, TaskStatus.RUNNING, 1, limits.lease_ms, caps=limits.caps)
         result = yield from run_batch(
-            Batch(self.worker, self.database, self._limits.caps, [], promotes=True, wanted=[wanted], lanes=lanes)
+            Batch(self.worker, self.database, limits.caps, [], promotes=True, claim_requests=[request], lanes=lanes)
         )
         (claims,) = result.claimed
         if not claims or not claims[0].is_unread:
             return claims[0] if claims else None
         payload = payloads_from_rows((yield from rows(load_payloads(self.worker, claims))))[claims[0].id]
         return replace(claims[0], args=payload.args, inputs=payload.inputs)
-
-    @property
-    def _limits(self) -> ClaimLimits:
-        return claim_limits_for(self.app.config, _WORKER_CONFIG)
 
     def _release(self, claim: Claim) -> Op[None]:
         yield from rows(release_tasks(self.worker, [claim]))
@@ -182,16 +168,16 @@ class Drain:
         def report(_assignment_no: int, fraction: float | None, message: str | None) -> None:
             progress.append(json.dumps({"fraction": fraction, "message": message}))
 
-        running = begin(Assignment(*fields_of(1, claim)))
-        prepared, context = prepare(self.app.known_tasks, running), context_of(running, report)
+        running = RunningTask(Assignment(*fields_from_claim(1, claim)))
+        prepared, context = prepare(self.app.known_tasks, running), running.task_context(report)
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):
-            done = context.run(refused_before_start, running, prepared)
+            done = context.run(fail_before_start, running, prepared)
         else:
-            trace(running, context, prepared.task.tracer)
-            attempt = yield _TaskCall(running, prepared, context)
-            raised = attempt[1]
-            done = context.run(finish, running, prepared.task, attempt)
+            running.begin_span(context, prepared.task.tracer)
+            outcome = yield _TaskCall(running, prepared, context)
+            raised = outcome[1]
+            done = context.run(finish, running, prepared.task, outcome)
         status = yield partial(self._finish, claim, done, progress)
         error = decode_error(done.error) if done.error else None
         self.ran.append(Ran(claim.task_name, claim.id, claim.queue_name, claim.attempt, status, error, raised))
@@ -202,7 +188,7 @@ class Drain:
         """Save the outcome and return the status of the task."""
         if progress:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, progress[-1])]))
-        ending, caps = ending_of(claim, done), self._limits.caps
+        ending, caps = ending_from_done(claim, done), claim_limits_for(self.app.config, _WORKER_CONFIG).caps
         batch = Batch(self.worker, self.database, caps, [ending], frees_capped=caps.has_limits)
         result = yield from run_batch(batch)
         yield from run_steps(result.unsettled)
@@ -233,11 +219,11 @@ class _TaskCall:
 
     def stop_after_timeout(self, stop: Callable[[], object]) -> None:
         if not self.running.is_over:
-            self.running.ask("timeout")
+            self.running.request_stop("timeout")
             stop()
 
 
-def _call(call: _TaskCall, runner: asyncio.Runner) -> Attempt:
+def _call(call: _TaskCall, runner: asyncio.Runner) -> CallOutcome:
     if call.prepared.task.is_async:
         return runner.run(_call_coroutine(call), context=call.context)
     if call.timeout_s is None or threading.current_thread() is not threading.main_thread():
@@ -251,19 +237,19 @@ def _call(call: _TaskCall, runner: asyncio.Runner) -> Attempt:
         signal.signal(SOFT_STOP_SIGNAL, handler)
 
 
-async def _call_async(call: _TaskCall) -> Attempt:
+async def _call_async(call: _TaskCall) -> CallOutcome:
     loop = asyncio.get_running_loop()
     if call.prepared.task.is_async:
-        attempt = await loop.create_task(_call_coroutine(call), context=call.context)
+        outcome = await loop.create_task(_call_coroutine(call), context=call.context)
     else:
-        attempt = await loop.run_in_executor(None, _call_on_thread, call)
+        outcome = await loop.run_in_executor(None, _call_on_thread, call)
     draining = asyncio.current_task()
     if draining and draining.cancelling():
         raise asyncio.CancelledError  # the drain was cancelled, and the task has caught the exception
-    return attempt
+    return outcome
 
 
-async def _call_coroutine(call: _TaskCall) -> Attempt:
+async def _call_coroutine(call: _TaskCall) -> CallOutcome:
     interrupt = InterruptCoroutine(call.running)
     if call.timeout_s is None:
         return await interrupt.call(call.prepared.function)
@@ -274,7 +260,7 @@ async def _call_coroutine(call: _TaskCall) -> Attempt:
         timer.cancel()
 
 
-def _call_on_thread(call: _TaskCall) -> Attempt:
+def _call_on_thread(call: _TaskCall) -> CallOutcome:
     interrupt = InterruptThread(call.running)
     with _timeout(call, interrupt.stop):
         return interrupt.call(partial(call.context.run, call.prepared.function))

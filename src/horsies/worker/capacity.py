@@ -1,11 +1,12 @@
-"""Room: how much more this worker may hold, and so what a turn asks for. Counts what it has, and what the turns in flight may still bring or take.
+"""How much more a worker may hold, and so how much the next batch claims.
 
-How much work a child may hold: what it runs at once, or a few milliseconds' worth.
+`Capacity` counts what the worker holds, and what the batches in flight may still bring or take. `PrefetchPolicy` decides how much a child may hold: as many tasks
+as it runs at once, or a few milliseconds' worth.
 
-RUNNING is durable before user code starts, so a child that works through tiny tasks one by one waits for a commit between any
-two. With `prefetch_buffer="auto"` it is given a *frame*: as many tasks as it works through in a few milliseconds by measurement, started
-together. If the measurement was wrong and one of them is slow, or all are slower than thought, those behind are recalled and released. A child that runs many at
-once (`concurrency`) needs no frames: its places are many.
+RUNNING is durable before user code starts, so a child that runs short tasks one by one waits for a commit between any two. With
+`prefetch_buffer="auto"` it is assigned as many tasks as it will run in a few milliseconds, by the measured durations, all started by one
+commit. If one of them is slow, or all are slower than measured before, those behind are recalled and released. A child that runs many tasks
+at once (`concurrency`) does not need this.
 """
 
 from collections.abc import Sequence, Sized
@@ -20,30 +21,30 @@ from horsies.worker.child import Child
 from horsies.worker.quarantine import SkippedRows
 
 PREFETCH_US = 20_000
+"""How much work a child may hold."""
 PREFETCH_MAX = 1_024
-REFILL = 4
-"""A frame is filled up when a part of it, this one, is free: fewer at a time would cost more commits, more would let the child run dry."""
-GATHER_S, GATHER_FRAMED_S = 0.001, 0.005
-
+REFILL_PART = 4
+"""A child is assigned more when a quarter of its limit is free. Refilling earlier costs more commits; later, the child may run out of work."""
+BATCH_DELAY_S, PREFETCH_BATCH_DELAY_S = 0.001, 0.005
 SHORT_TASK_US = 1_000
-REMEMBERED_US = PREFETCH_US
-"""How much work the mean is taken over. By work and not by number, or among a thousand tiny tasks one that the machine held up would count as much as a hundred."""
+AVERAGED_US = PREFETCH_US
+"""The mean is taken over so much work, not over a number of tasks. Otherwise one task that the machine delayed would outweigh a hundred short ones."""
 
 
 @dataclass(slots=True)
 class PrefetchPolicy:
-    """Sizes by the app's `prefetch_buffer`."""
+    """Limits by the app's `prefetch_buffer` and the measured durations of tasks."""
 
-    prefetch: int | Literal["auto"]
+    prefetch_buffer: int | Literal["auto"]
     processes: int
     concurrency: int = 1
-    _worked_us: float = PREFETCH_US  # until measured, a frame is one task
+    _worked_us: float = PREFETCH_US  # until measured, a child holds one task
     _tasks: float = 1.0
 
     def observe(self, duration_us: int) -> None:
-        remembered = REMEMBERED_US / (REMEMBERED_US + duration_us)
-        self._worked_us = self._worked_us * remembered + duration_us
-        self._tasks = self._tasks * remembered + 1.0
+        decay = AVERAGED_US / (AVERAGED_US + duration_us)
+        self._worked_us = self._worked_us * decay + duration_us
+        self._tasks = self._tasks * decay + 1.0
 
     @property
     def tasks_are_short(self) -> bool:
@@ -51,50 +52,50 @@ class PrefetchPolicy:
         return self._worked_us < SHORT_TASK_US * self._tasks
 
     @property
-    def is_framed(self) -> bool:
-        """Tasks may wait in a child behind others. With a number they do not: rows wait as CLAIMED until a child begins them."""
-        return self.prefetch == "auto" and self.concurrency == 1
+    def is_adaptive(self) -> bool:
+        """Tasks may wait in a child, as many as their durations allow. With a number they wait in the parent, as CLAIMED rows."""
+        return self.prefetch_buffer == "auto" and self.concurrency == 1
 
     @property
-    def size(self) -> int:
+    def has_buffer(self) -> bool:
+        """Rows may wait as CLAIMED in the parent."""
+        return self.prefetch_buffer != "auto" and self.prefetch_buffer > 0
+
+    @property
+    def child_limit(self) -> int:
         """How many tasks one child may hold."""
-        if not self.is_framed:
+        if not self.is_adaptive:
             return self.concurrency
         return max(1, min(PREFETCH_MAX, int(PREFETCH_US * self._tasks / max(self._worked_us, 1.0))))
 
     @property
-    def most(self) -> int:
-        """How many it may be given that were claimed for it when frames were larger: what turns out to be too much is recalled."""
-        return PREFETCH_MAX if self.is_framed else self.concurrency
+    def child_limit_max(self) -> int:
+        """How many a child may be assigned that were claimed when its limit was higher: if they are too many, they are recalled."""
+        return PREFETCH_MAX if self.is_adaptive else self.concurrency
 
     @property
-    def ceiling(self) -> int:
-        """How many rows the worker may hold in all: RUNNING and CLAIMED."""
-        if self.prefetch == "auto":
-            return self.processes * self.size
-        return self.processes * self.concurrency + self.prefetch
+    def worker_limit(self) -> int:
+        """How many rows the worker may hold, RUNNING and CLAIMED together."""
+        if self.prefetch_buffer == "auto":
+            return self.processes * self.child_limit
+        return self.processes * self.concurrency + self.prefetch_buffer
 
     @property
     def described_limit(self) -> str:
-        """The ceiling for the log: with frames it changes with the measured length of tasks."""
-        return f"auto (at most {self.processes * PREFETCH_MAX})" if self.is_framed else str(self.ceiling)
+        """The limit of the worker, for the log."""
+        return f"auto (at most {self.processes * PREFETCH_MAX})" if self.is_adaptive else str(self.worker_limit)
 
-    @property
-    def buffers(self) -> bool:
-        """With a number, rows wait as CLAIMED in the parent. "auto" needs no such buffer: its frames keep the children fed."""
-        return self.prefetch != "auto" and self.prefetch > 0
-
-    def capacity(self, load: int) -> int:
-        """What fits beside what a child already holds. A frame that is nearly full counts as full: small refills cost commits."""
-        free = self.size - load
-        if not self.is_framed:
+    def child_capacity(self, load: int) -> int:
+        """Return how many more tasks a child with this load may hold. One that is nearly full counts as full."""
+        free = self.child_limit - load
+        if not self.is_adaptive:
             return max(0, free)
-        return free if free * REFILL >= self.size else 0
+        return free if free * REFILL_PART >= self.child_limit else 0
 
     @property
-    def gather_s(self) -> float:
-        """For how long what has ended may wait for company."""
-        return GATHER_FRAMED_S if self.is_framed else GATHER_S
+    def batch_delay_s(self) -> float:
+        """How long endings may wait for others to share their batch."""
+        return PREFETCH_BATCH_DELAY_S if self.is_adaptive else BATCH_DELAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class ClaimLimits:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """It looks at the books' own lists, and changes none."""
+    """Reads the collections of `PendingWork`, and changes none of them."""
 
     worker: str
     limits: ClaimLimits
@@ -119,46 +120,55 @@ class Capacity:
     unread: Sized
     unfit: Sized
     in_flight: Sequence[Batch]
-    left_out: SkippedRows
+    skipped: SkippedRows
     known_tasks: KnownTasks
 
     def to_run(self) -> int:
-        """How many more tasks the children can take now."""
+        """Return how many more tasks the children can take now."""
         free = -len(self.unread)
         for child in self.children:
             if child.is_open:
-                capacity = self.prefetch.capacity(child.load)
+                capacity = self.prefetch.child_capacity(child.load)
                 free += capacity if child.budget_left is None else min(capacity, child.budget_left)
-        for planned in self.in_flight:
-            free -= len(planned.starts) + len(planned.loads) + _promised(planned, TaskStatus.RUNNING)
+        for batch in self.in_flight:
+            free -= len(batch.starts) + len(batch.loads) + _requested(batch, TaskStatus.RUNNING)
         return max(0, free)
 
-    def wanted(self, starting: int, now: float) -> list[ClaimRequest]:
-        """What to claim beside so many that are started now: some to run at once, and some to wait."""
+    def claim_requests(self, starting: int, now: float) -> list[ClaimRequest]:
+        """Return what to claim, some to run at once and some for the buffer, if so many are started from the buffer now."""
         free = self._free(starting)
         if free <= 0:
             return []
-        run = max(0, min(self.to_run() - starting, free))
-        hold = free - run if self.prefetch.buffers else 0
-        batch = self.limits.max_claim_batch
-        wanted = [self._want(TaskStatus.RUNNING, run, batch or None, now)] if run else []
-        if hold > 0 and (not batch or batch > run):  # both together take no more than a batch from any queue
-            wanted.append(self._want(TaskStatus.CLAIMED, hold, batch - run if batch else None, now))
-        return wanted
+        to_run = max(0, min(self.to_run() - starting, free))
+        to_buffer = free - to_run if self.prefetch.has_buffer else 0
+        queue_limit = self.limits.max_claim_batch
+        requests = [self._request(TaskStatus.RUNNING, to_run, queue_limit or None, now)] if to_run else []
+        if to_buffer > 0 and (not queue_limit or queue_limit > to_run):  # both together keep to the limit of a queue
+            rest = queue_limit - to_run if queue_limit else None
+            requests.append(self._request(TaskStatus.CLAIMED, to_buffer, rest, now))
+        return requests
 
     def _free(self, starting: int) -> int:
-        """How many more rows may be ours, beside those that are started now."""
-        free = self.prefetch.ceiling - self._held() - starting
-        ceiling = self.limits.max_claim_per_worker
-        if not ceiling:
+        """Return how many more rows the worker may hold."""
+        held = len(self.buffer) + len(self.unread) + len(self.unfit) + sum([child.load for child in self.children])
+        for batch in self.in_flight:
+            held += len(batch.starts) + len(batch.loads) + sum([request.limit for request in batch.claim_requests])
+        free = self.prefetch.worker_limit - held - starting
+        limit = self.limits.max_claim_per_worker
+        if not limit:
             return free
-        if self.prefetch.buffers:
-            # With a buffer the ceiling is about hoarding, so what already runs does not count against it.
-            buffered = sum(len(planned.starts) + _promised(planned, TaskStatus.CLAIMED) for planned in self.in_flight)
-            return min(free, ceiling - len(self.buffer) - buffered)
-        return min(free, ceiling - self._held() - self._leaving())
+        if self.prefetch.has_buffer:
+            # With a buffer the limit is about hoarding, so running tasks do not count.
+            buffered = sum(len(batch.starts) + _requested(batch, TaskStatus.CLAIMED) for batch in self.in_flight)
+            return min(free, limit - len(self.buffer) - buffered)
+        # Rows that end or are released by a batch in flight are held until it is committed.
+        leaving = sum(
+            len(batch.endings) + len(batch.interrupted) + len(batch.releases) + len(batch.unfit)
+            for batch in self.in_flight
+        )
+        return min(free, limit - held - leaving)
 
-    def _want(self, status: TaskStatus, limit: int, queue_limit: int | None, now: float) -> ClaimRequest:
+    def _request(self, status: TaskStatus, limit: int, queue_limit: int | None, now: float) -> ClaimRequest:
         return ClaimRequest(
             worker=self.worker,
             status=status,
@@ -166,28 +176,12 @@ class Capacity:
             lease_ms=self.limits.lease_ms,
             queue_limit=queue_limit,
             caps=self.limits.caps,
-            excluded=self.left_out.ids(now),
+            excluded=self.skipped.ids(now),
             avoided_names=self.known_tasks.avoided_names(now),
             avoided_signatures=self.known_tasks.avoided_signatures(now),
         )
 
-    def _held(self) -> int:
-        """Rows that are ours, or may be when the turns in flight come back."""
-        held = len(self.buffer) + len(self.unread) + len(self.unfit)
-        for child in self.children:
-            held += child.load
-        for planned in self.in_flight:
-            held += len(planned.starts) + len(planned.loads) + sum([wanted.limit for wanted in planned.wanted])
-        return held
 
-    def _leaving(self) -> int:
-        """Rows that are still ours until the turns in flight are committed."""
-        return sum(
-            len(planned.endings) + len(planned.interrupted) + len(planned.releases) + len(planned.unfit)
-            for planned in self.in_flight
-        )
-
-
-def _promised(planned: Batch, status: TaskStatus) -> int:
-    """How many rows it may claim in this status."""
-    return sum([wanted.limit for wanted in planned.wanted if wanted.status is status])
+def _requested(batch: Batch, status: TaskStatus) -> int:
+    """Return how many rows it may claim in this status."""
+    return sum([request.limit for request in batch.claim_requests if request.status is status])

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from horsies.executor.inbox import RECV_BYTES
 from horsies.executor.protocol import (
-    ANY,
+    NO_ASSIGNMENT,
     Began,
     Boot,
     Booting,
@@ -31,12 +31,12 @@ from horsies.executor.protocol import (
     Progress,
     ProtocolError,
     Ready,
-    Reason,
     Recall,
-    Refused,
     ReportUnpacker,
     Returned,
+    StartFailed,
     Stop,
+    StopReason,
     pack,
 )
 from horsies.model.error_codes import OperationalErrorCode
@@ -60,7 +60,7 @@ class ReportHandler(Protocol):
     def on_progress(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
     def on_done(self, claim: Claim, done: Done) -> None: ...
     def on_returned(self, claims: list[Claim]) -> None: ...
-    def on_death(self, begun: list[tuple[Claim, TaskError]], unbegun: list[Claim]) -> None: ...
+    def on_death(self, begun: list[tuple[Claim, TaskError]], waiting: list[Claim]) -> None: ...
     def on_reports_read(self) -> None: ...
 
 
@@ -88,7 +88,7 @@ class Child:
         self._has_reports = False
         self._worked_us = 0
         self._is_loop_blocked = False
-        self._task_on_loop = ANY
+        self._task_on_loop = NO_ASSIGNMENT
         self.assignments = Assignments()
         self.ready = asyncio.Event()
         self.current_step = "starting"
@@ -205,7 +205,7 @@ class Child:
         return len(self.assignments)
 
     def stuck_behind(self, now: float, slow_after_s: float, slow_together_s: float) -> int | None:
-        """Return the slow task that its unbegun tasks wait for, or `ANY` if many tasks together are slow. None if they were recalled already.
+        """Return the slow task that its unbegun tasks wait for, or `NO_ASSIGNMENT` if many tasks together are slow. None if they were recalled already.
 
         One task may also seem slow because the machine was busy. By the time the child reads the recall, that task has ended.
         """
@@ -214,7 +214,7 @@ class Child:
         running_s = now - self.began_at
         # Count only the time inside tasks. What is between them takes as long in any other child.
         if running_s + self.assignments.work_ahead_us(self._worked_us) / 1_000_000 > slow_together_s:
-            return ANY
+            return NO_ASSIGNMENT
         return self.assignments.running()[0][0] if running_s > slow_after_s else None
 
     def _is_slow(self, now: float) -> bool:
@@ -270,11 +270,11 @@ class Child:
         """Assign nothing more until its event loop runs again, and ask for its unbegun tasks."""
         self._is_loop_blocked = True
         if self.assignments.has_waiting:
-            self._send(Recall(ANY))
+            self._send(Recall(NO_ASSIGNMENT))
 
     # -- stopping a task
 
-    def interrupt(self, assignment_no: int, reason: Reason) -> None:
+    def interrupt(self, assignment_no: int, reason: StopReason) -> None:
         """Raise an exception in the task."""
         self._send(Interrupt(assignment_no, reason))
 
@@ -348,7 +348,7 @@ class Child:
                 self.current_step = step
             case Ready(_, rss_mb) if not self.ready.is_set():
                 self._on_ready(rss_mb)
-            case Refused(reason):
+            case StartFailed(reason):
                 self.start_error = reason
             case Pong(task_on_loop):
                 self._task_on_loop = task_on_loop

@@ -1,12 +1,22 @@
-"""The pump: the worker's conversation with the database about tasks.
+"""Exchange batches with the database and assign claimed tasks to the children.
 
-Everything that happens comes in on the event loop and is entered in the books: what children report by the clerk, notifications by the news, what time
-makes due by the alarm. Then `_go` is called, which sends as many *turns* as there is reason for: one transaction each, that ends what has ended, gives back
-what will not run here, starts what is buffered and claims into the free places. Turns overlap: a few are in flight, each with its own courier, each
-carrying all that is on the books at that moment. While one waits for its commit to reach the disk, the next is already on its way.
+All input arrives on the event loop and updates `PendingWork`: reports of children (`ChildReports`), notifications (`Wakeups`) and timers (`WakeupTimer`).
+Then `_send_ready_batches` sends as many *batches* as there is reason for. A batch is one transaction: it stores endings, releases what will not run
+here, starts buffered claims and claims into the free capacity. Batches overlap: a few are in flight, each on its own connection, each with
+all that was pending when it was made. While one waits for its commit to reach the disk, the next is already under way.
 
-Nothing is forgotten before the database has answered. A turn that fails puts back what it carried; endings are fenced by claim
-number, so writing one twice is harmless. What was claimed by a turn whose answer was lost is found by the heartbeat.
+Nothing is forgotten before the database has answered. A batch that fails puts its parts back; endings are fenced by claim
+number, so storing one twice is harmless. The heartbeat finds what was claimed by a batch whose answer was lost.
+
+**Notifications are hints** that any role may have sent. They decide only when to claim; what there is to claim, the database decides.
+
+**Connections fail one by one.** A server may have no slot left for one more connection while it serves those that it has. So a connection that cannot be
+made pauses alone. The batch that waited for it is sent on the next connection that is ready, or put back. A connection that has served before and
+is lost is replaced at once, without a pause: one terminated session is not an outage.
+
+**Errors in callbacks.** A batch on an open connection runs by callbacks of the event loop: an asyncio task for each would cost more than the
+batch. But the loop only logs what a callback raises, and the worker would lose a batch and its connection unnoticed. So every unexpected error is
+raised in the task group, which stops the worker.
 """
 
 import asyncio
@@ -16,7 +26,6 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -33,7 +42,7 @@ from horsies.db.errors import (
 from horsies.db.loop_connection import LoopConnection
 from horsies.db.statement import Op
 from horsies.events import DatabaseError, emit, subscribers
-from horsies.executor.protocol import ANY
+from horsies.executor.protocol import NO_ASSIGNMENT
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
 from horsies.model.validation import format_duration
@@ -41,484 +50,60 @@ from horsies.worker.assignments import SLOW_AFTER_S, SLOW_TOGETHER_S
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from horsies.worker.child import Child
 from horsies.worker.pending import PendingWork
-from horsies.worker.quarantine import RefusedBatch, SearchAnswer
+from horsies.worker.quarantine import Refusal, SearchAnswer
 from horsies.worker.reports import ChildReports, TaskEvents
 from horsies.worker.service import Backoff, ConnectionPause, GaveUp
 from horsies.worker.timeouts import TaskStopper
 
-# --------
-# The couriers: a few connections, each of which carries one turn at a time.
-#
-# A turn is said at once where there is a connection, and what becomes of it is told by the event loop. Only to connect, and to put a connection in order
-# after an error, is an asyncio task needed: one for every turn would cost more than making it. But from what is called by the loop itself no
-# error gets any further than into the log, and the worker would lack a turn and its courier for ever. So whatever else goes wrong brings
-# the worker down, by way of its task group.
-#
-# **Connections fail one by one.** A server may have no slot left for one more connection while it serves those that it has. So a courier that cannot connect
-# rests alone. The turn that waited for it leaves with the next courier that has a connection, or is handed back. A connection that has carried a
-# turn before and is lost is replaced at once, without a rest: one killed session is no outage.
-
-T = TypeVar("T")
-
-LOCKED_S, LONGEST_S = 0.02, 5.0
-"""What is due and was not promoted is looked at again so soon at first, then less and less often: it may be locked, or broken for good."""
-PROMOTE_EVERY_S = 0.01
-"""Notifications lead to at most one look per interval for what was put off."""
-LATER_AT_MOST_S = 86_400.0
-
-_LATER = re.compile(r"later (-?[0-9]{1,19})")
-
-
-@dataclass(frozen=True, slots=True)
-class KnownWakeup:
-    """How much had been heard when a turn was made. What is heard from then on is not in its lanes, even if it leaves a moment later."""
-
-    received_count: int
-    moment: int
-
-
-class Wakeups:
-    """`due_in` is told in how many seconds something that was put off becomes due."""
-
-    def __init__(self, pending: PendingWork, *, due_in: Callable[[float], None]) -> None:
-        self._pending = pending
-        self._due_in = due_in
-        self._received_count = 0
-        self._again_s = 0.0
-        self._promote_at: float | None = None
-        """When what was put off is looked for because of a notification."""
-        self._promoted_at = 0.0
-        """When it last was."""
-
-    @property
-    def known(self) -> KnownWakeup:
-        return KnownWakeup(self._received_count, self._pending.watermarks.moment)
-
-    def heard(self, payload: str | None) -> bool:
-        """A notification: there is something to claim, now or later. None: there may be. Whether to look now."""
-        if payload is not None and (later := _LATER.fullmatch(payload)):
-            self._put_off(int(later[1]) / 1_000_000)
-            return False
-        if payload == "freed":
-            if not self._pending.limits.caps.has_limits:
-                return False  # capped capacity, which this worker does not wait for
-        elif not self._pending.watermarks.heard(payload):
-            return False
-        self._received_count += 1
-        self._pending.may_have_tasks = True
-        return True
-
-    def _put_off(self, seconds: float) -> None:
-        """A task becomes due then. A notification that says so too often, or too early, leads to no more looks than a clock would."""
-        now = time.monotonic()
-        if self._promote_at is not None and self._promote_at <= now:
-            self._promoted_at, self._promote_at = self._promote_at, None
-        at = max(now + min(max(seconds, 0.0), LATER_AT_MOST_S), self._promoted_at + PROMOTE_EVERY_S)
-        if self._promote_at is None or at < self._promote_at:
-            self._promote_at = at
-            self._due_in(at - now)
-
-    def found(self, batch: Batch, outcome: BatchResult, known: KnownWakeup, departed: float) -> None:
-        """A turn was answered."""
-        if outcome.due_s is not None:
-            self._due_in(outcome.due_s)
-        if batch.promotes:
-            self._again_s = 0.0 if outcome.promoted or not outcome.overdue else self._longer()
-            if outcome.overdue:
-                self._due_in(self._again_s)
-        for lane in outcome.promoted:
-            if self._pending.watermarks.heard(lane, is_trusted=True):
-                self._pending.may_have_tasks = True
-        if batch.wanted:
-            self._claimed(batch, outcome, known, departed)
-
-    def _longer(self) -> float:
-        return min(max(LOCKED_S, self._again_s * 2), LONGEST_S)
-
-    def _claimed(self, batch: Batch, outcome: BatchResult, known: KnownWakeup, departed: float) -> None:
-        watermarks, now = self._pending.watermarks, time.monotonic()
-        claims = [claim for group in outcome.claimed for claim in group]
-        asked = len(claims) if _met_a_batch(batch, outcome) else sum(wanted.limit for wanted in batch.wanted)
-        if batch.claim_from is ClaimFrom.START:
-            watermarks.rescanned(claims, asked=asked, sent_at=known.moment, now=now, cost_s=now - departed)
-        else:
-            lanes = batch.lanes if batch.claim_from is ClaimFrom.WATERMARKS else ()
-            watermarks.claimed(claims, lanes=lanes, asked=asked, sent_at=known.moment)
-        for lane in outcome.waiting:
-            watermarks.heard(lane, is_trusted=True)
-        if len(claims) < asked and known.received_count == self._received_count:
-            self._pending.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.are_left
-
-
-def _met_a_batch(batch: Batch, outcome: BatchResult) -> bool:
-    """Some queue gave all that one claim may take from it: there may be more."""
-    return any(
-        wanted.queue_limit in Counter(claim.queue_name for claim in claims).values()
-        for wanted, claims in zip(batch.wanted, outcome.claimed, strict=True)
-    )
-
-
-# --------
-# The alarm: what becomes due because time passes, and for no other reason.
-#
-# It enters in the books what time has made due, and then calls `rung`. One timer serves all reasons. It is only ever moved forward, because to ring too early
-# does no harm: after each ring the pump sets it again, to the first moment that matters then.
-
-TOLERANCE_S = 0.001
-
-
-class WakeupTimer:
-    """All moments are on the monotonic clock, in seconds. It must be closed, or it rings on."""
-
-    def __init__(
-        self, pending: PendingWork, stopper: TaskStopper, *, poll_s: float, on_timer: Callable[[], None]
-    ) -> None:
-        self._pending = pending
-        self._stopper = stopper
-        self._poll_s = poll_s
-        self._on_timer = on_timer
-        self._loop = asyncio.get_running_loop()
-        self._poll_at = 0.0
-        self._due_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-
-    def set(self, now: float, departure: float | None) -> None:
-        """Ring at the first moment that matters. `departure`: when a turn may leave that cannot leave now."""
-        self._wake_by(min(self._moments(now, departure)), now)
-
-    def schedule_promotion(self, seconds: float) -> None:
-        """A task that was put off becomes due then."""
-        now = time.monotonic()
-        due_at = now + max(0.0, seconds)
-        if self._due_at is None or due_at < self._due_at:
-            self._due_at = due_at
-            self._wake_by(due_at, now)
-
-    def mind_deadlines(self) -> None:
-        """There may be a new one among those of the tasks that run."""
-        if (deadline := self._stopper.next_at) is not None:
-            self._wake_by(deadline, time.monotonic())
-
-    def close(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-
-    def _wake_by(self, moment: float, now: float) -> None:
-        if self._timer is None or moment < self._timer_at - TOLERANCE_S:
-            if self._timer:
-                self._timer.cancel()
-            self._timer_at = moment
-            self._timer = self._loop.call_later(max(0.0, moment - now), self._wake)
-
-    def _moments(self, now: float, departure: float | None) -> Iterator[float]:
-        yield self._poll_at
-        if departure is not None:
-            yield departure
-        if (rescan_s := self._pending.watermarks.rescan_in_s(now)) is not None and not self._pending.may_have_tasks:
-            yield now + max(rescan_s, 0.001)
-        if self._pending.prefetch.is_framed and any(
-            m.assignments.has_waiting and not m.is_recalled for m in self._pending.children
-        ):
-            yield now + SLOW_AFTER_S / 2
-        if self._due_at is not None:
-            yield self._due_at
-        if (deadline := self._stopper.next_at) is not None:
-            yield deadline
-
-    def _wake(self) -> None:
-        self._timer = None
-        now = time.monotonic()
-        if now >= self._poll_at:
-            self._poll_at = now + self._poll_s
-            self._pending.watermarks.heard(None)
-            self._pending.may_have_tasks = self._pending.promotes = True
-        if self._due_at is not None and now >= self._due_at:
-            self._due_at = None
-            self._pending.promotes = True
-        if self._pending.watermarks.rescan_in_s(now) == 0.0:
-            self._pending.may_have_tasks = True
-        self._stopper.enforce(now)
-        self._recall_from_the_slow(now)
-        self._on_timer()
-
-    def _recall_from_the_slow(self, now: float) -> None:
-        for child in self._pending.children:
-            behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S) if child.assignments.has_waiting else None
-            if behind is not None:
-                child.recall(behind)
-
-
-class InFlightBatch(NamedTuple):
-    """A turn on its way."""
-
-    batch: Batch
-    known: KnownWakeup
-    departed: float
-    on_done: "asyncio.Future[None]"
-
-
-class LostBatch(NamedTuple):
-    """A connection that was lost, or could not be made."""
-
-    error: DriverError
-    flight: InFlightBatch | None
-    """What it carried, or should have carried; to be put back."""
-    is_first: bool
-    """The connection has served before. It is made anew without a pause."""
-
-
-class BatchSender:
-    """`landed` is told of each turn, when its courier is idle again: what came of it, or why the server refused it. `lost` is told of each connection
-    that is gone or cannot be made, and `connected` of each that is made.
-    """
-
-    def __init__(
-        self,
-        group: asyncio.TaskGroup,
-        database: PostgresConfig,
-        count: int,
-        *,
-        resilience: WorkerResilienceConfig,
-        on_done: Callable[[InFlightBatch, BatchResult | DriverError], None],
-        lost: Callable[[LostBatch], None],
-        connected: Callable[[], None],
-    ) -> None:
-        self._group = group
-        self._loop = asyncio.get_running_loop()
-        self._rests = {LoopConnection(database, "worker"): ConnectionPause(resilience) for _ in range(count)}
-        self._idle = list(self._rests)
-        self._established: set[LoopConnection] = set()
-        self._waiting: deque[InFlightBatch] = deque()
-        self._connecting: dict[LoopConnection, asyncio.Task[None] | None] = {}
-        self._landed = on_done
-        self._lost = lost
-        self._connected = connected
-        self._under_way: set[asyncio.Future[None]] = set()
-        self.is_open = False
-
-    def open(self) -> None:
-        self.is_open = True
-        self._ward = self._group.create_task(self._close_with_the_group())
-
-    def close(self) -> None:
-        """What is under way is not heard of again."""
-        self.is_open = False
-        self._ward.cancel()
-        for connecting in self._connecting.values():
-            if connecting is not None:
-                connecting.cancel()
-        for connection in self._rests:
-            connection.close()
-
-    async def _close_with_the_group(self) -> None:
-        """When the worker comes to its end by an error, its children's last words change nothing, and nothing more is claimed."""
-        try:
-            await self._loop.create_future()
-        finally:
-            self.is_open = False
-
-    def can_send(self, now: float) -> bool:
-        """One is idle and has a connection, or may make one now. Where none has a connection, none rests: then the worker pauses as a whole."""
-        if not self._idle:
-            return False
-        if self._idle[-1].has_session:  # asked several times per task, and nearly always so
-            return True
-        return any(connection.is_ready or self._rests[connection].until <= now for connection in self._idle) or (
-            not self.has_session
-        )
-
-    def can_send_at(self) -> float | None:
-        """When the first of those that are idle and rest may connect again."""
-        return min((self._rests[connection].until for connection in self._idle), default=None)
-
-    @property
-    def has_session(self) -> bool:
-        """At least one has a connection."""
-        return any(connection.is_ready for connection in self._rests)
-
-    async def have_landed(self, within_s: float) -> bool:
-        """Whether all that are under way now are back by then. Those that leave later do not matter."""
-        if not self._under_way:
-            return True
-        _, unanswered = await asyncio.wait(self._under_way, timeout=within_s)
-        return not unanswered
-
-    def send(self, batch: Batch, known: KnownWakeup) -> None:
-        """By one who can."""
-        flight = InFlightBatch(batch, known, time.monotonic(), self._loop.create_future())
-        self._under_way.add(flight.on_done)
-        connection = self._take_ready()
-        if connection is not None:
-            self._post(connection, flight)
-        else:
-            self._waiting.append(flight)
-            self._connect(self._take_rested())
-
-    def _take_ready(self) -> LoopConnection | None:
-        """The one that came back last."""
-        for index in range(len(self._idle) - 1, -1, -1):
-            if self._idle[index].is_ready:
-                return self._idle.pop(index)
-        return None
-
-    def _take_rested(self) -> LoopConnection:
-        connection = min(self._idle, key=lambda connection: self._rests[connection].until)
-        self._idle.remove(connection)
-        return connection
-
-    async def lend(self, op: Op[T]) -> T | None:
-        """Run something else on an idle courier that has a connection; None if there is none."""
-        connection = self._take_ready()
-        if connection is None:
-            return None
-        try:
-            return await connection.run(op)
-        finally:
-            self._idle.append(connection)
-            if self.is_open:
-                self._send_waiting()
-                self._connected()
-
-    # -- with a connection
-
-    def _post(self, connection: LoopConnection, flight: InFlightBatch) -> None:
-        try:
-            connection.submit(run_batch(flight.batch), partial(self._answered, connection, flight))
-        except Exception as error:  # noqa: BLE001 - see above
-            self._attend(_fall(error))
-
-    def _answered(self, connection: LoopConnection, flight: InFlightBatch, outcome: BatchResult | Exception) -> None:
-        if not self.is_open:
-            return
-        try:
-            match outcome:
-                case BatchResult():
-                    self._established.add(connection)
-                    self._land(connection, flight, outcome)
-                case DriverError():
-                    self._attend(self._recover(connection, flight, outcome))
-                case _:
-                    self._attend(_fall(outcome))
-        except Exception as error:  # noqa: BLE001 - see above
-            self._attend(_fall(error))
-
-    async def _recover(self, connection: LoopConnection, flight: InFlightBatch, error: DriverError) -> None:
-        await connection.recover(error)
-        if classify(error) is ErrorKind.CONNECTION_LOST:
-            connection.close()  # it may be open, to a server that has become a standby
-        if connection.is_ready:
-            self._land(connection, flight, error)
-            return
-        is_first = connection in self._established
-        self._established.discard(connection)
-        if not is_first:
-            self._rests[connection].begin()
-        self._idle.append(connection)
-        self._lose(LostBatch(error, flight, is_first=is_first))
-
-    def _land(self, connection: LoopConnection, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
-        self._idle.append(connection)
-        self._send_waiting()
-        self._landed(flight, outcome)
-        self._forget(flight)
-
-    def _forget(self, flight: InFlightBatch) -> None:
-        self._under_way.discard(flight.on_done)
-        flight.on_done.set_result(None)
-
-    # -- without one
-
-    def _connect(self, connection: LoopConnection) -> None:
-        self._established.discard(connection)
-        self._connecting[connection] = None
-        self._connecting[connection] = self._attend(self._open(connection))
-
-    async def _open(self, connection: LoopConnection) -> None:
-        """Without a turn: one that becomes free meanwhile takes it along, and nothing is lost if this takes long or fails."""
-        try:
-            await connection.run(_nothing())
-        except DriverError as error:
-            del self._connecting[connection]
-            self._rests[connection].begin()
-            self._idle.append(connection)
-            # Each that waits has one that connects for it. For the last of them there is none now.
-            flight = self._waiting.pop() if len(self._waiting) > len(self._connecting) else None
-            self._lose(LostBatch(error, flight, is_first=False))
-        else:
-            del self._connecting[connection]
-            self._rests[connection].succeeded()
-            self._idle.append(connection)
-            self._send_waiting()
-            self._connected()
-
-    def _send_waiting(self) -> None:
-        while self._waiting and (connection := self._take_ready()) is not None:
-            self._post(connection, self._waiting.popleft())
-
-    def _lose(self, loss: LostBatch) -> None:
-        if self.is_open:
-            self._lost(loss)
-        if loss.flight is not None:
-            self._forget(loss.flight)
-
-    def _attend(self, journey: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
-        try:
-            return self._group.create_task(journey)
-        except RuntimeError:  # the group is coming to its end already
-            journey.close()
-            return None
-
-
-def _nothing() -> Op[None]:
-    """Only connects."""
-    return
-    yield  # type: ignore[unreachable]
-
-
-async def _fall(error: Exception) -> None:
-    raise error
-
-
-# --------
-# Hand out what is RUNNING in the database to the children that run it.
-
-
-def assign_tasks(pending: PendingWork, claims: list[Claim]) -> None:
-    """In order of service, always to the child with the least before it. What fits nowhere, because a child has died meanwhile, goes back."""
-    shares: dict[Child, list[Claim]] = {}
-    if not pending.is_stopping:
-        shares = {child: [] for child in pending.children if child.is_open}
-    capacity = {child: _capacity(pending, child) for child in shares}
-    for claim in pending.watermarks.in_order(claims):
-        free = [child for child in shares if capacity[child] > 0]
-        if not free:
-            pending.releases.append(claim)
-            continue
-        child = min(free, key=lambda child: child.load + len(shares[child]))
-        shares[child].append(claim)
-        capacity[child] -= 1
-    for child, share in shares.items():
-        if share:
-            child.assign(share)
-
-
-def _capacity(pending: PendingWork, child: Child) -> int:
-    capacity = pending.prefetch.most - child.load
-    return capacity if child.budget_left is None else min(capacity, child.budget_left)
-
-
 FINAL_BATCH_S = 5.0
-ANSWER_S = 1.0
+"""How long the last endings may take to be stored after the shutdown has killed what ran."""
+IN_FLIGHT_PATIENCE_S = 1.0
+"""How long a heartbeat waits for batches in flight."""
 CLAIMED_LATELY_S = 60.0
 WARN_EVERY_S = 1.0
 TASKS_SHOWN = 3
+LOCKED_S, LOCKED_MAX_S = 0.02, 5.0
+"""Due tasks that were not promoted are tried again after this, then less and less often: they may be locked, or broken for good."""
+PROMOTE_EVERY_S = 0.01
+"""Notifications cause at most one promotion per interval."""
+DELAY_MAX_S = 86_400.0
+TIMER_TOLERANCE_S = 0.001
+
+_DELAYED = re.compile(r"later (-?[0-9]{1,19})")
+T = TypeVar("T")
 
 log = logging.getLogger("horsies.worker")
 
 
+class WakeupSnapshot(NamedTuple):
+    """How many notifications had arrived when a batch was made. The lanes of the batch do not include later ones, even if it is sent later."""
+
+    received_count: int
+    sequence: int
+
+
+class InFlightBatch(NamedTuple):
+    batch: Batch
+    wakeups: WakeupSnapshot
+    sent_at: float
+    done: "asyncio.Future[None]"
+
+
+class LostConnection(NamedTuple):
+    """A connection that was lost, or could not be made."""
+
+    error: DriverError
+    in_flight: InFlightBatch | None
+    """The batch that it carried, or should have carried: to be put back."""
+    has_served: bool
+    """It is replaced without a pause."""
+
+
 class Dispatcher:
-    """A service: leaving closes its connections; `drain` is what a graceful stop waits for."""
+    """A service: leaving it closes its connections. `drain` is the graceful stop.
+
+    `request_heartbeat` is called after an error that leaves open what was claimed: the heartbeat finds the claims that are not known here.
+    """
 
     def __init__(
         self,
@@ -535,27 +120,34 @@ class Dispatcher:
         self._pending = pending
         self._backoff = Backoff(resilience)
         self._coalesce = coalesce
-        self._unread = 0
-        self._gather_until: float | None = None
+        self._notification_count = 0
+        self._delay_until: float | None = None
         self._request_heartbeat = request_heartbeat
         self._grace_s = grace_ms / 1000
         self._stopper = TaskStopper(pending, self._grace_s)
         self.events = TaskEvents()
         self.wakeup_timer = WakeupTimer(
-            pending, self._stopper, poll_s=resilience.notify_poll_interval_ms / 1000, on_timer=self._go
+            pending,
+            self._stopper,
+            poll_s=resilience.notify_poll_interval_ms / 1000,
+            on_timer=self._send_ready_batches,
         )
-        self._news = Wakeups(pending, due_in=self.wakeup_timer.schedule_promotion)
+        self._wakeups = Wakeups(pending, schedule_promotion=self.wakeup_timer.schedule_promotion)
         self.reports = ChildReports(
-            pending, self._stopper, self.events, entered=self._go, armed=self.wakeup_timer.mind_deadlines
+            pending,
+            self._stopper,
+            self.events,
+            on_change=self._send_ready_batches,
+            on_deadline=self.wakeup_timer.schedule_deadline,
         )
         self._sender = BatchSender(
             group,
             database,
             batches,
             resilience=resilience,
-            on_done=self._landed,
-            lost=self._lost,
-            connected=self._connected,
+            on_done=self._on_batch_done,
+            on_lost=self._on_connection_lost,
+            on_connected=self._on_connected,
         )
         self._loop = asyncio.get_running_loop()
         self._drained = asyncio.Event()
@@ -566,7 +158,7 @@ class Dispatcher:
 
     async def __aenter__(self) -> Self:
         self._sender.open()
-        self._go()
+        self._send_ready_batches()
         return self
 
     async def __aexit__(
@@ -575,35 +167,40 @@ class Dispatcher:
         self._sender.close()
         self.wakeup_timer.close()
 
+    # -- stopping
+
     async def drain(self, timeout_ms: int | None) -> None:
-        """Claim no more, give back what has not begun, and wait until the rest has ended and is written down."""
+        """Claim no more, release what has not begun, and wait until the rest has ended and is stored."""
         self._pending.is_stopping = True
-        log.info("stopping: no more claims; %s", self._describe_wait(timeout_ms))
+        log.info("shutdown: claiming no more tasks, %s", self._describe_wait(timeout_ms))
         for child in self._pending.children:
             if child.assignments.has_waiting:
-                child.recall(ANY)
-        self._go()
+                child.recall(NO_ASSIGNMENT)
+        self._send_ready_batches()
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await self._drained.wait()
         except TimeoutError:
-            log.warning("what still runs had %d ms to end", timeout_ms)
+            log.warning("shutdown timeout (%g s) reached with tasks still running", (timeout_ms or 0) / 1000)
             self.escalate_stop()
             self._loop.call_later(self._grace_s, self._leave_soon)
             await self._drained.wait()
         if not self._pending.is_empty:
-            raise GaveUp("the database is away and it is time to leave: what has ended here could not be written down")
+            raise GaveUp("the database is unavailable and the time to shut down is over: not all results were stored")
 
     def escalate_stop(self) -> None:
-        """Stop what runs: softly at first, by a kill when asked again, and then not even the database is waited for."""
+        """Interrupt the running tasks. When called again, kill them and no longer wait for the database."""
         if self._stopper.is_interrupting:
-            log.warning("killing what still runs: %s", self._describe_running())
+            log.warning("shutdown: killing running tasks: %s", self._describe_running())
             self._stopper.kill_all()
             self._leave_soon()
         else:
-            log.warning("interrupting what still runs: %s", self._describe_running())
+            log.warning("shutdown: interrupting running tasks: %s", self._describe_running())
             self._stopper.interrupt_all()
-        self._go()
+        self._send_ready_batches()
+
+    def _leave_soon(self) -> None:
+        self._loop.call_later(FINAL_BATCH_S, self._drained.set)
 
     def _describe_wait(self, timeout_ms: int | None) -> str:
         count = sum(len(child.assignments.running_since()) for child in self._pending.children)
@@ -618,166 +215,152 @@ class Dispatcher:
         running.sort(key=lambda each: each[0])
         now = time.monotonic()
         shown = [
-            f"{claim.task_name} ({claim.id}, running for {format_duration(now - at)})"
-            for at, claim in running[:TASKS_SHOWN]
+            f"{claim.task_name} ({claim.id}, running for {format_duration(now - began_at)})"
+            for began_at, claim in running[:TASKS_SHOWN]
         ]
         more = len(running) - TASKS_SHOWN
-        return (", ".join(shown) or "nothing") + (f" and {more} more" if more > 0 else "")
-
-    def _leave_soon(self) -> None:
-        """The last endings still get a moment to be written down."""
-        self._loop.call_later(FINAL_BATCH_S, self._drained.set)
+        return (", ".join(shown) or "none") + (f" and {more} more" if more > 0 else "")
 
     @property
     def has_interrupted_tasks(self) -> bool:
         """Tasks were interrupted, because they did not end in time."""
         return self._stopper.has_interrupted
 
-    # -- what happens
+    # -- input from other services
 
     def on_notification(self, payload: str | None) -> None:
-        """A notification."""
-        if self._news.heard(payload):
-            self._go_soon()
+        if not self._wakeups.on_notification(payload):
+            return
+        # Many arrive together: read all that have arrived, then send once.
+        self._notification_count += 1
+        if self._notification_count >= self._coalesce:
+            self._send_ready_batches()
+        elif self._notification_count == 1:
+            self._loop.call_soon(self._send_ready_batches)
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
-        """These are asked to stop, and killed when their grace is over."""
+        """Request these to stop; they are killed when their grace period is over."""
         self._stopper.cancel(task_ids)
-        self.wakeup_timer.mind_deadlines()
+        self.wakeup_timer.schedule_deadline()
 
     def on_database_reached(self) -> None:
-        """Somebody else has just reached the database: a pause because it was away is over."""
+        """End a pause that was made because the database could not be reached: another service has just reached it."""
         if self._backoff.reached():
-            self._go()
+            self._send_ready_batches()
 
     async def run_on_idle_connection(self, op: Op[T]) -> T | None:
-        """Run this on a connection of ours, if one is idle; None if not."""
-        return await self._sender.lend(op)
-
-    # -- what the database says is ours
+        """Run this on a connection of the dispatcher, if one is idle; None if not."""
+        return await self._sender.run_on_idle_connection(op)
 
     async def unknown_claims(self, held: Sequence[Claim]) -> list[Claim]:
-        """Of the rows that the database says are ours, those we know nothing of."""
-        # A turn under way may just have claimed them: its answer comes first. Not for long: this is the heartbeat's time.
-        if self._unknown(held) and not await self._sender.have_landed(within_s=ANSWER_S):
+        """Return those rows that this worker holds according to the database and knows nothing of."""
+        # A batch in flight may just have claimed them, so its answer comes first. Not for long: the heartbeat waits for us.
+        if self._pending.unknown_claims(held) and not await self._sender.wait_in_flight(IN_FLIGHT_PATIENCE_S):
             return []
-        return self._unknown(held)
-
-    def _unknown(self, held: Sequence[Claim]) -> list[Claim]:
-        remembered = self._pending.remembered()
-        return [claim for claim in held if (claim.id, claim.claim_no) not in remembered]
+        return self._pending.unknown_claims(held)
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Give back what no child was ever handed."""
+        """Release what was never assigned to a child."""
         self._pending.releases.extend(claims)
-        self._go()
+        self._send_ready_batches()
 
-    # -- turns
+    # -- batches
 
-    def _go_soon(self) -> None:
-        """Notifications come in crowds: take in what has arrived, then look once."""
-        self._unread += 1
-        if self._unread >= self._coalesce:
-            self._go()
-        elif self._unread == 1:
-            self._loop.call_soon(self._go)
-
-    def _go(self) -> None:
-        """Send every turn there is a reason, a connection and a good moment for.
-
-        Children report that they are ready before the worker is registered: what it claimed then would be taken for an orphan's.
-        """
-        self._unread = 0
+    def _send_ready_batches(self) -> None:
+        """Send every batch for which there is a reason, a connection and no delay."""
+        self._notification_count = 0
+        # Children report that they are ready before the worker is registered; what it claimed then would look like a dead worker's.
         if not self._sender.is_open:
             return
         now = time.monotonic()
         while self._may_send(now) and (batch := self._pending.next_batch(now)):
-            self._gather_until = None
-            self._sender.send(batch, self._news.known)
+            self._delay_until = None
+            self._sender.send(batch, self._wakeups.snapshot)
         if self._pending.is_stopping and self._pending.is_empty:
             self._drained.set()
-        self.wakeup_timer.set(now, self._next_departure(now))
+        self.wakeup_timer.schedule(now, self._next_send_at(now))
 
     def _may_send(self, now: float) -> bool:
         if now < self._backoff.until or not self._sender.can_send(now):
             return False
-        if self._pending.should_gather():
-            self._gather_until = self._gather_until or now + self._pending.prefetch.gather_s
-            return now >= self._gather_until
-        self._gather_until = None
+        if self._pending.should_delay_batch():
+            self._delay_until = self._delay_until or now + self._pending.prefetch.batch_delay_s
+            return now >= self._delay_until
+        self._delay_until = None
         return True
 
-    def _next_departure(self, now: float) -> float | None:
-        """When a turn may leave, though nothing has happened by then."""
+    def _next_send_at(self, now: float) -> float | None:
+        """When a batch may be sent even if nothing happens until then."""
         if now < self._backoff.until:
             return self._backoff.until
         if not self._sender.can_send(now):
-            return self._sender.can_send_at()  # and whoever comes back looks for what has become due meanwhile
-        # What is over has not led to a turn: what waits, waits for one that is in flight.
-        moments = [self._gather_until] if self._gather_until is not None and self._gather_until > now else []
+            return self._sender.can_send_at()  # a batch that completes earlier sends the next one itself
+        # A delay that is over and led to no batch waits for one that is in flight. A timer for it would fire without end.
+        times = [self._delay_until] if self._delay_until is not None and self._delay_until > now else []
         if self._pending.buffer:
-            moments.append(self._pending.buffer[0].until)
+            times.append(self._pending.buffer[0].until)
         if quarantined := self._pending.quarantine.waiting:
-            moments += [suspect.not_before for suspect in quarantined if suspect.not_before > now]
-        return min(moments, default=None)
+            times += [part.not_before for part in quarantined if part.not_before > now]
+        return min(times, default=None)
 
-    def _landed(self, flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
+    def _on_batch_done(self, in_flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
         if isinstance(outcome, DriverError):
-            self._failed(flight.batch, outcome)
+            self._on_failed(in_flight.batch, outcome)
+        elif in_flight.batch.search is not None:
+            self._continue_search(in_flight.batch, outcome.found_ids, None)
         else:
-            self._arrived(flight, outcome)
-        self._go()
+            self._on_committed(in_flight, outcome)
+        self._send_ready_batches()
 
-    def _arrived(self, flight: InFlightBatch, outcome: BatchResult) -> None:
-        batch, departed = flight.batch, flight.departed
-        if batch.search is not None:
-            self._searched(batch, outcome.found, None)
-            return
+    def _on_committed(self, in_flight: InFlightBatch, result: BatchResult) -> None:
+        batch, sent_at = in_flight.batch, in_flight.sent_at
         self._backoff.succeeded()
-        if any(outcome.claimed):
+        if any(result.claimed):
             self._claimed_at = time.monotonic()
         if subscribers:
-            self.events.turned(batch, outcome, time.monotonic() - departed)
-        self._news.found(batch, outcome, flight.known, departed)
-        assign_tasks(
-            self._pending, self._pending.apply(batch, outcome, until=departed + self._pending.limits.lease_ms / 1000)
-        )
+            self.events.on_committed(batch, result, time.monotonic() - sent_at)
+        self._wakeups.on_committed(batch, result, in_flight.wakeups, sent_at)
+        # Leases count from when the claim was sent, so that they end here before they end in the database.
+        lease_until = sent_at + self._pending.limits.lease_ms / 1000
+        assign_tasks(self._pending, self._pending.apply(batch, result, until=lease_until))
 
-    # -- trouble
+    # -- errors
 
-    def _connected(self) -> None:
+    def _on_connected(self) -> None:
         self._backoff.connected()
-        self._go()
+        self._send_ready_batches()
 
-    def _lost(self, loss: LostBatch) -> None:
-        """A connection was lost, or could not be made. The worker pauses only when it has no other."""
-        if loss.flight is not None:
-            self._pending.put_back(loss.flight.batch)
-            self._pending.watermarks.heard(None)
+    def _on_connection_lost(self, lost: LostConnection) -> None:
+        """Put its batch back. The worker pauses only when it has no other connection."""
+        if lost.in_flight is not None:
+            self._pending.put_back(lost.in_flight.batch)
+            self._pending.watermarks.request_rescan()
         if subscribers:
-            emit(DatabaseError(classify(loss.error).name.lower()))
+            emit(DatabaseError(classify(lost.error).name.lower()))
         self._request_heartbeat()
-        if loss.is_first:
-            log.warning("a database connection was lost, connecting again: %s", broker_error(loss.error))
+        if lost.has_served:
+            log.warning("database connection lost, reconnecting: %s", broker_error(lost.error))
         elif self._sender.has_session:
-            log.warning("a database connection is missing, the others go on: %s", broker_error(loss.error))
+            log.warning(
+                "database connection could not be made, continuing with the others: %s", broker_error(lost.error)
+            )
         else:
-            self._backoff.failed(broker_error(loss.error), unreached=True)
-        self._go()
+            self._backoff.failed(broker_error(lost.error), unreached=True)
+        self._send_ready_batches()
 
-    def _failed(self, batch: Batch, error: DriverError) -> None:
-        self._pending.watermarks.heard(None)
-        trouble = classify(error)
+    def _on_failed(self, batch: Batch, error: DriverError) -> None:
+        self._pending.watermarks.request_rescan()
+        kind = classify(error)
         if subscribers:
-            emit(DatabaseError(trouble.name.lower()))
-        match trouble:
+            emit(DatabaseError(kind.name.lower()))
+        match kind:
             case ErrorKind.CONTENTION:
                 self._pending.put_back(batch)
                 self._backoff.contended()
                 if isinstance(error, LockTimeout):
-                    # Ours hold theirs for milliseconds, so it is somebody else who does: a stranger, or a transaction left open.
+                    # Workers hold their locks for milliseconds, so another program holds it, or a transaction was left open.
                     log.warning(
-                        "a batch waited in vain for a lock that another session holds, trying again; "
+                        "batch timed out waiting for a lock that another session holds, retrying; "
                         "`select * from pg_locks where not granted` shows it while it waits: %s",
                         broker_error(error),
                     )
@@ -786,39 +369,436 @@ class Dispatcher:
                 self._request_heartbeat()
                 self._backoff.failed(broker_error(error))
             case _:
-                self._refused(batch, error)
+                self._on_refused(batch, error)
 
-    def _refused(self, batch: Batch, error: DriverError) -> None:
-        """The server has rolled it back, and says why. Some part of it was at fault: see `quarantine`."""
-        refusal = RefusedBatch(str(broker_error(error)), is_about_values(error), is_about_server(error))
+    def _on_refused(self, batch: Batch, error: DriverError) -> None:
+        """Find the part of a rolled-back batch that was at fault: see `quarantine`."""
+        refusal = Refusal(str(broker_error(error)), is_about_values(error), is_about_server(error))
         if batch.search is not None:
-            self._searched(batch, refusal, error)
-        elif batch.is_alone:
-            self._refused_alone(batch, refusal)
+            self._continue_search(batch, refusal, error)
+        elif batch.is_single_part:
+            self._on_part_refused(batch, refusal)
         elif batch.only_claims:
-            # What was answered may be what we cannot read: then it is committed.
+            # The error may be an answer that we cannot read, of a batch that is committed.
             self._request_heartbeat()
             self._claim_error = error
             has_claimed = time.monotonic() - self._claimed_at < CLAIMED_LATELY_S
             self._pending.begin_search(batch, time.monotonic, has_claimed=has_claimed)
         else:
-            log.info("the database refused a batch, its parts are sent again one by one: %s", refusal.words)
+            log.info("batch refused by the database, sending its parts one by one: %s", refusal.message)
             self._request_heartbeat()
-            self._pending.take_apart(batch)
+            self._pending.split(batch)
 
-    def _refused_alone(self, batch: Batch, refusal: RefusedBatch) -> None:
+    def _on_part_refused(self, batch: Batch, refusal: Refusal) -> None:
         now = time.monotonic()
-        rest_s = self._pending.refused_alone(batch, refusal, now)
-        if rest_s and now >= self._warn_after:  # a full disk refuses hundreds of them
+        pause_s = self._pending.on_part_refused(batch, refusal, now)
+        if pause_s and now >= self._warn_after:  # a full disk refuses hundreds of them
             self._warn_after = now + WARN_EVERY_S
-            log.warning(
-                "%s cannot be stored yet, trying again in %.1f s: %s", batch.name_of_part, rest_s, refusal.words
-            )
+            log.warning("%s: not stored yet, retrying in %.1f s: %s", batch.describe_part(), pause_s, refusal.message)
 
-    def _searched(self, batch: Batch, answer: SearchAnswer, error: DriverError | None) -> None:
-        """A step in the search for a row that cannot be claimed was answered."""
+    def _continue_search(self, batch: Batch, answer: SearchAnswer, error: DriverError | None) -> None:
+        """Pass the answer to a step on to the search for a row that cannot be claimed."""
         is_found = self._pending.continue_search(batch, answer)
-        if is_found is False:
-            reason = error or self._claim_error
-            if reason is not None:
-                self._backoff.failed(broker_error(reason))
+        reason = error or self._claim_error
+        if is_found is False and reason is not None:
+            self._backoff.failed(broker_error(reason))
+
+
+def assign_tasks(pending: PendingWork, claims: list[Claim]) -> None:
+    """Assign RUNNING claims in order of service, each to the child with the least load.
+
+    What fits nowhere, because a child has died since the claim was sent, is released.
+    """
+    shares: dict[Child, list[Claim]] = {}
+    if not pending.is_stopping:
+        shares = {child: [] for child in pending.children if child.is_open}
+    capacity: dict[Child, int] = {}
+    for child in shares:
+        free = pending.prefetch.child_limit_max - child.load
+        capacity[child] = free if child.budget_left is None else min(free, child.budget_left)
+    for claim in pending.watermarks.in_order(claims):
+        free_children = [child for child in shares if capacity[child] > 0]
+        if not free_children:
+            pending.releases.append(claim)
+            continue
+        child = min(free_children, key=lambda child: child.load + len(shares[child]))
+        shares[child].append(claim)
+        capacity[child] -= 1
+    for child, share in shares.items():
+        if share:
+            child.assign(share)
+
+
+class Wakeups:
+    """Update the watermarks, and whether there may be tasks to claim, from notifications and from the results of batches.
+
+    `schedule_promotion` takes in how many seconds a delayed task becomes due.
+    """
+
+    def __init__(self, pending: PendingWork, *, schedule_promotion: Callable[[float], None]) -> None:
+        self._pending = pending
+        self._schedule_promotion = schedule_promotion
+        self._received_count = 0
+        self._retry_s = 0.0
+        self._promote_at: float | None = None
+        """When a notification causes the next promotion."""
+        self._promoted_at = 0.0
+        """When a notification last caused one."""
+
+    @property
+    def snapshot(self) -> WakeupSnapshot:
+        return WakeupSnapshot(self._received_count, self._pending.watermarks.sequence)
+
+    def on_notification(self, payload: str | None) -> bool:
+        """Return whether there may be tasks to claim now. None: notifications may have been lost."""
+        if payload is not None and (delayed := _DELAYED.fullmatch(payload)):
+            self._plan_promotion(int(delayed[1]) / 1_000_000)
+            return False
+        if payload == "freed":
+            if not self._pending.limits.caps.has_limits:
+                return False  # of a cap that this worker does not have
+        elif not self._pending.watermarks.add_hint(payload):
+            return False
+        self._received_count += 1
+        self._pending.may_have_tasks = True
+        return True
+
+    def _plan_promotion(self, seconds: float) -> None:
+        """Promote when the task becomes due. Forged notifications cause no more promotions than one per PROMOTE_EVERY_S."""
+        now = time.monotonic()
+        if self._promote_at is not None and self._promote_at <= now:
+            self._promoted_at, self._promote_at = self._promote_at, None
+        at = max(now + min(max(seconds, 0.0), DELAY_MAX_S), self._promoted_at + PROMOTE_EVERY_S)
+        if self._promote_at is None or at < self._promote_at:
+            self._promote_at = at
+            self._schedule_promotion(at - now)
+
+    def on_committed(self, batch: Batch, result: BatchResult, snapshot: WakeupSnapshot, sent_at: float) -> None:
+        if result.due_s is not None:
+            self._schedule_promotion(result.due_s)
+        if batch.promotes:
+            is_stuck = result.overdue and not result.promoted_lanes
+            self._retry_s = min(max(LOCKED_S, self._retry_s * 2), LOCKED_MAX_S) if is_stuck else 0.0
+            if result.overdue:
+                self._schedule_promotion(self._retry_s)
+        for lane in result.promoted_lanes:
+            if self._pending.watermarks.add_hint(lane, is_trusted=True):
+                self._pending.may_have_tasks = True
+        if batch.claim_requests:
+            self._on_claimed(batch, result, snapshot, sent_at)
+
+    def _on_claimed(self, batch: Batch, result: BatchResult, snapshot: WakeupSnapshot, sent_at: float) -> None:
+        watermarks, now = self._pending.watermarks, time.monotonic()
+        claims = [claim for group in result.claimed for claim in group]
+        # A queue that gave all that one claim may take from it may have more: the claim counts as filled.
+        is_filled = any(
+            request.queue_limit in Counter(claim.queue_name for claim in group).values()
+            for request, group in zip(batch.claim_requests, result.claimed, strict=True)
+        )
+        limit = len(claims) if is_filled else sum(request.limit for request in batch.claim_requests)
+        if batch.claim_from is ClaimFrom.START:
+            watermarks.on_rescanned(claims, limit=limit, sent_at=snapshot.sequence, now=now, cost_s=now - sent_at)
+        else:
+            lanes = batch.lanes if batch.claim_from is ClaimFrom.WATERMARKS else ()
+            watermarks.on_claimed(claims, lanes=lanes, limit=limit, sent_at=snapshot.sequence)
+        for lane in result.waiting_lanes:
+            watermarks.add_hint(lane, is_trusted=True)
+        # The batch has not seen what was announced after it was made.
+        if len(claims) < limit and snapshot.received_count == self._received_count:
+            self._pending.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.has_more_lanes
+
+
+class WakeupTimer:
+    """Update `PendingWork` when something becomes due because time passes, then call `on_timer`.
+
+    One timer serves all reasons. It is only ever moved to an earlier time, because to fire too early does no harm: after each call the
+    dispatcher sets it to the first time that matters then. All times are on the monotonic clock, in seconds. It must be closed.
+    """
+
+    def __init__(
+        self, pending: PendingWork, stopper: TaskStopper, *, poll_s: float, on_timer: Callable[[], None]
+    ) -> None:
+        self._pending = pending
+        self._stopper = stopper
+        self._poll_s = poll_s
+        self._on_timer = on_timer
+        self._loop = asyncio.get_running_loop()
+        self._poll_at = 0.0
+        self._due_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def schedule(self, now: float, send_at: float | None) -> None:
+        """Fire at the first time that matters. `send_at`: when a batch may be sent that cannot be sent now."""
+        self._fire_by(min(self._times(now, send_at)), now)
+
+    def schedule_promotion(self, in_s: float) -> None:
+        """Promote what is due after so many seconds."""
+        now = time.monotonic()
+        due_at = now + max(0.0, in_s)
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
+            self._fire_by(due_at, now)
+
+    def schedule_deadline(self) -> None:
+        """Fire at the next deadline of the running tasks."""
+        if (deadline := self._stopper.next_at) is not None:
+            self._fire_by(deadline, time.monotonic())
+
+    def _fire_by(self, at: float, now: float) -> None:
+        if self._timer is None or at < self._timer_at - TIMER_TOLERANCE_S:
+            if self._timer:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self._loop.call_later(max(0.0, at - now), self._fire)
+
+    def _times(self, now: float, send_at: float | None) -> Iterator[float]:
+        yield self._poll_at
+        if send_at is not None:
+            yield send_at
+        rescan_s = self._pending.watermarks.rescan_in_s(now)
+        if rescan_s is not None and not self._pending.may_have_tasks:
+            yield now + max(rescan_s, 0.001)
+        if self._pending.prefetch.is_adaptive and any(
+            child.assignments.has_waiting and not child.is_recalled for child in self._pending.children
+        ):
+            yield now + SLOW_AFTER_S / 2
+        if self._due_at is not None:
+            yield self._due_at
+        if (deadline := self._stopper.next_at) is not None:
+            yield deadline
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        if now >= self._poll_at:
+            self._poll_at = now + self._poll_s
+            self._pending.watermarks.request_rescan()
+            self._pending.may_have_tasks = self._pending.may_have_due_tasks = True
+        if self._due_at is not None and now >= self._due_at:
+            self._due_at = None
+            self._pending.may_have_due_tasks = True
+        if self._pending.watermarks.rescan_in_s(now) == 0.0:
+            self._pending.may_have_tasks = True
+        self._stopper.enforce(now)
+        for child in self._pending.children:  # take back what waits behind a slow task
+            if child.assignments.has_waiting:
+                behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S)
+                if behind is not None:
+                    child.recall(behind)
+        self._on_timer()
+
+
+class BatchSender:
+    """A few connections, each of which carries one batch at a time.
+
+    `on_done` is called for each batch when its connection is idle again, with its result or with the error of a server that rolled it back;
+    `on_lost` for each connection that is lost or cannot be made, `on_connected` for each that is made.
+    """
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        database: PostgresConfig,
+        count: int,
+        *,
+        resilience: WorkerResilienceConfig,
+        on_done: Callable[[InFlightBatch, BatchResult | DriverError], None],
+        on_lost: Callable[[LostConnection], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        self._group = group
+        self._loop = asyncio.get_running_loop()
+        self._pauses = {LoopConnection(database, "worker"): ConnectionPause(resilience) for _ in range(count)}
+        """All connections."""
+        self._idle = list(self._pauses)
+        self._served: set[LoopConnection] = set()
+        """Connections that have carried a batch since they were made."""
+        self._waiting: deque[InFlightBatch] = deque()
+        """Batches that wait for a connection that is being made."""
+        self._connecting: dict[LoopConnection, asyncio.Task[None] | None] = {}
+        self._on_done = on_done
+        self._on_lost = on_lost
+        self._on_connected = on_connected
+        self._in_flight: set[asyncio.Future[None]] = set()
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+        self._closer = self._group.create_task(self._close_with_group())
+
+    async def _close_with_group(self) -> None:
+        """Stop sending batches as soon as the task group is cancelled."""
+        try:
+            await self._loop.create_future()
+        finally:
+            self.is_open = False
+
+    def close(self) -> None:
+        """Close all connections. No callback is called for what is in flight."""
+        self.is_open = False
+        self._closer.cancel()
+        for connecting in self._connecting.values():
+            if connecting is not None:
+                connecting.cancel()
+        for connection in self._pauses:
+            connection.close()
+
+    @property
+    def has_session(self) -> bool:
+        """At least one connection is open."""
+        return any(connection.is_ready for connection in self._pauses)
+
+    def can_send(self, now: float) -> bool:
+        """Return whether a connection is idle, and is open or may be made now."""
+        if not self._idle:
+            return False
+        if self._idle[-1].has_session:  # checked several times per task, and nearly always true
+            return True
+        if any(connection.is_ready or self._pauses[connection].until <= now for connection in self._idle):
+            return True
+        return not self.has_session  # where none is open the worker pauses as a whole, and not each connection
+
+    def can_send_at(self) -> float | None:
+        """Return when the first idle connection may be made again."""
+        return min((self._pauses[connection].until for connection in self._idle), default=None)
+
+    async def wait_in_flight(self, timeout_s: float) -> bool:
+        """Return whether all batches that are in flight now are done in this time. Later ones do not matter."""
+        if not self._in_flight:
+            return True
+        _, unanswered = await asyncio.wait(self._in_flight, timeout=timeout_s)
+        return not unanswered
+
+    def send(self, batch: Batch, wakeups: WakeupSnapshot) -> None:
+        """Send it; `can_send` must have been true."""
+        in_flight = InFlightBatch(batch, wakeups, time.monotonic(), self._loop.create_future())
+        self._in_flight.add(in_flight.done)
+        connection = self._take_ready()
+        if connection is not None:
+            self._submit(connection, in_flight)
+            return
+        self._waiting.append(in_flight)
+        connection = min(self._idle, key=lambda connection: self._pauses[connection].until)
+        self._idle.remove(connection)
+        self._served.discard(connection)
+        self._connecting[connection] = self._spawn(self._connect(connection))
+
+    def _take_ready(self) -> LoopConnection | None:
+        """Take the open connection that became idle last: the others may then stay unused."""
+        for index in range(len(self._idle) - 1, -1, -1):
+            if self._idle[index].is_ready:
+                return self._idle.pop(index)
+        return None
+
+    async def run_on_idle_connection(self, op: Op[T]) -> T | None:
+        """Run another operation on an idle open connection; None if there is none."""
+        connection = self._take_ready()
+        if connection is None:
+            return None
+        try:
+            return await connection.run(op)
+        finally:
+            self._idle.append(connection)
+            if self.is_open:
+                self._send_waiting()
+                self._on_connected()
+
+    # -- on an open connection
+
+    def _submit(self, connection: LoopConnection, in_flight: InFlightBatch) -> None:
+        try:
+            connection.submit(run_batch(in_flight.batch), partial(self._on_answer, connection, in_flight))
+        except Exception as error:  # noqa: BLE001 - raised in the task group
+            self._spawn(_raise(error))
+
+    def _on_answer(
+        self, connection: LoopConnection, in_flight: InFlightBatch, outcome: BatchResult | Exception
+    ) -> None:
+        if not self.is_open:
+            return
+        try:
+            match outcome:
+                case BatchResult():
+                    self._served.add(connection)
+                    self._finish(connection, in_flight, outcome)
+                case DriverError():
+                    self._spawn(self._recover(connection, in_flight, outcome))
+                case _:
+                    self._spawn(_raise(outcome))
+        except Exception as error:  # noqa: BLE001 - raised in the task group
+            self._spawn(_raise(error))
+
+    async def _recover(self, connection: LoopConnection, in_flight: InFlightBatch, error: DriverError) -> None:
+        await connection.recover(error)
+        if classify(error) is ErrorKind.CONNECTION_LOST:
+            connection.close()  # it may be open, to a server that has become a standby
+        if connection.is_ready:
+            self._finish(connection, in_flight, error)
+            return
+        has_served = connection in self._served
+        self._served.discard(connection)
+        if not has_served:
+            self._pauses[connection].begin()
+        self._idle.append(connection)
+        self._report_lost(LostConnection(error, in_flight, has_served=has_served))
+
+    def _finish(self, connection: LoopConnection, in_flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
+        self._idle.append(connection)
+        self._send_waiting()
+        self._on_done(in_flight, outcome)
+        self._mark_done(in_flight)
+
+    def _mark_done(self, in_flight: InFlightBatch) -> None:
+        self._in_flight.discard(in_flight.done)
+        in_flight.done.set_result(None)
+
+    # -- without a connection
+
+    async def _connect(self, connection: LoopConnection) -> None:
+        """Connect without a batch: another connection that becomes idle takes it, and nothing is lost if this takes long or fails."""
+        try:
+            await connection.run(_do_nothing())
+        except DriverError as error:
+            del self._connecting[connection]
+            self._pauses[connection].begin()
+            self._idle.append(connection)
+            # Each waiting batch had a connection that is being made for it. For the last of them there is none now.
+            has_too_many = len(self._waiting) > len(self._connecting)
+            self._report_lost(LostConnection(error, self._waiting.pop() if has_too_many else None, has_served=False))
+        else:
+            del self._connecting[connection]
+            self._pauses[connection].succeeded()
+            self._idle.append(connection)
+            self._send_waiting()
+            self._on_connected()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and (connection := self._take_ready()) is not None:
+            self._submit(connection, self._waiting.popleft())
+
+    def _report_lost(self, lost: LostConnection) -> None:
+        if self.is_open:
+            self._on_lost(lost)
+        if lost.in_flight is not None:
+            self._mark_done(lost.in_flight)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
+        try:
+            return self._group.create_task(coroutine)
+        except RuntimeError:  # the group is already shutting down
+            coroutine.close()
+            return None
+
+
+def _do_nothing() -> Op[None]:
+    return
+    yield  # type: ignore[unreachable]
+
+
+async def _raise(error: Exception) -> None:
+    raise error

@@ -271,7 +271,7 @@ class Heartbeat:
         row = yield from one(sign)
         self.answered_at, self.is_missing = time.monotonic(), False
         if row is not None:
-            self._dispatcher.events.ahead_s = row[0] - (asked_at + time.time()) / 2
+            self._dispatcher.events.clock_offset_s = row[0] - (asked_at + time.time()) / 2
         return row is not None
 
     def _snapshots(self) -> list[Query]:

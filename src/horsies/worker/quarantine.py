@@ -1,14 +1,14 @@
-"""What the database refused: found, sent again by itself, and given up only when it is refused alone.
+"""Parts of batches that the database refused: sent again one by one, and given up only when they are refused alone.
 
-A turn is one transaction. When the server refuses it, for any reason but contention or a lost connection, nobody knows which part was at
-fault. So the turn is taken apart: each of its parts travels alone, without a time limit, and the parts that are in order are stored.
+A batch is one transaction. When the server refuses it, for any reason but contention or a lost connection, it is not known which part was at fault. So
+the batch is split: each part is sent alone, without a statement timeout, and the parts that are valid are stored.
 
-An **ending** that is refused alone is tried in ever plainer forms: without the step of its workflow (which is repaired by the leader), without a retry,
-and, if the server refuses the values themselves, as an error that says so. Anything else (a full disk, a missing privilege, a trigger that
-raises) may pass, and a result is worth waiting for: it is tried again, with growing pauses that hold up nothing else.
+An **ending** that is refused alone is tried in simpler forms: without the step of its workflow (which the maintenance leader repairs), without a
+retry, and, if the server refuses the values themselves, as an error that says so. Any other cause (a full disk, a missing privilege, a trigger that
+raises) may pass, and a result is worth waiting for: it is tried again, with growing pauses that delay nothing else.
 
-A **claim** that is refused alone is not to blame, but some row that it would take may be. The rows are tried one by one, in transactions that are
-rolled back. A row that is refused by itself while others are accepted is ended, or left out of the claims of this worker for a time.
+A **claim** that is refused alone is not at fault, but some row that it would take may be. The rows are tried one by one, in transactions that are
+rolled back. A row that is refused by itself while others are accepted is ended, or skipped by this worker for a time.
 """
 
 import logging
@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from horsies.model.codec import encode_error
 from horsies.model.config import WorkerResilienceConfig
-from horsies.model.error_codes import OperationalErrorCode
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
@@ -27,15 +27,26 @@ from horsies.tasks.claim import ClaimRequest, Lane
 from horsies.worker.batch import Batch, FailUnclaimable, ListClaimable, SearchStep, TryClaim
 
 CANDIDATES = 100
-LEFT_OUT_S = 60.0
-LEFT_OUT_MAX = 1_000
+SKIPPED_S = 60.0
+SKIPPED_MAX = 1_000
 
 log = logging.getLogger("horsies.worker")
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the server refused a batch."""
+
+    message: str
+    is_about_values: bool
+    """It will never be accepted as it is."""
+    is_about_server: bool
+    """Nothing would be accepted now: the disk is full, a table is missing."""
+
+
 @dataclass(slots=True)
 class QuarantinedPart:
-    """A turn of one part. It waits until `not_before`, on the monotonic clock."""
+    """A batch of one part. It waits until `not_before`, on the monotonic clock."""
 
     batch: Batch
     failures: int = 0
@@ -44,26 +55,60 @@ class QuarantinedPart:
 
 @dataclass(slots=True)
 class Quarantine:
-    """Parts of refused turns, which travel alone."""
+    """Parts of refused batches, which are sent alone."""
 
     resilience: WorkerResilienceConfig
     waiting: list[QuarantinedPart] = field(default_factory=list[QuarantinedPart])
-    under_way: list[QuarantinedPart] = field(default_factory=list[QuarantinedPart])
+    in_flight: list[QuarantinedPart] = field(default_factory=list[QuarantinedPart])
+
+    def add(self, batches: Sequence[Batch]) -> None:
+        self.waiting.extend(QuarantinedPart(batch) for batch in batches)
+
+    def next_batch(self, now: float) -> Batch | None:
+        """Return a part that may be tried now."""
+        for part in self.waiting:
+            if part.not_before <= now:
+                self.waiting.remove(part)
+                self.in_flight.append(part)
+                return part.batch
+        return None
+
+    def remove(self, batch: Batch) -> QuarantinedPart:
+        """Remove a part that is in flight."""
+        part = next(part for part in self.in_flight if part.batch is batch)
+        self.in_flight.remove(part)
+        return part
+
+    def put_back(self, batch: Batch) -> None:
+        """Try it again: it failed for a reason that is not its own."""
+        self.waiting.append(self.remove(batch))
+
+    def retry(self, batch: Batch, simpler: Batch | None, now: float) -> float:
+        """Try a refused part in this simpler form at once, or as it is after a pause. Returns the pause, in seconds."""
+        part = self.remove(batch)
+        if simpler is not None:
+            self.waiting.append(QuarantinedPart(simpler))
+            return 0.0
+        delay_s = self.resilience.delay_ms(part.failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
+        self.waiting.append(QuarantinedPart(batch, part.failures + 1, now + delay_s))
+        return delay_s
+
+    def failures(self, batch: Batch) -> int:
+        """Return how often this part, which is in flight, was refused alone before."""
+        return next(part.failures for part in self.in_flight if part.batch is batch)
+
+    def batches(self) -> Iterator[Batch]:
+        for part in (*self.waiting, *self.in_flight):
+            yield part.batch
 
     @property
     def holds_claims(self) -> bool:
-        """There is something in it that only this worker can bring to an end. The steps of workflows, and what is due, others see to as well."""
-        return any(
-            batch.endings or batch.interrupted or batch.releases or batch.unfit or batch.loads
-            for batch in self.batches()
-        )
-
-    def admit(self, batches: Sequence[Batch]) -> None:
-        self.waiting.extend(QuarantinedPart(batch) for batch in batches)
+        """There is a part that only this worker can store. Other workers also advance workflows and promote due tasks."""
+        return any(batch.held for batch in self.batches())
 
     @property
     def holds_promotion(self) -> bool:
-        """What is due is looked for alone until it can be."""
+        """Due tasks are promoted alone until that succeeds."""
         return any(batch.promotes for batch in self.batches())
 
     @property
@@ -71,57 +116,16 @@ class Quarantine:
         """Workflows whose next step is tried alone."""
         return {root for batch in self.batches() for root in batch.unsettled}
 
-    def next_batch(self, now: float) -> Batch | None:
-        """One that may be tried now."""
-        for suspect in self.waiting:
-            if suspect.not_before <= now:
-                self.waiting.remove(suspect)
-                self.under_way.append(suspect)
-                return suspect.batch
-        return None
-
-    def failures(self, batch: Batch) -> int:
-        """How often this one, which is under way, was refused alone before."""
-        return next(suspect.failures for suspect in self.under_way if suspect.batch is batch)
-
-    def leave(self, batch: Batch) -> None:
-        """It was committed."""
-        self._take(batch)
-
-    def put_back(self, batch: Batch) -> None:
-        """It has to be tried again, and nothing is known against it."""
-        self.waiting.append(self._take(batch))
-
-    def refused(self, batch: Batch, plainer: Batch | None, now: float) -> float:
-        """It was refused alone: try it in this plainer form at once, or as it is after a pause. The pause, in seconds."""
-        suspect = self._take(batch)
-        if plainer is not None:
-            self.waiting.append(QuarantinedPart(plainer))
-            return 0.0
-        delay_s = self.resilience.delay_ms(suspect.failures, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter
-        self.waiting.append(QuarantinedPart(batch, suspect.failures + 1, now + delay_s))
-        return delay_s
-
-    def batches(self) -> Iterator[Batch]:
-        """All of them, waiting or under way."""
-        for suspect in (*self.waiting, *self.under_way):
-            yield suspect.batch
-
-    def _take(self, batch: Batch) -> QuarantinedPart:
-        suspect = next(suspect for suspect in self.under_way if suspect.batch is batch)
-        self.under_way.remove(suspect)
-        return suspect
-
 
 def split_batch(batch: Batch) -> list[Batch]:
-    """A turn for each part, but for what it claims: that is planned again. What was to start goes back, because its user code has not begun."""
-    empty = Batch(batch.worker, batch.database, batch.caps, (), is_alone=True, frees_capped=False)
-    frees = batch.caps.has_limits
+    """Return a batch for each part, except its claims: those are planned again. Starts become releases, because their user code has not begun."""
+    empty = Batch(batch.worker, batch.database, batch.caps, is_single_part=True)
+    freeing = replace(empty, frees_capped=batch.caps.has_limits)
     return [
-        *(replace(empty, endings=[ending], frees_capped=frees) for ending in batch.endings),
-        *(replace(empty, interrupted=[ending], frees_capped=frees) for ending in batch.interrupted),
-        *(replace(empty, releases=[claim], frees_capped=frees) for claim in (*batch.releases, *batch.starts)),
-        *(replace(empty, unfit=[each], frees_capped=frees) for each in batch.unfit),
+        *(replace(freeing, endings=[ending]) for ending in batch.endings),
+        *(replace(freeing, interrupted=[ending]) for ending in batch.interrupted),
+        *(replace(freeing, releases=[claim]) for claim in (*batch.releases, *batch.starts)),
+        *(replace(freeing, unfit=[each]) for each in batch.unfit),
         *(replace(empty, progress=[report]) for report in batch.progress),
         *(replace(empty, unsettled=[root]) for root in batch.unsettled),
         *(replace(empty, loads=[claim]) for claim in batch.loads),
@@ -129,60 +133,46 @@ def split_batch(batch: Batch) -> list[Batch]:
     ]
 
 
-def without_extras(batch: Batch, words: str, *, is_about_values: bool) -> Batch | None:
-    """What to try for an ending that was refused alone, or None if there is nothing left to leave out.
-
-    `is_about_values`: the server will never store these values, so an error takes their place in the end.
-    """
+def simplify(batch: Batch, refusal: Refusal) -> Batch | None:
+    """Return what to try for an ending that was refused alone; None if it cannot be made simpler."""
     endings = batch.endings or batch.interrupted
     if not endings:
         return None
     (ending,) = endings
     if ending.root_id is not None:
-        return _with(batch, replace(ending, root_id=None))
-    if not is_about_values:
+        simpler = replace(ending, root_id=None)
+    elif not refusal.is_about_values:
         return None
-    if ending.may_retry:
-        return _with(batch, replace(ending, may_retry=False))
-    if ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
+    elif ending.may_retry:
+        simpler = replace(ending, may_retry=False)
+    elif ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
         return None
-    return _with(batch, failed_ending(ending, words))
+    else:
+        simpler = failed_ending(ending, serialization_error(refusal.message))
+    # An interrupted task that could not be released is ended like any other.
+    return replace(batch, endings=[simpler], interrupted=())
 
 
-def _with(batch: Batch, ending: Ending) -> Batch:
-    """An interrupted task that could not be released is ended like any other."""
-    return replace(batch, endings=[ending], interrupted=())
+def serialization_error(message: str) -> TaskError:
+    """Return the error of a task whose values cannot be stored, or read."""
+    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
 
 
-def failed_ending(held: Claim | Ending, words: str) -> Ending:
-    """An error in place of what cannot be stored, or read."""
-    error = _error(words)
+def failed_ending(held: Claim | Ending, error: TaskError, *, may_retry: bool = False) -> Ending:
+    """Return an ending with this error in place of a result."""
+    is_cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
     return Ending(
         held.id,
         held.claim_no,
-        TaskStatus.FAILED,
+        TaskStatus.CANCELLED if is_cancelled else TaskStatus.FAILED,
         error_code=error.error_code,
         error=encode_error(error, task_id=held.id),
+        may_retry=may_retry and not is_cancelled,
         root_id=held.root_id,
     )
 
 
-def _error(words: str) -> TaskError:
-    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=words)
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedBatch:
-    """Why the server refused something."""
-
-    words: str
-    is_about_values: bool
-    """It will never be accepted as it is."""
-    is_about_server: bool
-    """Nothing would be accepted now: the disk is full, a table is missing."""
-
-
-SearchAnswer: TypeAlias = Sequence[TaskId] | RefusedBatch
+SearchAnswer: TypeAlias = Sequence[TaskId] | Refusal
 Search: TypeAlias = Generator[SearchStep, SearchAnswer, bool]
 
 
@@ -193,9 +183,9 @@ class SkippedRows:
     _until: dict[TaskId, float] = field(default_factory=dict[TaskId, float])
 
     def add(self, task_id: TaskId, now: float) -> None:
-        while len(self._until) >= LEFT_OUT_MAX:
+        while len(self._until) >= SKIPPED_MAX:
             del self._until[min(self._until, key=self._until.__getitem__)]
-        self._until[task_id] = now + LEFT_OUT_S
+        self._until[task_id] = now + SKIPPED_S
 
     def ids(self, now: float) -> list[TaskId]:
         for task_id in [task_id for task_id, until in self._until.items() if until <= now]:
@@ -204,20 +194,20 @@ class SkippedRows:
 
 
 def find_bad_rows(
-    wanted: ClaimRequest, lanes: Sequence[Lane], left_out: SkippedRows, now: Callable[[], float], *, has_claimed: bool
+    request: ClaimRequest, lanes: Sequence[Lane], skipped: SkippedRows, now: Callable[[], float], *, has_claimed: bool
 ) -> Search:
-    """Try one by one what a refused claim would take. False: nobody in particular is to blame.
+    """Try the rows that a refused claim would take one by one. Returns whether any of them was at fault.
 
-    A row is ended only if the server will never accept it and has accepted others, just now or a moment ago (`has_claimed`). If it refuses all of
-    them, the rows may be innocent: they are left out for a while, in which the claim goes on to those behind.
+    A row is ended only if the server will never accept it and has accepted others, now or a short time ago (`has_claimed`). If it refuses all of
+    them, the rows may be valid: they are skipped for a while, so that the next claim reaches those behind them.
     """
-    candidates = yield ListClaimable(replace(wanted, limit=max(wanted.limit, CANDIDATES)), lanes)
-    if isinstance(candidates, RefusedBatch):
+    candidates = yield ListClaimable(replace(request, limit=max(request.limit, CANDIDATES)), lanes)
+    if isinstance(candidates, Refusal):
         return False
-    refused: dict[TaskId, RefusedBatch] = {}
+    refused: dict[TaskId, Refusal] = {}
     for task_id in candidates:
         answer = yield TryClaim(task_id)
-        if not isinstance(answer, RefusedBatch):
+        if not isinstance(answer, Refusal):
             has_claimed = True
         elif answer.is_about_server:
             return False
@@ -226,15 +216,17 @@ def find_bad_rows(
     for task_id, refusal in refused.items():
         is_ended = False
         if refusal.is_about_values and has_claimed:
-            answer = yield FailUnclaimable(task_id, _error(f"the task cannot be claimed. {refusal.words}"))
-            is_ended = not isinstance(answer, RefusedBatch)
+            answer = yield FailUnclaimable(
+                task_id, serialization_error(f"the task cannot be claimed. {refusal.message}")
+            )
+            is_ended = not isinstance(answer, Refusal)
         if not is_ended:
-            left_out.add(task_id, now())
+            skipped.add(task_id, now())
         log.warning(
-            "task %s cannot be claimed, it %s: %s",
+            "task %s cannot be claimed, %s: %s",
             task_id,
-            "is ended as FAILED" if is_ended else f"is left out for {LEFT_OUT_S:g} s",
-            refusal.words,
+            "ended as FAILED" if is_ended else f"skipped for {SKIPPED_S:g} s",
+            refusal.message,
             extra={"task_id": task_id},
         )
     return bool(refused)

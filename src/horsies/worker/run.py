@@ -119,7 +119,7 @@ def run_worker(
     def run() -> ExitCode:
         checkup = HealthCheck()
         with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
-            open_database(app.broker, app.config, control.asked if control else None)
+            open_database(app.broker, app.config, control.stop_requested if control else None)
             return asyncio.run(_run_incarnations(app, config, known, checkup, control))
 
     return serve(app, run, log, owns_app=control is None)
@@ -140,7 +140,7 @@ async def _run_incarnations(
     app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: HealthCheck, control: WorkerControl | None
 ) -> ExitCode:
     """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    stop_requests = StopRequests(control.tell_ready if control else lambda: None)
+    stop_requests = StopRequests(control.set_ready if control else lambda: None)
     checkup.loop = asyncio.get_running_loop()
     if control:
         control.attach(stop_requests.ask)

@@ -27,8 +27,8 @@ from horsies.executor.protocol import (
     Message,
     ProtocolError,
     Ready,
-    Refused,
     ReportUnpacker,
+    StartFailed,
     pack,
 )
 
@@ -298,7 +298,7 @@ class _ForkServerProcess:
                 self.ready.set()
                 if not self.is_open.done():
                     self.is_open.set_result(None)
-            case Refused(reason):
+            case StartFailed(reason):
                 self._on_refused(reason)
             case Forked(pid) if fds and self._requests and pid not in self._children:
                 self._on_forked(_ForkedProcess(pid, fds.pop()))

@@ -1,4 +1,4 @@
-"""Stopping tasks that run: asked first, killed when their grace is over. For time-outs, cancellations and shutdowns alike."""
+"""Stop running tasks: request first, kill when the grace period is over. For time-outs, cancellations and shutdowns."""
 
 import heapq
 import logging
@@ -8,28 +8,161 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
-from horsies.executor.protocol import Done, Reason
-from horsies.model.codec import encode_error
+from horsies.executor.protocol import Done, StopReason
 from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.worker.child import Child
 from horsies.worker.pending import PendingWork
+from horsies.worker.quarantine import failed_ending
 
-# --------
-# Who must be stopped when: soft stops at a task's time-out, kills when its grace is over.
-
+LOOP_ANSWER_S = 2.0
+"""The least time in which an event loop must run after a task on it was abandoned, however short the grace period."""
 SWEEP_AT_LEAST = 1_000
+
+log = logging.getLogger("horsies.worker")
+
+
+class TaskStopper:
+    """Records which tasks were requested to stop and why, and so how they end."""
+
+    def __init__(self, pending: PendingWork, grace_s: float) -> None:
+        self._pending = pending
+        self._grace_s = grace_s
+        self._deadlines = Deadlines()
+        self._requested: set[tuple[TaskId, int]] = set()
+        self._interrupted: set[tuple[TaskId, int]] = set()
+        self.has_interrupted = False
+        self.is_interrupting = False
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next deadline is, on the monotonic clock."""
+        return self._deadlines.next_at
+
+    # -- reasons to stop
+
+    def on_began(self, child: Child, assignment_no: int, claim: Claim) -> None:
+        if self.is_interrupting:
+            self._interrupt(child, assignment_no, claim)  # it had not begun when all were interrupted
+        elif claim.timeout_ms is not None:
+            at = time.monotonic() + claim.timeout_ms / 1000
+            self._deadlines.add(at, Deadline(child, assignment_no, StopStage.REQUEST))
+
+    def cancel(self, task_ids: Collection[TaskId]) -> None:
+        for child in self._pending.children:
+            for assignment_no, claim in child.assignments.items():
+                if claim.id in task_ids:
+                    self._request_stop(
+                        child, assignment_no, claim, "cancel", OutcomeCode.TASK_CANCELLED, "the task was cancelled"
+                    )
+
+    def interrupt_all(self) -> None:
+        """Interrupt what runs, because the worker must stop. The policy of each task decides whether it runs again."""
+        self.is_interrupting = True
+        for child in self._pending.children:
+            for assignment_no, claim in child.assignments.running():
+                self._interrupt(child, assignment_no, claim)
+
+    def _interrupt(self, child: Child, assignment_no: int, claim: Claim) -> None:
+        key = claim.id, claim.claim_no
+        if key in self._interrupted:
+            return
+        self.has_interrupted = True
+        if key in self._requested:
+            return  # it was cancelled, or has timed out: it ends so, and its grace period has begun
+        self._interrupted.add(key)
+        self._request_stop(child, assignment_no, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
+
+    def kill_all(self) -> None:
+        self.interrupt_all()
+        for child in self._pending.children:
+            child.kill()
+
+    def _request_stop(
+        self, child: Child, assignment_no: int, claim: Claim, reason: StopReason, code: str, message: str
+    ) -> None:
+        key = claim.id, claim.claim_no
+        child.set_kill_reason(assignment_no, code, f"{message}, and it did not end within {self._grace_s:g} s")
+        if key not in self._requested:
+            self._requested.add(key)
+            child.interrupt(assignment_no, reason)
+            self._deadlines.add(time.monotonic() + self._grace_s, Deadline(child, assignment_no, StopStage.KILL))
+
+    # -- deadlines
+
+    def enforce(self, now: float) -> None:
+        """Act on the deadlines that have passed."""
+        for deadline in self._deadlines.due(now):
+            child, assignment_no = deadline.child, deadline.assignment_no
+            if deadline.stage is StopStage.CHECK_LOOP:
+                if deadline.is_pending:
+                    child.kill_blocked()
+                continue
+            claim = child.assignments.running_claim(assignment_no)
+            if claim is None:
+                continue  # it has ended
+            if deadline.stage is StopStage.REQUEST:
+                message = f"the task ran longer than its timeout_ms={claim.timeout_ms}"
+                self._request_stop(child, assignment_no, claim, "timeout", OutcomeCode.TASK_TIMEOUT, message)
+            elif self._pending.prefetch.concurrency == 1:
+                child.kill()
+            else:
+                self._abandon(child, assignment_no)
+
+    def _abandon(self, child: Child, assignment_no: int) -> None:
+        """End a task in the database while it still runs in its child, beside others. What it returns later is fenced off."""
+        # If it blocks the event loop, the others in its child cannot end either.
+        answers, now = child.ping_loop(), time.monotonic()
+        self.fail(*child.abandon(assignment_no))
+        check_at = now + max(self._grace_s, LOOP_ANSWER_S)
+        self._deadlines.add(check_at, Deadline(child, assignment_no, StopStage.CHECK_LOOP, answers))
+
+    # -- endings
+
+    def end(self, claim: Claim, ending: Ending) -> None:
+        """Record an ending that a child reported."""
+        key = claim.id, claim.claim_no
+        self._requested.discard(key)
+        if key in self._interrupted and ending.status is not TaskStatus.COMPLETED:
+            self._interrupted.discard(key)
+            error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
+            self._pending.interrupted.append(failed_ending(claim, error))
+        else:
+            self._pending.endings.append(ending)
+
+    def fail(self, claim: Claim, error: TaskError) -> None:
+        """Record an ending that the child could not report."""
+        log.warning(
+            "task %s (%s) ended as %s: %s",
+            claim.task_name,
+            claim.id,
+            error.error_code,
+            error.message,
+            extra={"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt},
+        )
+        key = claim.id, claim.claim_no
+        self._requested.discard(key)
+        if key in self._interrupted:
+            self._interrupted.discard(key)
+            self._pending.interrupted.append(failed_ending(claim, error))
+        else:
+            self._pending.endings.append(failed_ending(claim, error, may_retry=claim.retries_left))
+
+    def forget(self, claim: Claim) -> None:
+        """The task could not be run here, and is released."""
+        self._requested.discard((claim.id, claim.claim_no))
+        self._interrupted.discard((claim.id, claim.claim_no))
 
 
 class StopStage(Enum):
-    ASK = auto()
-    """Its time is over: it is asked to stop."""
+    REQUEST = auto()
+    """The task has timed out: request it to stop."""
     KILL = auto()
-    """It was asked, and its grace is over."""
-    LOOP = auto()
-    """It was abandoned, and the event loop that it ran on must have run since."""
+    """It was requested to stop, and its grace period is over."""
+    CHECK_LOOP = auto()
+    """It was abandoned, and the event loop on which it ran must have run since then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +175,18 @@ class Deadline:
 
     @property
     def is_pending(self) -> bool:
-        """There may still be something to do about it."""
-        if self.stage is StopStage.LOOP:
+        """There may still be something to do at this deadline."""
+        if self.stage is StopStage.CHECK_LOOP:
             return self.child.loop_answers == self.loop_answers and bool(self.child.load)
         return self.assignment_no in self.child.assignments
 
 
 @dataclass(slots=True)
 class Deadlines:
-    """A heap by moment (monotonic, in seconds). What has ended is not looked for one by one, because a deadline of the past harms nobody, but
-    swept out when there is much of it: an hour of tiny tasks with a `timeout_ms` of an hour would fill a gigabyte.
+    """A heap by time, on the monotonic clock.
+
+    Deadlines of ended tasks are harmless, so they are not removed one by one, but swept when there are many: an hour of short tasks with
+    a `timeout_ms` of an hour would fill a gigabyte.
     """
 
     _heap: list[tuple[float, int, Deadline]] = field(default_factory=list[tuple[float, int, Deadline]])
@@ -74,138 +209,8 @@ class Deadlines:
             yield heapq.heappop(self._heap)[2]
 
 
-LOOP_ANSWER_S = 2.0
-"""The least time that an event loop has to run after a task on it was abandoned, however short the grace."""
-
-log = logging.getLogger("horsies.worker")
-
-
-class TaskStopper:
-    """Knows who was asked to stop and why, and what their ending is called."""
-
-    def __init__(self, pending: PendingWork, grace_s: float) -> None:
-        self._pending = pending
-        self._grace_s = grace_s
-        self._deadlines = Deadlines()
-        self._asked: set[tuple[TaskId, int]] = set()
-        self._interrupted: set[tuple[TaskId, int]] = set()
-        self.has_interrupted = False
-        self.is_interrupting = False
-
-    @property
-    def next_at(self) -> float | None:
-        return self._deadlines.next_at
-
-    # -- reasons to stop
-
-    def began(self, child: Child, assignment_no: int, claim: Claim) -> None:
-        if self.is_interrupting:
-            self._interrupt(child, assignment_no, claim)  # it was on its way when all were asked
-        elif claim.timeout_ms is not None:
-            self._deadlines.add(
-                time.monotonic() + claim.timeout_ms / 1000, Deadline(child, assignment_no, StopStage.ASK)
-            )
-
-    def cancel(self, task_ids: Collection[TaskId]) -> None:
-        for child in self._pending.children:
-            for assignment_no, claim in child.assignments.items():
-                if claim.id in task_ids:
-                    self._ask(child, assignment_no, claim, "cancel", OutcomeCode.TASK_CANCELLED, "it was cancelled")
-
-    def interrupt_all(self) -> None:
-        """The worker must leave. What does not end in its grace is killed; its policy says whether it runs again."""
-        self.is_interrupting = True
-        for child in self._pending.children:
-            for assignment_no, claim in child.assignments.running():
-                self._interrupt(child, assignment_no, claim)
-
-    def _interrupt(self, child: Child, assignment_no: int, claim: Claim) -> None:
-        key = claim.id, claim.claim_no
-        if key in self._interrupted:
-            return
-        self.has_interrupted = True
-        if key in self._asked:
-            return  # it was cancelled, or is over its time: that is how it ends, and its grace is running
-        self._interrupted.add(key)
-        self._ask(child, assignment_no, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
-
-    def kill_all(self) -> None:
-        self.interrupt_all()
-        for child in self._pending.children:
-            child.kill()
-
-    def enforce(self, now: float) -> None:
-        for deadline in self._deadlines.due(now):
-            if deadline.stage is StopStage.LOOP:
-                if deadline.is_pending:
-                    deadline.child.kill_blocked()
-                continue
-            claim = deadline.child.assignments.running_claim(deadline.assignment_no)
-            if claim is None:
-                continue  # it has ended
-            if deadline.stage is StopStage.ASK:
-                words = f"it ran longer than its timeout_ms={claim.timeout_ms}"
-                self._ask(deadline.child, deadline.assignment_no, claim, "timeout", OutcomeCode.TASK_TIMEOUT, words)
-            elif self._pending.prefetch.concurrency == 1:
-                deadline.child.kill()
-            else:
-                # Others run beside it: it is ended in the database and left behind; what it still returns is fenced off.
-                self._abandon(deadline.child, deadline.assignment_no)
-
-    def _abandon(self, child: Child, assignment_no: int) -> None:
-        """End a task in the database and leave it behind. If it blocks the event loop, the others in its child will not end either."""
-        asked, now = child.ping_loop(), time.monotonic()
-        self.fail(*child.abandon(assignment_no))
-        patience_s = max(self._grace_s, LOOP_ANSWER_S)
-        self._deadlines.add(now + patience_s, Deadline(child, assignment_no, StopStage.LOOP, asked))
-
-    def _ask(self, child: Child, assignment_no: int, claim: Claim, reason: Reason, code: str, words: str) -> None:
-        key = claim.id, claim.claim_no
-        child.set_kill_reason(assignment_no, code, f"{words}, and it did not end within {self._grace_s:g} s")
-        if key not in self._asked:
-            self._asked.add(key)
-            child.interrupt(assignment_no, reason)
-            self._deadlines.add(time.monotonic() + self._grace_s, Deadline(child, assignment_no, StopStage.KILL))
-
-    # -- endings
-
-    def end(self, claim: Claim, ending: Ending) -> None:
-        """Enter an ending that a child reported."""
-        key = claim.id, claim.claim_no
-        self._asked.discard(key)
-        if key in self._interrupted and ending.status is not TaskStatus.COMPLETED:
-            self._interrupted.discard(key)
-            error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
-            self._pending.interrupted.append(_failed(claim, error, may_retry=False))
-        else:
-            self._pending.endings.append(ending)
-
-    def dismiss(self, claim: Claim) -> None:
-        """It was not begun, and goes back."""
-        self._asked.discard((claim.id, claim.claim_no))
-        self._interrupted.discard((claim.id, claim.claim_no))
-
-    def fail(self, claim: Claim, error: TaskError) -> None:
-        """Enter an ending of which the child could not tell."""
-        log.warning(
-            "task %s (%s) ended as %s: %s",
-            claim.task_name,
-            claim.id,
-            error.error_code,
-            error.message,
-            extra={"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt},
-        )
-        key = claim.id, claim.claim_no
-        self._asked.discard(key)
-        if key in self._interrupted:
-            self._interrupted.discard(key)
-            self._pending.interrupted.append(_failed(claim, error, may_retry=False))
-        else:
-            self._pending.endings.append(_failed(claim, error, may_retry=claim.retries_left))
-
-
-def ending_of(claim: Claim, done: Done) -> Ending:
-    """What a child reported, for the database."""
+def ending_from_done(claim: Claim, done: Done) -> Ending:
+    """Return the ending that a child reported."""
     status = TaskStatus(done.status)
     return Ending(
         claim.id,
@@ -217,18 +222,5 @@ def ending_of(claim: Claim, done: Done) -> Ending:
         may_retry=claim.retries_left and status is TaskStatus.FAILED,
         wants_retry=done.wants_retry,
         retry_after_ms=done.retry_after_ms,
-        root_id=claim.root_id,
-    )
-
-
-def _failed(claim: Claim, error: TaskError, *, may_retry: bool) -> Ending:
-    cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
-    return Ending(
-        claim.id,
-        claim.claim_no,
-        TaskStatus.CANCELLED if cancelled else TaskStatus.FAILED,
-        error_code=error.error_code,
-        error=encode_error(error, task_id=claim.id),
-        may_retry=may_retry and not cancelled,
         root_id=claim.root_id,
     )

@@ -16,7 +16,7 @@ from horsies.model.errors import PayloadError, TaskDefinitionError
 from horsies.model.graph import NodeKind, Ref, RefMode, Step
 from horsies.model.payload_errors import MOST_BYTES, PayloadLimits, PayloadSizeCheck
 from horsies.model.signature import InjectedParameter
-from horsies.model.type_compat import inside, is_assignable, item_of, takes_result, type_name
+from horsies.model.type_compat import is_assignable, item_type, list_item_type, takes_result, type_name
 from horsies.tasks.nodes import AnyNode, Reference, TaskNode
 from horsies.workflows.validate import Scope
 
@@ -106,7 +106,7 @@ class BoundArguments:
                 return "null"
             case list() | tuple() if any(find_references(cast("object", value))):
                 items = enumerate(cast("Sequence[object]", value))
-                return f"[{','.join(self._encode(item, inside(annotation, at), (*path, at)) for at, item in items)}]"
+                return f"[{','.join(self._encode(item, item_type(annotation, at), (*path, at)) for at, item in items)}]"
             case Mapping() if any(find_references(cast("object", value))):
                 members = cast("Mapping[object, object]", value)
                 return f"{{{','.join(self._encode_members(members, annotation, path))}}}"
@@ -137,7 +137,7 @@ class BoundArguments:
     ) -> Iterator[str]:
         for key, item in members.items():
             if isinstance(key, str):
-                yield f"{to_json(key).decode()}:{self._encode(item, inside(annotation, key), (*path, key))}"
+                yield f"{to_json(key).decode()}:{self._encode(item, item_type(annotation, key), (*path, key))}"
             else:
                 self.problems.append(
                     f"argument '{_path_text(path)}' has the key {key!r}; in a dict with references, keys must be strings"
@@ -180,7 +180,7 @@ def reference_by_annotation(source: AnyNode[Any], node: object, annotation: Any)
     """
     if takes_result(annotation):
         return Reference(source, RefMode.RESULT)
-    item = item_of(annotation)
+    item = list_item_type(annotation)
     if is_map(node) and item is not None and takes_result(item[0]):
         return Reference(source, RefMode.RESULTS)
     return Reference(source, RefMode.VALUE)

@@ -17,7 +17,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.signature import InjectedParameter
 from horsies.model.task import TaskOptions
-from horsies.model.type_compat import inside, is_assignable, is_value_assignable, item_of, type_name
+from horsies.model.type_compat import is_assignable, is_value_assignable, item_type, list_item_type, type_name
 from horsies.tasks.nodes import NodeName, Reference, SuccessCase, SuccessPolicy, TaskNode
 from horsies.tasks.sender import Sender
 from horsies.tasks.task import BaseTask
@@ -265,7 +265,7 @@ def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
             min_success, items = node.min_item_success, cast("Any", reference.source)
             if isinstance(min_success, int) and isinstance(items, Sized) and min_success > len(items):
                 yield f"min_success={min_success} can never be met, because the list of each() has {len(items)} items"
-        elif item_of(tp := scope.source_type(reference)) is None:
+        elif list_item_type(tp := scope.source_type(reference)) is None:
             yield f"each() needs a list, but {scope.source_name(reference)} gives {type_name(tp)}"
 
 
@@ -322,10 +322,10 @@ def _typed_items(path: str, value: object, annotation: Any) -> Iterator[tuple[st
     match value:
         case list() | tuple() if any(find_references(cast("object", value))):
             for at, item in enumerate(cast("Sequence[object]", value)):
-                yield from _typed_items(f"{path}[{at}]", item, inside(annotation, at))
+                yield from _typed_items(f"{path}[{at}]", item, item_type(annotation, at))
         case Mapping() if any(find_references(cast("object", value))):
             for key, item in cast("Mapping[object, object]", value).items():
-                yield from _typed_items(f"{path}.{key}", item, inside(annotation, str(key)))
+                yield from _typed_items(f"{path}.{key}", item, item_type(annotation, str(key)))
         case _:
             yield path, value, annotation
 

@@ -16,7 +16,7 @@ from horsies.model.config import AppConfig
 from horsies.model.errors import QueueError, WorkflowDefinitionError
 from horsies.model.graph import Join, NodeKind, Ref, RefMode, Step
 from horsies.model.send_options import SendOptions
-from horsies.model.type_compat import item_of, result_of
+from horsies.model.type_compat import list_item_type, result_of
 from horsies.model.validation import number_problems
 from horsies.tasks.call import AppContext
 from horsies.tasks.nodes import (
@@ -221,9 +221,9 @@ class Scope:
             case RefMode.RESULT:
                 return result_of(source_type)
             case RefMode.RESULTS:
-                return list[result_of((item_of(source_type) or (Any,))[0])]
+                return list[result_of((list_item_type(source_type) or (Any,))[0])]
             case RefMode.EACH:
-                return (item_of(source_type) or (Any,))[0]
+                return (list_item_type(source_type) or (Any,))[0]
 
     def to_ref(self, path: tuple[Step, ...], reference: Reference) -> Ref:
         if source := self.find_source(reference):
@@ -286,7 +286,7 @@ def name_problems(what: str, name: object) -> Iterator[str]:
 
 
 def to_member(kind: type[Member], value: object) -> Member | None:
-    """Return a member of an enum, given as such or as its value; None if there is no such member."""
+    """Return a member of an enum, given as such or as its value; None if the enum has no such member."""
     try:
         return kind(value)
     except ValueError:

@@ -17,7 +17,7 @@ from horsies import (
     WeeklySchedule,
 )
 from horsies.model import schedule
-from horsies.model.schedule import Pattern, as_stored, from_stored, newest_slots, next_slot, zone_named
+from horsies.model.schedule import Pattern, newest_slots, next_slot, pattern_from_json, pattern_to_json, zone_named
 from tests.schedules.oracle import Wanted, cron, is_last_day, slots_between
 
 # A few days around a change of the clocks, or around a month's end where there is none.
@@ -101,7 +101,7 @@ patterns = st.one_of(
 @example(by_cron("*/5 * * * *"), CHANGES[1], timedelta(0), timedelta(hours=1, minutes=20), 50)
 @example(hourly(45), CHANGES[4], timedelta(hours=3), timedelta(hours=6), 9)
 @example(daily(time(0, 0)), CHANGES[6], timedelta(days=1), timedelta(days=2), 9)
-def test_slots_are_those_that_somebody_who_watches_the_clock_would_see(
+def test_slots_are_the_times_that_the_local_clock_shows(
     made: tuple[Pattern, Wanted], change: tuple[str, datetime], before: timedelta, length: timedelta, limit: int
 ) -> None:
     (pattern, wanted), (name, moment) = made, change
@@ -116,7 +116,7 @@ def test_slots_are_those_that_somebody_who_watches_the_clock_would_see(
     assert newest_slots(pattern, zone, after, until, limit) == expected[-limit:]
 
 
-def test_a_time_that_does_not_exist_is_skipped_and_one_that_occurs_twice_is_taken_once() -> None:
+def test_a_time_that_does_not_exist_is_skipped_and_one_that_occurs_twice_is_used_once() -> None:
     berlin, at_half_past_two = zone_named("Europe/Berlin"), DailySchedule(time(2, 30))
     spring = next_slot(at_half_past_two, berlin, datetime(2026, 3, 28, 12, tzinfo=UTC))
     assert spring == datetime(2026, 3, 30, 0, 30, tzinfo=UTC)
@@ -138,7 +138,7 @@ def test_seconds_are_kept() -> None:
     length=st.integers(1, 90_000),
     after=st.datetimes(datetime(2026, 3, 28), datetime(2026, 3, 30), timezones=st.just(UTC)),  # noqa: DTZ001 - as hypothesis wants it
 )
-def test_intervals_keep_their_pace_when_the_clocks_change(length: int, after: datetime) -> None:
+def test_intervals_do_not_change_when_the_clock_does(length: int, after: datetime) -> None:
     pattern, zone, pace = IntervalSchedule(seconds=length), zone_named("Europe/Berlin"), timedelta(seconds=length)
     slots = [after]
     for _ in range(5):
@@ -149,7 +149,7 @@ def test_intervals_keep_their_pace_when_the_clocks_change(length: int, after: da
     assert slots[1].timestamp() % length == 0
 
 
-def test_what_is_far_behind_is_not_counted_one_by_one() -> None:
+def test_old_missed_slots_are_not_computed_one_by_one() -> None:
     until = datetime(2026, 6, 1, tzinfo=UTC)
     slots = newest_slots(CronSchedule("* * * * *"), UTC, datetime(1990, 1, 1, tzinfo=UTC), until, 2)
     assert slots == [until - timedelta(minutes=1), until]
@@ -157,8 +157,8 @@ def test_what_is_far_behind_is_not_counted_one_by_one() -> None:
 
 @given(made=patterns)
 def test_a_pattern_can_be_stored_and_read_again(made: tuple[Pattern, Wanted]) -> None:
-    assert from_stored(as_stored(made[0])) == made[0]
-    assert from_stored(as_stored(IntervalSchedule(hours=2))) == IntervalSchedule(hours=2)
+    assert pattern_from_json(pattern_to_json(made[0])) == made[0]
+    assert pattern_from_json(pattern_to_json(IntervalSchedule(hours=2))) == IntervalSchedule(hours=2)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_pattern_can_be_stored_and_read_again(made: tuple[Pattern, Wanted]) ->
 )
 def test_a_pattern_of_another_release_is_refused(stored: Any) -> None:
     with pytest.raises(ValueError, match=r"not known|cannot be read"):
-        from_stored(stored)
+        pattern_from_json(stored)
 
 
 @pytest.mark.parametrize(
@@ -205,16 +205,16 @@ def test_a_pattern_of_another_release_is_refused(stored: Any) -> None:
             {"expression": "0 9-17,*/99999999999999999999 * * *"},
             "has a step in its hour that is above 23",
         ),
-        (CronSchedule, {"expression": 5}, "expression must be text"),
+        (CronSchedule, {"expression": 5}, "expression must be a string"),
     ],
 )
-def test_a_pattern_that_cannot_be_is_refused(kind: Any, values: dict[str, Any], expected: str) -> None:
+def test_an_invalid_pattern_is_refused(kind: Any, values: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         kind(**values)
 
 
 @given(st.text("0123456789*/-,#LWlmonsuea@ ", max_size=20))
-def test_no_text_breaks_the_reading_of_cron_expressions(text: str) -> None:
+def test_any_text_is_a_cron_expression_or_a_config_error(text: str) -> None:
     try:
         pattern = CronSchedule(text)
     except ConfigError:
@@ -230,7 +230,7 @@ def test_an_unknown_zone_is_refused(name: str) -> None:
         zone_named(name)
 
 
-def test_a_machine_without_time_zones_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> set[str]:
         return set()
 

@@ -1,4 +1,4 @@
-"""What is wrong with a graph is found when it is built, all of it, and each line says what to change."""
+"""All problems of a graph are reported when it is built, each with what to change."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from horsies import (
     result_from,
     results_from,
 )
-from tests.workflows.crawl_app import Page, any_json, app, count, fetch, judge, links, summarise, told
+from tests.workflows.crawl_app import Page, any_json, app, count, fetch, judge, links, summarise, with_context
 
 other_app = Horsies()
 
@@ -56,7 +56,7 @@ def wrong(task: Any, *args: Any, **kwargs: Any) -> WorkflowNode[Any]:
     return task.node(node_id="it")(*args, **kwargs)
 
 
-def test_a_workflow_without_nodes_is_none() -> None:
+def test_a_workflow_needs_nodes() -> None:
     assert problems() == ["it has no nodes; list them in tasks=[...]"]
 
 
@@ -87,7 +87,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ),
     ],
 )
-def test_what_is_no_node_is_named(item: object, words: str) -> None:
+def test_an_item_that_is_not_a_node_is_reported(item: object, words: str) -> None:
     assert problems(item)[0].startswith(words)
 
 
@@ -96,19 +96,19 @@ def test_an_id_that_several_nodes_have_is_one_problem() -> None:
     assert problems(*same) == ["3 nodes have the id 'it'; give each node an id of its own"]
 
 
-def test_the_same_node_twice_is_one_too_many() -> None:
+def test_a_node_that_is_listed_twice_is_reported() -> None:
     assert problems(page, page) == ["tasks[1] is <node page 'fetch'> again; create one node for each run of a task"]
 
 
 @pytest.mark.parametrize("node_id", ["", "a\nb", "x" * 201, 7])
-def test_an_id_that_cannot_be_shown_is_refused(node_id: Any) -> None:
+def test_an_id_that_is_not_printable_is_rejected(node_id: Any) -> None:
     assert "a node_id must be 1 to 200 printable characters" in problems(fetch.node(node_id=node_id)("a"))[0]
 
 
 # -- edges
 
 
-def test_a_cycle_is_shown_node_by_node() -> None:
+def test_a_cycle_is_reported_with_its_nodes() -> None:
     nodes = [
         fetch.node(node_id="a", waits_for=["c"])("x"),
         fetch.node(node_id="b", waits_for=["a"])("x"),
@@ -123,7 +123,7 @@ def test_a_node_that_waits_for_itself_is_a_cycle() -> None:
     assert problems(alone) == ["the nodes 'a' → 'a' wait for each other; remove one of these edges"]
 
 
-def test_a_node_that_is_not_in_the_workflow_is_named() -> None:
+def test_a_node_that_is_not_in_the_workflow_is_reported() -> None:
     assert problems(page, fetch.node(waits_for=[stranger, "pgae", "nothing like it"])("a")) == [
         "node 'fetch': it names <node stranger 'fetch'>, which is not in this workflow; add it to tasks=[...]",
         "node 'fetch': it names node 'pgae', which does not exist; did you mean 'page'?",
@@ -150,13 +150,13 @@ def test_a_node_that_is_not_in_the_workflow_is_named() -> None:
         (count.map_node(node_id="it")(each(found)), "argument 'page' takes Page, but node 'found' gives str"),  # pyright: ignore[reportArgumentType]
     ],
 )  # fmt: skip
-def test_a_mistyped_edge_is_refused(node: WorkflowNode[Any], words: str) -> None:
+def test_a_mistyped_edge_is_rejected(node: WorkflowNode[Any], words: str) -> None:
     [problem] = problems(page, found, node)
     assert problem.startswith("node 'it': ")
     assert words in problem
 
 
-def test_an_edge_whose_type_cannot_be_told_is_let_through() -> None:
+def test_an_edge_of_unknown_type_is_accepted() -> None:
     anything = any_json.node(node_id="anything")(1)
     assert app.workflow("w", [anything, links.node()(from_node(anything)), fetch.map_node()(each(anything))])
     assert app.workflow("w", [page, any_json.node()([{"deep": from_node(page)}])])
@@ -179,17 +179,17 @@ def test_an_edge_whose_type_cannot_be_told_is_let_through() -> None:
         (wrong(summarise, [], named={7: from_node(page)}), ["argument 'named' has the key 7; in a dict with references, keys must be strings"]),
         (wrong(any_json, object()), ["a object is not a JSON value; annotate it with its type to send it"]),
         (wrong(any_json, {Opaque(from_node(page))}), ["argument 'value': a set is not a JSON value"]),
-        (wrong(told, "a", workflow_ctx=1), ["argument 'workflow_ctx' is filled in by the workflow; leave it out"]),
+        (wrong(with_context, "a", workflow_ctx=1), ["argument 'workflow_ctx' is filled in by the workflow; leave it out"]),
         (TaskNode(fetch, {"url": "a"}, args_from={"url": any_json.node()(1)}, node_id="it"), ["it names <node of task 'any_json'>", "argument 'url' is in kwargs and in args_from"]),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_are_refused(node: WorkflowNode[Any], words: list[str]) -> None:
+def test_arguments_that_do_not_fit_are_rejected(node: WorkflowNode[Any], words: list[str]) -> None:
     lines = problems(page, node)
     assert len(lines) == len(words)
     assert all(line.startswith("node 'it': ") and word in line for line, word in zip(lines, words, strict=True))
 
 
-def test_what_are_no_arguments_at_all_is_refused_at_once() -> None:
+def test_kwargs_that_are_not_a_dict_raise_immediately() -> None:
     with pytest.raises(TypeError, match="kwargs must be a dict by parameter name, not \\['a'\\]"):
         TaskNode(fetch, ["a"])  # pyright: ignore[reportArgumentType]
 
@@ -209,7 +209,7 @@ def test_what_are_no_arguments_at_all_is_refused_at_once() -> None:
         ({"allow_failed_deps": "yes"}, "allow_failed_deps must be True or False, not 'yes'"),
     ],
 )  # fmt: skip
-def test_a_join_that_cannot_be_met_is_refused(options: dict[str, Any], words: str) -> None:
+def test_a_join_that_cannot_be_met_is_rejected(options: dict[str, Any], words: str) -> None:
     [problem] = problems(page, fetch.node(node_id="it", **options)("a"))
     assert words in problem
 
@@ -217,7 +217,7 @@ def test_a_join_that_cannot_be_met_is_refused(options: dict[str, Any], words: st
 @pytest.mark.parametrize(
     "options", [{"join": "any"}, {"join": "quorum", "min_success": 1}, {"allow_failed_deps": True}]
 )
-def test_a_node_that_may_run_without_a_value_cannot_take_it_bare(options: dict[str, Any]) -> None:
+def test_a_node_that_may_run_without_a_value_must_take_the_result(options: dict[str, Any]) -> None:
     [problem] = problems(page, links.node(node_id="it", **options)(from_node(page)))
     assert "it may run although node 'page' has no value; take its result_from() instead" in problem
     assert app.workflow("w", [page, judge.node(**options)(result_from(page))])
@@ -235,7 +235,7 @@ def test_a_node_that_may_run_without_a_value_cannot_take_it_bare(options: dict[s
         ({"workflow_ctx_from": [page]}, "workflow_ctx_from is for a task that takes workflow_ctx; 'fetch' does not"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], words: str) -> None:
     [problem] = problems(page, fetch.node(node_id="it", **options)("a"))
     assert words in problem
 
@@ -248,7 +248,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: st
         ("1", "must be a number of seconds or a timedelta"),
     ],
 )
-def test_a_time_limit_leaves_some_time(limit: Any, words: str) -> None:
+def test_a_time_limit_is_positive(limit: Any, words: str) -> None:
     [problem] = problems(page, time_limit=limit)
     assert words in problem
 
@@ -258,11 +258,11 @@ def test_names_and_keys_are_printable() -> None:
     assert "its definition_key must be" in problems(page, definition_key="\0")[0]
 
 
-def test_a_task_of_another_app_is_refused() -> None:
+def test_a_task_of_another_app_is_rejected() -> None:
     assert problems(elsewhere.node()()) == ["node 'elsewhere': task 'elsewhere' belongs to another app"]
 
 
-def test_a_node_is_made_of_a_task_and_nothing_else() -> None:
+def test_a_node_needs_a_task() -> None:
     by_options = TaskNode(fetch.with_options(priority=1), {"url": "a"})
     assert problems(by_options) == [
         "node 'node': it is made of task.with_options(...); pass the options to task.node(...)"
@@ -274,7 +274,7 @@ def test_a_node_is_made_of_a_task_and_nothing_else() -> None:
 # -- maps
 
 
-def test_each_stands_once_in_a_map_and_nowhere_else() -> None:
+def test_a_map_has_exactly_one_each_and_other_nodes_none() -> None:
     many = found
     assert "a map_node has exactly one each(...) in its arguments, not 0" in problems(fetch.map_node()("a"))[0]
     twice = any_json.map_node()([each(many), each(many)])
@@ -282,14 +282,14 @@ def test_each_stands_once_in_a_map_and_nowhere_else() -> None:
     assert "each() of node 'found' is for a map_node" in problems(page, many, fetch.node()(each(many)))[0]
 
 
-def test_each_goes_through_a_list() -> None:
+def test_each_needs_a_list() -> None:
     number: Any = count.node(node_id="number")(Page(url="a"))
     over_a_number = fetch.map_node(node_id="it")(each(number))
     assert problems(number, over_a_number) == ["node 'it': each() needs a list, but node 'number' gives int"]
 
 
 @pytest.mark.parametrize("parallel", [0, -1, 10_001, "2"])
-def test_a_map_runs_at_least_one_at_once(parallel: Any) -> None:
+def test_max_parallel_is_checked(parallel: Any) -> None:
     [problem] = problems(page, found, fetch.map_node(max_parallel=parallel)(each(found)))
     assert "max_parallel" in problem
 
@@ -309,7 +309,7 @@ def test_limits_of_failures_are_for_maps() -> None:
     )
 
 
-def test_a_list_with_gaps_is_taken_result_by_result() -> None:
+def test_a_map_with_failure_limits_is_taken_by_results_from() -> None:
     pages = fetch.map_node(node_id="pages", max_failures=1)(each(["a"]))
     words = "the list of node 'pages' may have gaps, because it has max_failures or min_success; take its results_from() instead"
     whole: Any = [
@@ -345,11 +345,11 @@ def test_results_come_from_a_map_and_have_its_type() -> None:
         ([from_node(page)], "each([...]) takes values, not references; let a node return the list instead"),
     ],
 )  # fmt: skip
-def test_a_list_that_is_given_has_values_for_its_parameter(items: Any, words: str) -> None:
+def test_items_of_a_literal_list_are_checked(items: Any, words: str) -> None:
     assert problems(page, fetch.map_node(node_id="it")(each(items))) == [f"node 'it': {words}"]
 
 
-def test_a_list_that_is_given_is_for_a_map_and_long_enough() -> None:
+def test_a_literal_list_is_for_a_map_and_has_min_success_items() -> None:
     outside = fetch.node(node_id="it")(each(["a"]))
     assert problems(outside) == ["node 'it': each() of ('a',) is for a map_node; write task.map_node(...)(...)"]
     short = fetch.map_node(node_id="it", min_success=2)(each(["a"]))
@@ -358,12 +358,12 @@ def test_a_list_that_is_given_is_for_a_map_and_long_enough() -> None:
 
 def test_joins_count_what_they_wait_for_and_not_their_context() -> None:
     context: Any = {"workflow_ctx_from": [page], "node_id": "it"}
-    assert problems(page, told.node(join="any", **context)("x")) == [
+    assert problems(page, with_context.node(join="any", **context)("x")) == [
         "node 'it': join=\"any\" can never be met, because it waits for nothing; give it waits_for=[...]"
     ]
-    assert problems(page, found, told.node(join="quorum", min_success=2, waits_for=[found], **context)("x")) == [
-        "node 'it': min_success=2 can never be met, because it waits for 1"
-    ]
+    assert problems(
+        page, found, with_context.node(join="quorum", min_success=2, waits_for=[found], **context)("x")
+    ) == ["node 'it': min_success=2 can never be met, because it waits for 1"]
 
 
 # -- policies
@@ -379,7 +379,7 @@ def test_a_policy_names_nodes_of_its_workflow() -> None:
     assert problems(page, success_policy=[page])[0].startswith("success_policy must be a SuccessPolicy")
 
 
-def test_what_should_be_a_list_and_is_none_is_named() -> None:
+def test_an_option_that_must_be_a_list_is_reported() -> None:
     single: Any = page
     with pytest.raises(WorkflowDefinitionError) as refused:
         app.workflow("w", single)
@@ -420,15 +420,15 @@ class Part(WorkflowDefinition[int]):
         output = "second"
 
 
-def test_the_problems_of_a_sub_workflow_are_told_with_the_way_to_it() -> None:
-    assert problems(page, SubWorkflowNode(Part, node_id="sub", waits_for=["nobody"])) == [
-        "node 'sub': it names node 'nobody', which does not exist; there are 'page', 'sub'",
+def test_problems_of_a_sub_workflow_are_reported_with_their_path() -> None:
+    assert problems(page, SubWorkflowNode(Part, node_id="sub", waits_for=["missing"])) == [
+        "node 'sub': it names node 'missing', which does not exist; there are 'page', 'sub'",
         "node 'sub': node 'second': it names node 'frist', which does not exist; did you mean 'first'?",
         "node 'sub': node 'first': argument 'url': Input should be a valid string (got 1)",
     ]
 
 
-def test_what_a_sub_workflow_gives_is_checked_like_everything_else() -> None:
+def test_the_value_of_a_sub_workflow_is_type_checked() -> None:
     number = count.node()(Page(url="a"))
     sub = SubWorkflowNode(app.workflow("inner", [number], output=number), node_id="sub")
     [problem] = problems(sub, wrong(fetch, from_node(sub)))
@@ -452,12 +452,12 @@ def test_what_a_sub_workflow_gives_is_checked_like_everything_else() -> None:
         ),
     ],
 )
-def test_what_cannot_be_a_sub_workflow_is_refused(sub: SubWorkflowNode[Any], words: str) -> None:
+def test_an_invalid_sub_workflow_is_rejected(sub: SubWorkflowNode[Any], words: str) -> None:
     [problem] = problems(sub)
     assert words in problem
 
 
-def test_parameters_of_a_sub_workflow_that_are_missing_or_unknown_are_named() -> None:
+def test_missing_and_unknown_parameters_of_a_sub_workflow_are_reported() -> None:
     class Parameters(WorkflowDefinition[None]):
         name = "parameters"
 
@@ -503,7 +503,7 @@ class Typed(WorkflowDefinition[None]):
         ({"page": from_node(page), "names": ["a", from_node(page)]}, ["parameter 'names[1]' takes str, but node 'page' gives Page"]),
     ],
 )  # fmt: skip
-def test_what_is_given_to_a_sub_workflow_fits_the_annotations_of_build_with(
+def test_parameters_of_a_sub_workflow_are_checked_by_the_annotations_of_build_with(
     given: dict[str, Any], words: list[str]
 ) -> None:
     assert problems(page, found, SubWorkflowNode(Typed, kwargs=given, node_id="sub")) == [
@@ -511,7 +511,7 @@ def test_what_is_given_to_a_sub_workflow_fits_the_annotations_of_build_with(
     ]
 
 
-def test_what_fits_is_let_through() -> None:
+def test_parameters_that_fit_are_accepted() -> None:
     fine: list[dict[str, Any]] = [
         {"page": Page(url="a"), "depth": True, "kind": "b", "names": [], "more": 1},
         {"page": from_node(page), "names": None, "others": 1.5},
@@ -521,6 +521,6 @@ def test_what_fits_is_let_through() -> None:
         assert app.workflow("w", [page, SubWorkflowNode(Typed, kwargs=given)])
 
 
-def test_a_parameter_of_a_sub_workflow_is_given_once() -> None:
+def test_a_parameter_in_kwargs_and_args_from_is_rejected() -> None:
     twice = SubWorkflowNode(Typed, kwargs={"page": Page(url="a"), "depth": 1}, args_from={"page": page}, node_id="sub")
     assert problems(page, twice) == ["node 'sub': argument 'page' is in kwargs and in args_from"]

@@ -1,4 +1,4 @@
-"""What is read from plain functions is what `inspect` tells of them."""
+"""Plain functions are read without `inspect`, with the same result."""
 
 import functools
 import inspect
@@ -64,18 +64,18 @@ def shown(fn: Callable[..., Any]) -> str:
 
 
 @pytest.mark.parametrize("fn", SIMPLE, ids=shown)
-def test_of_a_plain_function_everything_is_read_as_inspect_reads_it(fn: Callable[..., Any]) -> None:
+def test_a_plain_function_is_read_as_inspect_reads_it(fn: Callable[..., Any]) -> None:
     assert is_simple(fn)
     assert parameters_of(fn) == parameters_by_inspect(fn)
 
 
 @pytest.mark.parametrize("fn", OTHERS, ids=shown)
-def test_any_other_is_left_to_inspect(fn: Callable[..., Any]) -> None:
+def test_other_callables_are_left_to_inspect(fn: Callable[..., Any]) -> None:
     assert not is_simple(fn)
 
 
 @pytest.mark.parametrize("fn", [*SIMPLE, *OTHERS], ids=shown)
-def test_coroutine_functions_are_known(fn: Callable[..., Any]) -> None:
+def test_coroutine_functions_are_recognized(fn: Callable[..., Any]) -> None:
     assert is_coroutine_function(fn) == inspect.iscoroutinefunction(fn)
 
 
@@ -84,5 +84,5 @@ def test_coroutine_functions_are_known(fn: Callable[..., Any]) -> None:
     [(nothing, True), (places, False), (Callee().bare, True), (Callee().method, False), (lambda a=1: a, True)],
     ids=lambda each: each if isinstance(each, bool) else shown(each),
 )
-def test_what_needs_no_arguments_is_known(fn: Any, expected: bool) -> None:  # noqa: FBT001
+def test_callables_without_required_arguments_are_recognized(fn: Any, expected: bool) -> None:  # noqa: FBT001
     assert takes_no_arguments(fn) is expected

@@ -1,4 +1,4 @@
-"""Signatures: equal in every process for the same parameters, different where payloads for one may not fit the other."""
+"""Fingerprints of parameters: equal in every process, and different if payloads for one function may not fit another."""
 
 import subprocess
 import sys
@@ -41,16 +41,16 @@ def fingerprint(fn: Callable[..., object]) -> int:
 
 
 @pytest.mark.promise("D2")
-def test_the_signature_of_a_function_is_the_same_in_every_process() -> None:
+def test_the_fingerprint_of_a_function_is_the_same_in_every_process() -> None:
     source = (
-        "from tests.model.test_signatures import FUNCTIONS, fingerprint; print(*[fingerprint(fn) for fn in FUNCTIONS])"
+        "from tests.model.test_fingerprint import FUNCTIONS, fingerprint; print(*[fingerprint(fn) for fn in FUNCTIONS])"
     )
     shown = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert [int(word) for word in shown.split()] == [fingerprint(fn) for fn in FUNCTIONS]
 
 
 @pytest.mark.promise("D2")
-def test_every_change_of_the_parameters_changes_the_signature() -> None:
+def test_every_change_of_the_parameters_changes_the_fingerprint() -> None:
     def base(image: int) -> None: ...
     def renamed(picture: int) -> None: ...
     def more(image: int, width: int) -> None: ...
@@ -64,7 +64,7 @@ def test_every_change_of_the_parameters_changes_the_signature() -> None:
 
 
 @pytest.mark.promise("D2")
-def test_a_field_more_in_a_model_changes_the_signature() -> None:
+def test_a_new_field_in_a_model_changes_the_fingerprint() -> None:
     def old() -> Callable[..., object]:
         class Invoice(BaseModel):
             number: int
@@ -101,7 +101,7 @@ def test_a_field_more_in_a_model_changes_the_signature() -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_payload_tells_by_its_names_whether_it_was_made_for_other_parameters(text: str, *, has_them: bool) -> None:
+def test_the_names_in_a_payload_show_whether_it_was_made_for_other_parameters(text: str, *, has_them: bool) -> None:
     assert ArgumentsCodec.for_function(plain).has_these_parameters(text) is has_them
 
 

@@ -1,4 +1,4 @@
-"""Every way to write a workflow, run to its end."""
+"""Run a workflow in each form in which it can be written."""
 
 from collections.abc import Generator
 from datetime import UTC, datetime
@@ -103,7 +103,7 @@ def test_a_graph_of_nodes() -> None:
     assert handle.status() is WorkflowStatus.FAILED
 
 
-def test_a_class_whose_task_looks_at_its_own_nodes() -> None:
+def test_a_class_whose_task_reads_the_results_of_its_own_nodes() -> None:
     handle = Crawl.build(app).start()
     drain()
     assert handle.get(TIMEOUT_MS).unwrap() == ["good", "NO_URL"]

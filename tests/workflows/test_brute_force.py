@@ -1,4 +1,4 @@
-"""Whatever the graph, whatever fails, in whatever order things end, and whoever dies meanwhile: the ends are those of the brute-force model."""
+"""Random graphs, failures, orders and worker deaths: the final states equal those of the brute-force model."""
 
 import json
 from functools import partial
@@ -19,8 +19,8 @@ from horsies.workflows.advance import run_steps
 from horsies.workflows.control import resume, retry
 from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import ME, column
-from tests.workflows.oracle import Way, resolve
-from tests.workflows.steps import advance_all_trees, begin, ended, run_out, states, status, way_to
+from tests.workflows.oracle import NodePath, resolve
+from tests.workflows.steps import advance_all_trees, ending_of, node_path, run_all_tasks, start_run, states, status
 
 PROPERTY = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -85,26 +85,26 @@ def graphs(draw: st.DrawFn, depth: int = 2) -> Graph:
 
 @PROPERTY
 @given(graph=graphs(), seed=st.integers(0, 2**32))
-def test_the_ends_are_those_of_the_brute_force_model(
+def test_final_states_equal_those_of_the_brute_force_model(
     graph: Graph, seed: int, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     sql.execute("truncate horsies.workflows, horsies.nodes, horsies.tasks")
     # Not drawn by hypothesis: which of two tasks is claimed first is chance, and its draws must not depend on that.
     chance = Random(seed)  # noqa: S311 - no secret
-    run = begin(broker, graph)
+    run = start_run(broker, graph)
     _go_on(broker, run)  # a map over an empty list may have failed already
     held: list[Claim] = []
-    failing: set[Way] = set()
+    failing: set[NodePath] = set()
     while held or column(sql, "select id from horsies.tasks"):
         chance.shuffle(held)
         chosen = chance.randint(min(1, len(held)), len(held))
-        endings = [ended(claim, fails=chance.random() < 0.4) for claim in held[:chosen]]
-        failing |= {way_to(sql, ending.id) for ending in endings if ending.status is TaskStatus.FAILED}
+        endings = [ending_of(claim, fails=chance.random() < 0.4) for claim in held[:chosen]]
+        failing |= {node_path(sql, ending.id) for ending in endings if ending.status is TaskStatus.FAILED}
         outcome = _batch(broker, endings, chance.randint(1, 3))
         held = [*held[chosen:], *outcome.claimed[0]]
         if chance.random() < 0.5:
             broker.run(partial(run_steps, outcome.unsettled))
-        # else this worker dies before it takes the next step, and the keeper finds what is left
+        # else this worker dies before it runs the next step, and the maintenance leader finds the remaining work
         if not held:
             _go_on(broker, run)
     expected = resolve(graph, failing)
@@ -112,9 +112,9 @@ def test_the_ends_are_those_of_the_brute_force_model(
     assert status(sql, run) is expected.workflow
     assert broker.run(get_stuck_workflows) == []
     if broker.run(partial(retry, run)):
-        run_out(broker, sql, set())
+        run_all_tasks(broker, sql, set())
         while broker.run(partial(resume, run)):
-            run_out(broker, sql, set())
+            run_all_tasks(broker, sql, set())
         assert states(sql, run) == resolve(graph, ()).nodes
         assert broker.run(get_stuck_workflows) == []
 
@@ -127,5 +127,5 @@ def _go_on(broker: PostgresBroker, run: str) -> None:
 
 def _batch(broker: PostgresBroker, endings: list[Ending], limit: int) -> BatchResult:
     wanted = ClaimRequest(ME, TaskStatus.RUNNING, limit, 60_000)
-    batch = Batch(ME, broker.config, NO_CAPS, endings, wanted=[wanted], lanes=lanes_from_start(["default"]))
+    batch = Batch(ME, broker.config, NO_CAPS, endings, claim_requests=[wanted], lanes=lanes_from_start(["default"]))
     return broker.run(partial(run_batch, batch))
