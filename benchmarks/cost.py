@@ -122,7 +122,7 @@ def _measure(place: Place, tap: Tap, action: Callable[[], None]) -> Cost:
         _wait_until_quiet(tap)
         after, events = _log_position(place), tap.events[since:]
         # Their commits would be counted as the task's.
-        if not any(beat in event.who for event in events for beat in ("heartbeat", "keeper")):
+        if not any(beat in event.who for event in events for beat in ("heartbeat", "maintenance")):
             return _cost(events, _durable_commits(place, before, after))
 
 

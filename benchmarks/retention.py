@@ -33,7 +33,7 @@ from horsies.db.pipeline import execute
 from horsies.db.statement import Op, Statement
 from horsies.embedded.binaries import find_binaries
 from horsies.maintenance import retention
-from horsies.maintenance.isolate import SkippedRow
+from horsies.maintenance.isolate import FailedRows
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
@@ -169,9 +169,9 @@ def fill(place: Place, table: str, count: int, moment: str) -> None:
     )
 
 
-def drop(place: Place) -> retention.Trimmed:
+def drop(place: Place) -> retention.RetentionResult:
     """As the keeper does it."""
-    return _run(place, retention.drop_old_partitions("horsies", KEEP, SkippedRow()))
+    return _run(place, retention.drop_old_partitions("horsies", KEEP, FailedRows()))
 
 
 def _run(place: Place, op: Op[T]) -> T:

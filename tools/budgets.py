@@ -46,7 +46,6 @@ SEAMS: Final = {
     "executor/fork_server.py": "loaded by name in the fork server's process",
     "executor/main.py": "loaded by name in a child process",
     "executor/sequential.py": "the counterpart of executor/concurrent.py",
-    "maintenance/failure_detector.py": "a pure decision; tested without a database",
     "model/pydantic_codec.py": "needs pydantic, which is loaded only for values that JSON does not have",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
 }

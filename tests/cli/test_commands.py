@@ -198,7 +198,7 @@ def test_migrating_an_unreachable_database_fails_at_once(horsies: Horsies) -> No
 def test_a_worker_retries_an_unreachable_database_and_gives_up_when_told_to(horsies: Horsies) -> None:
     said = horsies("worker", "shop:app", "--processes=1", env={"HORSIES_DATABASE_URL": GONE})
     assert said.code == 4
-    assert said.err.count("the database does not serve, trying again in") == 2  # db_retry_max_attempts
+    assert said.err.count("database unavailable, retrying in") == 2  # db_retry_max_attempts
     assert "WARNING" in said.err
     assert re.search("ERROR.*gave up after 2 failed attempts.*refused", said.err)
     assert "Traceback" not in said.err

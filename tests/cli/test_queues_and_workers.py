@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.maintenance.rescue import expire
+from horsies.maintenance.rescue import expire_tasks
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.queues import count_finished
 from tests.cli.conftest import Cli
@@ -93,7 +93,7 @@ def test_purging_a_queue_cancels_what_has_not_begun_and_tells_those_who_wait(
     send(broker, new_task(queue_name="mail"))
     (expired,) = send_new(broker)
     sql.execute("update horsies.tasks set good_until = now() where id = %s", [expired.id])
-    assert broker.run(expire) == 1
+    assert broker.run(expire_tasks) == 1
     assert cli("queues", "purge", "default", "--dry-run").out == "would cancel 3 tasks\n"
     assert cli("queues", "purge", "default", "--yes").out == "3: cancelled\n"
     ended = column(sql, "select status || ' ' || error_code from horsies.finished order by 1")

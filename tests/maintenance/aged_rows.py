@@ -1,4 +1,4 @@
-"""Finished tasks of long ago, and the days that hold them: short words for arranging a test of retention."""
+"""Helpers for tests of retention: old finished tasks, and the partitions that hold them."""
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import psycopg
 
 from horsies.db.broker import PostgresBroker
-from horsies.maintenance.retention import Trimmed, retain
+from horsies.maintenance.retention import DEFAULT_LIMITS, RetentionLimits, RetentionResult, apply_retention
 from horsies.model.config import RetentionConfig
 from tests.fixtures.journey import column
 
@@ -22,7 +22,7 @@ def table_of(moment: datetime) -> str:
 
 
 def make_day(sql: psycopg.Connection, days_ago: int) -> str:
-    """The partition of that day; its name."""
+    """Create the partition of that day, and return its name."""
     first = ago(days_ago).date()
     table = table_of(ago(days_ago))
     sql.execute(
@@ -33,7 +33,7 @@ def make_day(sql: psycopg.Connection, days_ago: int) -> str:
 
 
 def finish(sql: psycopg.Connection, moment: datetime, count: int = 1) -> list[str]:
-    """Rows that finished then; their ids."""
+    """Insert rows that finished then, and return their ids."""
     found = sql.execute(
         "insert into horsies.finished (id, task_name, queue_name, priority, status, args, sent_at, enqueued_at, attempts, claim_no, "
         "finished_at) select gen_random_uuid(), 'pack', 'default', 100, 'COMPLETED', '{}', %(at)s, %(at)s, 1, 1, %(at)s "
@@ -44,7 +44,7 @@ def finish(sql: psycopg.Connection, moment: datetime, count: int = 1) -> list[st
 
 
 def age(sql: psycopg.Connection, task_id: str, days: float) -> None:
-    """As if it had finished so long ago."""
+    """Change a row as if it had finished so long ago."""
     sql.execute("update horsies.finished set finished_at = %s where id = %s", [ago(days), task_id])
 
 
@@ -57,16 +57,18 @@ def days_of(sql: psycopg.Connection) -> list[object]:
 
 
 def places(sql: psycopg.Connection) -> dict[object, str]:
-    """In which partition each finished task is; fails when one is in two."""
+    """Return the partition of each finished task. Fail if one is in two."""
     found = sql.execute("select id::text, tableoid::regclass::text from horsies.finished").fetchall()
     placed = {task_id: table.removeprefix("horsies.") for task_id, table in found}
     assert len(placed) == len(found)
     return placed
 
 
-def retained(broker: PostgresBroker, config: RetentionConfig = WEEK) -> dict[str, Trimmed]:
-    return broker.run(partial(retain, broker.config.schema, config))
+def retained(
+    broker: PostgresBroker, config: RetentionConfig = WEEK, limits: RetentionLimits = DEFAULT_LIMITS
+) -> dict[str, RetentionResult]:
+    return broker.run(partial(apply_retention, broker.config.schema, config, limits))
 
 
-def is_postponed(done: dict[str, Trimmed]) -> bool:
-    return any(forgotten.postponed for forgotten in done.values())
+def is_postponed(done: dict[str, RetentionResult]) -> bool:
+    return any(result.postponed for result in done.values())

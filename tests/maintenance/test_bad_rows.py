@@ -1,4 +1,4 @@
-"""A row that cannot be served keeps no other from being served: it is logged once, and ended or left alone."""
+"""A row that maintenance cannot process does not block the others: it is logged once, and ended or skipped."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +13,8 @@ from horsies.db.statement import Op
 from horsies.doctor.findings import CheckContext
 from horsies.doctor.run import run_doctor
 from horsies.maintenance import rescue, retention
-from horsies.maintenance.isolate import FIRST_S, SkippedRow
+from horsies.maintenance.isolate import FIRST_PAUSE_S, FailedRows
+from horsies.maintenance.retention import RetentionLimits
 from horsies.tasks.claim import promote_tasks
 from horsies.workflows.advance import run_steps
 from tests.doctor.conftest import add_worker
@@ -36,7 +37,7 @@ def hold(sql: psycopg.Connection, name: str, worker: str, status: str = "RUNNING
 
 
 def refuse(sql: psycopg.Connection, table: str, event: str, condition: str, words: str = "not this one") -> None:
-    """A trigger of the user's that refuses some rows."""
+    """Create a user's trigger that rejects some rows."""
     sql.execute(
         f"create function refuse_{table}_{event}() returns trigger language plpgsql as "
         f"$$ begin raise exception '{words}'; end $$; "
@@ -53,10 +54,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def look(broker: PostgresBroker, *duties: Callable[[SkippedRow], Op[Any]], aside: SkippedRow, times: int = 1) -> None:
+def run_duty(broker: PostgresBroker, duty: Callable[[FailedRows], Op[Any]], failed: FailedRows, times: int = 1) -> None:
     for _ in range(times):
-        for duty in duties:
-            broker.run(partial(duty, aside))
+        broker.run(partial(duty, failed))
 
 
 # -- orphans
@@ -90,7 +90,7 @@ def test_an_orphan_that_cannot_be_retried_keeps_no_other_and_ends(
 
 @pytest.mark.promise("D6", "T1")
 @pytest.mark.parametrize("delays", ["{NULL}", "{{1,2},{3,4}}", "[5:6]={1,2}", "{-1}"])
-def test_where_a_row_by_hand_has_no_delay_its_retry_is_not_delayed(
+def test_a_manually_inserted_row_without_a_delay_is_retried_at_once(
     broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture, delays: str
 ) -> None:
     hold(sql, "odd", ME, delays=delays)
@@ -107,8 +107,8 @@ def test_an_orphan_that_cannot_be_ended_keeps_no_other_and_is_logged_once(
     bad = hold(sql, "bad", ME)
     for number in range(5):
         hold(sql, f"crashed {number}", ME if number % 2 else OTHER)
-    aside = SkippedRow()
-    look(broker, rescue.rescue_orphans, aside=aside, times=3)
+    failed = FailedRows()
+    run_duty(broker, rescue.rescue_orphans, failed, times=3)
     assert endings(sql) == {f"crashed {number}": "FAILED" for number in range(5)} | {"bad": "RUNNING"}
     (warning,) = warnings(caplog)
     assert bad in warning
@@ -118,26 +118,24 @@ def test_an_orphan_that_cannot_be_ended_keeps_no_other_and_is_logged_once(
 
 
 @pytest.mark.promise("D6")
-def test_what_was_set_aside_is_tried_again_and_served_when_it_can_be(
-    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+def test_a_skipped_row_is_tried_again_and_processed_when_that_is_possible(
+    broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     refuse(sql, "tasks", "delete", "old.task_name = 'bad'")
     hold(sql, "bad", ME)
-    aside, moment = SkippedRow(), [1000.0]
-    monkeypatch.setattr("horsies.maintenance.isolate.time.monotonic", lambda: moment[0])
-    look(broker, rescue.rescue_orphans, aside=aside)
+    now = [1000.0]
+    failed = FailedRows(clock=lambda: now[0])
+    run_duty(broker, rescue.rescue_orphans, failed)
     sql.execute("drop trigger refuse_delete on horsies.tasks")
-    look(broker, rescue.rescue_orphans, aside=aside)
+    run_duty(broker, rescue.rescue_orphans, failed)
     assert endings(sql) == {"bad": "RUNNING"}
-    moment[0] += FIRST_S
-    look(broker, rescue.rescue_orphans, aside=aside)
+    now[0] += FIRST_PAUSE_S
+    run_duty(broker, rescue.rescue_orphans, failed)
     assert endings(sql) == {"bad": "FAILED"}
 
 
 @pytest.mark.promise("D6", "T2")
-def test_an_orphan_that_somebody_holds_locked_is_not_waited_for(
-    broker: PostgresBroker, database: str, sql: psycopg.Connection
-) -> None:
+def test_a_locked_orphan_is_not_waited_for(broker: PostgresBroker, database: str, sql: psycopg.Connection) -> None:
     locked = hold(sql, "locked", ME)
     hold(sql, "crashed", ME)
     with psycopg.connect(database) as holder:
@@ -152,12 +150,18 @@ def test_an_orphan_that_somebody_holds_locked_is_not_waited_for(
 TASK = (
     "insert into horsies.tasks (task_name, {columns}) select name, {values} from unnest(array['a', 'bad', 'c']) as name"
 )
-CASES: dict[str, tuple[Callable[[SkippedRow], Op[Any]], str, str, str, Sequence[str]]] = {
-    "expiry": (rescue.expire, "good_until", "now() - interval '1 s'", "delete", ["bad"]),
-    "a cancellation": (rescue.cancel_returned, "cancel_requested_at", "now()", "delete", ["bad"]),
-    "promotion": (rescue.promote_late, "ready, enqueued_at", "false, now() - interval '1 hour'", "update", ["bad"]),
+CASES: dict[str, tuple[Callable[[FailedRows], Op[Any]], str, str, str, Sequence[str]]] = {
+    "expiry": (rescue.expire_tasks, "good_until", "now() - interval '1 s'", "delete", ["bad"]),
+    "a cancellation": (rescue.cancel_pending_tasks, "cancel_requested_at", "now()", "delete", ["bad"]),
+    "promotion": (
+        rescue.promote_overdue_tasks,
+        "ready, enqueued_at",
+        "false, now() - interval '1 hour'",
+        "update",
+        ["bad"],
+    ),
     "a past lease": (
-        rescue.release_overdue,
+        rescue.release_expired_claims,
         "status, claimed_by, claim_no, lease_until",
         f"'CLAIMED', '{ME}', 1, now() - interval '1 s'",
         "update",
@@ -175,7 +179,7 @@ def test_a_duty_serves_all_rows_but_the_bad_one_which_is_logged_once(
     add_worker(sql, worker=ME)
     sql.execute(TASK.format(columns=columns, values=values).encode())
     refuse(sql, "tasks", event, "old.task_name = 'bad'")
-    look(broker, duty, aside=SkippedRow(), times=3)
+    run_duty(broker, duty, FailedRows(), times=3)
     undone = (
         "select task_name from horsies.tasks where good_until is not null or cancel_requested_at is not null "
         "or not ready or status = 'CLAIMED' order by task_name"
@@ -197,7 +201,7 @@ def test_a_workflow_that_cannot_be_settled_keeps_no_other(
     broker: PostgresBroker, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     sql.execute(WORKFLOWS.format(unresolved=0, deadline="null").encode())
-    look(broker, rescue.settle_workflows, aside=SkippedRow(), times=3)
+    run_duty(broker, rescue.settle_workflows, FailedRows(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "COMPLETED",
         "bad": "RUNNING",
@@ -221,7 +225,7 @@ def test_a_node_that_can_never_begin_makes_no_endless_steps_and_is_shown(
         "select gen_random_uuid(), id, id, 0, 'n', 'workflow', 'READY', '{}', '{}', 0, false from horsies.workflows where name = 'bad'"
     )
     assert broker.run(partial(run_steps, ["00000000-0000-4000-8000-000000000002"], at_most=20)) == []
-    look(broker, rescue.settle_workflows, aside=SkippedRow(), times=3)
+    run_duty(broker, rescue.settle_workflows, FailedRows(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "COMPLETED",
         "bad": "RUNNING",
@@ -238,7 +242,7 @@ def test_an_overdue_workflow_that_cannot_be_ended_keeps_no_other(
 ) -> None:
     sql.execute(WORKFLOWS.format(unresolved=1, deadline="now() - interval '1 minute'").encode())
     refuse(sql, "workflows", "update", "old.name = 'bad'")
-    look(broker, rescue.end_overdue_workflows, aside=SkippedRow(), times=3)
+    run_duty(broker, rescue.end_overdue_workflows, FailedRows(), times=3)
     assert dict(sql.execute("select name, status from horsies.workflows").fetchall()) == {
         "a": "FAILED",
         "bad": "RUNNING",
@@ -258,7 +262,7 @@ def test_a_lost_node_that_cannot_be_ended_keeps_no_other(
         "gen_random_uuid() from horsies.workflows"
     )
     refuse(sql, "nodes", "update", "old.node_id = 'bad'")
-    look(broker, rescue.find_lost_nodes, aside=SkippedRow(), times=3)
+    run_duty(broker, rescue.resolve_lost_nodes, FailedRows(), times=3)
     assert column(sql, "select node_id from horsies.nodes where status = 'ENQUEUED'") == ["bad"]
     assert len(warnings(caplog)) == 1
 
@@ -267,10 +271,7 @@ def test_a_lost_node_that_cannot_be_ended_keeps_no_other(
 
 
 @pytest.mark.promise("D6")
-def test_retention_goes_on_past_what_cannot_be_deleted(
-    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "BATCH", 2)
+def test_retention_continues_past_rows_that_cannot_be_deleted(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     ids = finish(sql, ago(400), 5)
     refuse(sql, "finished_default", "delete", f"old.id = '{ids[0]}'")
     sql.execute(
@@ -289,7 +290,7 @@ def test_retention_goes_on_past_what_cannot_be_deleted(
         "from (select gen_random_uuid(), name from unnest(array['a', 'bad', 'c']) as name) as made (id, name)"
     )
     refuse(sql, "workflows", "delete", "old.name = 'bad'")
-    retained(broker)
+    retained(broker, limits=RetentionLimits(rows=2))
     assert column(sql, "select id::text from horsies.finished") == [ids[0]]
     assert column(sql, "select schedule_name from horsies.schedule_runs") == ["bad"]
     assert column(sql, "select key from horsies.keys") == ["bad"]
@@ -312,11 +313,11 @@ def test_a_finished_task_of_no_day_stops_neither_migrations_nor_retention(
 
 
 @pytest.mark.promise("D6")
-def test_promotion_goes_on_past_a_row_that_cannot_be_changed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_promotion_continues_past_a_row_that_cannot_be_changed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     sql.execute(TASK.format(columns="ready, enqueued_at", values="false, now() - interval '1 hour'").encode())
     refuse(sql, "tasks", "update", "old.task_name = 'bad'")
-    (told,) = do(broker, promote_tasks())
-    assert len(told) == 2
+    (promoted,) = do(broker, promote_tasks())
+    assert len(promoted) == 2
     assert column(sql, "select task_name from horsies.tasks where ready order by 1") == ["a", "c"]
 
 
@@ -341,18 +342,18 @@ def test_a_row_that_cannot_be_promoted_stops_no_worker(
 
 
 @pytest.mark.promise("D6", "T2")
-def test_a_lease_that_nobody_can_have_taken_does_not_count(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_lease_longer_than_any_leader_takes_does_not_count(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     sql.execute(
         "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 year')", [OTHER]
     )
-    assert broker.run(partial(rescue.take_lease, ME, 3000))[0]
+    assert broker.run(partial(rescue.acquire_lease, ME, 3000))[0]
     assert column(sql, "select holder::text from horsies.maintenance_lease") == [ME]
 
 
-def test_a_lease_that_somebody_may_have_taken_counts(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_lease_that_another_worker_may_have_taken_counts(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     sql.execute(
         "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '3 minutes')", [OTHER]
     )
-    is_ours, left_s = broker.run(partial(rescue.take_lease, ME, 3000))
+    is_ours, left_s = broker.run(partial(rescue.acquire_lease, ME, 3000))
     assert not is_ours
     assert 170 < left_s <= 180

@@ -1,4 +1,4 @@
-"""The keeper looks every second, so what only waits must not be in its way: not in its own session, and not in one that a pooler lends."""
+"""The leader queries every second, so it must not read tasks that only wait: neither in its own session nor in one of a pooler."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,16 +14,16 @@ from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, column, row
 
-SESSION = "keeper"
+SESSION = "maintenance"
 LOOKS = 12  # the server makes a plan for all parameters after five
 WAITING = 6_000
 DUTIES: tuple[Callable[[], Op[object]], ...] = (
     rescue.rescue_orphans,
-    rescue.release_overdue,
-    rescue.cancel_returned,
-    rescue.expire,
+    rescue.release_expired_claims,
+    rescue.cancel_pending_tasks,
+    rescue.expire_tasks,
     rescue.end_overdue_workflows,
-    rescue.find_lost_nodes,
+    rescue.resolve_lost_nodes,
     rescue.settle_workflows,
 )
 
@@ -50,7 +50,7 @@ def fill(sql: psycopg.Connection) -> None:
 
 
 def rows_read(sql: psycopg.Connection) -> int:
-    """By whoever has left: a session hands in its counts at its end."""
+    """Sessions that have ended: a session reports its counts at its end."""
     here = "select pid from pg_stat_activity where datname = current_database() and application_name ~ %s"
     eventually(lambda: not column(sql, here, SESSION))
     (count,) = row(

@@ -1,4 +1,4 @@
-"""The keeper sees to it by itself, for as long as it is the keeper."""
+"""The maintenance leader applies retention on its own, as long as it is the leader."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ import pytest
 
 from horsies import RetentionConfig
 from horsies.db.broker import PostgresBroker
-from horsies.maintenance.retention import BATCH, RetentionRunner
+from horsies.maintenance.retention import DEFAULT_LIMITS, RetentionRunner
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.faults import Plant
@@ -26,13 +26,13 @@ OFTEN = RetentionConfig(every=timedelta(seconds=1))
 
 
 @asynccontextmanager
-async def on_duty(database: str) -> AsyncGenerator[RetentionRunner]:
+async def as_leader(database: str) -> AsyncGenerator[RetentionRunner]:
     async with (
         asyncio.TaskGroup() as group,
-        RetentionRunner(group, database=PostgresConfig(database_url=database), retention=OFTEN) as retainer,
+        RetentionRunner(group, database=PostgresConfig(database_url=database), retention=OFTEN) as runner,
     ):
-        retainer.be_on_duty(whether=True)
-        yield retainer
+        runner.set_leader(is_leader=True)
+        yield runner
 
 
 async def until(sql: psycopg.Connection, days: list[object]) -> None:
@@ -56,46 +56,48 @@ async def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(
     ahead = days_of(sql)
     make_day(sql, 9)
     faults("get_missing_partitions", "before", "error")
-    async with on_duty(database):
+    async with as_leader(database):
         await until(sql, ahead)
-    assert "the keeper could not see to days ahead" in caplog.text
+    assert "maintenance: could not apply retention to days ahead" in caplog.text
 
 
 async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connection, faults: Plant) -> None:
     ahead = days_of(sql)
     make_day(sql, 9)
     faults("get_old_partitions", "before", "drop")
-    async with on_duty(database):
+    async with as_leader(database):
         await until(sql, ahead)
 
 
 async def test_nothing_is_done_by_one_who_is_not_the_keeper(database: str, sql: psycopg.Connection) -> None:
     ahead = days_of(sql)
     old = make_day(sql, 9)
-    async with on_duty(database) as retainer:
+    async with as_leader(database) as runner:
         await until(sql, ahead)
-        retainer.be_on_duty(whether=False)
+        runner.set_leader(is_leader=False)
         make_day(sql, 9)
         await asyncio.sleep(1.5)  # longer than a look
         assert days_of(sql) == [old, *ahead]
-        retainer.be_on_duty(whether=True)
+        runner.set_leader(is_leader=True)
         await until(sql, ahead)
 
 
-async def test_a_user_who_may_not_make_days_is_told_once_what_to_grant(
+async def test_for_a_user_who_may_not_create_partitions_the_log_says_once_what_to_grant(
     database: str, sql: psycopg.Connection, plain_user: PlainUser, caplog: pytest.LogCaptureFixture
 ) -> None:
     finish(sql, ago(9))
     sql.execute(f"grant usage on schema horsies to {plain_user.name}".encode())
     sql.execute(f"grant select, insert, update, delete on all tables in schema horsies to {plain_user.name}".encode())
     with caplog.at_level(logging.INFO, "horsies"):
-        async with on_duty(plain_user.url(database)):
+        async with as_leader(plain_user.url(database)):
             await asyncio.to_thread(eventually, lambda: not places(sql))
             finish(sql, ago(9))
             await asyncio.to_thread(eventually, lambda: not places(sql), what="a second look")
-    told = [record.getMessage() for record in caplog.records if "may not make and drop the days" in record.message]
-    assert len(told) == 1
-    assert f"grant that role to {plain_user.name}" in told[0]
+    warnings = [
+        record.getMessage() for record in caplog.records if "may not create and drop the partitions" in record.message
+    ]
+    assert len(warnings) == 1
+    assert f"grant that role to {plain_user.name}" in warnings[0]
 
 
 def test_health_snapshots_go_by_their_age(broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -104,9 +106,9 @@ def test_health_snapshots_go_by_their_age(broker: PostgresBroker, sql: psycopg.C
         "tasks_claimed, memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, worker_started_at) "
         "select gen_random_uuid(), now() - age, 'h', 1, 1, 1, '{}', 0, 0, 0, 0, 0, 0, now() from ("
         "select interval '25 hours' from generate_series(1, %s) union all select interval '23 hours') as snapshots (age)",
-        [2 * BATCH],
+        [2 * DEFAULT_LIMITS.rows],
     )
-    assert retained(broker)["worker states"].count == 2 * BATCH
+    assert retained(broker)["worker states"].count == 2 * DEFAULT_LIMITS.rows
     assert column(sql, "select count(*) from horsies.worker_states") == [1]
 
 
@@ -115,7 +117,7 @@ def test_the_history_of_schedules_goes_by_its_age(broker: PostgresBroker, sql: p
         "insert into horsies.schedule_runs (schedule_name, outcome, decided_at) "
         "select 'nightly', 'ENQUEUED', now() - age from ("
         "select interval '31 days' from generate_series(1, %s) union all select interval '29 days') as runs (age)",
-        [2 * BATCH],
+        [2 * DEFAULT_LIMITS.rows],
     )
-    assert retained(broker)["schedule runs"].count == 2 * BATCH
+    assert retained(broker)["schedule runs"].count == 2 * DEFAULT_LIMITS.rows
     assert column(sql, "select count(*) from horsies.schedule_runs") == [1]

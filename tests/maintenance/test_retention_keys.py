@@ -1,4 +1,4 @@
-"""Keys go when nobody could find them held any more, and not a moment sooner."""
+"""Keys are deleted when no send could find them held, and not a moment sooner."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ import pytest
 
 from horsies import KeyConflictError
 from horsies.maintenance import retention
-from horsies.maintenance.retention import BATCH, trim_keys
+from horsies.maintenance.retention import DEFAULT_LIMITS, delete_unused_keys
 from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, row
@@ -31,8 +31,8 @@ def run_all(shop: Shop) -> None:
         do(shop.app.broker, finish_tasks(ME, [completed(held)]))
 
 
-def forget(shop: Shop) -> int:
-    return shop.app.broker.run(trim_keys).count
+def delete_keys(shop: Shop) -> int:
+    return shop.app.broker.run(delete_unused_keys).count
 
 
 def test_a_key_goes_an_hour_after_it_became_free(shop: Shop, sql: psycopg.Connection) -> None:
@@ -40,24 +40,24 @@ def test_a_key_goes_an_hour_after_it_became_free(shop: Shop, sql: psycopg.Connec
         shop.pack.with_options(key=key, key_window=window).send(1)
     run_all(shop)
     shop.pack.with_options(key="live").send(1)
-    assert forget(shop) == 0
+    assert delete_keys(shop) == 0
     sql.execute("update horsies.finished set finished_at = now() - interval '61 minutes'")
-    assert forget(shop) == 1
+    assert delete_keys(shop) == 1
     assert column(sql, KEYS) == ["live", "long"]
     sql.execute("update horsies.finished set finished_at = now() - interval '25 hours 1 minute'")
-    assert forget(shop) == 1
+    assert delete_keys(shop) == 1
     assert column(sql, KEYS) == ["live"]
 
 
 def test_all_keys_are_looked_at_however_many_there_are(shop: Shop, sql: psycopg.Connection) -> None:
-    """Those of tasks that are nowhere go at once."""
+    """Keys of tasks that do not exist are deleted at once."""
     sql.execute(
         "insert into horsies.keys (task_name, key, task_id, send_id, args_hash, key_window) select 'pack', 'spent ' || number, "
         "gen_random_uuid(), gen_random_uuid(), '', '0' from generate_series(1, %s) as number",
-        [2 * BATCH + 1],
+        [2 * DEFAULT_LIMITS.rows + 1],
     )
     shop.pack.with_options(key="the last one").send(1)
-    assert forget(shop) == 2 * BATCH + 1
+    assert delete_keys(shop) == 2 * DEFAULT_LIMITS.rows + 1
     assert column(sql, KEYS) == ["the last one"]
 
 
@@ -88,9 +88,9 @@ def test_a_key_holds_for_its_window_also_when_its_task_was_deleted_from_the_defa
     retained(shop.app.broker)
     assert column(sql, "select id from horsies.finished") == []
     assert keyed.send(1).task_id == first.task_id
-    assert forget(shop) == 0
+    assert delete_keys(shop) == 0
     sql.execute("update horsies.keys set ended_at = ended_at - interval '22 days'")
-    assert forget(shop) == 1
+    assert delete_keys(shop) == 1
 
 
 def test_a_key_that_is_being_taken_over_stays(shop: Shop, database: str, sql: psycopg.Connection) -> None:
@@ -100,21 +100,21 @@ def test_a_key_that_is_being_taken_over_stays(shop: Shop, database: str, sql: ps
     sql.execute("update horsies.finished set finished_at = now() - interval '1 day'")
     with psycopg.connect(database) as own:
         second = shop.pack.with_options(key="k", connection=own).send(1)
-        assert forget(shop) == 0
-    assert forget(shop) == 0
+        assert delete_keys(shop) == 0
+    assert delete_keys(shop) == 0
     assert keyed.send(1).task_id == second.task_id
 
 
-def test_a_send_under_a_key_that_is_just_being_forgotten_gets_it(
+def test_a_send_under_a_key_that_is_just_being_deleted_gets_it(
     shop: Shop, database: str, sql: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     keyed = shop.pack.with_options(key="k")
     first = keyed.send(1)
     run_all(shop)
     sql.execute("update horsies.finished set finished_at = now() - interval '1 day'")
-    forgetting = retention.SQL["delete_unused_keys"](after_name="", after_key="", limit=10)
+    deletion = retention.SQL["delete_unused_keys"](after_name="", after_key="", limit=10)
     with psycopg.connect(database) as leader:
-        leader.execute(forgetting.statement.for_schema("horsies"), forgetting.params)
+        leader.execute(deletion.statement.for_schema("horsies"), deletion.params)
         sending = thread.submit(partial(keyed.send, 1))
         wait_until_blocked(sql, leader)
     second = sending.result()

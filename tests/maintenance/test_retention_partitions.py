@@ -1,4 +1,4 @@
-"""Finished tasks go by the day, and nobody is held up by it."""
+"""Finished tasks are dropped by the day, and nothing has to wait for it."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -136,7 +136,7 @@ def test_no_task_is_missed_that_finishes_while_its_day_is_made(
     assert run_one(broker) in places(sql)
 
 
-# -- somebody in the way
+# -- locks of other sessions
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_behind_an_open_dump_nothing_is_dropped_and_nobody_waits(
 
 @contextmanager
 def trying(database: str) -> Generator[None]:
-    """Somebody who tries again and again, and never succeeds."""
+    """A session that tries again and again, and never succeeds."""
     over = Event()
 
     def try_again() -> None:
@@ -190,7 +190,7 @@ def trying(database: str) -> Generator[None]:
 def test_an_attempt_to_drop_a_day_lets_others_go_on_soon(
     broker: PostgresBroker, database: str, dump: psycopg.Connection, sql: psycopg.Connection
 ) -> None:
-    """Somebody holds the whole table, but not the day: it is emptied, and the request for the table is given up."""
+    """A session has locked the whole table, but not the partition: that is emptied, and the lock on the table is not waited for."""
     table = make_day(sql, 9)
     finish(sql, ago(9), 3)
     finish(sql, ago(0))

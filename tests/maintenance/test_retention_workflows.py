@@ -1,4 +1,4 @@
-"""Workflows go as whole trees, long after their end; what a live one needs is never taken from it."""
+"""Workflows are deleted as whole trees, long after their end; what a live one needs is never deleted."""
 
 import json
 from datetime import timedelta
@@ -12,7 +12,8 @@ from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.db.faults import When
 from horsies.maintenance import retention
-from horsies.maintenance.isolate import SkippedRow
+from horsies.maintenance.isolate import FailedRows
+from horsies.maintenance.retention import RetentionLimits
 from horsies.model.config import AppConfig
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
@@ -25,7 +26,7 @@ RUNS = "select distinct root_id::text from horsies.workflows union select distin
 
 
 def tree() -> Graph:
-    """With a sub-workflow and a map in it."""
+    """A tree with a sub-workflow and a map."""
     part = Graph("inner", (node(0), node(1, 0)), output=1)
     each = (Ref(("item",), 0, RefMode.EACH),)
     below = node(1, 0, kind=NodeKind.WORKFLOW, terms=None, child=part)
@@ -65,18 +66,14 @@ def test_a_tree_goes_when_its_end_is_old_enough(
     run_all_tasks(broker, sql, set())
 
 
-def test_all_old_trees_go_however_many_and_however_large(
-    broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "TREES", 3)
-    monkeypatch.setattr(retention, "NODES", 4)
+def test_all_old_trees_go_however_many_and_however_large(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     for _ in range(4):
         grow_old(sql, finish_tree(broker, sql))
     for _ in range(4):
         start_run(broker, Graph("small", (node(0),)))
     run_all_tasks(broker, sql, set())
     sql.execute("update horsies.workflows set finished_at = now() - interval '40 days'")
-    assert retained(broker)["workflows"].count == 8
+    assert retained(broker, limits=RetentionLimits(trees=3, nodes=4))["workflows"].count == 8
     assert column(sql, RUNS) == []
 
 
@@ -126,7 +123,7 @@ def test_whoever_dies_at_it_leaves_whole_trees(
     grow_old(sql, run)
     faults(statement, when, "drop")
     with pytest.raises(BrokerError, match="planted fault"):
-        broker.run(partial(retention.trim_workflows, timedelta(days=30), SkippedRow()))
+        broker.run(partial(retention.delete_old_workflows, timedelta(days=30), FailedRows()))
     assert sql.execute(size.encode()).fetchall() in ([whole], [(0, 0)])
     retained(broker)
     assert sql.execute(size.encode()).fetchall() == [(0, 0)]

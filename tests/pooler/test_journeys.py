@@ -173,7 +173,7 @@ def test_a_worker_survives_a_restart_of_the_pooler(
     eventually(lambda: numbers(tmp_path / "log"))
     pooler.stop()
     (tmp_path / "open").touch()
-    worker.wait_for_log("the database does not serve")
+    worker.wait_for_log("database unavailable")
     pooler.start()
     assert handle.get(PATIENCE_MS).is_ok()
     assert wait_until_ended(sql, 51) == {"COMPLETED": 51}
@@ -191,7 +191,7 @@ def test_nothing_is_lost_by_query_wait_timeout(
     with psycopg.connect(pooler.url) as hog:
         hog.execute("select 1")
         insert_lines(sql, tmp_path / "log", 20)
-        worker.wait_for_log("the database does not serve.*query_wait_timeout")
+        worker.wait_for_log("database unavailable.*query_wait_timeout")
     assert wait_until_ended(sql, 20) == {"COMPLETED": 20}
     assert sorted(numbers(tmp_path / "log")) == list(range(20))
 

@@ -32,18 +32,18 @@ def assert_cancelled(handle: Any) -> None:
     assert (info.status, info.error_code) == ("CANCELLED", "TASK_CANCELLED")
 
 
-def test_what_has_not_been_claimed_ends_at_once_and_never_runs(
+def test_a_pending_task_ends_at_once_and_never_runs(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     handle = stubborn.app.tasks["quick"].send()
     assert handle.cancel() is CancelOutcome.CANCELLED
-    assert_cancelled(handle)  # nobody is there to run it
+    assert_cancelled(handle)  # there is no worker to run it
     worker(STUBBORN)
     assert stubborn.app.tasks["quick"].send().get(PATIENCE_MS).ok_value == 1
     assert row(sql, "select attempts, claim_no from horsies.finished where status = 'CANCELLED'") == (0, 0)
 
 
-def test_what_waits_for_its_retry_is_cancelled_too(stubborn: Any, worker: StartWorker) -> None:
+def test_a_task_that_waits_for_its_retry_is_cancelled_too(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN)
     handle = stubborn.slow_retry.send("BUSY", 1)
     eventually(lambda: handle.info().attempts == 1)
@@ -61,7 +61,7 @@ def buffered(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     module.app.close()
 
 
-def test_what_is_claimed_but_not_begun_ends_at_once_and_never_runs(
+def test_a_claimed_task_that_has_not_begun_ends_at_once_and_never_runs(
     buffered: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(STUBBORN)
@@ -81,7 +81,7 @@ def test_what_is_claimed_but_not_begun_ends_at_once_and_never_runs(
 
 @pytest.mark.parametrize("name", ["tidy", "clean_up_async"])
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_what_runs_is_told_cleans_up_and_ends_as_cancelled(
+def test_a_running_task_cleans_up_and_ends_as_cancelled(
     stubborn: Any, worker: StartWorker, tmp_path: Path, name: str, concurrency: int
 ) -> None:
     worker(STUBBORN, options=(f"--concurrency={concurrency}",))
@@ -93,7 +93,9 @@ def test_what_runs_is_told_cleans_up_and_ends_as_cancelled(
     assert stubborn.app.tasks["quick"].send().get(PATIENCE_MS).ok_value == 1
 
 
-def test_one_that_does_not_listen_is_killed_after_its_grace(stubborn: Any, worker: StartWorker, tmp_path: Path) -> None:
+def test_a_task_that_ignores_the_cancellation_is_killed_after_its_grace_period(
+    stubborn: Any, worker: StartWorker, tmp_path: Path
+) -> None:
     worker(STUBBORN)
     handle = stubborn.deaf.send(str(tmp_path / "begun"))
     pid = begun(tmp_path / "begun")
@@ -118,13 +120,13 @@ def test_a_cancelled_task_is_never_retried(
     )
     pid = begun(tmp_path / "begun")
     handle = TaskHandle(task_id, stubborn.deaf.result, lambda: stubborn.app.broker)
-    sql.execute("update horsies.tasks set cancel_requested_at = now()")  # its worker has not heard of it yet
+    sql.execute("update horsies.tasks set cancel_requested_at = now()")  # its worker has not read it yet
     psutil.Process(pid).kill()
     assert handle.get(PATIENCE_MS).is_err()
     assert row(sql, "select attempts from horsies.finished") == (1,)
 
 
-def test_a_task_that_ended_or_was_never_sent_is_told_apart(stubborn: Any, worker: StartWorker) -> None:
+def test_cancel_distinguishes_tasks_that_ended_and_that_were_never_sent(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN)
     handle = stubborn.app.tasks["quick"].send()
     assert handle.get(PATIENCE_MS).ok_value == 1
@@ -142,7 +144,7 @@ async def test_cancel_and_info_have_async_twins(stubborn: Any) -> None:
     await stubborn.app.close_async()
 
 
-def test_a_cancellation_that_was_not_heard_is_read_at_the_next_heartbeat(
+def test_a_cancellation_without_a_notification_is_read_at_the_next_heartbeat(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     worker(STUBBORN)

@@ -1,4 +1,4 @@
-"""`good_until`: what is too late never runs, and whoever waits for it learns it in time."""
+"""`good_until`: a task that is too late never runs, and its waiters get the result in time."""
 
 import time
 from datetime import datetime, timedelta
@@ -21,17 +21,17 @@ def good_for(milliseconds: int) -> str:
 
 
 @pytest.mark.promise("C22")
-def test_a_waiter_learns_it_at_once_although_nobody_keeps_the_books(basic: Any, sql: psycopg.Connection) -> None:
+def test_a_waiter_gets_the_expiry_at_once_without_any_worker(basic: Any, sql: psycopg.Connection) -> None:
     (task_id,) = insert_rows(sql, "add", [{"left": 1, "right": 1}], good_until=good_for(500))
     began = time.monotonic()
     result = TaskHandle(task_id, basic.add.result, lambda: basic.app.broker).get(20_000)
     assert result.unwrap_err().error_code == "TASK_EXPIRED"
     assert time.monotonic() - began < 2.5  # the poll of a waiter comes after 5 s
-    assert row(sql, "select status from horsies.tasks") == ("PENDING",)  # nobody was there to write it down
+    assert row(sql, "select status from horsies.tasks") == ("PENDING",)  # no worker was there to end it
 
 
 @pytest.mark.promise("C22")
-def test_the_keeper_writes_it_down(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
+def test_the_leader_ends_expired_tasks(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
     worker(CLUSTER, env=settings())
     door = tmp_path / "open"
     insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
@@ -52,10 +52,10 @@ def test_the_keeper_writes_it_down(worker: StartWorker, sql: psycopg.Connection,
 
 
 @pytest.mark.promise("C22")
-def test_a_waiter_of_a_task_that_ran_in_time_is_not_told_otherwise(
+def test_a_task_that_started_in_time_does_not_expire_for_its_waiter(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """It is the beginning that must be in time."""
+    """Only the start must be in time."""
     worker(CLUSTER, env=settings())
     door = tmp_path / "open"
     arguments = {"begun": str(tmp_path / "begun"), "until": str(door)}
@@ -72,7 +72,7 @@ def test_a_waiter_of_a_task_that_ran_in_time_is_not_told_otherwise(
 def test_what_expires_in_the_buffer_of_a_worker_does_not_run(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Nobody is the keeper at first, so that the guard at the start is what holds."""
+    """There is no leader at first, so that the check at the start decides."""
     sql.execute(
         "insert into horsies.maintenance_lease (holder, expires_at) values (gen_random_uuid(), now() + interval '1 day')"
     )

@@ -1,4 +1,4 @@
-"""Whatever somebody writes into the tables by hand: no worker stops, and no other task is touched."""
+"""Whatever is written into the tables manually: no worker stops, and no other task is touched."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.worker.steps import insert_lines, numbers
 
 HONEST = {"task_name": "'echo'", "args": "'{\"value\": 1}'"}
 WRAP = 2_147_483_646
-# Nobody serves other queues; and what is due later, or is said to be unknown only later, may wait.
+# Other queues are not served; and tasks that are due later, or become unknown later, may wait.
 LATER = "status = 'PENDING' and (queue_name <> 'default' or enqueued_at > now() or unknown_since > now())"
 UNSERVED = f"select count(*) from horsies.tasks where ({LATER}) is not true"
 LEFT = f"select left(to_json(tasks)::text, 1000) from horsies.tasks where ({LATER}) is not true"
@@ -106,7 +106,7 @@ def insert_others(sql: psycopg.Connection, trees: str) -> Counter[str]:
         pytest.param("8000", id="nodes of hostile workflows"),
     ],
 )
-def test_hostile_rows_in_the_other_tables_stop_neither_worker_nor_keeper_nor_scheduler(
+def test_hostile_rows_in_the_other_tables_stop_neither_worker_nor_leader_nor_scheduler(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, trees: str
 ) -> None:
     counts = insert_others(sql, trees)
@@ -178,7 +178,7 @@ def test_a_trigger_that_refuses_one_task_keeps_no_other_from_running(
         ("keys", {"key_window": "'100000000 years'"}),
     ],
 )
-def test_what_no_statement_could_cope_with_is_refused_by_name(
+def test_values_that_no_statement_could_process_are_refused_by_a_constraint(
     sql: psycopg.Connection, table: str, columns: dict[str, str]
 ) -> None:
     honest = HONEST if table == "tasks" else OTHERS[table][1]

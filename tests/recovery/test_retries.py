@@ -150,7 +150,7 @@ def test_only_the_last_twenty_failures_are_kept(stubborn: Any, worker: StartWork
 
 @pytest.mark.promise("T1")
 def test_nothing_is_retried_past_its_good_until(stubborn: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
-    """It would be due when nobody wants it any more, so its failure is the end."""
+    """The retry would be due after its `good_until`, so the failure is final."""
     (task_id,) = insert_rows(
         sql,
         "fixed",

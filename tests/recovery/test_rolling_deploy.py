@@ -162,7 +162,7 @@ def test_a_rolling_deploy_loses_nothing_and_fails_nothing(
                 assert running[stage].terminate() == 0
             for producer in sending:
                 producer.wait()
-    # Nobody has to be patient: with the last worker of the new release, everything that it knows goes on at once.
+    # Without any wait: with the last worker of the new release, all tasks that it knows continue at once.
     left = "select distinct task_name from horsies.tasks"
     eventually(lambda: set(column(sql, left)) <= {"removed"}, 90, seen=lambda: (column(sql, left), statuses(sql)))
     eventually(lambda: not column(sql, left), 60, what="what no release knows any more ends by its good_until")

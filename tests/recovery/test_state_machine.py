@@ -1,4 +1,4 @@
-"""Whatever several workers, a keeper and a user do, in whatever order: one owner, one ending, nothing lost, no cap exceeded."""
+"""Whatever several workers, a leader and a user do, in whatever order: one owner, one ending, nothing lost, no cap exceeded."""
 
 import json
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Known:
     retries: int
     claim_no: int = 0
     owner: str | None = None
-    """By what the verbs answered; None when nobody's."""
+    """By what the verbs returned; None if it has no owner."""
     ending: tuple[Any, ...] | None = None
 
 
@@ -54,7 +54,7 @@ class Journeys(RuleBasedStateMachine):
         self.given = given
         self.tasks: dict[str, Known] = {}
         self.claims: list[tuple[str, Claim]] = []
-        """Every claim that was ever answered, the lost ones too: whoever holds one may come with it at any time."""
+        """Every claim that was ever answered, the lost ones too: its holder may use it at any time."""
         self.registered: set[str] = set()
         given.sql.execute("truncate horsies.tasks, horsies.finished, horsies.workers, horsies.queues")
         for worker in WORKERS:
@@ -168,11 +168,11 @@ class Journeys(RuleBasedStateMachine):
         self._batch(worker, promotes=True)
         assert column(self.given.sql, "select id from horsies.tasks where not ready and enqueued_at <= now()") == []
 
-    # -- the keeper
+    # -- the maintenance leader
 
     @rule(worker=st.sampled_from(WORKERS), returns=st.booleans())
     def die(self, worker: str, returns: bool) -> None:  # noqa: FBT001 - drawn
-        """Its claims stay in `self.claims`: a zombie may still come with them."""
+        """Its claims stay in `self.claims`: a worker that was declared dead may still use them."""
         run = self.given.broker.run
         heartbeat = run(rescue.get_heartbeats).get(worker)
         if heartbeat is not None:
@@ -186,11 +186,11 @@ class Journeys(RuleBasedStateMachine):
 
     @rule()
     def reap_orphans(self) -> None:
-        """Those of a zombie too, that claimed after its burial; nobody else's."""
+        """Those of a worker that claimed after it was declared dead too; no others."""
         self.given.broker.run(rescue.rescue_orphans)
         self._forget_orphans()
 
-    @rule(duty=st.sampled_from([rescue.expire, rescue.release_overdue, rescue.cancel_returned]))
+    @rule(duty=st.sampled_from([rescue.expire_tasks, rescue.release_expired_claims, rescue.cancel_pending_tasks]))
     def keep(self, duty: Any) -> None:
         """What has not begun may be taken from its owner; what runs may not."""
         unbegun = column(self.given.sql, "select id::text from horsies.tasks where status = 'CLAIMED'")
@@ -219,7 +219,7 @@ class Journeys(RuleBasedStateMachine):
             assert attempts <= known.retries + 1
             assert failures <= attempts
             if not TaskStatus(status).is_final:
-                assert known.ending is None, "an ending is for ever"
+                assert known.ending is None, "an ending is final"
                 assert claimed_by == known.owner
 
     @invariant()

@@ -1,4 +1,4 @@
-"""A task that runs for longer than it may: asked first, killed after its grace, and only its own child replaced."""
+"""A task that exceeds its time-out: stopped softly, killed after its grace period, and only its own child is replaced."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def test_a_task_over_its_time_cleans_up_and_ends_as_task_timeout(
     assert stubborn.app.tasks["whoami"].send().get(PATIENCE_MS).ok_value == before
 
 
-def test_one_that_does_not_listen_is_killed_and_only_its_child_is_replaced(
+def test_a_task_that_ignores_the_soft_stop_is_killed_and_only_its_child_is_replaced(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(STUBBORN, processes=2)
@@ -62,7 +62,7 @@ def test_a_timeout_that_the_policy_lists_is_retried(stubborn: Any, worker: Start
 
 
 @pytest.mark.promise("X3", "X4")
-def test_among_others_one_that_does_not_listen_is_left_behind(
+def test_among_others_a_task_that_ignores_the_soft_stop_is_abandoned(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     """Its child cannot be killed while others run in it: they go on, it is ended in the database, and the child goes when they do."""

@@ -20,7 +20,7 @@ from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.web import Said, ask, free_port
+from tests.fixtures.web import Response, fetch, free_port
 from tests.fixtures.workers import Program, StartWorker
 from tests.schedules.steps import declare, store
 
@@ -130,7 +130,7 @@ def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connect
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
     wait_until_settled(sql)
     proxy.cut()
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     proxy.heal()
     before = runs(sql)
     eventually(lambda: runs(sql) > before, what="it works again")
@@ -143,26 +143,26 @@ def test_a_scheduler_tells_over_http_what_it_has_done_and_whether_its_database_a
 ) -> None:
     port = free_port()
     running = scheduler(options=(f"--metrics-port={port}",), env={"HORSIES_DATABASE_URL": proxy.url})
-    eventually(lambda: ask(port, "/readyz").status == 200)
-    eventually(lambda: enqueued(ask(port, "/metrics")) >= 1, what="its slots are counted")
-    assert enqueued(ask(port, "/metrics")) <= runs(sql)  # counted when they are committed
-    seen = ask(port, "/metrics").samples()
+    eventually(lambda: fetch(port, "/readyz").status == 200)
+    eventually(lambda: enqueued(fetch(port, "/metrics")) >= 1, what="its slots are counted")
+    assert enqueued(fetch(port, "/metrics")) <= runs(sql)  # counted when they are committed
+    seen = fetch(port, "/metrics").samples()
     assert seen["horsies_database_up"] == 1
     assert seen["horsies_pool_connections"] >= 1
     assert "horsies_worker_slots" not in seen
 
     proxy.cut()
-    eventually(lambda: ask(port, "/readyz").status == 503)
-    (reason,) = ask(port, "/readyz").json["reasons"]
+    eventually(lambda: fetch(port, "/readyz").status == 503)
+    (reason,) = fetch(port, "/readyz").json["reasons"]
     assert "the database has not answered" in reason
-    assert ask(port, "/healthz").json == {"status": "alive"}
+    assert fetch(port, "/healthz").json == {"status": "alive"}
     proxy.heal()
-    eventually(lambda: ask(port, "/readyz").status == 200)
+    eventually(lambda: fetch(port, "/readyz").status == 200)
     assert running.terminate() == 0
-    assert ask(port, "/healthz").status == 0
+    assert fetch(port, "/healthz").status == 0
 
 
-def enqueued(said: Said) -> float:
+def enqueued(said: Response) -> float:
     return said.samples().get('horsies_schedule_slots_total{outcome="ENQUEUED"}', 0.0)
 
 
@@ -170,8 +170,8 @@ def test_a_scheduler_that_still_looks_for_its_database_lives_but_is_not_ready(sc
     port = free_port()
     env = {"HORSIES_DATABASE_URL": "postgresql://127.0.0.1:1/nothing"}
     scheduler(options=(f"--metrics-port={port}",), env=env, until_ready=False)
-    eventually(lambda: ask(port, "/healthz").status == 200)
-    assert ask(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
+    eventually(lambda: fetch(port, "/healthz").status == 200)
+    assert fetch(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
 
 
 def test_schedulers_work_through_a_transaction_pooler_and_leave_nothing_in_its_sessions(
@@ -214,7 +214,7 @@ def test_an_app_that_declares_no_schedules_leaves_those_that_are_stored_alone(
 ) -> None:
     store(broker, declare("report", IntervalSchedule(seconds=1)))
     running = scheduler("tests.apps.basic:app")
-    running.wait_for_log("this app declares no schedules; those that are stored are served")
+    running.wait_for_log("this app declares no schedules; stored schedules are served")
     eventually(lambda: runs(sql) >= 1, what="it is served")
 
 
@@ -284,7 +284,7 @@ def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
     wait_until_settled(sql)
     proxy.cut()
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     running.signal(signal.SIGINT)
     assert running.wait() == 0
     assert not any("Traceback" in line for line in running.logs)

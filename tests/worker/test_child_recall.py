@@ -1,4 +1,4 @@
-"""A member gives back what has not begun, and takes new work again when it can."""
+"""A child returns tasks that have not begun, and is assigned new ones again later."""
 
 from pathlib import Path
 from typing import Any
@@ -42,29 +42,29 @@ async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for
         *_, last, _behind = send_together(
             dispatcher, *[("sleep", {"seconds": 0.05})] * 3, ("gate", {"until": str(go)}), ("quick", {})
         )
-        child, _ticket = await dispatcher.beginning(last)
+        child, _assignment_no = await dispatcher.beginning(last)
         assert child.stuck_behind(child.began_at, slow_after_s=9, slow_together_s=0.15) == NO_ASSIGNMENT
         go.touch()
         await dispatcher.ending(last)
 
 
-async def test_what_a_child_did_before_is_nobody_s_wait(tmp_path: Path) -> None:
+async def test_earlier_tasks_of_a_child_do_not_count_as_waiting(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(prefetch=2) as dispatcher:
         await dispatcher.ending(dispatcher.send("sleep", seconds=0.05))
         slow, _behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}))
-        child, _ticket = await dispatcher.beginning(slow)
+        child, _assignment_no = await dispatcher.beginning(slow)
         assert child.stuck_behind(child.began_at, slow_after_s=0.0, slow_together_s=0.0) is None
         go.touch()
         await dispatcher.ending(slow)
 
 
-async def test_nothing_is_handed_to_a_child_whose_task_is_slow(tmp_path: Path) -> None:
+async def test_nothing_is_assigned_to_a_child_whose_task_is_slow(tmp_path: Path) -> None:
     """Not even if nothing had to be recalled from it."""
     go = tmp_path / "go"
     async with open_pool(prefetch=3) as dispatcher:
         slow = dispatcher.send("gate", until=str(go))
-        child, _ticket = await dispatcher.beginning(slow)
+        child, _assignment_no = await dispatcher.beginning(slow)
         child.began_at -= 1
         assert (child.is_recalled, child.load, child.is_open) == (False, 1, False)
         go.touch()
@@ -76,7 +76,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(prefetch=3, max_tasks=10) as dispatcher:
         slow, *_behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
-        child, _ticket = await dispatcher.beginning(slow)
+        child, _assignment_no = await dispatcher.beginning(slow)
         assert child.budget_left == 7
         dispatcher.is_paused = True
         child.recall(NO_ASSIGNMENT)
@@ -86,7 +86,7 @@ async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
         await dispatcher.ending(slow)
 
 
-async def test_a_recall_of_nothing_closes_nobody() -> None:
+async def test_a_recall_of_nothing_does_not_close_the_child() -> None:
     async with open_pool() as dispatcher:
         (child,) = dispatcher.children
         child.recall(NO_ASSIGNMENT)
@@ -94,11 +94,11 @@ async def test_a_recall_of_nothing_closes_nobody() -> None:
         assert child.is_open
 
 
-async def test_a_crowd_is_never_stuck(tmp_path: Path) -> None:
+async def test_a_child_with_concurrency_is_never_stuck(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(concurrency=2) as dispatcher:
         slow = dispatcher.send("gate", until=str(go))
-        child, _ticket = await dispatcher.beginning(slow)
+        child, _assignment_no = await dispatcher.beginning(slow)
         assert child.stuck_behind(child.began_at + 100, slow_after_s=0.5, slow_together_s=9) is None
         go.touch()
         await dispatcher.ending(slow)

@@ -1,4 +1,4 @@
-"""A worker tells over HTTP how it does."""
+"""The HTTP endpoints of a worker."""
 
 import socket
 import sys
@@ -15,7 +15,7 @@ from horsies.worker.http import endpoints
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.web import Said, ask, free_port
+from tests.fixtures.web import Response, fetch, free_port
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import PATIENCE_MS, begun
 
@@ -28,18 +28,16 @@ def watched(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     module.app.close()
 
 
-def test_a_scrape_counts_exactly_what_has_become_of_the_tasks(
-    watched: Any, worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_scrape_counts_exactly_how_the_tasks_ended(watched: Any, worker: StartWorker, tmp_path: Path) -> None:
     port = free_port()
     worker("tests.apps.watched:app", options=(f"--metrics-port={port}",))
     handles = [watched.add.send(1, n) for n in range(3)]
     handles += [watched.fail.send(), watched.crash.send(), watched.crash_once.send(str(tmp_path / "mark"))]
     for handle in handles:
         handle.get(PATIENCE_MS)
-    # A waiter may read an ending before the worker has heard that it is written, and counts it.
-    eventually(lambda: ended(ask(port, "/metrics").samples()) == len(handles), what="all endings are counted")
-    seen = ask(port, "/metrics").samples()
+    # A waiter may read an ending before the worker has received the result of its batch, and counts it.
+    eventually(lambda: ended(fetch(port, "/metrics").samples()) == len(handles), what="all endings are counted")
+    seen = fetch(port, "/metrics").samples()
 
     def of(name: str, task: str, **labels: str) -> float | None:
         written = ",".join(
@@ -68,25 +66,25 @@ def ended(seen: Mapping[str, float]) -> float:
     return sum(count for name, count in seen.items() if name.startswith("horsies_tasks_ended_total"))
 
 
-def test_a_worker_is_ready_unless_its_database_is_away_or_it_is_leaving(
+def test_a_worker_is_ready_unless_its_database_is_unavailable_or_it_is_stopping(
     basic: Any, worker: StartWorker, proxy: Proxy, tmp_path: Path
 ) -> None:
     port = free_port()
     running = worker("tests.apps.watched:app", options=(f"--metrics-port={port}",), database_url=proxy.url)
-    assert ask(port, "/readyz") == Said(200, '{"status": "ready", "reasons": []}\n')
+    assert fetch(port, "/readyz") == Response(200, '{"status": "ready", "reasons": []}\n')
     proxy.cut()
-    eventually(lambda: ask(port, "/readyz").status == 503)
-    (reason,) = ask(port, "/readyz").json["reasons"]
+    eventually(lambda: fetch(port, "/readyz").status == 503)
+    (reason,) = fetch(port, "/readyz").json["reasons"]
     assert "the database has not answered" in reason
-    assert ask(port, "/healthz").status == 200
-    eventually(lambda: ask(port, "/metrics").samples()["horsies_database_up"] == 0)
+    assert fetch(port, "/healthz").status == 200
+    eventually(lambda: fetch(port, "/metrics").samples()["horsies_database_up"] == 0)
     proxy.heal()
-    eventually(lambda: ask(port, "/readyz").status == 200)
+    eventually(lambda: fetch(port, "/readyz").status == 200)
     running.terminate()
-    assert ask(port, "/healthz").status == 0
+    assert fetch(port, "/healthz").status == 0
 
 
-def test_a_worker_that_waits_for_its_last_task_lives_but_is_not_ready(
+def test_a_worker_that_waits_for_its_last_task_is_alive_but_not_ready(
     basic: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -95,30 +93,30 @@ def test_a_worker_that_waits_for_its_last_task_lives_but_is_not_ready(
     begun(tmp_path / "begun")
     running.process.terminate()
     running.wait_for_log("shutdown: claiming no more")
-    assert ask(port, "/readyz").json["reasons"] == ["the worker is stopping"]
-    assert ask(port, "/healthz").json == {"status": "alive"}
-    assert ask(port, "/metrics").samples()["horsies_worker_running"] == 1
+    assert fetch(port, "/readyz").json["reasons"] == ["the worker is stopping"]
+    assert fetch(port, "/healthz").json == {"status": "alive"}
+    assert fetch(port, "/metrics").samples()["horsies_worker_running"] == 1
     (tmp_path / "open").touch()
     assert running.wait() == 0
 
 
-def test_a_worker_that_still_looks_for_its_database_lives_but_is_not_ready(worker: StartWorker) -> None:
+def test_a_worker_that_waits_for_its_database_is_alive_but_not_ready(worker: StartWorker) -> None:
     port = free_port()
     worker(options=(f"--metrics-port={port}",), database_url="postgresql://127.0.0.1:1/nothing", until_ready=False)
-    eventually(lambda: ask(port, "/healthz").status == 200)
-    assert ask(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
+    eventually(lambda: fetch(port, "/healthz").status == 200)
+    assert fetch(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
 
 
 @pytest.mark.parametrize("command", ["worker", "scheduler"])
-def test_a_port_that_is_taken_is_told_in_one_line(command: str) -> None:
+def test_a_port_that_is_taken_is_reported_in_one_line(command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = CliRunner().invoke(
+        invoked = CliRunner().invoke(
             main, [command, "tests.apps.basic:app", f"--metrics-port={port}", "--metrics-host=127.0.0.1"]
         )
-    assert told.exit_code == 1
-    assert told.output == (
-        f"Error: cannot answer on 127.0.0.1 port {port}: Address already in use; "
+    assert invoked.exit_code == 1
+    assert invoked.output == (
+        f"Error: cannot listen on 127.0.0.1 port {port}: Address already in use; "
         "choose another --metrics-port or --metrics-host\n"
     )
 
@@ -128,7 +126,7 @@ def test_without_the_extra_metrics_say_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "horsies.contrib.prometheus", raising=False)
     port = free_port()
     with endpoints(basic.app, HealthCheck(), host="127.0.0.1", port=port):
-        answer = ask(port, "/metrics")
-        assert ask(port, "/healthz").status == 200
+        answer = fetch(port, "/metrics")
+        assert fetch(port, "/healthz").status == 200
     assert answer.status == 501
     assert "horsies[prometheus]" in answer.text

@@ -1,4 +1,4 @@
-"""The tiny HTTP server, and clients of every kind."""
+"""The small HTTP server, with clients of every kind."""
 
 import socket
 import threading
@@ -8,10 +8,9 @@ from contextlib import ExitStack, contextmanager
 import psutil
 import pytest
 
-from horsies.worker import http
-from horsies.worker.http import HttpAnswer, serving
+from horsies.worker.http import DEFAULT_LIMITS, HttpAnswer, HttpLimits, serving
 from tests.fixtures.eventually import eventually
-from tests.fixtures.web import ask
+from tests.fixtures.web import fetch
 
 
 def broken() -> HttpAnswer:
@@ -19,31 +18,30 @@ def broken() -> HttpAnswer:
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
-    monkeypatch.setattr(http, "REQUEST_S", 0.3)
-    monkeypatch.setattr(http, "CLIENTS_AT_MOST", 2)
+def port() -> Generator[int]:
+    limits = HttpLimits(request_s=0.3, clients=2)
     listener = socket.create_server(("127.0.0.1", 0))
-    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"x" * 1_000_000), "/broken": broken}):
+    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"x" * 1_000_000), "/broken": broken}, limits):
         yield int(listener.getsockname()[1])
 
 
 @contextmanager
-def served(slow: Callable[[], HttpAnswer] = broken) -> Generator[int]:
+def served(slow: Callable[[], HttpAnswer] = broken, limits: HttpLimits = DEFAULT_LIMITS) -> Generator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"quick"), "/slow": slow}):
+    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"quick"), "/slow": slow}, limits):
         yield int(listener.getsockname()[1])
 
 
 @contextmanager
 def client_of(port: int, words: bytes) -> Generator[socket.socket]:
-    """One that says this, and then nothing."""
+    """A client that sends this, and then nothing."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(words)
         yield client
 
 
-def say(port: int, words: bytes) -> bytes:
-    """All that is answered before the server closes the connection; fails if it does not close it."""
+def request(port: int, words: bytes) -> bytes:
+    """Return all that is answered before the server closes the connection. Fail if it does not close it."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         try:
             client.sendall(words)
@@ -61,52 +59,50 @@ def read_until_closed(client: socket.socket) -> bytes:
 
 
 def test_a_large_answer_arrives_whole(port: int) -> None:
-    assert ask(port, "/?any=query") == (200, "x" * 1_000_000)
+    assert fetch(port, "/?any=query") == (200, "x" * 1_000_000)
 
 
 def test_an_unknown_path_is_told_which_there_are(port: int) -> None:
-    assert ask(port, "/other") == (404, "there is /, /broken\n")
+    assert fetch(port, "/other") == (404, "there is /, /broken\n")
 
 
 def test_a_head_gets_no_body(port: int) -> None:
-    answer = say(port, b"HEAD / HTTP/1.1\r\n\r\n")
+    answer = request(port, b"HEAD / HTTP/1.1\r\n\r\n")
     assert b"Content-Length: 1000000" in answer
     assert answer.endswith(b"\r\n\r\n")
 
 
 def test_nothing_can_be_posted(port: int) -> None:
-    assert say(port, b"POST / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+    assert request(port, b"POST / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
 
 
 def test_an_answer_that_cannot_be_made_is_an_error_of_the_server(port: int) -> None:
-    assert ask(port, "/broken").status == 500
+    assert fetch(port, "/broken").status == 500
 
 
 @pytest.mark.parametrize(
     "words", [b"", b"GET / HT", b"\x16\x03\x01" + b"\xff" * 20_000], ids=["silent", "slow", "huge"]
 )
-def test_a_client_that_never_asks_is_let_go(port: int, words: bytes) -> None:
-    assert say(port, words) == b""
-    assert ask(port, "/").status == 200
+def test_a_client_without_a_complete_request_is_disconnected(port: int, words: bytes) -> None:
+    assert request(port, words) == b""
+    assert fetch(port, "/").status == 200
 
 
 @pytest.mark.promise("D6")
-def test_clients_that_only_wait_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have all the time in the world here: only a newcomer ends them, the oldest first."""
-    monkeypatch.setattr(http, "REQUEST_S", 600.0)
-    monkeypatch.setattr(http, "CLIENTS_AT_MOST", 4)
+def test_clients_that_only_wait_keep_no_other_out() -> None:
+    """Their time does not run out here: only a new connection ends them, the oldest first."""
+    limits = HttpLimits(request_s=600.0, clients=4)
     with ExitStack() as stack:
-        port = stack.enter_context(served())
+        port = stack.enter_context(served(limits=limits))
         waiting = [stack.enter_context(client_of(port, words)) for words in (b"", b"GET / HT", b"\r", b"") * 10]
         for _ in range(3):
-            assert ask(port, "/").status == 200
+            assert fetch(port, "/").status == 200
         assert [read_until_closed(client) for client in waiting[:-3]] == [b""] * (len(waiting) - 3)
 
 
 @pytest.mark.promise("D6")
-def test_clients_whose_answers_take_long_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do they cost a thread each: an answer that is being made is for all who ask for it meanwhile."""
-    monkeypatch.setattr(http, "CLIENTS_AT_MOST", 4)
+def test_clients_whose_answers_take_long_keep_no_other_out() -> None:
+    """Nor do they take a thread each: one answer serves all who request it while it is made."""
     made, go_on = list[int](), threading.Event()
 
     def slow() -> HttpAnswer:
@@ -115,10 +111,10 @@ def test_clients_whose_answers_take_long_keep_nobody_out(monkeypatch: pytest.Mon
         return HttpAnswer("200 OK", b"slow")
 
     with ExitStack() as stack:
-        port = stack.enter_context(served(slow))
+        port = stack.enter_context(served(slow, HttpLimits(clients=4)))
         asking = [stack.enter_context(client_of(port, b"GET /slow HTTP/1.1\r\n\r\n")) for _ in range(40)]
         eventually(lambda: made)
-        assert ask(port, "/").status == 200
+        assert fetch(port, "/").status == 200
         go_on.set()
         assert asking[-1].makefile("rb").read().endswith(b"slow")
         assert made == [1]
@@ -132,11 +128,11 @@ def test_an_answer_is_made_again_for_a_later_request() -> None:
         return HttpAnswer("200 OK", b"%d" % len(made))
 
     with served(counted) as port:
-        assert [ask(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]
+        assert [fetch(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]
 
 
 def test_no_client_leaves_a_descriptor_behind(port: int) -> None:
-    assert ask(port, "/").status == 200  # the server has all of its own
+    assert fetch(port, "/").status == 200  # the server has all of its own
     before = psutil.Process().num_fds()
     for words in (b"", b"GET / HT", b"GET / HTTP/1.1\r\n\r\n") * 20:
         with client_of(port, words):

@@ -1,4 +1,4 @@
-"""A child that is frozen is noticed, and one that only takes long in C is left alone."""
+"""A frozen child is killed, and one that only takes long in C is left alone."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ OFF = AUTO._replace(frozen_after=None)
 def silence_after(
     looks: list[tuple[float, ProcessActivity]], policy: LivenessPolicy, *, is_stuck: bool = False
 ) -> Silence:
-    """Of a child that was looked at after these gaps."""
+    """Return the silence of a child that was checked after these gaps."""
     now, silence = 1_000.0, None
     for gap, activity in looks:
         now += gap
@@ -61,7 +61,7 @@ looks = st.lists(st.tuples(gaps, st.sampled_from(ProcessActivity)), min_size=1, 
 
 
 @given(looks)
-def test_one_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
+def test_a_child_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
     silence = silence_after([*seen, (1.0, ProcessActivity.WORKING)], AUTO)
     assert why_kill(silence, AUTO) is None
     for _ in range(19):
@@ -70,10 +70,10 @@ def test_one_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[f
 
 
 @given(looks, st.integers(1, 1_000), st.sampled_from(ProcessActivity))
-def test_a_gap_in_the_own_view_starts_the_watch_anew(
+def test_a_gap_between_checks_starts_the_count_again(
     seen: list[tuple[float, ProcessActivity]], gap: int, activity: ProcessActivity
 ) -> None:
-    """The machine was paused: how long it was says nothing of the child."""
+    """The machine was paused: the length of the gap says nothing about the child."""
     for policy in (AUTO, AUTO._replace(frozen_after=9.5)):
         silence = silence_after([*seen, (REGULAR_INTERVALS * policy.interval_s + gap, activity)], policy, is_stuck=True)
         assert why_kill(silence, policy) is None
@@ -81,7 +81,7 @@ def test_a_gap_in_the_own_view_starts_the_watch_anew(
 
 
 @given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=25, max_size=40))
-def test_one_that_does_nothing_for_a_minute_is_killed(
+def test_a_child_that_does_nothing_for_a_minute_is_killed(
     seen: list[tuple[float, ProcessActivity]], later: list[float]
 ) -> None:
     silence = silence_after([*seen, *((gap, ProcessActivity.IDLE) for gap in later)], AUTO)
@@ -89,7 +89,7 @@ def test_one_that_does_nothing_for_a_minute_is_killed(
 
 
 @given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=6, max_size=40))
-def test_one_that_is_stopped_for_long_is_killed_soon(
+def test_a_child_that_stays_stopped_is_killed_soon(
     seen: list[tuple[float, ProcessActivity]], later: list[float]
 ) -> None:
     silence = silence_after([*seen, *((gap, ProcessActivity.STOPPED) for gap in later)], AUTO)
@@ -106,11 +106,11 @@ def test_with_a_number_silence_alone_counts(seen: list[tuple[float, ProcessActiv
 
 
 @given(looks)
-def test_switched_off_nobody_is_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
+def test_switched_off_no_child_is_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
     assert why_kill(silence_after(seen, OFF), OFF) is None
 
 
-def test_one_that_sent_half_a_message_is_killed_however_it_is_set() -> None:
+def test_a_child_that_sent_half_a_message_is_killed_whatever_the_setting() -> None:
     silence = silence_after([(3.0, ProcessActivity.WORKING)] * 6, OFF, is_stuck=True)
     assert why_kill(silence, OFF) == "it sent a part of a message and not the rest"
 
@@ -135,7 +135,7 @@ def test_idle_is_a_process_in_which_no_thread_works(
             assert thread.cpu_s - before[number].cpu_s < max(0.02, BUSY_SHARE * elapsed_s)
 
 
-def test_what_cannot_be_seen_counts_as_working() -> None:
+def test_a_process_that_cannot_be_inspected_counts_as_working() -> None:
     asleep = {1: ThreadTimes("S", 1.0)}
     assert compare_threads(asleep, None, 3.0) is ProcessActivity.WORKING
     assert compare_threads(None, asleep, 3.0) is ProcessActivity.WORKING
@@ -144,7 +144,7 @@ def test_what_cannot_be_seen_counts_as_working() -> None:
     assert read_threads(2**22 + 1) is None  # there is no such process
 
 
-def test_what_the_settings_mean() -> None:
+def test_the_policy_follows_the_settings() -> None:
     assert LivenessPolicy.of(RecoveryConfig()) == AUTO
     assert LivenessPolicy.of(RecoveryConfig(frozen_after_ms=None)) == OFF
     assert LivenessPolicy.of(RecoveryConfig(frozen_after_ms=60_000)).frozen_after == 60.0
@@ -169,7 +169,7 @@ async def check_often(dispatcher: FakeDispatcher, policy: LivenessPolicy, count:
 async def test_a_child_that_is_deadlocked_in_c_is_killed() -> None:
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         stuck = dispatcher.send("sleep_in_c", seconds=600, holding=True)
-        child, _ticket = await dispatcher.beginning(stuck)
+        child, _assignment_no = await dispatcher.beginning(stuck)
         async with asyncio.timeout(PATIENCE_S):
             watch = asyncio.create_task(Liveness(QUICK).watch(dispatcher.children))
             error = await dispatcher.crash(stuck)
@@ -182,12 +182,12 @@ async def test_a_child_that_is_deadlocked_in_c_is_killed() -> None:
 
 @linux_only
 async def test_a_child_that_works_in_c_is_left_alone() -> None:
-    """It holds the GIL and says nothing for far longer than one that does nothing may."""
+    """It holds the GIL and does not answer, for far longer than an idle child may."""
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         busy = dispatcher.send("work_in_c")
-        child, _ticket = await dispatcher.beginning(busy)
+        child, _assignment_no = await dispatcher.beginning(busy)
         await check_often(dispatcher, QUICK, 20)
-        assert child.unanswered_since is not None  # it has not said a word
+        assert child.unanswered_since is not None  # it has not answered
         assert psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE
         assert busy not in dispatcher.crashed
         child.kill()
@@ -229,7 +229,7 @@ async def test_a_stopped_child_lives_while_the_watch_is_off() -> None:
 
 @linux_only
 async def test_a_pause_of_the_worker_itself_kills_no_child() -> None:
-    """A look that comes late starts anew, and by the next one the child has answered."""
+    """A late check starts the count again, and by the next one the child has answered."""
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         (child,) = dispatcher.children
         liveness = Liveness(QUICK)
@@ -242,13 +242,13 @@ async def test_a_pause_of_the_worker_itself_kills_no_child() -> None:
         assert await dispatcher.value("whoami") == child.pid
 
 
-async def test_half_a_message_and_then_silence_costs_a_child_its_life(tmp_path: Path) -> None:
-    """Nothing that it says from then on can be understood: it seems silent, though it works."""
+async def test_a_child_that_sends_half_a_message_and_nothing_more_is_killed(tmp_path: Path) -> None:
+    """Nothing that it sends from then on can be read: it seems silent, although it works."""
     async with open_pool(FORGING, recovery=UNWATCHED, processes=2) as dispatcher:
         half = struct.pack("!IB", 1 << 24, 17).hex()  # the beginning of a long result
         forger = dispatcher.send("forge", prefetch=half, until=str(tmp_path / "never"))
         other = dispatcher.send("gate", until=str(tmp_path / "go"))
-        forging, _ticket = await dispatcher.beginning(forger)
+        forging, _assignment_no = await dispatcher.beginning(forger)
         await dispatcher.beginning(other)
         watch = asyncio.create_task(Liveness(QUICK._replace(frozen_after=None)).watch(dispatcher.children))
         error = await dispatcher.crash(forger)

@@ -53,7 +53,7 @@ def test_every_task_ends_exactly_once_whatever_answer_is_lost(
         running.wait_for_log("batch refused by the database.*planted fault")
     else:
         running.wait_for_log("planted fault")
-    assert not any("starting anew" in line for line in running.logs)
+    assert not any("starting again" in line for line in running.logs)
 
 
 @pytest.mark.promise("W11")
@@ -75,7 +75,7 @@ def test_claims_whose_answer_was_lost_are_released_and_run_once(
     log = tmp_path / "log"
     insert_lines(sql, log, 1)
     running = worker("tests.apps.tuned:app", processes=1, env=tuned(), faults="claim_from_queues:after:drop")
-    running.wait_for_log("giving back 1 tasks whose claim was answered to nobody")
+    running.wait_for_log("releasing 1 tasks claimed by a transaction whose result was lost")
     wait_until_ended(sql, 1)
     assert numbers(log) == [0]
     assert row(sql, "select claim_no, attempts from horsies.finished") == (2, 1)
@@ -111,7 +111,7 @@ def test_a_heartbeat_that_is_lost_does_no_harm(
     assert basic.add.send(1, 1).get(20_000).ok_value == 2
     assert len(column(sql, "select id from horsies.workers")) == 1
     assert running.terminate() == 0
-    assert not any("starting anew" in line for line in running.logs)
+    assert not any("starting again" in line for line in running.logs)
     if (statement, when) != ("deregister_worker", "before"):
         assert column(sql, "select id from horsies.workers") == []
 

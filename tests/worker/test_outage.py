@@ -1,4 +1,4 @@
-"""The database goes away while tasks run: nothing is lost, nothing runs twice, and the worker never restarts."""
+"""The database becomes unavailable while tasks run: nothing is lost, nothing runs twice, and the worker does not restart."""
 
 import re
 from collections.abc import Generator, Mapping
@@ -35,19 +35,19 @@ def test_results_arrive_when_the_connection_is_back(
     pids = [begun(tmp_path / str(n)) for n in range(2)]
     insert_lines(sql, log, 20)
     proxy.cut()
-    door.touch()  # both end while nobody can be told
-    running.wait_for_log("the database does not serve")
+    door.touch()  # both end while the results cannot be saved
+    running.wait_for_log("database unavailable")
     proxy.heal()
     assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
     assert wait_until_ended(sql, 22) == {"COMPLETED": 22}
     assert sorted(numbers(log)) == list(range(20))
     assert [len(numbers(tmp_path / str(n))) for n in range(2)] == [1, 1]
-    running.wait_for_log("the database serves again")
+    running.wait_for_log("database available again")
     assert len(column(sql, "select id from horsies.workers")) == 1
 
 
 @pytest.mark.promise("W11")
-def test_sessions_ended_by_the_server_again_and_again_cost_nothing(
+def test_sessions_terminated_again_and_again_lose_nothing(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -66,7 +66,7 @@ def test_sessions_ended_by_the_server_again_and_again_cost_nothing(
 
 
 @pytest.mark.promise("W11", "W13")
-def test_a_worker_told_not_to_wait_for_ever_gives_up_with_an_exit_code_of_its_own(
+def test_a_worker_with_limited_retries_gives_up_with_its_own_exit_code(
     basic: Any, worker: StartWorker, proxy: Proxy, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker("tests.apps.tuned:app", processes=1, env={"HORSIES_TEST_ATTEMPTS": "2"}, database_url=proxy.url)
@@ -115,14 +115,14 @@ def test_a_worker_waits_for_a_database_that_is_not_there_yet(
 ) -> None:
     proxy.cut()
     running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url, until_ready=False)
-    running.wait_for_log("WARNING.*the database does not serve, trying again in")
+    running.wait_for_log("WARNING.*database unavailable, retrying in")
     proxy.heal()
     running.wait_for_log(READY)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
 
 
 @pytest.mark.promise("W10", "W11")
-def test_a_worker_that_is_told_to_stop_during_an_outage_writes_its_results_first(
+def test_a_worker_asked_to_stop_during_an_outage_saves_its_results_first(
     basic: Any, worker: StartWorker, proxy: Proxy, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url)
@@ -130,7 +130,7 @@ def test_a_worker_that_is_told_to_stop_during_an_outage_writes_its_results_first
     pid = begun(tmp_path / "begun")
     proxy.cut()
     (tmp_path / "open").touch()
-    running.wait_for_log("the database does not serve")
+    running.wait_for_log("database unavailable")
     running.process.terminate()
     running.wait_for_log("shutdown: claiming no more")
     proxy.heal()
@@ -150,7 +150,7 @@ def own_server() -> Generator[EmbeddedServer]:
 
 
 @pytest.mark.promise("W11")
-def test_a_restart_of_the_server_is_ridden_out(own_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_worker_survives_a_restart_of_the_server(own_server: EmbeddedServer, tmp_path: Path) -> None:
     url, log, door = own_server.url(), tmp_path / "log", tmp_path / "open"
     app = Horsies(AppConfig.for_database_url(url))
     for task in load_fresh("basic").app.tasks.values():

@@ -1,4 +1,4 @@
-"""Children that have served long enough are replaced one by one, and somebody is always there to work."""
+"""Children that reach their limits are replaced one by one, and there are always enough of them."""
 
 import asyncio
 import itertools
@@ -58,7 +58,7 @@ async def test_replacing_every_two_tasks_under_load_never_leaves_fewer_warm_chil
 
 
 @pytest.mark.promise("C3")
-async def test_children_with_equal_loads_do_not_grow_old_together() -> None:
+async def test_children_with_equal_loads_are_not_replaced_together() -> None:
     async with open_pool(processes=4, max_tasks=100) as dispatcher:
         assert sorted(child.budget_left or 0 for child in dispatcher.children) == [25, 50, 75, 100]
     async with open_pool(processes=3, max_tasks=2) as dispatcher:
@@ -89,7 +89,7 @@ async def test_an_old_child_finishes_what_it_does_while_others_are_replaced(tmp_
         dispatcher.send("quick")
         await dispatcher.until(lambda: len(dispatcher.ended) == 1)
         slow = dispatcher.send("gate", until=str(go))
-        child, _ticket = await dispatcher.beginning(slow)
+        child, _assignment_no = await dispatcher.beginning(slow)
         ids = [dispatcher.send("quick") for _ in range(12)]
         await dispatcher.until(lambda: all(task_id in dispatcher.ended for task_id in ids))
         assert child in dispatcher.children
@@ -99,7 +99,7 @@ async def test_an_old_child_finishes_what_it_does_while_others_are_replaced(tmp_
 
 
 @pytest.mark.promise("C2", "X4")
-async def test_a_crowd_is_replaced_after_its_tasks_too(tmp_path: Path) -> None:
+async def test_a_child_with_concurrency_is_replaced_after_its_tasks_too(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(processes=1, concurrency=4, max_tasks=4) as dispatcher:
         held = [dispatcher.send("gate_async", until=str(go)) for _ in range(2)]
@@ -216,13 +216,13 @@ async def test_with_a_limit_children_are_fresh_interpreters(limits: dict[str, An
         assert all(f'"parent":{psutil.Process().pid}' in (about or "") for about in parents)
 
 
-# -- when there is nobody to take over
+# -- when no replacement can be started
 
 
 SHORT_PAUSE = PoolTimings(pause_s=0.05)
 
 
-async def test_when_no_replacement_starts_the_old_child_goes_on(
+async def test_when_no_replacement_starts_the_old_child_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "broken"
@@ -242,7 +242,7 @@ async def test_when_no_replacement_starts_the_old_child_goes_on(
         assert await dispatcher.value("whoami") == fresh
 
 
-async def test_when_no_replacement_starts_a_big_child_goes_on_too(
+async def test_when_no_replacement_starts_a_big_child_continues_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, limit_mb = tmp_path / "broken", await baseline_mb() + 60
@@ -256,7 +256,9 @@ async def test_when_no_replacement_starts_a_big_child_goes_on_too(
         assert await dispatcher.value("whoami") != old
 
 
-async def test_tries_to_start_a_replacement_grow_rarer(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+async def test_the_pauses_between_attempts_to_start_a_replacement_grow(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     async with open_pool(max_tasks=2, env={"PACES_HOOK": "file", "PACES_FILE": str(broken)}) as dispatcher:
         broken.touch()

@@ -1,4 +1,4 @@
-"""Children come up, or the worker says why they do not; the dead are replaced alone."""
+"""Children start, or the worker reports why they do not; only dead children are replaced."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ SHORT_BOOT = PoolTimings(boot_s=6.0)  # enough to get to where it hangs, on a bu
 
 
 @STARTED
-async def test_a_hanging_import_is_named_and_given_up(max_tasks: int | None) -> None:
+async def test_a_child_that_hangs_in_an_import_is_killed_and_the_import_is_named(max_tasks: int | None) -> None:
     expected = r"not ready within 6 s: .*importing tests\.apps\.paces"
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=expected)):
         async with open_pool(max_tasks=max_tasks, env={"PACES_IMPORT": "hang"}, timings=SHORT_BOOT):
@@ -27,7 +27,7 @@ async def test_a_hanging_import_is_named_and_given_up(max_tasks: int | None) -> 
 
 
 class Hanging:
-    """A process that has come to its import, and no further."""
+    """A process that hangs in an import."""
 
     pid = 4711
     current_step = "importing shop.tasks"
@@ -53,7 +53,7 @@ async def test_a_slow_start_is_logged_long_before_the_child_is_killed(caplog: py
 
 
 @STARTED
-async def test_a_hanging_start_hook_is_named_and_given_up(max_tasks: int | None) -> None:
+async def test_a_child_that_hangs_in_a_start_hook_is_killed_and_the_hook_is_named(max_tasks: int | None) -> None:
     expected = r"not ready within 6 s: it was hook warm_up"
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=expected)):
         async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "hang"}, timings=SHORT_BOOT):
@@ -69,7 +69,7 @@ async def test_a_child_that_dies_at_its_start_is_reported_with_what_it_did(max_t
 
 @STARTED
 @pytest.mark.parametrize(
-    ("app", "imports", "said"),
+    ("app", "imports", "message"),
     [
         ("tests.apps.nowhere:app", [], "there is no module 'tests.apps.nowhere'"),
         ("tests.apps.paces:missing", [], "has no attribute 'missing'"),
@@ -77,9 +77,9 @@ async def test_a_child_that_dies_at_its_start_is_reported_with_what_it_did(max_t
     ],
 )
 async def test_an_app_that_cannot_be_loaded_is_refused(
-    max_tasks: int | None, app: str, imports: list[str], said: str
+    max_tasks: int | None, app: str, imports: list[str], message: str
 ) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=said)):
+    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=message)):
         async with open_pool(app, max_tasks=max_tasks, imports=imports):
             pytest.fail("it has started")
 
@@ -100,24 +100,24 @@ async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, 
 
 
 @STARTED
-async def test_a_condemned_task_ends_by_its_verdict_when_its_child_is_killed(
+async def test_a_task_with_a_kill_reason_ends_with_it_when_its_child_is_killed(
     max_tasks: int | None, tmp_path: Path
 ) -> None:
     async with open_pool(max_tasks=max_tasks, prefetch=2) as dispatcher:
         dispatcher.is_paused = True
-        condemned, behind = dispatcher.send("gate", until=str(tmp_path / "go")), dispatcher.send("quick")
+        marked, behind = dispatcher.send("gate", until=str(tmp_path / "go")), dispatcher.send("quick")
         dispatcher.is_paused = False
         dispatcher.assign_waiting()
-        pool_child, assignment_no = await dispatcher.beginning(condemned)
+        pool_child, assignment_no = await dispatcher.beginning(marked)
         pool_child.set_kill_reason(assignment_no, "TASK_TIMEOUT", "it did not stop")
         pool_child.kill()
-        error = await dispatcher.crash(condemned)
+        error = await dispatcher.crash(marked)
         assert (error.error_code, error.message) == ("TASK_TIMEOUT", "it did not stop")
         assert (await dispatcher.ending(behind)).status == "COMPLETED"
         assert dispatcher.returned == [behind]  # it had not begun
 
 
-async def test_a_verdict_is_void_when_the_task_ends_by_itself(tmp_path: Path) -> None:
+async def test_a_kill_reason_is_void_when_the_task_ends_on_its_own(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool() as dispatcher:
         task_id = dispatcher.send("gate", until=str(go))
@@ -140,7 +140,7 @@ async def test_no_more_tasks_run_at_once_than_there_are_processes(max_tasks: int
         assert dispatcher.most_at_once == 2
 
 
-async def test_a_child_says_what_it_does(tmp_path: Path) -> None:
+async def test_the_title_of_a_child_says_what_it_does(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool() as dispatcher:
         (child,) = (psutil.Process(pool_child.pid) for pool_child in dispatcher.children)
@@ -172,7 +172,7 @@ async def test_a_child_that_hangs_while_it_leaves_is_killed(
 
 
 @STARTED
-async def test_a_thread_that_a_task_has_left_behind_does_not_keep_its_child(max_tasks: int | None) -> None:
+async def test_a_thread_that_outlives_its_task_does_not_keep_the_child_alive(max_tasks: int | None) -> None:
     async with open_pool(max_tasks=max_tasks) as dispatcher:
         await dispatcher.value("leave_a_thread")
         (child,) = (psutil.Process(pool_child.pid) for pool_child in dispatcher.children)

@@ -1,4 +1,4 @@
-"""A database that answers, but not with what was hoped for: read-only, full, crowded, or on another host by now."""
+"""A database that answers with errors: it is read-only, full, out of connections, or has moved to another host."""
 
 import time
 from collections.abc import Generator
@@ -17,11 +17,11 @@ from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import CLUSTER, FORKED, settings
 from tests.worker.steps import PATIENCE_MS, begun, insert_lines, numbers, wait_until_ended
 
-NOT_SERVED = "the database does not serve"
+UNAVAILABLE = "database unavailable"
 
 
 def end_sessions(sql: psycopg.Connection, database: str) -> None:
-    """Whoever comes back gets the settings of today."""
+    """New sessions get the changed settings."""
     name = conninfo_to_dict(database)["dbname"]
     sql.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()", [name]
@@ -32,7 +32,7 @@ def end_sessions(sql: psycopg.Connection, database: str) -> None:
 def test_a_database_that_became_read_only_is_waited_for(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """As a standby is, until its promotion is over."""
+    """As a standby is, until it is promoted."""
     name = str(conninfo_to_dict(database)["dbname"])
     running = worker("tests.apps.tuned:app", processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
@@ -40,7 +40,7 @@ def test_a_database_that_became_read_only_is_waited_for(
     sql.execute(f'alter database "{name}" set default_transaction_read_only = on'.encode())
     end_sessions(sql, database)
     (tmp_path / "open").touch()
-    running.wait_for_log(f"{NOT_SERVED}.*read-only")
+    running.wait_for_log(f"{UNAVAILABLE}.*read-only")
     sql.execute(f'alter database "{name}" reset default_transaction_read_only'.encode())
     end_sessions(sql, database)
     assert gate.get(PATIENCE_MS).ok_value == pid
@@ -48,8 +48,8 @@ def test_a_database_that_became_read_only_is_waited_for(
 
 
 def rule_on_endings(body: str) -> bytes:
-    """Made anew, it changes what the trigger does. To drop the trigger would lock the days before their parent, against
-    the order of everybody who writes there."""
+    """Replace the function to change what the trigger does. Dropping the trigger would lock the partitions before their parent,
+    against the order of all writers."""
     return (
         "create or replace function rule_on_endings() returns trigger language plpgsql as "
         f"$$ begin {body}; end $$".encode()
@@ -89,14 +89,14 @@ def test_a_server_without_a_free_connection_is_waited_for(
     sql.execute(f"alter role {plain_user.name} connection limit 0".encode())
     sql.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = %s", [plain_user.name])
     (tmp_path / "open").touch()
-    running.wait_for_log(f"{NOT_SERVED}.*too many connections")
+    running.wait_for_log(f"{UNAVAILABLE}.*too many connections")
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert gate.get(PATIENCE_MS).ok_value == pid
     assert running.terminate() == 0
 
 
 PATIENT = {"db_retry_initial_ms": 60_000, "db_retry_max_ms": 60_000, "notify_poll_interval_ms": 300_000}
-"""Whoever sits out a pause comes too late."""
+"""A connection that waits for the end of its pause comes too late."""
 
 
 def grant_everything(sql: psycopg.Connection, user: PlainUser) -> None:
@@ -131,7 +131,7 @@ def test_a_server_without_a_free_connection_is_served_by_those_that_are_open(
     running.wait_for_log("continuing with the others.*too many connections")
     assert wait_until_ended(sql, 301) == {"COMPLETED": 301}
     assert sorted(numbers(log)) == list(range(301))
-    assert not any(NOT_SERVED in line for line in running.logs)
+    assert not any(UNAVAILABLE in line for line in running.logs)
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert running.terminate() == 0
 
@@ -141,10 +141,10 @@ def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
 ) -> None:
     grant_everything(sql, plain_user)
-    crowded = worker(CLUSTER, options=FORKED, env=settings(), database_url=plain_user.url(database))
+    waiting_worker = worker(CLUSTER, options=FORKED, env=settings(), database_url=plain_user.url(database))
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     pid = begun(tmp_path / "begun")
-    worker(CLUSTER, options=FORKED, env=settings(), until_ready=True)  # a keeper, who is not turned away
+    worker(CLUSTER, options=FORKED, env=settings(), until_ready=True)  # a leader, which gets its connections
     before = column(sql, "select id from horsies.workers order by id")
     sql.execute(f"alter role {plain_user.name} connection limit 0".encode())
     sql.execute(
@@ -157,9 +157,9 @@ def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead
     assert column(sql, "select id from horsies.workers order by id") == before
     (tmp_path / "open").touch()
     assert gate.get(PATIENCE_MS).ok_value == pid
-    assert not any("starting anew" in line for line in crowded.logs)
+    assert not any("starting again" in line for line in waiting_worker.logs)
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
-    assert crowded.terminate() == 0
+    assert waiting_worker.terminate() == 0
 
 
 @pytest.mark.promise("W11")
@@ -171,7 +171,7 @@ def test_an_answered_heartbeat_ends_the_pause_of_the_others(
     pid = begun(tmp_path / "begun")
     proxy.cut()
     (tmp_path / "open").touch()
-    running.wait_for_log(rf"{NOT_SERVED}, trying again in [4-6]\d\.\d s")
+    running.wait_for_log(rf"{UNAVAILABLE}, retrying in [4-6]\d\.\d s")
     proxy.heal()
     assert gate.get(PATIENCE_MS).ok_value == pid
     assert basic.add.send(1, 2).get(PATIENCE_MS).ok_value == 3, "notifications arrive again, too"
@@ -208,7 +208,7 @@ def test_the_next_host_of_the_url_takes_over(
 def test_a_minute_without_the_database_ends_no_task_of_four_healthy_workers(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, proxy: Proxy, tmp_path: Path
 ) -> None:
-    """With the settings as they come: six times as long as a silent worker is given."""
+    """With default settings: six times `dead_after_ms`."""
     door = tmp_path / "open"
     running = [worker("tests.apps.tuned:app", processes=1, database_url=proxy.url) for _ in range(4)]
     gates = [basic.gate.send(str(tmp_path / str(n)), str(door)) for n in range(4)]

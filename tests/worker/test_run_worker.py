@@ -19,7 +19,7 @@ from tests.fixtures.journey import row
 from tests.worker.steps import begun, insert, statuses, wait_until_ended
 
 TIMEOUT_S = 30
-GONE = "postgresql://somebody@127.0.0.1:1/nothing"  # nobody listens on port 1
+GONE = "postgresql://somebody@127.0.0.1:1/nothing"  # nothing listens on port 1
 
 TASKS = """
 import os, time
@@ -66,15 +66,15 @@ class Script:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.said = ""
+        self.output = ""
 
     def wait_until(self, words: str) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.said += line
+            self.output += line
             if words in line:
                 return
-        pytest.fail(f"it never said {words!r}:\n{self.said}")
+        pytest.fail(f"it never wrote {words!r}:\n{self.output}")
 
     def wait_until_ready(self) -> None:
         self.wait_until("is ready on queues")
@@ -84,7 +84,7 @@ class Script:
         return self.wait()
 
     def wait(self) -> int:
-        self.said += self.process.communicate(timeout=TIMEOUT_S)[1]
+        self.output += self.process.communicate(timeout=TIMEOUT_S)[1]
         return self.process.returncode
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Scripts:
         self.started: list[Script] = []
 
     def __call__(self, text: str, *, database_url: str | None = "") -> Script:
-        """On the test's database unless told otherwise; None for none."""
+        """Use the test's database by default; None for none."""
         url = self.database_url if database_url == "" else database_url
         self.started.append(Script(self.folder, text, url))
         return self.started[-1]
@@ -126,7 +126,7 @@ def script(tmp_path: Path, database: str) -> Generator[Scripts]:
 
 @pytest.mark.promise("W15", "W10")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_script_runs_a_worker_until_it_is_told_to_stop(
+def test_a_script_runs_a_worker_until_it_is_asked_to_stop(
     script: Scripts, sql: psycopg.Connection, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Without a locator: the children find the app in the script, which they import under its own name."""
@@ -142,7 +142,7 @@ def test_a_script_runs_a_worker_until_it_is_told_to_stop(
 
 
 @pytest.mark.promise("W15")
-def test_a_script_hears_its_signals_again_after_its_worker(script: Scripts) -> None:
+def test_a_script_gets_its_signal_handlers_back_after_its_worker(script: Scripts) -> None:
     ends = "sys.exit(app.run_worker(WorkerConfig(processes=1{options})))"
     assert ends in SIMPLE
     checks = (
@@ -158,7 +158,7 @@ def test_a_script_hears_its_signals_again_after_its_worker(script: Scripts) -> N
 def test_run_worker_needs_no_configuration(script: Scripts, sql: psycopg.Connection) -> None:
     running = script(SIMPLE.replace("WorkerConfig(processes=1{options})", ""))
     running.wait_until_ready()
-    assert f"Concurrency config: processes={os.cpu_count()}, " in running.said
+    assert f"Concurrency config: processes={os.cpu_count()}, " in running.output
     insert(sql, "whereami")
     assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
     assert running.stop() == 0
@@ -184,10 +184,10 @@ def test_the_script_s_own_logging_is_left_alone(script: Scripts) -> None:
 
 
 @pytest.mark.promise("W15", "W3")
-def test_a_script_that_runs_its_worker_unguarded_is_told_so_and_starts_nothing_without_end(script: Scripts) -> None:
+def test_a_script_that_runs_its_worker_unguarded_gets_an_error_and_no_endless_workers(script: Scripts) -> None:
     running = script(SIMPLE.replace("{options}", "").replace('if __name__ == "__main__":', "if True:"))
     assert running.wait() == 1
-    assert 'write it below `if __name__ == "__main__":`' in running.said
+    assert 'write it below `if __name__ == "__main__":`' in running.output
 
 
 @pytest.mark.promise("W15")
@@ -209,7 +209,7 @@ def test_an_app_that_no_module_holds_cannot_be_found() -> None:
         locate(Horsies())
 
 
-def test_what_is_no_worker_config_is_refused_before_anything_starts() -> None:
+def test_a_value_that_is_not_a_worker_config_is_refused_before_anything_starts() -> None:
     anything: Any = 4
     with pytest.raises(ConfigError, match="config must be of type WorkerConfig, not int"):
         Horsies().run_worker(anything)
@@ -224,7 +224,7 @@ def test_the_module_of_an_app_is_preferred_to_the_script(monkeypatch: pytest.Mon
     assert locate(app) == f"{__name__}:defined"
 
 
-def test_a_worker_is_refused_on_a_thread_that_hears_no_signals() -> None:
+def test_a_worker_is_refused_on_a_thread_that_receives_no_signals() -> None:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - only here
 
     with ThreadPoolExecutor(1) as other, pytest.raises(HorsiesError, match="main thread"):
@@ -299,9 +299,9 @@ if __name__ == "__main__":
     insert(sql, "log")
     wait_until_ended(sql, 1)
     assert running.stop() == 0
-    assert set(re.findall(r"a task logs at (\w+)", running.said)) == levels
-    assert set(re.findall(r"the worker logs at (\w+)", running.said)) == levels
-    assert ("is ready on queues" in running.said) == ("INFO" in levels)
+    assert set(re.findall(r"a task logs at (\w+)", running.output)) == levels
+    assert set(re.findall(r"the worker logs at (\w+)", running.output)) == levels
+    assert ("is ready on queues" in running.output) == ("INFO" in levels)
 
 
 @pytest.mark.promise("W15", "W2")
@@ -322,11 +322,11 @@ def test_imports_are_imported_by_the_children(script: Scripts, sql: psycopg.Conn
 
 
 @pytest.mark.promise("W15")
-def test_an_import_that_fails_is_told_by_name(script: Scripts) -> None:
+def test_an_import_that_fails_is_named(script: Scripts) -> None:
     running = script(SIMPLE.replace("{options}", ", imports=['no_such_module']"))
     assert running.wait() == 1
-    assert "no_such_module" in running.said
-    assert "children are ready" not in running.said
+    assert "no_such_module" in running.output
+    assert "children are ready" not in running.output
 
 
 @pytest.mark.promise("W15")
@@ -434,5 +434,5 @@ def test_a_worker_may_cap_the_queues_by_numbers_of_its_own(
 def test_a_queue_that_the_app_does_not_have_is_refused(script: Scripts, options: str) -> None:
     running = script(QUEUES.replace("{options}", options))
     assert running.wait() == 1
-    assert "there is no queue 'fourth'; this app has first, second, third" in running.said
-    assert "children are ready" not in running.said
+    assert "there is no queue 'fourth'; this app has first, second, third" in running.output
+    assert "children are ready" not in running.output

@@ -1,4 +1,4 @@
-"""A worker that is told to stop: politely, twice, or not at all."""
+"""Stopping a worker: with one signal, with more, or by a kill."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def workers_rows(sql: psycopg.Connection) -> list[object]:
 
 @pytest.mark.promise("W10")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_worker_leaves_at_once_and_without_a_trace(
+def test_an_idle_worker_stops_at_once_and_deregisters(
     worker: StartWorker, sql: psycopg.Connection, number: signal.Signals
 ) -> None:
     running = worker(processes=2)
@@ -72,7 +72,7 @@ def test_running_tasks_end_and_nothing_more_is_claimed(
 
 @pytest.mark.promise("W10", "W9")
 @pytest.mark.parametrize("prefetch", ["8", "auto"])
-def test_what_has_not_begun_is_given_back_at_once(
+def test_tasks_that_have_not_begun_are_released_at_once(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
     """Other workers need not wait until the slow task of this one has ended."""
@@ -114,7 +114,7 @@ DEPARTING = "tests.apps.departing:app"
 
 
 @pytest.mark.promise("W10")
-def test_a_second_signal_interrupts_what_runs_and_tells_its_waiters(
+def test_a_second_signal_interrupts_running_tasks_and_notifies_their_waiters(
     departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker(DEPARTING, processes=2)
@@ -130,11 +130,11 @@ def test_a_second_signal_interrupts_what_runs_and_tells_its_waiters(
         assert error.error_code == "INTERRUPTED"
         assert "its worker was stopped" in error.message
     assert workers_rows(sql) == []
-    assert not any("another takes its place" in line for line in running.logs)  # nobody had to be killed
+    assert not any("another takes its place" in line for line in running.logs)  # no child had to be killed
 
 
 @pytest.mark.promise("W10")
-def test_a_third_signal_kills_what_will_not_stop(
+def test_a_third_signal_kills_tasks_that_do_not_stop(
     departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     """The grace is five minutes: it is the signal that ends it."""
@@ -171,7 +171,7 @@ def test_the_shutdown_timeout_interrupts_without_a_second_signal(
 
 
 @pytest.mark.promise("W10")
-def test_what_ends_within_the_shutdown_timeout_is_not_interrupted(
+def test_a_task_that_ends_within_the_shutdown_timeout_is_not_interrupted(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=300",))
@@ -185,7 +185,7 @@ def test_what_ends_within_the_shutdown_timeout_is_not_interrupted(
 
 
 @pytest.mark.promise("W10")
-def test_what_ignores_the_soft_stop_is_killed_when_its_grace_is_over(
+def test_a_task_that_ignores_the_soft_stop_is_killed_after_its_grace_period(
     departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",), env={"HORSIES_TEST_GRACE_MS": "200"})
@@ -243,7 +243,7 @@ def test_an_interrupted_task_that_may_not_run_again_ends_as_interrupted(
 
 
 @pytest.mark.promise("D4", "W8")
-@pytest.mark.parametrize("signals", [0, 1], ids=["before it is told to stop", "while it waits"])
+@pytest.mark.parametrize("signals", [0, 1], ids=["before it is asked to stop", "while it waits"])
 def test_a_task_that_crashes_in_a_worker_that_stops_has_crashed(
     departing: Any, worker: StartWorker, tmp_path: Path, signals: int
 ) -> None:
@@ -262,7 +262,7 @@ def test_a_task_that_crashes_in_a_worker_that_stops_has_crashed(
 def test_a_task_that_was_cancelled_before_it_is_interrupted_ends_as_cancelled(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
-    """It has heard of it and goes on; its grace is over before that of the worker. It has a retry policy, and does not run again."""
+    """It ignores the cancellation, and its grace period ends before that of the worker. It has a retry policy, and does not run again."""
     running = worker(DEPARTING, processes=1, env={"HORSIES_TEST_GRACE_MS": "300000"})
     handle = send_stubborn(departing, tmp_path)
     handle.cancel()
@@ -279,7 +279,7 @@ def test_a_task_that_was_cancelled_before_it_is_interrupted_ends_as_cancelled(
 # -- what it says
 
 
-def test_a_worker_that_is_told_to_stop_says_at_once_what_it_waits_for_and_how_long(
+def test_a_stopping_worker_logs_at_once_what_it_waits_for_and_how_long(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     running = worker(DEPARTING, processes=5, options=("--shutdown-timeout=300",))
@@ -287,15 +287,17 @@ def test_a_worker_that_is_told_to_stop_says_at_once_what_it_waits_for_and_how_lo
     for n in range(5):
         begun(tmp_path / str(n))
     running.signal(signal.SIGTERM)
-    said = running.wait_for_log("shutdown: claiming no more tasks, waiting up to 300 s for 5 tasks to end: (.*)")[1]
-    assert len(re.findall(r"gate_plain \(\S{36}, running for [^)]+\)", said)) == 3
-    assert said.endswith(" and 2 more")
+    running_tasks = running.wait_for_log(
+        "shutdown: claiming no more tasks, waiting up to 300 s for 5 tasks to end: (.*)"
+    )[1]
+    assert len(re.findall(r"gate_plain \(\S{36}, running for [^)]+\)", running_tasks)) == 3
+    assert running_tasks.endswith(" and 2 more")
     (tmp_path / "open").touch()
     assert all(handle.get(PATIENCE_MS).is_ok() for handle in handles)
     assert running.wait() == 0
 
 
-def test_a_worker_without_a_shutdown_timeout_says_that_it_waits_for_as_long_as_it_takes(
+def test_a_worker_without_a_shutdown_timeout_logs_that_it_waits_without_a_limit(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     running = worker(DEPARTING, processes=1)
@@ -309,7 +311,7 @@ def test_a_worker_without_a_shutdown_timeout_says_that_it_waits_for_as_long_as_i
     assert running.wait() == 0
 
 
-def test_an_idle_worker_says_that_nothing_runs(worker: StartWorker) -> None:
+def test_an_idle_worker_logs_that_nothing_runs(worker: StartWorker) -> None:
     running = worker()
     assert running.terminate() == 0
     running.wait_for_log("shutdown: claiming no more tasks, no task is running")
@@ -335,7 +337,7 @@ def test_the_shutdown_timeout_may_come_from_the_environment_and_the_flag_wins(
 
 @pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf", "86401"])
 @pytest.mark.parametrize("by", ["flag", "variable"])
-def test_a_shutdown_timeout_that_is_none_is_wrong_usage(seconds: str, by: str) -> None:
+def test_an_invalid_shutdown_timeout_is_wrong_usage(seconds: str, by: str) -> None:
     words = ["worker", "tests.apps.departing:app", *([f"--shutdown-timeout={seconds}"] if by == "flag" else [])]
     result = CliRunner().invoke(main, words, env={"HORSIES_SHUTDOWN_TIMEOUT": seconds} if by == "variable" else {})
     assert result.exit_code == 2
@@ -343,10 +345,10 @@ def test_a_shutdown_timeout_that_is_none_is_wrong_usage(seconds: str, by: str) -
 
 
 @pytest.mark.promise("W10")
-def test_what_a_worker_interrupts_another_takes_over_at_once(
+def test_an_interrupted_task_is_taken_over_by_another_worker_at_once(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
-    """The second worker sleeps until it is told: its own look comes far later than the test waits."""
+    """The second worker sleeps until it is notified: its own poll comes far later than the test waits."""
     first = worker(DEPARTING, processes=1, options=("--shutdown-timeout=0",))
     handle = departing.gate_again.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     begun(tmp_path / "begun")
@@ -357,7 +359,7 @@ def test_what_a_worker_interrupts_another_takes_over_at_once(
     assert handle.get(PATIENCE_MS).is_ok()
 
 
-def test_a_thread_that_a_task_left_behind_does_not_hold_up_the_worker(
+def test_a_thread_that_outlives_its_task_does_not_delay_the_worker(
     worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     running = worker("tests.apps.unruly:app", processes=1)
@@ -367,7 +369,9 @@ def test_a_thread_that_a_task_left_behind_does_not_hold_up_the_worker(
 
 
 @pytest.mark.promise("W10")
-def test_a_signal_while_the_children_are_starting_is_minded(worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_a_signal_while_the_children_are_starting_stops_the_worker(
+    worker: StartWorker, sql: psycopg.Connection
+) -> None:
     running = worker(processes=2, until_ready=False)
     running.wait_for_log("Concurrency config")
     running.signal(signal.SIGTERM)
@@ -400,7 +404,7 @@ def test_a_killed_worker_s_tasks_stay_running_under_its_name(
         begun(tmp_path / str(n))
     (incarnation,) = workers_rows(sql)
     assert_killed_with_all(running)
-    assert workers_rows(sql) == [incarnation]  # for whoever recovers them
+    assert workers_rows(sql) == [incarnation]  # so that they can be rescued
     found = {str(task): status for task, status in sql.execute("select id::text, status from horsies.all_tasks")}
     assert sorted(found) == sorted(ids)  # nothing is lost
     assert [found[task] for task in ids[:2]] == ["RUNNING", "RUNNING"]
@@ -412,7 +416,7 @@ def test_a_killed_worker_s_tasks_stay_running_under_its_name(
 def test_another_worker_leaves_the_dead_one_s_tasks_alone_until_it_is_known_to_be_dead(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Another may serve, and does, but nobody ends these before the keeper has watched the heartbeat stand still."""
+    """Another worker serves the queue, but these are not ended before the leader has declared the first one dead."""
     first = worker(processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never"))
     begun(tmp_path / "begun")
@@ -451,7 +455,7 @@ def nothing() -> TaskResult[None, TaskError]:
     return TaskResult(ok=None)
 
 @atexit.register
-def be_told_once_more():
+def signal_once_more():
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
 """
@@ -460,7 +464,7 @@ def be_told_once_more():
 @pytest.mark.promise("W10")
 @pytest.mark.parametrize("command", ["worker", "scheduler"])
 @pytest.mark.parametrize("is_up", [True, False], ids=["serving", "waiting for the database"])
-def test_who_is_told_again_at_the_last_moment_has_left_cleanly_all_the_same(
+def test_a_signal_at_the_last_moment_does_not_change_the_exit_code(
     database: str, tmp_path: Path, command: str, *, is_up: bool
 ) -> None:
     (tmp_path / "late.py").write_text(TOLD_AT_LAST)

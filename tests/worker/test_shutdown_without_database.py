@@ -1,4 +1,4 @@
-"""Told to stop while the database is away: the worker waits for it as long as it may, and no longer."""
+"""Stopping a worker while the database is unavailable: it waits as long as it may, and no longer."""
 
 import signal
 from pathlib import Path
@@ -22,7 +22,7 @@ IS_AT_REST = (
 
 @pytest.mark.promise("W10")
 @pytest.mark.parametrize("fault", ["cut", "freeze"])
-def test_past_its_deadline_a_worker_leaves_though_its_endings_cannot_be_written(
+def test_a_worker_exits_after_its_shutdown_timeout_although_endings_cannot_be_saved(
     basic: Any, worker: StartWorker, proxy: Proxy, sql: psycopg.Connection, tmp_path: Path, fault: str
 ) -> None:
     running = worker("tests.apps.tuned:app", processes=1, options=("--shutdown-timeout=0.5",), database_url=proxy.url)
@@ -31,7 +31,7 @@ def test_past_its_deadline_a_worker_leaves_though_its_endings_cannot_be_written(
     getattr(proxy, fault)()
     running.signal(signal.SIGTERM)
     assert running.wait(40) == GAVE_UP
-    # Its row says that it is alive, and the task is still its own: whoever recovers the dead finds both.
+    # Its row says that it is alive, and the task is still its own: the leader finds both after its death.
     assert row(sql, "select status from horsies.tasks where id = %s", task.task_id) == ("RUNNING",)
     assert len(column(sql, "select id from horsies.workers")) == 1
 
@@ -53,10 +53,10 @@ def test_a_third_signal_does_not_wait_for_the_database_either(
 
 
 @pytest.mark.promise("W10")
-def test_a_worker_with_nothing_to_do_leaves_though_the_database_is_silent(
+def test_an_idle_worker_exits_although_the_database_does_not_answer(
     worker: StartWorker, proxy: Proxy, sql: psycopg.Connection
 ) -> None:
-    """A pooler that is paused answers nobody, and nothing ever times out: what is left to say is not worth waiting for."""
+    """A paused pooler answers no client, and nothing times out: deregistering is not worth the wait."""
     running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url)
     eventually(lambda: row(sql, IS_AT_REST)[0], what="no claim is on its way: its answer would have to be waited for")
     proxy.freeze()
@@ -67,7 +67,7 @@ def test_a_worker_with_nothing_to_do_leaves_though_the_database_is_silent(
 
 @pytest.mark.promise("W10")
 @pytest.mark.parametrize("fault", ["cut", "freeze"])
-def test_a_worker_that_waits_for_its_registration_leaves_when_told_to(
+def test_a_worker_that_waits_for_its_registration_exits_at_the_first_signal(
     worker: StartWorker, proxy: Proxy, fault: str
 ) -> None:
     running = worker(
@@ -78,14 +78,14 @@ def test_a_worker_that_waits_for_its_registration_leaves_when_told_to(
         until_ready=False,
         env={"HORSIES_TEST_RETRY_MS": "500"},
     )
-    running.wait_for_log("does not serve")
+    running.wait_for_log("database unavailable")
     getattr(proxy, fault)()
     assert running.terminate(40) == 0
-    assert "told to stop" in running.logs[-1]
+    assert "asked to stop before it was registered" in running.logs[-1]
 
 
 @pytest.mark.promise("W9")
-def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leaves(
+def test_a_claim_whose_result_was_lost_is_released_when_the_worker_stops(
     basic: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     """It never began, so it must not end as crashed because of a clean stop."""
@@ -103,9 +103,9 @@ def test_a_claim_that_was_answered_to_nobody_is_given_back_when_the_worker_leave
 @pytest.mark.promise("W10", "W11")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", ["worker", "scheduler"])
-def test_one_that_waits_for_its_database_leaves_cleanly(command: str, number: signal.Signals) -> None:
-    nobody = {"HORSIES_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
-    program = Program(command, "tests.apps.plain:app", env=nobody)
+def test_a_process_that_waits_for_its_database_exits_cleanly(command: str, number: signal.Signals) -> None:
+    unreachable = {"HORSIES_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
+    program = Program(command, "tests.apps.plain:app", env=unreachable)
     program.wait_for_log("could not|connection|retry")
     program.signal(number)
     assert program.wait() == 0

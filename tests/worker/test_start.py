@@ -1,4 +1,4 @@
-"""How a worker and its children come up: what they import, what they refuse, and what they say."""
+"""The start of a worker and its children: what they import, refuse and log."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_every_start_is_a_new_incarnation(worker: StartWorker, sql: psycopg.Conn
 
 @pytest.mark.promise("T2")
 def test_nothing_is_claimed_before_the_worker_is_registered(worker: StartWorker, sql: psycopg.Connection) -> None:
-    """A keeper takes the tasks of a worker that is not registered for orphans. Here the registration is half a second late."""
+    """The leader treats the tasks of a worker that is not registered as orphans. Here the registration is half a second late."""
     insert(sql, "add", left=1, right=2)
     env = {"HORSIES_TEST_RETRY_MS": "500"}
     running = worker("tests.apps.tuned:app", env=env, faults="register_worker:before:drop")
@@ -105,7 +105,7 @@ def test_nothing_is_claimed_before_the_worker_is_registered(worker: StartWorker,
 
 
 @pytest.mark.promise("W16")
-def test_a_worker_makes_the_schema_it_needs(worker: StartWorker, empty_database: str) -> None:
+def test_a_worker_creates_the_schema_it_needs(worker: StartWorker, empty_database: str) -> None:
     running = worker(processes=1, database_url=empty_database)
     running.wait_for_log("migrations applied: ")
     with psycopg.connect(empty_database, autocommit=True) as sql:
@@ -121,7 +121,7 @@ def test_a_worker_makes_the_schema_it_needs(worker: StartWorker, empty_database:
 def test_a_send_at_import_enqueues_nothing_and_breaks_nothing(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Both the worker and its child import the module, and its handle tells why there is nothing to wait for."""
+    """Both the worker and its child import the module, and its handle says why there is nothing to wait for."""
     note = tmp_path / "note"
     text = f"""{TASK}
 import os
@@ -171,11 +171,11 @@ def test_children_load_the_app_by_themselves(worker: StartWorker, sql: psycopg.C
 # -- children that do not come up
 
 
-IN_A_CHILD = "import sys\nif 'horsies/child' in sys.argv[0]:\n    "
+IN_A_CHILD = "import sys\nif 'horsies/executor' in sys.argv[0]:\n    "
 
 
 @pytest.mark.parametrize(
-    ("trouble", "message"),
+    ("failure", "message"),
     [
         ("raise OSError('no licence here')", r"OSError: no licence here.*only_at_home\.py:11"),
         ("sys.exit('no')", "SystemExit: no"),
@@ -187,9 +187,9 @@ IN_A_CHILD = "import sys\nif 'horsies/child' in sys.argv[0]:\n    "
     ],
 )
 def test_a_worker_whose_children_cannot_load_the_app_says_why_and_exits_with_1(
-    worker: StartWorker, tmp_path: Path, trouble: str, message: str
+    worker: StartWorker, tmp_path: Path, failure: str, message: str
 ) -> None:
-    path = written(tmp_path, "only_at_home.py", f"{TASK}\n{IN_A_CHILD}{trouble}\n")
+    path = written(tmp_path, "only_at_home.py", f"{TASK}\n{IN_A_CHILD}{failure}\n")
     running = worker(f"{path}:app", processes=2, until_ready=False)
     assert running.wait() == 1
     running.wait_for_log(f"Error: .*{message}")
@@ -199,10 +199,10 @@ def test_a_worker_whose_children_cannot_load_the_app_says_why_and_exits_with_1(
 def test_a_replacement_that_cannot_load_the_app_is_tried_again(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """The sibling works on meanwhile."""
+    """The other child continues to work."""
     flag = tmp_path / "flag"
-    trouble = f"import os\n    if os.path.exists({str(flag)!r}): raise OSError('not now')\n"
-    text = f"from tests.apps import basic\napp = basic.app\n{IN_A_CHILD}{trouble}"
+    failure = f"import os\n    if os.path.exists({str(flag)!r}): raise OSError('not now')\n"
+    text = f"from tests.apps import basic\napp = basic.app\n{IN_A_CHILD}{failure}"
     path = written(tmp_path, "moody.py", text)
     running = worker(f"{path}:app", processes=2)
     flag.touch()
@@ -219,17 +219,17 @@ def test_a_replacement_that_cannot_load_the_app_is_tried_again(
 
 @pytest.mark.promise("T2")
 @pytest.mark.parametrize("stage", ["idle", "at work"])
-def test_a_worker_that_was_declared_dead_forgets_its_tasks_and_starts_anew(
+def test_a_worker_that_was_declared_dead_forgets_its_tasks_and_starts_again(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, stage: str
 ) -> None:
-    """Its task may belong to another by now: here to nobody, until its own keeper finds the orphan."""
+    """Its task may belong to another worker: here to none, until its own maintenance finds the orphan."""
     running = worker("tests.apps.tuned:app", processes=1, env={"HORSIES_TEST_HEARTBEAT_MS": "200"})
     task = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never")) if stage == "at work" else None
     if task:
         begun(tmp_path / "begun")
     old_children = running.children()
     (dead,) = column(sql, "delete from horsies.workers returning id::text")
-    running.wait_for_log(f"worker {dead} was declared dead.*starting anew")
+    running.wait_for_log(f"worker {dead} was declared dead.*starting again")
     incarnation = running.wait_for_log(rf"worker (?!{dead})(\S+) {READY}")[1]
     assert column(sql, "select id::text from horsies.workers") == [incarnation]
     assert incarnation != dead

@@ -174,7 +174,7 @@ def test_a_node_whose_task_is_cancelled_has_failed(broker: PostgresBroker, sql: 
 def test_a_node_whose_task_expires_has_failed(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     run = start_run(broker, Graph("too late", (node(0), node(1, 0))))
     sql.execute("update horsies.tasks set good_until = now() - interval '1 s'")
-    broker.run(rescue.expire)
+    broker.run(rescue.expire_tasks)
     broker.run(rescue.settle_workflows)
     assert states(sql, run) == (BAD, SKIPPED)
     assert row(sql, "select error->>'error_code' from horsies.workflows") == ("TASK_EXPIRED",)
@@ -184,7 +184,7 @@ def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, 
     run = start_run(broker, Graph("robbed", (node(0), node(1, 0))))
     sql.execute("delete from horsies.tasks")
     assert [stuck.reason for stuck in broker.run(get_stuck_workflows)] == ["a node waits for a task that is nowhere"]
-    broker.run(rescue.find_lost_nodes)
+    broker.run(rescue.resolve_lost_nodes)
     broker.run(rescue.settle_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
     assert broker.run(get_stuck_workflows) == []

@@ -8,7 +8,7 @@ import pytest
 
 from horsies import TaskNode, WorkflowStatus
 from horsies.db.broker import PostgresBroker
-from horsies.maintenance.rescue import find_lost_nodes, settle_workflows
+from horsies.maintenance.rescue import resolve_lost_nodes, settle_workflows
 from horsies.model.graph import NodeStatus
 from horsies.model.task import Claim
 from horsies.workflows import control
@@ -162,7 +162,7 @@ def test_an_end_that_was_not_counted_is_found_by_the_maintenance_leader(three: A
     run.sql.execute("update horsies.nodes set awaited_by = null where node_id = 'b'")
     run.end("b")
     assert run.joined is PENDING
-    run.broker.run(find_lost_nodes)
+    run.broker.run(resolve_lost_nodes)
     run.broker.run(settle_workflows)
     assert run.joined is QUEUED
 

@@ -113,8 +113,8 @@ def worker(
     SIGTERM or Ctrl-C asks the worker to stop: it claims no more, lets what is running end, and exits 0. A second one interrupts
     what still runs, a third kills it.
 
-    Exit codes: 0 stopped when asked, 1 could not start or go on, 2 wrong usage, 3 stopped, but tasks were interrupted, 4 the database stayed
-    away for longer than db_retry_max_attempts allows.
+    Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 3 stopped as requested, but running tasks had to be interrupted, 4 the
+    database failed more often in a row than db_retry_max_attempts allows, or results could not be saved at the end of a shutdown.
 
     \b
     horsies worker shop.tasks:app --processes 4 --queues mail,media
@@ -155,8 +155,8 @@ def scheduler(app: str, *, metrics_port: int | None, metrics_host: str, loglevel
     Example:
       horsies scheduler shop.tasks:app --metrics-port 9090
 
-    SIGTERM or Ctrl-C ends it. Exit codes: 0 stopped when asked, 1 could not start or go on, 2 wrong usage, 4 the database stayed away for longer than
-    db_retry_max_attempts allows.
+    SIGTERM or Ctrl-C ends it. Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 4 the database failed more often in a row
+    than db_retry_max_attempts allows.
     """
     configure_logging(loglevel, log_format)
     sys.exit(run_scheduler(load_app(app), metrics_port=metrics_port, metrics_host=metrics_host))

@@ -1,1 +1,1 @@
-"""What one process in the cluster does: elect, reap, expire, retain."""
+"""What the maintenance leader does: detect dead workers, rescue their tasks, expire tasks, apply retention."""

@@ -1,26 +1,25 @@
-"""Isolate: of many rows that are served together, find the one that fails, and serve the others.
+"""Process many rows in one statement; if it fails, find the failing row and process the others.
 
-The keeper's duties are set-based: one statement for hundreds of rows. A row that the statement cannot serve (its own values make it fail, or a trigger of the
-user's refuses it) would keep all others from being served, at every look again. So after a failure the rows are served in halves, and these in halves, until
-the row is alone. It is *set aside*: logged once, left out for a while, and tried again later, less and less often. `horsies doctor` shows it, because it
-stays where it is.
+The duties of maintenance are set-based: one statement for hundreds of rows. A row that makes the statement fail, by its own values or by a trigger of the
+user, would block all others in every pass. So after a failure the rows are processed in halves, and these in halves, until the failing row is alone.
+It is logged once, skipped for a while, and tried again later, less and less often. `horsies doctor` lists it, because it stays where it is.
 
-What is not the fault of a row is raised as it is: a lost connection, a missing right, a full disk. Contention passes: those rows are left to the next look.
+Errors that no row is to blame for are raised: a lost connection, a missing privilege, a full disk. After contention the rows are left to the next pass.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from horsies.db.errors import DriverError, ErrorKind, classify, is_about_row, short_text
 from horsies.db.statement import Op, Statement, rows
 
-FIRST_S, LONGEST_S = 60.0, 3600.0
-"""After which a row that was set aside is tried again; each time twice as long."""
-AT_MOST = 10_000
-"""Rows that are remembered. Beyond them, the oldest are tried again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+"""How long a failed row is skipped; twice as long each time."""
+MAX_REMEMBERED: Final = 10_000
+"""Failed rows. Beyond that, the oldest are tried again."""
 
 _ROLLBACK = Statement("rollback_duty", "rollback")
 
@@ -30,36 +29,36 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Attempted:
+class _Failure:
     error: str
     pause_s: float
     until: float
 
 
 @dataclass(slots=True)
-class SkippedRow:
-    """The rows that could not be served, by duty and id, and until when they are left out."""
+class FailedRows:
+    """Rows that could not be processed, by duty and id, and until when they are skipped."""
 
-    _cases: dict[tuple[str, str], _Attempted] = field(default_factory=dict[tuple[str, str], _Attempted])
+    clock: Callable[[], float] = time.monotonic
+    _failures: dict[tuple[str, str], _Failure] = field(default_factory=dict[tuple[str, str], _Failure])
 
     def excluded(self, duty: str) -> list[str]:
-        """Their ids, for the statement that looks for work."""
-        now = time.monotonic()
-        return [row_id for (other, row_id), case in self._cases.items() if other == duty and now < case.until]
+        """Return the ids that the duty must skip now."""
+        now = self.clock()
+        return [row_id for (other, row_id), failure in self._failures.items() if other == duty and now < failure.until]
 
     def add(self, duty: str, row_id: str, error: str) -> None:
-        """Log it, unless it failed in the same way before."""
-        before = self._cases.pop((duty, row_id), None)
-        pause_s = FIRST_S if before is None else min(before.pause_s * 2, LONGEST_S)
-        while len(self._cases) >= AT_MOST:
-            del self._cases[next(iter(self._cases))]
-        self._cases[duty, row_id] = _Attempted(error, pause_s, time.monotonic() + pause_s)
+        """Skip a row for a while, and log it unless it failed with the same error before."""
+        before = self._failures.pop((duty, row_id), None)
+        pause_s = FIRST_PAUSE_S if before is None else min(before.pause_s * 2, LONGEST_PAUSE_S)
+        while len(self._failures) >= MAX_REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        self._failures[duty, row_id] = _Failure(error, pause_s, self.clock() + pause_s)
         if before is None or before.error != error:
-            log.warning("the keeper could not %s %s, and goes on with the others: %s", duty, row_id, error)
+            log.warning("maintenance: could not %s %s, continuing with the others: %s", duty, row_id, error)
 
-    def forget(self, duty: str, row_id: str) -> None:
-        """It could be served after all."""
-        self._cases.pop((duty, row_id), None)
+    def remove(self, duty: str, row_id: str) -> None:
+        self._failures.pop((duty, row_id), None)
 
 
 def run_isolated(
@@ -68,59 +67,51 @@ def run_isolated(
     work: Callable[[Sequence[Row]], Op[T]],
     *,
     id_of: Callable[[Row], str],
-    aside: SkippedRow,
-    last_resort: Callable[[Row, DriverError], Op[T] | None] = lambda _row, _error: None,
+    failed: FailedRows,
+    fallback: Callable[[Row, DriverError], Op[T] | None] = lambda _row, _error: None,
 ) -> Op[list[T]]:
-    """What the work returned for each group of rows that could be served together; most often there is one group, of all rows.
+    """Return what `work` returned for each group of rows that it could process; usually one group, of all rows.
 
-    `last_resort` is what to do with a row that the work fails for even alone; None, nothing.
+    `fallback` is what to do with a row for which `work` fails even alone; None: nothing.
     """
     if not items:
         return []
     try:
-        done = yield from work(items)
+        result = yield from work(items)
     except DriverError as error:
-        why = error
+        cause = error
         yield from _roll_back_after(error)
         if classify(error) is ErrorKind.CONTENTION:
-            log.debug("the keeper leaves %d rows to its next look (%s): %s", len(items), duty, short_text(error))
+            log.debug("maintenance: leaving %d rows to the next pass (%s): %s", len(items), duty, short_text(error))
             return []
     else:
         for item in items:
-            aside.forget(duty, id_of(item))
-        return [done]
+            failed.remove(duty, id_of(item))
+        return [result]
     if len(items) == 1:
-        return (yield from _give_up_on(duty, items[0], why, id_of, aside, last_resort(items[0], why)))
+        return (yield from _skip(duty, id_of(items[0]), short_text(cause), failed, fallback(items[0], cause)))
     middle = len(items) // 2
-    found: list[T] = []
+    results: list[T] = []
     for half in (items[:middle], items[middle:]):
-        found += yield from run_isolated(duty, half, work, id_of=id_of, aside=aside, last_resort=last_resort)
-    return found
+        results += yield from run_isolated(duty, half, work, id_of=id_of, failed=failed, fallback=fallback)
+    return results
 
 
-def _give_up_on(
-    duty: str,
-    item: Row,
-    why: DriverError,
-    id_of: Callable[[Row], str],
-    aside: SkippedRow,
-    last_resort: Op[T] | None,
-) -> Op[list[T]]:
-    reason = short_text(why)
-    if last_resort is not None:
+def _skip(duty: str, row_id: str, reason: str, failed: FailedRows, fallback: Op[T] | None) -> Op[list[T]]:
+    if fallback is not None:
         try:
-            done = yield from last_resort
+            result = yield from fallback
         except DriverError as error:
             yield from _roll_back_after(error)
         else:
-            log.warning("the keeper could not %s %s, and ended it as FAILED: %s", duty, id_of(item), reason)
-            return [done]
-    aside.add(duty, id_of(item), reason)
+            log.warning("maintenance: could not %s %s, ended it as FAILED: %s", duty, row_id, reason)
+            return [result]
+    failed.add(duty, row_id, reason)
     return []
 
 
 def _roll_back_after(error: DriverError) -> Op[None]:
-    """Raises it again if no row can be to blame. The work may have begun a transaction."""
+    """Roll back the transaction that the work may have begun. Raise the error if no row can be to blame."""
     if not (is_about_row(error) or classify(error) is ErrorKind.CONTENTION):
         raise error
     yield from rows(_ROLLBACK())

@@ -1,8 +1,8 @@
-"""The keeper's duties: end what the dead left running, give back what they had claimed, expire what is too late.
+"""The duties of the maintenance leader, except retention: rescue the tasks of dead workers, release, promote and expire tasks, settle workflows.
 
-Every duty is set-based SQL in short transactions, and harmless when two keepers do it at once: endings are fenced by the
-claim's number, and rows that somebody else is busy with are skipped, or waited for briefly. First it is read what is to be done, then it is done, for
-all rows together; after a failure, for fewer and fewer (`isolate.py`), so that one bad row keeps no other. `aside` are those found bad before.
+Every duty is set-based SQL in short transactions, and safe if two processes do it at once: endings are fenced by the claim number, and rows that other
+sessions have locked are skipped, or waited for briefly. A duty first reads the rows, then processes all of them together; after a failure, fewer and fewer
+(`isolate.py`), so that one bad row does not block the others. `failed` are those found before.
 """
 
 from collections import defaultdict
@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Final
 
 from horsies.db.errors import DriverError, is_about_values, short_text
 from horsies.db.statement import Op, Row, disable_sequential_scans, execute, load, one, rows
-from horsies.maintenance.isolate import SkippedRow, run_isolated
+from horsies.maintenance.isolate import FailedRows, run_isolated
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
@@ -28,16 +29,51 @@ from horsies.tasks.release import notify_all_queues, release_tasks
 from horsies.workflows import control
 from horsies.workflows.advance import get_unfinished_trees, lock_roots, quick_step, run_steps
 
-BATCH = 500
-OFFER_BATCHES, END_BATCH = 20, 5_000
-STEPS = 1_000
-"""That one look takes for a tree of workflows."""
-LATE_S = 10.0
-"""What is due and not promoted for so long is the keeper's concern."""
-LONGEST_LEASE_MS = 600_000
-"""No keeper takes a longer one: its beat is a minute at most (`RecoveryConfig`), and it takes a few of them."""
+BATCH: Final = 500
+UNKNOWN_BATCH: Final = 5_000
+MAX_STEPS: Final = 1_000
+"""Of one tree of workflows in one pass."""
+OVERDUE_S: Final = 10.0
+"""A task that no worker has promoted for so long is promoted here."""
+LONGEST_LEASE_MS: Final = 600_000
+"""No leader takes a longer one: its interval is a minute at most (`RecoveryConfig`), and the lease a few of them."""
 
 SQL = load(__file__)
+
+
+# -- the lease, and dead workers
+
+
+def acquire_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
+    """Return whether this worker is the leader now, and for how many seconds the lease that it found still runs."""
+    ((is_ours, left_s),) = yield from rows(
+        SQL["acquire_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
+    )
+    return is_ours, left_s
+
+
+def release_lease(worker: str) -> Op[None]:
+    yield from rows(SQL["release_lease"](worker=worker))
+
+
+def get_heartbeats() -> Op[Mapping[str, datetime]]:
+    return dict((yield from rows(SQL["get_heartbeats"]())))
+
+
+def remove_dead_worker(worker: str, heartbeat_at: datetime, failed: FailedRows | None = None) -> Op[bool]:
+    """Remove a dead worker, unless its heartbeat has changed. Its tasks are orphans then."""
+    failed, duty = failed or FailedRows(), "remove worker"
+
+    def work(_workers: Sequence[str]) -> Op[bool]:
+        row = yield from one(SQL["remove_dead_worker"](worker=worker, heartbeat_at=heartbeat_at))
+        return row is not None
+
+    if worker in failed.excluded(duty):
+        return False
+    return (yield from run_isolated(duty, [worker], work, id_of=str, failed=failed)) == [True]
+
+
+# -- tasks of dead workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,53 +84,23 @@ class RescuedTasks:
     due_s: float | None
 
 
-def take_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
-    """Whether this worker is the keeper now, and for how many seconds the lease that it found still runs."""
-    ((is_ours, left_s),) = yield from rows(
-        SQL["acquire_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
-    )
-    return is_ours, left_s
-
-
-def give_up_lease(worker: str) -> Op[None]:
-    yield from rows(SQL["release_lease"](worker=worker))
-
-
-def get_heartbeats() -> Op[Mapping[str, datetime]]:
-    found = yield from rows(SQL["get_heartbeats"]())
-    return dict(found)
-
-
-def remove_dead_worker(worker: str, heartbeat_at: datetime, aside: SkippedRow | None = None) -> Op[bool]:
-    """Strike a dead worker off, if it is still as dead as it looked. Its rows are orphans then."""
-    aside, duty = aside or SkippedRow(), "strike off worker"
-
-    def work(_workers: Sequence[str]) -> Op[bool]:
-        row = yield from one(SQL["remove_dead_worker"](worker=worker, heartbeat_at=heartbeat_at))
-        return row is not None
-
-    if worker in aside.excluded(duty):
-        return False
-    return (yield from run_isolated(duty, [worker], work, id_of=str, aside=aside)) == [True]
-
-
-def rescue_orphans(aside: SkippedRow | None = None) -> Op[RescuedTasks]:
-    """End or retry what dead workers ran, release what they had only claimed."""
-    aside, duty = aside or SkippedRow(), "end or give back task"
-    found = yield from rows(SQL["get_orphans"](limit=BATCH, excluded=aside.excluded(duty)))
+def rescue_orphans(failed: FailedRows | None = None) -> Op[RescuedTasks]:
+    """End or retry the running tasks of dead workers, and release those that they had only claimed."""
+    failed, duty = failed or FailedRows(), "end or release task"
     by_worker: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in found:
+    for row in (yield from rows(SQL["get_orphans"](limit=BATCH, excluded=failed.excluded(duty)))):
         by_worker[row[3]].append(row)
-    served: list[RescuedTasks] = []
+    rescued: list[RescuedTasks] = []
     for worker, orphans in by_worker.items():
-        served += yield from run_isolated(
-            duty, orphans, partial(_rescue, worker), id_of=_id_of, aside=aside, last_resort=_end_orphan
+        rescued += yield from run_isolated(
+            duty, orphans, partial(_rescue, worker), id_of=_id_of, failed=failed, fallback=_end_orphan
         )
-    due_s = [rescued.due_s for rescued in served if rescued.due_s is not None]
-    return RescuedTasks(sum(rescued.count for rescued in served), min(due_s, default=None))
+    due_s = [each.due_s for each in rescued if each.due_s is not None]
+    return RescuedTasks(sum(each.count for each in rescued), min(due_s, default=None))
 
 
 def _rescue(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
+    # Lock the roots before the tasks, as every other step of a workflow does.
     roots = sorted({row[4] for row in orphans if row[4] is not None and row[2] == TaskStatus.RUNNING})
     _, _, _, locked = yield from execute(
         SQL["begin_rescue"](),
@@ -102,17 +108,17 @@ def _rescue(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
         lock_roots(roots),
         SQL["lock_orphans"](ids=[row[0] for row in orphans], worker=worker),
     )
-    ours = {task_id for (task_id,) in locked}
-    error = _crashed(worker)
+    locked_ids = {task_id for (task_id,) in locked}
+    error = _crash_error(worker)
     endings: dict[str, list[Ending]] = {TaskStatus.RUNNING: [], TaskStatus.CLAIMED: []}
     for task_id, claim_no, status, _, root_id in orphans:
-        if task_id in ours:
+        if task_id in locked_ids:
             text = encode_error(error, task_id=task_id)
             endings[status].append(
                 Ending(task_id, claim_no, TaskStatus.FAILED, error_code=error.error_code, error=text, root_id=root_id)
             )
     running, claimed = endings[TaskStatus.RUNNING], endings[TaskStatus.CLAIMED]
-    # All statements also when one has nothing to do: the answers then stand in known places.
+    # Send all statements, even those without rows, so that the position of each result is known.
     ended, *_ = yield from execute(
         end_or_retry_tasks(worker, running),
         release_tasks(worker, claimed),
@@ -121,27 +127,27 @@ def _rescue(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
         notify_done([ending.id for ending in running]),
         notify_all_queues(),
     )
-    return RescuedTasks(len(ours), min((seconds for _, seconds in ended if seconds is not None), default=None))
+    return RescuedTasks(len(locked_ids), min((due_s for _, due_s in ended if due_s is not None), default=None))
 
 
-def _crashed(worker: str) -> TaskError:
+def _crash_error(worker: str) -> TaskError:
     return TaskError(
         error_code=OperationalErrorCode.WORKER_CRASHED, message=f"worker {worker} died while it ran this task"
     )
 
 
 def _end_orphan(row: Row, error: DriverError) -> Op[RescuedTasks] | None:
-    """What ran has crashed, and cannot be retried. What had not begun is ended only if it will never be possible to give it back."""
+    """End a crashed task that cannot be retried. One that had not begun is ended only if it can never be released."""
     task_id, claim_no, status, worker, _ = row
     if status == TaskStatus.CLAIMED and not is_about_values(error):
         return None
-    return _end_plainly(task_id, claim_no, worker, f"{_crashed(worker).message}, and it cannot be retried", error)
+    return _fail_task(task_id, claim_no, worker, f"{_crash_error(worker).message}, and it cannot be retried", error)
 
 
-def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, why: DriverError) -> Op[RescuedTasks]:
-    """As FAILED, whatever is in the row. If it is of a workflow, its node is found by `find_lost_nodes`."""
-    error = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{words}: {short_text(why)}")
-    _, _, gone, *_ = yield from execute(
+def _fail_task(task_id: str, claim_no: int, worker: str | None, message: str, cause: DriverError) -> Op[RescuedTasks]:
+    """End a task as FAILED, whatever its row contains. If it belongs to a workflow, `resolve_lost_nodes` finds its node."""
+    error = TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=f"{message}: {short_text(cause)}")
+    _, _, ended, *_ = yield from execute(
         SQL["begin_rescue"](),
         SQL["set_rescue_limits"](),
         SQL["fail_task"](
@@ -154,88 +160,91 @@ def _end_plainly(task_id: str, claim_no: int, worker: str | None, words: str, wh
         SQL["commit_rescue"](),
         notify_done([task_id]),
     )
-    return RescuedTasks(len(gone), None)
+    return RescuedTasks(len(ended), None)
 
 
-def release_overdue(aside: SkippedRow | None = None) -> Op[None]:
-    """Claims whose lease ran out before they were started go back to the others."""
-    yield from _put_back("release task", "get_expired_leases", "release_expired_claims", aside or SkippedRow())
+# -- tasks that have not started
 
 
-def promote_late(aside: SkippedRow | None = None) -> Op[None]:
-    """What is due for long and was promoted by no worker: a row that cannot be changed is found here, and said."""
-    yield from _put_back(
-        "promote task", "get_unpromoted_tasks", "promote_overdue_tasks", aside or SkippedRow(), after_s=LATE_S
+def release_expired_claims(failed: FailedRows | None = None) -> Op[None]:
+    """Release claims whose lease has expired before they were started."""
+    yield from _make_claimable("release task", "get_expired_leases", "release_expired_claims", failed)
+
+
+def promote_overdue_tasks(failed: FailedRows | None = None) -> Op[None]:
+    """Promote tasks that workers should have promoted long ago. A row that cannot be promoted is found, and logged, here."""
+    yield from _make_claimable(
+        "promote task", "get_unpromoted_tasks", "promote_overdue_tasks", failed, after_s=OVERDUE_S
     )
 
 
-def _put_back(duty: str, get: str, put_back: str, aside: SkippedRow, **params: object) -> Op[None]:
-    found = yield from rows(SQL[get](limit=BATCH, excluded=aside.excluded(duty), **params))
+def _make_claimable(duty: str, get: str, update: str, failed: FailedRows | None, **params: object) -> Op[None]:
+    failed = failed or FailedRows()
+    tasks = yield from rows(SQL[get](limit=BATCH, excluded=failed.excluded(duty), **params))
 
     def work(some: Sequence[Row]) -> Op[object]:
-        return (yield from rows(SQL[put_back](ids=[row[0] for row in some])))
+        return (yield from rows(SQL[update](ids=[row[0] for row in some])))
 
-    def last_resort(row: Row, error: DriverError) -> Op[object] | None:
+    def fallback(row: Row, error: DriverError) -> Op[object] | None:
         if not is_about_values(error):
             return None
-        return _end_plainly(row[0], row[1], row[2], f"it was not possible to {duty.removesuffix(' task')} it", error)
+        return _fail_task(row[0], row[1], row[2], f"it was not possible to {duty.removesuffix(' task')} it", error)
 
-    yield from run_isolated(duty, found, work, id_of=_id_of, aside=aside, last_resort=last_resort)
+    yield from run_isolated(duty, tasks, work, id_of=_id_of, failed=failed, fallback=fallback)
 
 
-def expire(aside: SkippedRow | None = None) -> Op[int]:
-    """How many were too late."""
+def expire_tasks(failed: FailedRows | None = None) -> Op[int]:
+    """End tasks that have not started by their `good_until`. Return how many."""
     error = TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="its good_until passed before it began")
-    return (yield from _end_unbegun("expire task", "expired_tasks", TaskStatus.EXPIRED, error, aside or SkippedRow()))
+    return (yield from _end_unstarted("expire task", "expired_tasks", TaskStatus.EXPIRED, error, failed))
 
 
-def cancel_returned(aside: SkippedRow | None = None) -> Op[None]:
-    yield from _end_unbegun(
-        "cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, CANCELLED_BEFORE_START, aside or SkippedRow()
+def cancel_pending_tasks(failed: FailedRows | None = None) -> Op[None]:
+    """End tasks with a cancel request that were released before they started."""
+    yield from _end_unstarted(
+        "cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, CANCELLED_BEFORE_START, failed
     )
 
 
-def _end_unbegun(duty: str, which: str, status: TaskStatus, error: TaskError, aside: SkippedRow) -> Op[int]:
-    get = SQL[f"get_{which}"](limit=BATCH, excluded=aside.excluded(duty))
-    _, _, found, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
+def _end_unstarted(duty: str, which: str, status: TaskStatus, error: TaskError, failed: FailedRows | None) -> Op[int]:
+    failed = failed or FailedRows()
+    get = SQL[f"get_{which}"](limit=BATCH, excluded=failed.excluded(duty))
+    _, _, tasks, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
 
     def work(ids: Sequence[str]) -> Op[int]:
         _, _, locked = yield from execute(
             SQL["begin_rescue"](), disable_sequential_scans(), SQL[f"lock_{which}"](ids=list(ids))
         )
-        ours = [task_id for (task_id,) in locked]
-        yield from execute(end_unstarted_tasks(ours, status, error), SQL["commit_rescue"](), notify_done(ours))
-        return len(ours)
+        locked_ids = [task_id for (task_id,) in locked]
+        yield from execute(
+            end_unstarted_tasks(locked_ids, status, error), SQL["commit_rescue"](), notify_done(locked_ids)
+        )
+        return len(locked_ids)
 
-    served = yield from run_isolated(duty, [task_id for (task_id,) in found], work, id_of=str, aside=aside)
-    return sum(served)
-
-
-def offer_again(_aside: SkippedRow | None = None) -> Op[int]:
-    """Bring back what waits for a worker that can run it, where one has come while nobody looked."""
-    return (yield from unknown.offer_tasks_again(OFFER_BATCHES))
+    return sum((yield from run_isolated(duty, [task_id for (task_id,) in tasks], work, id_of=str, failed=failed)))
 
 
-def set_aside_more(sweep: unknown.UnknownSweep, _aside: SkippedRow | None = None) -> Op[int]:
-    """Set aside what nobody knows and workers would pass over again and again."""
-    return (yield from unknown.set_aside_named_tasks(sweep))
+# -- unknown tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """For how long a task waits for a worker that knows it, and for one that can read its arguments. In milliseconds."""
+    """How long a task waits for a worker that knows it, and for one that can read its arguments, in milliseconds."""
 
     unknown_ms: int
     changed_ms: int
 
 
-def end_unknown(patience: Patience, aside: SkippedRow | None = None) -> Op[int]:
-    """End what no worker could run for too long. How many."""
-    aside, duty = aside or SkippedRow(), "end unknown task"
+def end_unknown_tasks(patience: Patience, failed: FailedRows | None = None) -> Op[int]:
+    """End tasks that no worker could run for too long. Return how many."""
+    failed, duty = failed or FailedRows(), "end unknown task"
     get = unknown.get_overdue_tasks(
-        unknown_ms=patience.unknown_ms, refused_ms=patience.changed_ms, limit=END_BATCH, excluded=aside.excluded(duty)
+        unknown_ms=patience.unknown_ms,
+        refused_ms=patience.changed_ms,
+        limit=UNKNOWN_BATCH,
+        excluded=failed.excluded(duty),
     )
-    _, _, found, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
+    _, _, tasks, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
 
     def work(some: Sequence[Row]) -> Op[int]:
         ids_by_error: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -244,62 +253,65 @@ def end_unknown(patience: Patience, aside: SkippedRow | None = None) -> Op[int]:
         _, _, locked = yield from execute(
             SQL["begin_rescue"](), disable_sequential_scans(), unknown.lock_overdue_tasks([row[0] for row in some])
         )
-        ours = {task_id for (task_id,) in locked}
+        locked_ids = {task_id for (task_id,) in locked}
         endings = [
             end_unstarted_tasks(
-                [task_id for task_id in ids if task_id in ours],
+                [task_id for task_id in ids if task_id in locked_ids],
                 TaskStatus.FAILED,
                 TaskError(error_code=code, message=message),
             )
             for (code, message), ids in ids_by_error.items()
         ]
-        yield from execute(*endings, SQL["commit_rescue"](), notify_done(sorted(ours)))
-        return len(ours)
+        yield from execute(*endings, SQL["commit_rescue"](), notify_done(sorted(locked_ids)))
+        return len(locked_ids)
 
-    return sum((yield from run_isolated(duty, found, work, id_of=_id_of, aside=aside)))
+    return sum((yield from run_isolated(duty, tasks, work, id_of=_id_of, failed=failed)))
 
 
 def _unknown_error(name: str, refusal: str | None, patience: Patience) -> tuple[str, str]:
-    """The code and the message."""
+    """Return the error code and the message."""
     if (refused := stored_error(refusal)) is not None:
         return refused.error_code, refused.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    words = (
+    message = (
         f"for {format_duration(patience.unknown_ms / 1000)} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the "
         "release that has it deployed? A renamed task keeps its old name with @app.task(..., aliases=[...])"
     )
-    return OperationalErrorCode.WORKER_RESOLUTION_ERROR, words
+    return OperationalErrorCode.WORKER_RESOLUTION_ERROR, message
 
 
-def end_overdue_workflows(aside: SkippedRow | None = None) -> Op[None]:
-    aside, duty = aside or SkippedRow(), "end overdue workflow"
+# -- workflows
+
+
+def end_overdue_workflows(failed: FailedRows | None = None) -> Op[None]:
+    failed, duty = failed or FailedRows(), "end overdue workflow"
 
     def work(runs: Sequence[str]) -> Op[None]:
         yield from control.time_out(runs[0], SQL["set_rescue_limits"]())
 
-    for run in (yield from control.get_overdue_runs(BATCH, aside.excluded(duty))):
-        yield from run_isolated(duty, [run], work, id_of=str, aside=aside)
+    for run in (yield from control.get_overdue_runs(BATCH, failed.excluded(duty))):
+        yield from run_isolated(duty, [run], work, id_of=str, failed=failed)
 
 
-def find_lost_nodes(aside: SkippedRow | None = None) -> Op[None]:
-    """Of workflows whose task is gone, which only a hand from outside can bring about."""
-    aside, duty = aside or SkippedRow(), "end lost node"
-    lost = yield from control.get_lost_nodes(BATCH, aside.excluded(duty))
-    yield from run_isolated(duty, lost, control.resolve_lost_nodes, id_of=str, aside=aside)
+def resolve_lost_nodes(failed: FailedRows | None = None) -> Op[None]:
+    """End nodes whose task no longer exists, which only a manual change can cause."""
+    failed, duty = failed or FailedRows(), "end lost node"
+    lost = yield from control.get_lost_nodes(BATCH, failed.excluded(duty))
+    yield from run_isolated(duty, lost, control.resolve_lost_nodes, id_of=str, failed=failed)
 
 
-def settle_workflows(aside: SkippedRow | None = None) -> Op[None]:
-    """What is left to do in any tree. One in which it cannot be done keeps no other."""
-    aside, duty = aside or SkippedRow(), "settle workflow"
+def settle_workflows(failed: FailedRows | None = None) -> Op[None]:
+    """Take the steps that are left in any tree of workflows. A tree that cannot be settled does not block the others."""
+    failed, duty = failed or FailedRows(), "settle workflow"
 
     def work(roots: Sequence[str]) -> Op[Sequence[str]]:
-        return (yield from run_steps(roots, limits=[SQL["set_rescue_limits"]()], at_most=STEPS))
+        return (yield from run_steps(roots, limits=[SQL["set_rescue_limits"]()], at_most=MAX_STEPS))
 
-    excluded = aside.excluded(duty)
-    while found := (yield from get_unfinished_trees(excluded)):
-        for left in (yield from run_isolated(duty, found, work, id_of=str, aside=aside)):
+    excluded = failed.excluded(duty)
+    while unfinished := (yield from get_unfinished_trees(excluded)):
+        for left in (yield from run_isolated(duty, unfinished, work, id_of=str, failed=failed)):
             for root in left:
-                aside.add(duty, root, f"after {STEPS} steps there is still something to do in it")
-        excluded += found  # once in a look, whatever became of them
+                failed.add(duty, root, f"after {MAX_STEPS} steps there is still something to do in it")
+        excluded += unfinished  # each tree once per pass, whatever the result
 
 
 def _id_of(row: Row) -> str:

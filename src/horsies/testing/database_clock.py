@@ -16,7 +16,13 @@ from weakref import WeakKeyDictionary
 from horsies.app import Horsies
 from horsies.db.pooler import PINNED, set_locally
 from horsies.db.statement import Op, Statement, load, rows, script
-from horsies.maintenance.rescue import cancel_returned, end_overdue_workflows, expire, release_overdue, settle_workflows
+from horsies.maintenance.rescue import (
+    cancel_pending_tasks,
+    end_overdue_workflows,
+    expire_tasks,
+    release_expired_claims,
+    settle_workflows,
+)
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.validation import raise_problems
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
@@ -77,9 +83,9 @@ def run_maintenance() -> Op[None]:
     """Do what the maintenance leader does in the background: end cancelled and expired tasks, release claims that were
     never started, and promote what is due.
     """
-    yield from release_overdue()
-    yield from cancel_returned()
-    while (yield from expire()):
+    yield from release_expired_claims()
+    yield from cancel_pending_tasks()
+    while (yield from expire_tasks()):
         pass
     yield from end_overdue_workflows()
     yield from settle_workflows()

@@ -1,1 +1,1 @@
-"""The parent process: the services that claim, dispatch and finish."""
+"""The worker process: the services that claim tasks, dispatch them to children, and store their endings."""

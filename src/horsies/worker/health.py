@@ -1,25 +1,25 @@
-"""A look at this process from outside, be it a worker or a scheduler: is it alive, is it ready, and in numbers how it does. Safe from any thread."""
+"""The health of this process, a worker or a scheduler: is it alive, is it ready, and its figures. Safe from any thread."""
 
 import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from horsies.db.listener import Listener
 from horsies.maintenance.leader import MaintenanceLeader
-from horsies.worker.heartbeat import HealthSnapshots, Heartbeat
+from horsies.worker.heartbeat import Heartbeat, UsageMeter
 from horsies.worker.pending import PendingWork
 from horsies.worker.supervisor import ChildPool
 
-LOOP_ANSWER_S = 5.0
-MISSED_ANSWERS = 3
+LOOP_ANSWER_S: Final = 5.0
+MISSED_ANSWERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """The worker in numbers. Ages are in seconds; None: it has not happened yet."""
+    """Ages are in seconds; None: it has not happened yet."""
 
     children: int
     children_wanted: int
@@ -35,47 +35,43 @@ class WorkerStats:
 
 
 class HealthSource(Protocol):
-    """Who is looked at, as soon as it has reached its database."""
+    """A worker or a scheduler, as soon as it has reached its database."""
 
     def unready(self) -> Iterator[str]: ...
     def stats(self) -> WorkerStats | None: ...
 
 
 class HealthCheck:
-    """`loop` and `subject` are set as soon as there are any."""
+    """`loop` and `source` are set as soon as they exist."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.subject: HealthSource | None = None
+        self.source: HealthSource | None = None
 
     def is_alive(self) -> bool:
-        """The event loop turns, or has not been started: a process that waits for its database lives."""
+        """Whether the event loop runs, or has not been started: a process that waits for its database is alive."""
         if self.loop is None:
             return True
         answered = threading.Event()
         try:
             self.loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
-            return False  # it is closed: the process is at its end
+            return False  # the loop is closed: the process is exiting
         return answered.wait(LOOP_ANSWER_S)
 
     def unready(self) -> list[str]:
-        """Why it cannot do its work now; nothing: it can."""
-        return ["the database has not been reached yet"] if self.subject is None else list(self.subject.unready())
+        """Return why it cannot work now; an empty list if it can."""
+        return ["the database has not been reached yet"] if self.source is None else list(self.source.unready())
 
     def stats(self) -> WorkerStats | None:
-        return None if self.subject is None else self.subject.stats()
+        return None if self.source is None else self.source.stats()
 
 
-def silence(answered_at: float, ask_s: float, *, is_missing: bool) -> Iterator[str]:
-    """Of a database that is asked at least every so many seconds."""
+def check_database(answered_at: float, interval_s: float, *, is_missing: bool) -> Iterator[str]:
+    """Yield a reason if the database, which is queried at least once per interval, has stopped answering."""
     age_s = time.monotonic() - answered_at
-    if is_missing or age_s > ask_s * MISSED_ANSWERS:
+    if is_missing or age_s > interval_s * MISSED_ANSWERS:
         yield f"the database has not answered for {age_s:.1f} s"
-
-
-# --------
-# A worker as a checkup sees it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class WorkerHealth:
     leader: MaintenanceLeader
     listener: Callable[[], Listener]
     is_stopping: Callable[[], bool]
-    _health: HealthSnapshots = field(default_factory=HealthSnapshots)
+    _usage: UsageMeter = field(default_factory=UsageMeter)
 
     def unready(self) -> Iterator[str]:
         heartbeat, wanted = self.heartbeat, self.pending.prefetch.processes
@@ -99,25 +95,22 @@ class WorkerHealth:
         if heartbeat.answered_at is None:
             yield "the worker is not registered yet"
         else:
-            yield from silence(heartbeat.answered_at, heartbeat.beat_s, is_missing=heartbeat.is_missing)
+            yield from check_database(heartbeat.answered_at, heartbeat.interval_s, is_missing=heartbeat.is_missing)
 
     def stats(self) -> WorkerStats:
         pending, listener, now = self.pending, self.listener(), time.monotonic()
-        children = self._health.children([child.pid for child in list(pending.children)])
+        heartbeat_at, notified_at = self.heartbeat.answered_at, listener.received_at
+        children = self._usage.children(child.pid for child in list(pending.children))
         return WorkerStats(
             children=self.pool.ready_count,
             children_wanted=pending.prefetch.processes,
             slots=pending.prefetch.processes * pending.prefetch.concurrency,
             running=pending.running_count,
             buffered=len(pending.buffer),
-            memory_bytes=self._health.parent().memory_mb * (1 << 20),
+            memory_bytes=self._usage.parent().memory_mb * (1 << 20),
             children_memory_bytes=children.memory_mb * (1 << 20),
-            heartbeat_age_s=_age(self.heartbeat.answered_at, now),
+            heartbeat_age_s=None if heartbeat_at is None else now - heartbeat_at,
             is_leader=self.leader.is_elected,
             is_polling=listener.is_polling,
-            notification_age_s=_age(listener.received_at, now),
+            notification_age_s=None if notified_at is None else now - notified_at,
         )
-
-
-def _age(moment: float | None, now: float) -> float | None:
-    return None if moment is None else now - moment

@@ -1,15 +1,19 @@
-"""A worker from its start to its exit. The order of the `async with` below is the order of the shutdown, reversed."""
+"""Run a worker, from its start to its exit. The order of the `async with` in `_run` is the order of the shutdown, reversed.
+
+`horsies worker` calls `run_worker`; code calls `app.run_worker(WorkerConfig(...))` (`run_in_process`), or `app.worker(...)` for one on a thread of its own
+(`embedded`). A worker that was declared dead kills its children, forgets its claims, and starts again as a new incarnation.
+"""
 
 import asyncio
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import Final
 from uuid import uuid4
 
 from horsies.app import Horsies
@@ -42,12 +46,52 @@ from horsies.worker.supervisor import ChildPool, PoolOptions
 from horsies.worker.watermarks import Watermarks
 from horsies.worker_thread import Worker, WorkerControl
 
-# --------
-# From what the app and the worker were told to what the pump works by.
+MAX_BATCHES_IN_FLIGHT: Final = 4
+CONTROL_EVERY_S: Final = 0.05
+"""Control messages lead to at most one heartbeat per interval."""
+
+log = logging.getLogger("horsies.worker")
+
+
+def run_worker(
+    app: Horsies, config: WorkerConfig, control: WorkerControl | None = None, *, loaded: Horsies | None = None
+) -> ExitCode:
+    """Run until SIGTERM or SIGINT, and then until its running tasks have ended. Raise the reason if it cannot start.
+
+    With `control` the worker is embedded: it can run on any thread, because it leaves signals alone, and the app's connections stay open. `loaded` is the
+    app as the children load it, if that is another object: it has the tasks.
+    """
+    signatures = {name: task.arguments.fingerprint for name, task in (loaded or app).known_tasks.items()}
+    if not signatures:
+        modules = ", ".join((loaded or app).task_modules)
+        where = (
+            f"imported {modules}, which define none" if modules else "name their modules in app.discover_tasks([...])"
+        )
+        raise HorsiesError(f"this app has no task, so a worker would have nothing to do: {where}")
+    # Raise configuration errors before waiting for a database: unknown queues, and schedules that could never run.
+    served_queues(app.config, config)
+    if config.scheduler:
+        declared_schedules(app.config, app.known_tasks)
+    if app.suppresses_sends:
+        log.warning(
+            "sends of app %r are suppressed ($HORSIES_SUPPRESS_SENDS, or app.suppress_sends(True)): what its tasks send is not enqueued",
+            app.name,
+        )
+
+    def run() -> ExitCode:
+        health = HealthCheck()
+        with endpoints(app, health, host=config.metrics_host, port=config.metrics_port):
+            open_database(app.broker, app.config, control.stop_requested if control else None)
+            return asyncio.run(_run_incarnations(app, config, signatures, health, control))
+
+    return serve(app, run, log, owns_app=control is None)
+
+
+# -- settings of the app and of this worker
 
 
 def served_queues(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfig]:
-    """The queues this worker serves, in its order, with its caps."""
+    """Return the queues that this worker serves, in its order and with its caps."""
     known = {queue.name: queue for queue in app.queues}
     named = {*(config.queues or ()), *config.queue_priorities, *config.queue_max_concurrency}
     if unknown := sorted(named - known.keys()):
@@ -66,21 +110,12 @@ def served_queues(app: AppConfig, config: WorkerConfig) -> list[CustomQueueConfi
     return sorted(served, key=lambda queue: queue.priority)
 
 
-def watermarks_for(app: AppConfig, config: WorkerConfig) -> Watermarks:
-    return Watermarks([queue.name for queue in served_queues(app, config)])
-
-
-def prefetch_policy_for(app: AppConfig, config: WorkerConfig) -> PrefetchPolicy:
-    return PrefetchPolicy(app.prefetch_buffer, config.process_count, config.concurrency)
-
-
 def claim_limits_for(app: AppConfig, config: WorkerConfig) -> ClaimLimits:
-    is_soft = app.prefetch_buffer != 0
     caps = Caps(
         cluster_wide=app.cluster_wide_cap,
         queues={q.name: q.max_concurrency for q in served_queues(app, config) if q.max_concurrency is not None},
-        # With a buffer only what runs counts against a queue's cap.
-        counted=(TaskStatus.RUNNING,) if is_soft else (TaskStatus.CLAIMED, TaskStatus.RUNNING),
+        # With a prefetch buffer only running tasks count against the cap of a queue.
+        counted=(TaskStatus.RUNNING,) if app.prefetch_buffer != 0 else (TaskStatus.CLAIMED, TaskStatus.RUNNING),
     )
     return ClaimLimits(
         lease_ms=app.lease_ms,
@@ -90,178 +125,32 @@ def claim_limits_for(app: AppConfig, config: WorkerConfig) -> ClaimLimits:
     )
 
 
-BATCHES_AT_MOST = 4
-CONTROL_EVERY_S = 0.05
-"""Control messages lead to at most one heartbeat per interval."""
-
-log = logging.getLogger("horsies.worker")
-
-
-def run_worker(
-    app: Horsies, config: WorkerConfig, control: WorkerControl | None = None, *, loaded: Horsies | None = None
-) -> ExitCode:
-    """Run until SIGTERM or SIGINT, and until what was running then has ended. Raises why it could not start.
-
-    With `control` it is embedded: signals are left alone, so that it may run on any thread, and so are the connections of the app. `loaded` is
-    the app as the children load it, if that is another object: it has the tasks.
-    """
-    known = _known_tasks(loaded or app)
-    served_queues(app.config, config)  # a queue that is not there is told before a database is waited for
-    if config.scheduler:
-        declared_schedules(app.config, app.known_tasks)  # and so is a schedule that could never run
-
-    if app.suppresses_sends:
-        log.warning(
-            "sends of app %r are suppressed ($HORSIES_SUPPRESS_SENDS, or app.suppress_sends(True)): what its tasks send is not enqueued",
-            app.name,
-        )
-
-    def run() -> ExitCode:
-        checkup = HealthCheck()
-        with endpoints(app, checkup, host=config.metrics_host, port=config.metrics_port):
-            open_database(app.broker, app.config, control.stop_requested if control else None)
-            return asyncio.run(_run_incarnations(app, config, known, checkup, control))
-
-    return serve(app, run, log, owns_app=control is None)
-
-
-def _known_tasks(app: Horsies) -> Mapping[str, int]:
-    """The signatures of its tasks by name."""
-    if not app.known_tasks:
-        modules = ", ".join(app.task_modules)
-        where = (
-            f"imported {modules}, which define none" if modules else "name their modules in app.discover_tasks([...])"
-        )
-        raise HorsiesError(f"this app has no task, so a worker would have nothing to do: {where}")
-    return {name: task.arguments.fingerprint for name, task in app.known_tasks.items()}
-
-
-async def _run_incarnations(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], checkup: HealthCheck, control: WorkerControl | None
-) -> ExitCode:
-    """A worker that was declared dead kills its children, forgets its claims, and starts anew under another name."""
-    stop_requests = StopRequests(control.set_ready if control else lambda: None)
-    checkup.loop = asyncio.get_running_loop()
-    if control:
-        control.attach(stop_requests.ask)
-    with nullcontext() if control else signals(stop_requests.ask):
-        while True:
-            try:
-                return await _run(app, config, known, stop_requests, checkup)
-            except BaseExceptionGroup as group:
-                error = root_cause(group)
-                if not isinstance(error, DeclaredDead):
-                    raise error from None
-                log.warning("%s; starting anew", error)
-
-
-class StopRequests:
-    """What outlives an incarnation. How often we were asked to stop, and who wants to know: the first time asks, the second hurries, the third kills."""
-
-    def __init__(self, ready: Callable[[], None]) -> None:
-        self.ready = ready
-        self.asked = asyncio.Event()
-        self.schedules_are_stored = asyncio.Event()
-        self.dispatcher: Dispatcher | None = None
-        self.heartbeat: Heartbeat | None = None
-
-    def ask(self) -> None:
-        if self.heartbeat:
-            self.heartbeat.stop_registering()
-        if self.asked.is_set() and self.dispatcher:
-            self.dispatcher.escalate_stop()
-        self.asked.set()
-
-
-async def _run(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], stop_requests: StopRequests, checkup: HealthCheck
-) -> ExitCode:
-    worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
-    children: list[Child] = []
-    pending = _open_books(app, config, known, worker, children)
-    in_doubt = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        dispatcher = Dispatcher(
-            group,
-            pending,
-            database=database,
-            resilience=app.config.resilience,
-            grace_ms=recovery.grace_ms,
-            batches=min(BATCHES_AT_MOST, config.process_count * config.concurrency),
-            coalesce=config.coalesce_notifies,
-            request_heartbeat=in_doubt.set,
-        )
-        stop_requests.dispatcher = dispatcher
-        heartbeat = Heartbeat(
-            group,
-            pending,
-            dispatcher,
-            database=database,
-            resilience=app.config.resilience,
-            recovery=recovery,
-            in_doubt=in_doubt,
-            listener=app.broker.listener,
-            app=app.name,
-        )
-        stop_requests.heartbeat = heartbeat
-        pool = ChildPool(group, children, dispatcher.reports, _pool_options(app, config))
-        leader = MaintenanceLeader(
-            group,
-            worker,
-            database=database,
-            recovery=recovery,
-            retention=app.config.retention,
-            due_in=dispatcher.wakeup_timer.schedule_promotion,
-        )
-        checkup.subject = WorkerHealth(
-            pending, pool, heartbeat, leader, app.broker.listener, stop_requests.asked.is_set
-        )
-        scheduling = _scheduler(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
-        async with pool, heartbeat, leader, dispatcher, scheduling:
-            with _hearing(
-                app.broker, worker, dispatcher, concerns=pending.watermarks.is_relevant, beat_now=in_doubt.set
-            ):
-                queues = ", ".join(pending.watermarks.queues)
-                log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
-                stop_requests.ready()
-                await stop_requests.asked.wait()
-                await dispatcher.drain(config.shutdown_timeout_ms)
-    log.info("stopped")
-    return ExitCode.KILLED_TASKS if dispatcher.has_interrupted_tasks else ExitCode.CLEAN
-
-
-def _open_books(
-    app: Horsies, config: WorkerConfig, known: Mapping[str, int], worker: str, children: list[Child]
+def _pending_work_for(
+    app: Horsies, config: WorkerConfig, signatures: Mapping[str, int], worker: str, children: list[Child]
 ) -> PendingWork:
-    pending = PendingWork(
-        worker=worker,
-        database=app.broker.config,
-        limits=claim_limits_for(app.config, config),
-        children=children,
-        prefetch=prefetch_policy_for(app.config, config),
-        watermarks=watermarks_for(app.config, config),
-        quarantine=Quarantine(app.config.resilience),
-        known_tasks=KnownTasks(dict(known)),
-    )
+    prefetch = PrefetchPolicy(app.config.prefetch_buffer, config.process_count, config.concurrency)
     log.info(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",
         config.process_count,
         app.config.cluster_wide_cap,
-        config.max_claim_per_worker or pending.prefetch.described_limit,
+        config.max_claim_per_worker or prefetch.described_limit,
         config.max_claim_batch,
         config.concurrency,
         app.config.prefetch_buffer,
     )
-    return pending
+    return PendingWork(
+        worker=worker,
+        database=app.broker.config,
+        limits=claim_limits_for(app.config, config),
+        children=children,
+        prefetch=prefetch,
+        watermarks=Watermarks([queue.name for queue in served_queues(app.config, config)]),
+        quarantine=Quarantine(app.config.resilience),
+        known_tasks=KnownTasks(dict(signatures)),
+    )
 
 
-def _scheduler(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
-    """Schedules are stored once: a worker that starts anew would undo what a newer release has declared meanwhile."""
-    schedules = None if are_stored.is_set() else declared_schedules(app.config, app.known_tasks)
-    return Scheduler(group, app, declared=schedules, stored=are_stored.set)
-
-
-def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
+def _pool_options_for(app: Horsies, config: WorkerConfig) -> PoolOptions:
     return PoolOptions(
         processes=config.process_count,
         concurrency=config.concurrency,
@@ -279,24 +168,169 @@ def _pool_options(app: Horsies, config: WorkerConfig) -> PoolOptions:
             tuple(sys.path),
             config.log_format,
         ),
-        # The embedded server is found once, by us: children that send must not look for it on their own.
+        # The embedded server was found by this process: children that send must not search for it on their own.
         env={"HORSIES_DATABASE_URL": app.broker.config.database_url} if app.is_embedded else {},
     )
 
 
-class RationedPool:
-    """Calls `act` at once, and then at most once per interval, however often it is called. Belongs to its event loop."""
+# -- incarnations
 
-    def __init__(self, act: Callable[[], None], every_s: float) -> None:
+
+async def _run_incarnations(
+    app: Horsies,
+    config: WorkerConfig,
+    signatures: Mapping[str, int],
+    health: HealthCheck,
+    control: WorkerControl | None,
+) -> ExitCode:
+    stop_requests = StopRequests(control.set_ready if control else lambda: None)
+    health.loop = asyncio.get_running_loop()
+    if control:
+        control.attach(stop_requests.add)
+    with nullcontext() if control else signals(stop_requests.add):
+        while True:
+            try:
+                return await _run(app, config, signatures, stop_requests, health)
+            except BaseExceptionGroup as group:
+                error = root_cause(group)
+                if not isinstance(error, DeclaredDead):
+                    raise error from None
+                log.warning("%s; starting again", error)
+
+
+class StopRequests:
+    """Stop requests, kept across incarnations: the first drains, the second interrupts running tasks, the third kills them."""
+
+    def __init__(self, on_ready: Callable[[], None]) -> None:
+        self.on_ready = on_ready
+        self.requested = asyncio.Event()
+        self.schedules_are_stored = asyncio.Event()
+        self.dispatcher: Dispatcher | None = None
+        self.heartbeat: Heartbeat | None = None
+
+    def add(self) -> None:
+        if self.heartbeat:
+            self.heartbeat.stop_registering()
+        if self.requested.is_set() and self.dispatcher:
+            self.dispatcher.escalate_stop()
+        self.requested.set()
+
+
+async def _run(
+    app: Horsies, config: WorkerConfig, signatures: Mapping[str, int], stop_requests: StopRequests, health: HealthCheck
+) -> ExitCode:
+    worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
+    children: list[Child] = []
+    pending = _pending_work_for(app, config, signatures, worker, children)
+    heartbeat_requested = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        dispatcher = stop_requests.dispatcher = Dispatcher(
+            group,
+            pending,
+            database=database,
+            resilience=app.config.resilience,
+            grace_ms=recovery.grace_ms,
+            batches=min(MAX_BATCHES_IN_FLIGHT, config.process_count * config.concurrency),
+            coalesce=config.coalesce_notifies,
+            request_heartbeat=heartbeat_requested.set,
+        )
+        heartbeat = stop_requests.heartbeat = Heartbeat(
+            group,
+            pending,
+            dispatcher,
+            database=database,
+            resilience=app.config.resilience,
+            recovery=recovery,
+            requested=heartbeat_requested,
+            listener=app.broker.listener,
+            app=app.name,
+        )
+        pool = ChildPool(group, children, dispatcher.reports, _pool_options_for(app, config))
+        leader = MaintenanceLeader(
+            group,
+            worker,
+            database=database,
+            recovery=recovery,
+            retention=app.config.retention,
+            on_retry_due=dispatcher.wakeup_timer.schedule_promotion,
+        )
+        health.source = WorkerHealth(
+            pending, pool, heartbeat, leader, app.broker.listener, stop_requests.requested.is_set
+        )
+        scheduler = (
+            _scheduler_for(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
+        )
+        async with pool, heartbeat, leader, dispatcher, scheduler:
+            with _subscribed(app.broker, pending, dispatcher, heartbeat_requested.set):
+                queues = ", ".join(pending.watermarks.queues)
+                log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
+                stop_requests.on_ready()
+                await stop_requests.requested.wait()
+                await dispatcher.drain(config.shutdown_timeout_ms)
+    log.info("stopped")
+    return ExitCode.KILLED_TASKS if dispatcher.has_interrupted_tasks else ExitCode.CLEAN
+
+
+def _scheduler_for(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
+    # Store the schedules only once: a new incarnation would undo what a newer release has declared since.
+    schedules = None if are_stored.is_set() else declared_schedules(app.config, app.known_tasks)
+    return Scheduler(group, app, declared=schedules, on_stored=are_stored.set)
+
+
+@contextmanager
+def _subscribed(
+    broker: PostgresBroker, pending: PendingWork, dispatcher: Dispatcher, request_heartbeat: Callable[[], None]
+) -> Generator[None]:
+    """Pass notifications to the dispatcher, on its event loop.
+
+    Any client may send them, so they only say when to query. `ping` and `cancel` both request a heartbeat, which reads from the rows what is to be
+    cancelled: a message about a task without a request in its row changes nothing.
+    """
+    loop, listener, own_thread = asyncio.get_running_loop(), broker.listener(), threading.get_ident()
+    limited_request = _RateLimited(request_heartbeat, CONTROL_EVERY_S)
+
+    def on_new(payload: str | None) -> None:
+        if payload is None and listener.is_listening:
+            loop.call_soon_threadsafe(dispatcher.on_database_reached)
+        if not pending.watermarks.is_relevant(payload):
+            return
+        # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
+        if threading.get_ident() == own_thread:
+            dispatcher.on_notification(payload)
+        else:
+            loop.call_soon_threadsafe(dispatcher.on_notification, payload)
+
+    def on_control(payload: str | None) -> None:
+        match (payload or "").split(" "):
+            case [_, "cancel", _] | [_, "ping"]:
+                loop.call_soon_threadsafe(limited_request)
+            case _:
+                pass  # missed messages are made up for by the next heartbeat
+
+    listener.subscribe(Channel.NEW, None, on_new)
+    listener.subscribe(Channel.CONTROL, pending.worker, on_control)
+    try:
+        with listener.read_on_this_loop():
+            yield
+    finally:
+        listener.unsubscribe(Channel.NEW, None, on_new)
+        listener.unsubscribe(Channel.CONTROL, pending.worker, on_control)
+        limited_request.close()
+
+
+class _RateLimited:
+    """Calls `act` at once, and then at most once per interval, however often it is called itself. Only for one event loop."""
+
+    def __init__(self, act: Callable[[], None], interval_s: float) -> None:
         self._act = act
-        self._every_s = every_s
+        self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> None:
         if self._timer is not None:
-            return  # it will be called in a moment, for all who have asked by then
+            return  # the timer serves this call, too
         wait_s = self._not_before - self._loop.time()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._call)
@@ -309,103 +343,57 @@ class RationedPool:
 
     def _call(self) -> None:
         self._timer = None
-        self._not_before = self._loop.time() + self._every_s
+        self._not_before = self._loop.time() + self._interval_s
         self._act()
 
 
-@contextmanager
-def _hearing(
-    broker: PostgresBroker,
-    worker: str,
-    dispatcher: Dispatcher,
-    *,
-    concerns: Callable[[str | None], bool],
-    beat_now: Callable[[], None],
-) -> Generator[None]:
-    """Notifications reach the pump on its event loop.
-
-    Anyone may send them, so they only say when to look. `ping` and `cancel` both ask for a heartbeat, which reads from the rows what is
-    to be cancelled; a message about a task whose row says nothing of it changes nothing.
-    """
-    loop, listener, here = asyncio.get_running_loop(), broker.listener(), threading.get_ident()
-    look = RationedPool(beat_now, CONTROL_EVERY_S)
-
-    def new(payload: str | None) -> None:
-        if payload is None and listener.is_listening:
-            loop.call_soon_threadsafe(dispatcher.on_database_reached)
-        if not concerns(payload):
-            return
-        if threading.get_ident() == here:
-            dispatcher.on_notification(payload)
-        else:
-            loop.call_soon_threadsafe(dispatcher.on_notification, payload)
-
-    def control(payload: str | None) -> None:
-        match (payload or "").split(" "):
-            case [_, "cancel", _] | [_, "ping"]:
-                loop.call_soon_threadsafe(look)
-            case _:
-                pass  # what was missed is read at the next heartbeat
-
-    listener.subscribe(Channel.NEW, None, new)
-    listener.subscribe(Channel.CONTROL, worker, control)
-    try:
-        with listener.read_on_this_loop():
-            yield
-    finally:
-        listener.unsubscribe(Channel.NEW, None, new)
-        listener.unsubscribe(Channel.CONTROL, worker, control)
-        look.close()
-
-
-# --------
-# A worker started from code: `app.run_worker(WorkerConfig(...))`, and `app.worker(...)` on a thread of its own.
+# -- started from code
 
 
 def run_in_process(app: Horsies, config: WorkerConfig) -> int:
-    _refuse_wrong_places()
-    configure_logging(config.loglevel, config.log_format)  # does nothing where the program has its own
-    config, loaded = _prepared(app, config)
+    _refuse_during_import("run_worker()")
+    if threading.current_thread() is not threading.main_thread():
+        raise HorsiesError("run_worker() must be called on the main thread, the only one that receives signals")
+    refuse_in_event_loop("run_worker()", "horsies worker, or call it before the loop starts")
+    configure_logging(config.loglevel, config.log_format)  # does nothing if the program has configured logging
+    config, loaded = _prepare(app, config)
     with signals_restored():
         return run_worker(app, config, loaded=loaded)
 
 
 def embedded(app: Horsies, config: WorkerConfig) -> Worker:
-    """Make a worker for a thread of this process. What is wrong with its place is said here, where it is called."""
-    _refuse_import("app.worker()")
-    prepared, loaded = _prepared(app, config)
+    """Make a worker for a thread of this process. Raise here, where it is called, if it cannot run in this place."""
+    _refuse_during_import("app.worker()")
+    prepared, loaded = _prepare(app, config)
     return Worker(lambda control: run_worker(app, prepared, control, loaded=loaded))
 
 
-def _prepared(app: Horsies, config: WorkerConfig) -> tuple[WorkerConfig, Horsies]:
-    """What the worker runs with, and the app as its children load it."""
-    if config.app_locator is None:
-        config = replace(config, app_locator=locate(app))
-    app.locator = app.locator or _module_locator(config.app_locator or "")
-    if config.dsn is not None:
-        app.use_database(config.dsn)
-    return config, load_app(config.app_locator or "", imports=config.imports)
-
-
-def _refuse_import(call: str) -> None:
-    if sends_are_suppressed():  # a child that imports the script would be a worker itself, with children, without end
+def _refuse_during_import(call: str) -> None:
+    # A child that imports the script would become a worker itself, with children, without end.
+    if sends_are_suppressed():
         raise HorsiesError(
             f'{call} is called while a worker imports this module; write it below `if __name__ == "__main__":`'
         )
 
 
-def _refuse_wrong_places() -> None:
-    _refuse_import("run_worker()")
-    if threading.current_thread() is not threading.main_thread():
-        raise HorsiesError("run_worker() must be called on the main thread, the only one that hears signals")
-    refuse_in_event_loop("run_worker()", "horsies worker, or call it before the loop starts")
+def _prepare(app: Horsies, config: WorkerConfig) -> tuple[WorkerConfig, Horsies]:
+    """Return the config with a locator, and the app as the children load it."""
+    locator = locate(app) if config.app_locator is None else config.app_locator
+    # Children import a script under the name of its file. The locator of the app must not depend on the directory.
+    place, _, attribute = locator.rpartition(":")
+    app.locator = app.locator or (f"{Path(place).stem}:{attribute}" if place.endswith(".py") else locator)
+    if config.dsn is not None:
+        app.use_database(config.dsn)
+    return replace(config, app_locator=locator), load_app(locator, imports=config.imports)
 
 
 def locate(app: Horsies) -> str:
-    """Where the children find this app: the module that holds it at its top level; the script itself only if no other does."""
+    """Find the module that has this app at its top level, for the children; the script itself only if no other module has it."""
     script = sys.modules.get("__main__")  # under multiprocessing it has a second name
     for name, module in sorted(sys.modules.items(), key=lambda item: item[1] is script):
-        for attribute in _names_of(app, module):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if value is not app:
+                continue
             if module is not script:
                 return f"{name}:{attribute}"
             if file := getattr(module, "__file__", None):
@@ -414,15 +402,3 @@ def locate(app: Horsies) -> str:
         "this app is not at the top level of any module, so child processes cannot find it; "
         'give WorkerConfig(app_locator="package.module:attribute")'
     )
-
-
-def _module_locator(locator: str) -> str:
-    """The locator by the name under which the children import a script, so that it does not depend on the folder."""
-    place, _, attribute = locator.rpartition(":")
-    return f"{Path(place).stem}:{attribute}" if place.endswith(".py") else locator
-
-
-def _names_of(app: Horsies, module: ModuleType) -> Iterator[str]:
-    for attribute, value in list(getattr(module, "__dict__", {}).items()):
-        if value is app:
-            yield attribute

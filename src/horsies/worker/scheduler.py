@@ -1,4 +1,4 @@
-"""The scheduler: sleeps until a schedule is due, and ticks. Any number may run; each slot is dealt with once (`schedules/tick.py`)."""
+"""The scheduler: sleeps until a schedule is due, and ticks. Any number may run; each slot is handled once (`schedules/tick.py`)."""
 
 import asyncio
 import logging
@@ -20,25 +20,54 @@ from horsies.model.worker_config import DEFAULT_METRICS_HOST
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
 from horsies.schedules.tick import TickResult, tick
-from horsies.worker.health import HealthCheck, silence
+from horsies.worker.health import HealthCheck, check_database
 from horsies.worker.http import endpoints
 from horsies.worker.service import Backoff, ExitCode, open_database, root_cause, serve, signals
 
-SHORTEST_SLEEP_S: Final = 0.05  # when what is due is another scheduler's
-WOKEN_EVERY_S: Final = 0.1  # anyone may notify: it leads to one tick at once, and to no more than so many
-PATIENCE_S: Final = 3.0
-REST_S: Final = 60.0
-"""For which a schedule is left out that the database did not accept."""
-
+SHORTEST_SLEEP_S: Final = 0.05  # when another scheduler handles what is due
+WAKEUP_INTERVAL_S: Final = 0.1  # any client may notify: that leads to one tick at once, and at most one per interval
+LAST_TICK_S: Final = 3.0
+FAILED_PAUSE_S: Final = 60.0
+"""How long a schedule that the database has rejected is left out."""
 NAMES_SHOWN: Final = 10
 
 log = logging.getLogger("horsies.scheduler")
 
 
+def run_scheduler(
+    app: Horsies, *, metrics_port: int | None = None, metrics_host: str = DEFAULT_METRICS_HOST
+) -> ExitCode:
+    """Run a scheduler as a process of its own, until SIGTERM or SIGINT. Raise the reason if it cannot start."""
+    schedules = declared_schedules(app.config, app.known_tasks)  # raises errors before waiting for a database
+
+    def run() -> ExitCode:
+        health = HealthCheck()
+        with endpoints(app, health, host=metrics_host, port=metrics_port):
+            open_database(app.broker, app.config)
+            return asyncio.run(_run(app, schedules, health))
+
+    return serve(app, run, log)
+
+
+async def _run(app: Horsies, schedules: Sequence[DeclaredSchedule] | None, health: HealthCheck) -> ExitCode:
+    stop = asyncio.Event()
+    health.loop = asyncio.get_running_loop()
+    if schedules is None:
+        log.info("this app declares no schedules; stored schedules are served")
+    with signals(stop.set):
+        try:
+            async with asyncio.TaskGroup() as group, Scheduler(group, app, declared=schedules) as scheduler:
+                health.source = SchedulerHealth(scheduler, stop.is_set)
+                log.info("scheduler is ready (pid %d)", os.getpid())
+                await stop.wait()
+        except BaseExceptionGroup as failed:
+            raise root_cause(failed) from None
+    log.info("stopped")
+    return ExitCode.CLEAN
+
+
 class Scheduler:
-    """A service of a worker, or of a process of its own. `declared` is stored first; None leaves what is stored as it is. `stored` is told when
-    that is done.
-    """
+    """A service of a worker, or of a process of its own. Stores `declared` first and then calls `on_stored`; None stores nothing."""
 
     def __init__(
         self,
@@ -46,59 +75,60 @@ class Scheduler:
         app: Horsies,
         *,
         declared: Sequence[DeclaredSchedule] | None,
-        stored: Callable[[], None] = lambda: None,
+        on_stored: Callable[[], None] = lambda: None,
     ) -> None:
         self._group = group
         self._app = app
         self._broker = app.broker
-        self._link = ThreadedConnection(app.broker.config, "scheduler")
+        self._connection = ThreadedConnection(app.broker.config, "scheduler")
         self._backoff = Backoff(app.config.resilience)
         self.poll_s = app.config.resilience.notify_poll_interval_ms / 1000
         self._declared = declared
-        self._stored = stored
+        self._on_stored = on_stored
         self._unreadable: dict[str, str] = {}
         self._failed: dict[str, tuple[str, float]] = {}
-        """What the database said of schedules that it did not accept, and until when they are left out."""
-        self._woken = asyncio.Event()
-        self._woken_not_before = 0.0
+        """Schedules that the database has rejected: why, and until when they are left out."""
+        self._wakeup = asyncio.Event()
+        self._next_wakeup_at = 0.0
         self._stopping = asyncio.Event()
         self.answered_at: float | None = None
-        """When the database last told what is due, on the monotonic clock."""
+        """When the last tick succeeded, on the monotonic clock."""
         self.is_missing = False
-        """The last time it was asked, it did not."""
+        """Whether the last one failed."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._received)
+        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._on_notification)
         self._scheduling = self._group.create_task(self._schedule())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._received)
+        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._on_notification)
         self._stopping.set()
-        self._woken.set()
+        self._wakeup.set()
         if kind is None:
-            await asyncio.wait({self._scheduling}, timeout=PATIENCE_S)  # a tick that is under way ends in a moment
+            await asyncio.wait({self._scheduling}, timeout=LAST_TICK_S)
         self._scheduling.cancel()
-        await self._link.close(None)
+        await self._connection.close(None)
 
-    def _received(self, payload: str | None) -> None:
+    def _on_notification(self, payload: str | None) -> None:
         is_back = payload is None and self._broker.listener().is_listening
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self._wake, is_back)
 
-    def _wake(self, is_back: bool) -> None:  # noqa: FBT001 - called by the loop
-        if is_back:
-            self._backoff.reached()
-        self._woken.set()
+        def wake() -> None:
+            if is_back:
+                self._backoff.reached()
+            self._wakeup.set()
+
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(wake)
 
     async def _schedule(self) -> None:
         while not self._stopping.is_set():
-            self._woken.clear()  # before the look, or a change during it would be slept over
+            self._wakeup.clear()  # before the tick, or a change during it would be missed
             try:
-                await self._sync()
+                await self._store_declared()
                 ticked = await self._tick()
             except DriverError as error:
                 await self._recover(error)
@@ -106,13 +136,13 @@ class Scheduler:
                 self._backoff.succeeded()
                 self.answered_at, self.is_missing = time.monotonic(), False
                 if not ticked.is_full:
-                    await self._sleep(self._sleep_s(ticked.next_due_s))
+                    await self._sleep(ticked.next_due_s)
 
-    async def _sync(self) -> None:
+    async def _store_declared(self) -> None:
         if self._declared is None:
             return
         app = self._app
-        synced = await self._link.run(sync_schedules(self._declared, app=app.name, locator=app.locator))
+        synced = await self._connection.run(sync_schedules(self._declared, app=app.name, locator=app.locator))
         log.info(
             "%d schedules are declared by app %r: %d new, %d changed, %d removed%s",
             len(self._declared),
@@ -120,7 +150,7 @@ class Scheduler:
             len(synced.added),
             len(synced.changed),
             len(synced.retired),
-            f" ({_listed(synced.retired)})" if synced.retired else "",
+            f" ({_join_names(synced.retired)})" if synced.retired else "",
         )
         for name, owner in synced.clashes.items():
             log.warning(
@@ -133,19 +163,19 @@ class Scheduler:
                 "schedules without an app, stored by an older release, stay in force though app %r does not declare them: %s. Start "
                 "the scheduler of the app that does; if there is none, run `horsies schedules pause NAME`",
                 app.name,
-                _listed(synced.unowned),
+                _join_names(synced.unowned),
             )
-        self._declared = None  # once: after that, what is stored counts
-        self._stored()
+        self._declared = None  # from now on, the stored schedules count
+        self._on_stored()
 
     async def _tick(self) -> TickResult:
         now = time.monotonic()
-        resting = [name for name, (_, until) in self._failed.items() if now < until]
-        ticked = await self._link.run(tick(excluded=[*self._unreadable, *resting]))
+        paused = [name for name, (_, until) in self._failed.items() if now < until]
+        ticked = await self._connection.run(tick(excluded=[*self._unreadable, *paused]))
         for name, reason in ticked.failed.items():
             if self._failed.get(name, ("", 0.0))[0] != reason:
-                log.error("schedule %r could not be served, and is tried again in %g s: %s", name, REST_S, reason)
-            self._failed[name] = reason, now + REST_S
+                log.error("schedule %r failed, the next try is in %g s: %s", name, FAILED_PAUSE_S, reason)
+            self._failed[name] = reason, now + FAILED_PAUSE_S
         for name, reason in ticked.unreadable.items():
             log.error("schedule %r cannot be served by this process: %s", name, reason)
         self._unreadable |= ticked.unreadable
@@ -167,21 +197,19 @@ class Scheduler:
             self.is_missing = True
             self._backoff.failed(broker_error(error), unreached=classify(error) is ErrorKind.CONNECTION_LOST)
         while self._backoff.left_s and not self._stopping.is_set():
-            self._woken.clear()
-            await _wait(self._woken, self._backoff.left_s)
+            self._wakeup.clear()
+            await _wait(self._wakeup, self._backoff.left_s)
 
-    async def _sleep(self, seconds: float) -> None:
-        """Until that time is over, or a notification says that schedules were changed."""
-        await _wait(self._woken, seconds)
-        if self._woken.is_set():
-            await _wait(self._stopping, self._woken_not_before - time.monotonic())
-            self._woken_not_before = time.monotonic() + WOKEN_EVERY_S
-
-    def _sleep_s(self, next_due_s: float | None) -> float:
-        return self.poll_s if next_due_s is None else min(self.poll_s, max(SHORTEST_SLEEP_S, next_due_s))
+    async def _sleep(self, next_due_s: float | None) -> None:
+        """Sleep until the next slot is due, or until a notification says that schedules have changed."""
+        sleep_s = self.poll_s if next_due_s is None else min(self.poll_s, max(SHORTEST_SLEEP_S, next_due_s))
+        await _wait(self._wakeup, sleep_s)
+        if self._wakeup.is_set():
+            await _wait(self._stopping, self._next_wakeup_at - time.monotonic())
+            self._next_wakeup_at = time.monotonic() + WAKEUP_INTERVAL_S
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:NAMES_SHOWN])
     return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
@@ -192,49 +220,8 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
 
 
-# --------
-# A scheduler as a process of its own, from its start to its exit.
-
-
-def run_scheduler(
-    app: Horsies, *, metrics_port: int | None = None, metrics_host: str = DEFAULT_METRICS_HOST
-) -> ExitCode:
-    """Run until SIGTERM or SIGINT. Raises why it could not start."""
-    schedules = declared_schedules(app.config, app.known_tasks)  # a mistake is told before a database is waited for
-
-    def run() -> ExitCode:
-        checkup = HealthCheck()
-        with endpoints(app, checkup, host=metrics_host, port=metrics_port):
-            open_database(app.broker, app.config)
-            return asyncio.run(_run(app, schedules, checkup))
-
-    return serve(app, run, log)
-
-
-async def _run(app: Horsies, schedules: Sequence[DeclaredSchedule] | None, checkup: HealthCheck) -> ExitCode:
-    stop = asyncio.Event()
-    checkup.loop = asyncio.get_running_loop()
-    if schedules is None:
-        log.info("this app declares no schedules; those that are stored are served")
-    with signals(stop.set):
-        try:
-            async with (
-                asyncio.TaskGroup() as group,
-                Scheduler(group, app, declared=schedules) as scheduler,
-            ):
-                checkup.subject = SchedulerHealth(scheduler, stop.is_set)
-                log.info("scheduler is ready (pid %d)", os.getpid())
-                await stop.wait()
-        except BaseExceptionGroup as failed:
-            raise root_cause(failed) from None
-    log.info("stopped")
-    return ExitCode.CLEAN
-
-
 @dataclass(frozen=True, slots=True)
 class SchedulerHealth:
-    """A scheduler as a checkup sees it."""
-
     scheduler: Scheduler
     is_stopping: Callable[[], bool]
 
@@ -243,9 +230,9 @@ class SchedulerHealth:
         if self.is_stopping():
             yield "the scheduler is stopping"
         if scheduler.answered_at is None:
-            yield "the schedules have not been looked at yet"
+            yield "the scheduler has not ticked yet"
         else:
-            yield from silence(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
+            yield from check_database(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
 
     def stats(self) -> None:
-        """What there is to tell of it is counted from events."""
+        """Return nothing: the figures of a scheduler are counted from events."""

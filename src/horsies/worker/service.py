@@ -1,4 +1,4 @@
-"""What a process has that runs until it is told to stop, be it a worker or a scheduler."""
+"""What every long-running process shares, be it a worker or a scheduler: exit codes, signals, waiting for the database, pauses after its errors."""
 
 import asyncio
 import logging
@@ -17,33 +17,136 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError, HorsiesError
 
-# --------
-# When to try again after the database has failed us.
-
-CONTENTION_PAUSE_S = 0.02
-SHORTEST_PAUSE_S = 0.1
-REACHED_LATELY_S = 1.0
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("horsies.worker")
+
+
+class ExitCode(IntEnum):
+    CLEAN = 0
+    FAILED = 1
+    """It could not start, or could not continue."""
+    KILLED_TASKS = 3
+    """It stopped as requested, but had to interrupt tasks that did not end in time."""
+    GAVE_UP = 4
+    """The database failed more often in a row than `db_retry_max_attempts` allows, or results could not be saved at the end of a shutdown."""
+
+
+class GaveUp(HorsiesError):  # noqa: N818 - the name says what happened
+    """The database failed too often in a row, or results could not be saved at the end of a shutdown."""
+
+
+class StoppedEarly(BaseException):
+    """It was asked to stop before it had written anything to the database. Not an Exception: a signal handler raises it anywhere."""
+
+
+def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger, *, owns_app: bool = True) -> ExitCode:
+    """Run a process to its end, and close the app's connections unless its program continues to use them."""
+    try:
+        return run()
+    except GaveUp as error:
+        log.error("%s", error)  # noqa: TRY400 - not a bug, and the message is complete
+        return ExitCode.GAVE_UP
+    except StoppedEarly as error:
+        log.info("stopped%s", f": {error}" if str(error) else "")
+        return ExitCode.CLEAN
+    finally:
+        if owns_app:
+            app.close()
+
+
+def open_database(broker: PostgresBroker, config: AppConfig, stop: threading.Event | None = None) -> None:
+    """Wait for the database and migrate its schema. `stop` ends the wait if it is given, otherwise a signal does."""
+    backoff = Backoff(config.resilience)
+    with _signals_raise() if stop is None else nullcontext():
+        while True:
+            if stop is not None and stop.is_set():
+                raise StoppedEarly
+            try:
+                applied = broker.migrate()
+            except BrokerError as error:
+                if not error.retryable:
+                    raise
+                backoff.failed(error)
+                if stop is None:
+                    time.sleep(backoff.left_s)
+                else:
+                    stop.wait(backoff.left_s)
+            else:
+                break
+    if applied:
+        log.info("migrations applied: %s", ", ".join(applied))
+
+
+@contextmanager
+def _signals_raise() -> Generator[None]:
+    """Raise StoppedEarly at the first signal: there is no event loop yet, and nothing to finish."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        _ignore_signals()
+        raise StoppedEarly
+
+    former = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            if signal.getsignal(number) is on_signal:  # else one has arrived, and signals stay ignored
+                signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def signals(on_signal: Callable[[], None]) -> Generator[None]:
+    """Call `on_signal` on the event loop for each signal to stop. Afterwards the signals are ignored: the process is exiting."""
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+        _ignore_signals()
+
+
+def _ignore_signals() -> None:
+    # Otherwise one more Ctrl-C, while the last connections are closed, would kill a process that has stopped as requested.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def signals_restored() -> Generator[None]:
+    """Restore the signal handlers at the end, for a process that continues after its worker."""
+    former = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the first error of a task group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+CONTENTION_PAUSE_S: Final = 0.02
+SHORTEST_PAUSE_S: Final = 0.1
+REACHED_LATELY_S: Final = 1.0
 
 
 def random_jitter() -> float:
     return random.uniform(-1, 1)  # noqa: S311 - jitter, no secret
 
 
-class GaveUp(HorsiesError):  # noqa: N818 - it says what happened
-    """The database stayed away for longer than this worker was told to wait."""
-
-
-class NothingStarted(HorsiesError):  # noqa: N818 - the same
-    """It was told to stop before there was anything of it in the database, so there is nothing to bring to an end."""
-
-
 class Backoff:
-    """Pauses that grow with each failure in a row, and begin anew after each success.
+    """Pauses after database errors, longer after each failure in a row.
 
-    A pause because the database could not be reached ends early when it is reached by whatever way. Any other pause is sat out: that the server
-    answers somebody else says nothing about a full disk.
+    A pause because the database could not be reached ends early when another connection reaches it. Any other pause lasts its full time: that the server
+    answers other queries says nothing about a full disk.
     """
 
     def __init__(
@@ -53,9 +156,9 @@ class Backoff:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random_jitter,
     ) -> None:
-        self._resilience = resilience
         self._clock = clock
         self._jitter = jitter
+        self._resilience = resilience
         self._failures = 0
         self._counted_until = 0.0
         self._unreached_since = 0.0
@@ -63,22 +166,22 @@ class Backoff:
         self._others_until = 0.0
         self._reached_at = -REACHED_LATELY_S
         self.until = 0.0
-        """On the monotonic clock. Kept, because it is asked for several times per task."""
+        """On the monotonic clock. A plain attribute, because it is read several times per task."""
 
     @property
     def left_s(self) -> float:
         return max(0.0, self.until - self._clock())
 
     def contended(self) -> None:
-        """Ordinary contention: the same again in a moment."""
+        """Pause for a moment, after ordinary contention."""
         pause_s = CONTENTION_PAUSE_S * (1 + self._jitter() / 2)
         self._pause(self._unreached_until, max(self._others_until, self._clock() + pause_s))
 
     def failed(self, error: BrokerError, *, unreached: bool = False) -> None:
-        """Once more. `unreached`: there was no connection. Raises GaveUp when it was the last time."""
+        """Pause after a failure; `unreached`: there was no connection. Raise GaveUp if it was the last attempt."""
         now = self._clock()
         if now < self._counted_until:
-            return  # turns that were under way together fail together: that is one failure
+            return  # batches that were in flight together fail together: count them once
         limit = self._resilience.db_retry_max_attempts
         if limit and self._failures >= limit:
             raise GaveUp(f"gave up after {self._failures} failed attempts; the last: {error}") from error
@@ -86,8 +189,8 @@ class Backoff:
         self._failures += 1
         if unreached and now - self._reached_at < REACHED_LATELY_S:
             self._reached_at = -REACHED_LATELY_S
-            delay_s = SHORTEST_PAUSE_S  # the attempt began when the database was still away
-        log.warning("the database does not serve, trying again in %.1f s: %s", delay_s, error)
+            delay_s = SHORTEST_PAUSE_S  # this attempt began before the database was back
+        log.warning("database unavailable, retrying in %.1f s: %s", delay_s, error)
         if unreached:
             self._unreached_since = now
             self._pause(now + delay_s, self._others_until)
@@ -96,9 +199,9 @@ class Backoff:
         self._counted_until = now + delay_s
 
     def reached(self) -> bool:
-        """The database can be reached. Whether a pause was cut short by that.
+        """End the pause of an unreached database, because another connection has reached it. Return whether that shortened it.
 
-        Never to less than `SHORTEST_PAUSE_S`: whoever gets an answer where we do not must not make us ask without a pause.
+        A pause is never shorter than `SHORTEST_PAUSE_S`: if only the other connection gets answers, we must not retry without a pause.
         """
         now, until = self._clock(), self._unreached_since + SHORTEST_PAUSE_S
         if until >= self._unreached_until or now >= self._unreached_until:
@@ -109,13 +212,13 @@ class Backoff:
         return True
 
     def connected(self) -> None:
-        """There is a connection of our own: nothing need be waited for."""
+        """End the pause of an unreached database at once: we have a connection ourselves."""
         self._pause(0.0, self._others_until)
         self._counted_until = 0.0
 
     def succeeded(self) -> None:
         if self._failures:
-            log.info("the database serves again")
+            log.info("database available again")
         self._failures = 0
         if self._unreached_until:
             self._pause(0.0, self._others_until)
@@ -126,7 +229,7 @@ class Backoff:
 
 
 class ConnectionPause:
-    """When one connection that could not be made may be tried again. The others go on meanwhile."""
+    """When one connection that could not be opened may be tried again. The other connections continue."""
 
     def __init__(self, resilience: WorkerResilienceConfig) -> None:
         self._resilience = resilience
@@ -135,7 +238,6 @@ class ConnectionPause:
         """On the monotonic clock."""
 
     def begin(self) -> None:
-        """After a failure."""
         delay_s = self._resilience.delay_ms(self._failures, random_jitter()) / 1000
         self._failures += 1
         self.until = time.monotonic() + delay_s
@@ -143,118 +245,3 @@ class ConnectionPause:
     def succeeded(self) -> None:
         self._failures = 0
         self.until = 0.0
-
-
-_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class ExitCode(IntEnum):
-    """How it ended, for whoever started it."""
-
-    CLEAN = 0
-    FAILED = 1
-    """It could not start, or not go on."""
-    KILLED_TASKS = 3
-    """It stopped as asked, but had to interrupt tasks that did not end in time."""
-    GAVE_UP = 4
-    """The database stayed away for longer than it was told to wait."""
-
-
-class StoppedEarly(BaseException):
-    """It was told to stop while it waited for its database."""
-
-
-def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger, *, owns_app: bool = True) -> ExitCode:
-    """Run it to its end, and leave no connection behind, unless the app belongs to a program that goes on using it."""
-    try:
-        return run()
-    except GaveUp as error:
-        log.error("%s", error)  # noqa: TRY400 - it is no bug, and its words say it all
-        return ExitCode.GAVE_UP
-    except NothingStarted as why:
-        log.info("stopped: %s", why)
-        return ExitCode.CLEAN
-    except StoppedEarly:
-        log.info("stopped")
-        return ExitCode.CLEAN
-    finally:
-        if owns_app:
-            app.close()
-
-
-def open_database(broker: PostgresBroker, config: AppConfig, asked: threading.Event | None = None) -> None:
-    """Wait for the database if it must be, and bring its schema up to date. A signal ends the wait, or else `asked`, where it is given."""
-    backoff = Backoff(config.resilience)
-    with _leaving_at_once() if asked is None else nullcontext():
-        while True:
-            if asked is not None and asked.is_set():
-                raise StoppedEarly
-            try:
-                applied = broker.migrate()
-            except BrokerError as error:
-                if not error.retryable:
-                    raise
-                backoff.failed(error)
-                if asked is None:
-                    time.sleep(backoff.left_s)
-                else:
-                    asked.wait(backoff.left_s)
-            else:
-                break
-    if applied:
-        log.info("migrations applied: %s", ", ".join(applied))
-
-
-@contextmanager
-def _leaving_at_once() -> Generator[None]:
-    """There is no event loop yet, and nothing to bring to an end."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        _ignore_signals()
-        raise StoppedEarly
-
-    former = {number: signal.signal(number, leave) for number in _STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            if signal.getsignal(number) is leave:
-                signal.signal(number, handler or signal.SIG_DFL)
-
-
-@contextmanager
-def signals(ask: Callable[[], None]) -> Generator[None]:
-    """Each of those that ask a process to stop calls this, on the event loop. After that they change nothing: it is leaving."""
-    loop = asyncio.get_running_loop()
-    for number in _STOPPING:
-        loop.add_signal_handler(number, ask)
-    try:
-        yield
-    finally:
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
-        _ignore_signals()
-
-
-def _ignore_signals() -> None:
-    """Or one more Ctrl-C, while the last connections are closed, would kill a process that has done all it was asked to."""
-    for number in _STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def signals_restored() -> Generator[None]:
-    """For a process that goes on afterwards."""
-    former = {number: signal.getsignal(number) for number in _STOPPING}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """What brought a task group down: the first of its errors."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error

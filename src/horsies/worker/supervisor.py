@@ -135,7 +135,7 @@ class ChildPool:
         self._is_closing = True
         for child in self._children:
             if child.ready.is_set():
-                self._ask_to_leave(child)
+                self._stop_child(child)
             else:
                 child.kill()
         await self._wait_for_all()
@@ -272,7 +272,7 @@ class ChildPool:
         if due:
             self._active.remove(due)
             self._leaving.add(due)
-            self._ask_to_leave(due)
+            self._stop_child(due)
             self._promote_spare(spare)
 
     def _fill(self) -> None:
@@ -312,7 +312,7 @@ class ChildPool:
         left = sum(max(0, concurrency - child.load) for child in self._active if child.is_retiring)
         return left - (self._spare.load if self._spare else 0)
 
-    def _ask_to_leave(self, child: Child) -> None:
+    def _stop_child(self, child: Child) -> None:
         child.stop()
         asyncio.get_running_loop().call_later(self._timings.leave_s, self._kill_if_still_there, child)
 
