@@ -176,15 +176,8 @@ class EmbeddedServer:
 
     def _run_pg_ctl(self, account: Account, binaries: Binaries, lock: FileLock) -> None:
         """Start the server with pg_ctl, which detaches it: it leaves no zombie, and no wait() of ours returns it."""
-        quoted_folder = '"' + str(self._socket_folder).replace('"', '""') + '"'  # commas would separate folders
-        settings = self.settings | {
-            "listen_addresses": "" if self.tcp_port is None else "127.0.0.1",
-            "port": str(self._port),
-            "unix_socket_directories": quoted_folder,
-        }
-        options = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
         command = [binaries.program("pg_ctl"), "start", "--silent", "--wait", f"--timeout={_START_TIMEOUT_S}"]
-        command += [f"--pgdata={self._data}", "-o", options]
+        command += [f"--pgdata={self._data}", "-o", self._options()]
         if self._log_file.exists() and self._log_file.stat().st_size > _MAX_LOG_BYTES:
             self._log_file.replace(self._log_file.with_suffix(".log.old"))
         self._log_file.touch(mode=0o600)  # private: it contains the text of failed statements
@@ -193,6 +186,15 @@ class EmbeddedServer:
             result = account.run(command, cwd=self.folder, output=log.fileno(), pass_fds=[lock.fd])
         if result.returncode != 0:
             raise self._error("it did not start", log_start=log_start)
+
+    def _options(self) -> str:
+        quoted_folder = '"' + str(self._socket_folder).replace('"', '""') + '"'  # commas would separate folders
+        settings = self.settings | {
+            "listen_addresses": "" if self.tcp_port is None else "127.0.0.1",
+            "port": str(self._port),
+            "unix_socket_directories": quoted_folder,
+        }
+        return " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
 
     def _check_lock_is_inherited(self) -> None:
         lock = try_lock_exclusive(self._lock_file)
