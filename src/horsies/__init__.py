@@ -58,7 +58,6 @@ if typing.TYPE_CHECKING:
     )
     from horsies.model.status import TaskStatus
     from horsies.model.worker_config import WorkerConfig
-    from horsies.tasks.call import Call
     from horsies.tasks.control import CancelOutcome, RetryOutcome
     from horsies.tasks.current_task import CurrentTask, current_task
     from horsies.tasks.handle import TaskHandle
@@ -74,7 +73,7 @@ if typing.TYPE_CHECKING:
         result_from,
         results_from,
     )
-    from horsies.tasks.sender import Sender
+    from horsies.tasks.sender import Call, Sender
     from horsies.tasks.task import AsyncTask, Task
     from horsies.worker_thread import Worker
     from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition
@@ -182,13 +181,12 @@ _MODULES = {
     "model.schedule": "CronSchedule DailySchedule HourlySchedule IntervalSchedule MonthlySchedule Overlap ScheduleConfig TaskSchedule Weekday WeeklySchedule",
     "model.status": "TaskStatus",
     "model.worker_config": "WorkerConfig",
-    "tasks.call": "Call",
     "tasks.control": "CancelOutcome RetryOutcome",
     "tasks.current_task": "CurrentTask current_task",
     "tasks.handle": "TaskHandle",
     "tasks.inspect": "FailedAttempt TaskInfo WorkerState",
     "tasks.nodes": "NodeKey SuccessCase SuccessPolicy TaskNode WorkflowNode each from_node result_from results_from",
-    "tasks.sender": "Sender",
+    "tasks.sender": "Call Sender",
     "tasks.task": "AsyncTask Task",
     "worker_thread": "Worker",
     "workflows.definition": "SubWorkflowNode WorkflowDefinition",

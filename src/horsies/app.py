@@ -95,14 +95,14 @@ class Horsies(Registry):
     def handle(self, task_id: str | UUID, task: BaseTask[..., Any] | None = None) -> TaskHandle[Any]:
         """Return a handle for a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
         from horsies.tasks.handle import TaskHandle
-        from horsies.tasks.ids import as_task_id
+        from horsies.tasks.ids import to_task_id
 
         if not isinstance(task, BaseTask | None):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may pass its name
             raise TypeError(
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
             )
         codec = ResultCodec.for_type(Any) if task is None else task.result
-        return TaskHandle(as_task_id(task_id), codec, lambda: self.broker)
+        return TaskHandle(to_task_id(task_id), codec, lambda: self.broker)
 
     @overload
     def workflow_handle(self, workflow_id: str | UUID) -> WorkflowHandle[Any]: ...
@@ -110,12 +110,12 @@ class Horsies(Registry):
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[T]) -> WorkflowHandle[T]: ...
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[Any] | None = None) -> WorkflowHandle[Any]:
         """Return a handle for the stored id of a run; nothing is looked up. With its specification it has the type of the workflow's value."""
-        from horsies.tasks.ids import as_workflow_id
+        from horsies.tasks.ids import to_workflow_id
         from horsies.workflows.handle import WorkflowHandle
 
         if spec is not None:
             return spec.handle(workflow_id)
-        return WorkflowHandle(as_workflow_id(workflow_id), self)
+        return WorkflowHandle(to_workflow_id(workflow_id), self)
 
     def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
         """Wait for all of them and return the results in the order of the handles. A task that has not ended in time gives `err(WAIT_TIMEOUT)`."""

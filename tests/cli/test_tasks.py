@@ -131,7 +131,7 @@ def test_where_an_exception_was_raised_is_shown_always(cli: Cli, broker: Postgre
 def test_named_tasks_are_retried_and_what_cannot_be_is_told(cli: Cli, broker: PostgresBroker) -> None:
     send_new(broker, 2)
     first, second = end_all(broker)
-    assert cli("tasks", "retry", first).out == f"{first}: it is back, and due now\n"
+    assert cli("tasks", "retry", first).out == f"{first}: it is in its queue again, and due now\n"
     ran = cli("tasks", "retry", first, second, "--json")
     assert ran.code == 1
     assert f'"{first}": "NOT_ENDED"' in ran.out
@@ -144,8 +144,8 @@ def test_named_tasks_are_cancelled(cli: Cli, broker: PostgresBroker) -> None:
     (waiting,) = send_new(broker)
     ran = cli("tasks", "cancel", running.id, waiting.id)
     assert ran.code == 0
-    assert f"{waiting.id}: it had not begun, and never will" in ran.out
-    assert f"{running.id}: it runs; it was asked to stop" in ran.out
+    assert f"{waiting.id}: it had not started, and will not" in ran.out
+    assert f"{running.id}: it is running; it was requested to stop" in ran.out
 
 
 def test_all_that_match_are_retried_in_batches(
@@ -154,7 +154,7 @@ def test_all_that_match_are_retried_in_batches(
     monkeypatch.setattr(sweeping, "BATCH", 2)
     send(broker, *(new_task("pay") for _ in range(5)), new_task("add"))
     end_all(broker)
-    assert cli("tasks", "retry", "--task=pay", "--yes").out == "5: it is back, and due now\n"
+    assert cli("tasks", "retry", "--task=pay", "--yes").out == "5: it is in its queue again, and due now\n"
     assert column(sql, "select task_name from horsies.finished") == ["add"]
 
 

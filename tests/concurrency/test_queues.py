@@ -145,7 +145,7 @@ def test_the_lock_used_in_these_tests_is_the_one_that_claims_take(
     """Otherwise the tests below would hold a lock that no claim needs."""
     with psycopg.connect(database) as holder, ThreadPoolExecutor(1) as thread:
         holder.execute(cap_lock("first").encode())
-        locking = thread.submit(do, broker, lock_caps(Caps(queues={"first": 1}).keys(["first"]), "horsies"))
+        locking = thread.submit(do, broker, lock_caps(Caps(queues={"first": 1}).lock_keys(["first"]), "horsies"))
         wait_until_blocked(sql, on=holder)
         holder.rollback()
         locking.result(10)
@@ -238,8 +238,8 @@ def test_a_cluster_wide_cap_takes_one_lock_for_all(
 def test_without_caps_there_is_no_lock_and_no_count(
     broker: PostgresBroker, sql: psycopg.Connection, worker: StartWorker, tmp_path: Path
 ) -> None:
-    assert Caps().keys(["first"]) == []
-    assert Caps(queues={"second": 1}).keys(["first"]) == []
+    assert Caps().lock_keys(["first"]) == []
+    assert Caps(queues={"second": 1}).lock_keys(["first"]) == []
     # The plan of a claim has a step that counts what is in flight; without a cap it is never executed.
     insert_spans(sql, tmp_path / "log", 3, 0.0)
     uncapped = explained(broker, ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000))

@@ -15,7 +15,7 @@ RUNNERS = pytest.mark.parametrize("concurrency", [1, 10], ids=["sequential", "co
 
 
 def test_outside_of_a_task_there_is_no_current_one() -> None:
-    with pytest.raises(HorsiesError, match="where no task runs"):
+    with pytest.raises(HorsiesError, match="called outside a task"):
         current_task()
 
 

@@ -118,5 +118,5 @@ def test_schedules_are_found_by_task_and_queue(broker: PostgresBroker) -> None:
     assert names() == ["mail", "report"]
     assert names(task_name="pack") == names(queue_name="parcels") == names(name="report") == ["report"]
     (info,) = broker.run(partial(get_schedules, "mail"))
-    assert info.shown_pattern == "daily at 09:00:00"
+    assert info.pattern_text == "daily at 09:00:00"
     assert info.next_slots(2) == [datetime(2026, 6, day, 7, tzinfo=UTC) for day in (2, 3)]

@@ -123,7 +123,7 @@ def test_a_result_that_cannot_be_read_spoils_no_other(basic: Any, sql: psycopg.C
 def test_only_handles_of_this_app_can_be_waited_for(basic: Any, database: str) -> None:
     other = Horsies()
     handle = basic.add.send(1, 2)
-    with pytest.raises(ValueError, match="made by another app"):
+    with pytest.raises(ValueError, match="belongs to another app"):
         other.gather([handle])
     with pytest.raises(TypeError, match="pass what send"):
         basic.app.gather([handle.task_id])

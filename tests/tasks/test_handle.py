@@ -186,7 +186,7 @@ def test_a_handle_from_an_id_decodes_by_the_type_of_its_task(database: str, brok
 
 @pytest.mark.parametrize("task_id", ["", "17", "d48151dd-5865-42cb-8499", "'; drop schema horsies"])
 def test_what_is_no_id_is_refused(basic: Any, task_id: str) -> None:
-    with pytest.raises(ValueError, match=r"is no task id; pass what `handle\.task_id` was"):
+    with pytest.raises(ValueError, match=r"is not a valid task id; pass the value of `handle\.task_id`"):
         basic.app.handle(task_id)
 
 

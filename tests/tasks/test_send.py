@@ -124,7 +124,7 @@ def test_a_call_of_another_task_is_refused_by_its_name(shop: Shop, sql: psycopg.
 
 def test_arguments_in_place_of_a_call_are_refused(shop: Shop) -> None:
     wrong: Any = [1, 2]
-    with pytest.raises(TypeError, match=r"item 0 is no Call; write \[task\.call\(1\), \.\.\.\]"):
+    with pytest.raises(TypeError, match=r"item 0 is not a Call; write \[task\.call\(1\), \.\.\.\]"):
         shop.pack.send_many(wrong)
 
 
@@ -295,7 +295,7 @@ def test_the_only_queue_may_be_named(basic: Any, sql: psycopg.Connection) -> Non
 
 
 def test_a_moment_and_a_delay_are_one_too_many(shop: Shop) -> None:
-    with pytest.raises(ConfigError, match=r"eta and schedule\(\) both say when"):
+    with pytest.raises(ConfigError, match=r"eta and schedule\(\) both set the time"):
         shop.pack.with_options(eta=TOMORROW).schedule(1, 1)
 
 

@@ -51,8 +51,8 @@ def test_what_is_scheduled_waits_for_its_time() -> None:
         assert handle.get(timeout_ms=1_000).unwrap() == "later"
 
 
-def test_a_task_may_wait_for_another_and_is_warned_that_it_holds_a_slot() -> None:
-    holds = pytest.warns(UserWarning, match="task 'wait_for_note' waits for another task, and holds a slot")
+def test_a_task_may_wait_for_another_and_is_warned_that_it_occupies_a_slot() -> None:
+    holds = pytest.warns(UserWarning, match="task 'wait_for_note' waits for another task and occupies a slot")
     with run_inline() as ran, holds as warned:
         assert shop.wait_for_note.send("inner").get(timeout_ms=1_000).unwrap() == "inner"
     assert [each.task_name for each in ran] == ["note", "wait_for_note"]

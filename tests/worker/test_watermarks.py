@@ -37,7 +37,7 @@ def claim_positions(watermarks: Watermarks, now: float = 0.0) -> list[tuple[str,
 
 
 def plain(lanes: list[Lane]) -> list[tuple[str, int, datetime]]:
-    return [(lane.queue_name, lane.priority, lane.mark) for lane in lanes]
+    return [(lane.queue_name, lane.priority, lane.watermark) for lane in lanes]
 
 
 def rescanned(watermarks: Watermarks) -> Watermarks:
@@ -203,7 +203,7 @@ def test_the_values_of_a_lane_fit_into_a_statement(text: str) -> None:
         watermarks.add_hint(payload)
     for lane in watermarks.lanes(LANE_LIMITS.lanes_per_claim):
         assert -(2**31) <= lane.priority < 2**31
-        assert 1 <= lane.mark.year <= 9999
+        assert 1 <= lane.watermark.year <= 9999
 
 
 @pytest.mark.promise("D6")

@@ -74,8 +74,8 @@ class Table:
         if queue != lane.queue_name:
             return False
         if claim_from is ClaimFrom.WATERMARKS:
-            return priority == lane.priority and moment >= lane.mark
-        return (priority, moment) >= (lane.priority, lane.mark)
+            return priority == lane.priority and moment >= lane.watermark
+        return (priority, moment) >= (lane.priority, lane.watermark)
 
     @staticmethod
     def _place(place: Place) -> tuple[str, int, datetime]:

@@ -20,7 +20,7 @@ from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.worker_config import DEFAULT_METRICS_HOST, LOG_FORMATS
-from horsies.tasks.ids import as_id
+from horsies.tasks.ids import to_id
 from horsies.tasks.inspect import find_workers
 
 # --------
@@ -191,7 +191,7 @@ _BEGINNING = re.compile(r"[0-9a-fA-F-]{1,36}")
 def full_id(text: str) -> str:
     """For options and arguments."""
     try:
-        return as_id(text, "id", "give it in full, as the lists show it")
+        return to_id(text, "id", "give it in full, as the lists show it")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -61,7 +61,7 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
         ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
         [
             [
-                info.name, info.app, info.task_name, info.shown_pattern, info.timezone, info.state.value,
+                info.name, info.app, info.task_name, info.pattern_text, info.timezone, info.state.value,
                 _next_slot(info), info.last_slot_at,
             ]
             for info in found
@@ -180,7 +180,7 @@ def _facts(info: ScheduleInfo) -> list[tuple[str, object]]:
         ("task", info.task_name),
         ("queue", info.queue_name),
         ("arguments", info.args),
-        ("pattern", info.shown_pattern),
+        ("pattern", info.pattern_text),
         ("timezone", info.timezone),
         ("catch-up", catch_up if info.max_catch_up_runs else "none"),
         ("overlap", info.overlap),

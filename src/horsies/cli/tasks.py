@@ -30,7 +30,6 @@ from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_t
 from horsies.tasks.inspect import (
     FINAL,
     LIVE,
-    WHOLE,
     TaskDetail,
     TaskFilter,
     TaskInfo,
@@ -210,6 +209,7 @@ def task_filters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PAYLOAD_CHARACTERS = 4_000
+MAX_CHARACTERS = 2**31 - 1
 
 Outcome: TypeAlias = CancelOutcome | RetryOutcome
 
@@ -281,7 +281,7 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
     \b
     horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
     """
-    characters = 0 if not payload else WHOLE if as_json else PAYLOAD_CHARACTERS
+    characters = 0 if not payload else MAX_CHARACTERS if as_json else PAYLOAD_CHARACTERS
     found = target.broker.run(partial(get_task_detail, task_id, characters=characters))
     if found is None:
         raise click.ClickException(f"no task {task_id} is known: never sent, not committed yet, or past its retention")

@@ -24,7 +24,7 @@ from horsies.model.validation import format_duration
 from horsies.tasks import unknown
 from horsies.tasks.control import CANCELLED_BEFORE_START, end_unstarted_tasks
 from horsies.tasks.finish import end_or_retry_tasks, notify_done
-from horsies.tasks.inspect import stored_error
+from horsies.tasks.inspect import decode_stored_error
 from horsies.tasks.release import notify_all_queues, release_tasks
 from horsies.workflows import control
 from horsies.workflows.advance import get_unfinished_trees, lock_roots, quick_step, run_steps
@@ -270,7 +270,7 @@ def end_unknown_tasks(patience: Patience, failed: FailedRows | None = None) -> O
 
 def _unknown_error(name: str, refusal: str | None, patience: Patience) -> tuple[str, str]:
     """Return the error code and the message."""
-    if (refused := stored_error(refusal)) is not None:
+    if (refused := decode_stored_error(refusal)) is not None:
         return refused.error_code, refused.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
     message = (
         f"for {format_duration(patience.unknown_ms / 1000)} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the "

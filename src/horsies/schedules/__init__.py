@@ -1,1 +1,1 @@
-"""Schedules: what is declared, what is stored, and what is due."""
+"""Schedules: what an app declares, how it is stored, and what is due."""

@@ -1,4 +1,4 @@
-"""What an operator may do to a schedule. None or False: there is none of that name."""
+"""Pause, resume, run and read schedules. The operations return False if there is no schedule of the name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ SQL = load(__file__)
 
 
 def pause_schedule(name: str) -> Op[bool]:
-    """Nothing more is enqueued by this schedule, whatever apps declare, until it is resumed."""
+    """Stop enqueuing tasks of this schedule until it is resumed, whatever apps declare."""
     found, _ = yield from execute(SQL["pause_schedule"](name=name), SYNC["notify_schedules"]())
     return bool(found)
 
 
 def resume_schedule(name: str, now: datetime | None = None) -> Op[bool]:
-    """It goes on with its first slot from now on: what came while it was paused was not wanted. Nothing changes if it is not paused."""
+    """Continue with the first slot from now on; slots that were due during the pause are left out. Does nothing if it is not paused."""
     _, _, found, ((moment,),) = yield from execute(
         TICK["begin_tick"](), TICK["set_tick_limits"](), SQL["lock_schedule"](name=name), TICK["get_tick_time"](now=now)
     )
@@ -40,7 +40,7 @@ def resume_schedule(name: str, now: datetime | None = None) -> Op[bool]:
 
 
 def run_schedule(name: str, task_id: TaskId) -> Op[bool]:
-    """Enqueue its task once, now, on the terms of the schedule; its slots are as before. The same id never does it twice."""
+    """Enqueue the task of a schedule once, now, without changing its slots. Can be repeated with the same id."""
     _, _, found, *_ = yield from execute(
         TICK["begin_tick"](),
         TICK["set_tick_limits"](),
@@ -51,12 +51,8 @@ def run_schedule(name: str, task_id: TaskId) -> Op[bool]:
     return bool(found)
 
 
-# --------
-# What is stored about schedules, for those who look.
-
-
 class ScheduleState(StrEnum):
-    """Whether a schedule enqueues anything, and if not, why."""
+    """Whether a schedule enqueues tasks and, if not, why."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -69,7 +65,7 @@ class ScheduleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """A schedule as it is stored. `args` is the JSON of what its task is called with."""
+    """A schedule as it is stored. `args` is the JSON object of the arguments of its task."""
 
     name: str
     task_name: str
@@ -93,7 +89,6 @@ class ScheduleInfo:
 
     @property
     def state(self) -> ScheduleState:
-        """The first of the reasons not to enqueue, if there is one."""
         if not self.declared:
             return ScheduleState.REMOVED
         if not self.enabled:
@@ -101,26 +96,26 @@ class ScheduleInfo:
         return ScheduleState.ACTIVE if self.paused_at is None else ScheduleState.PAUSED
 
     @property
-    def shown_pattern(self) -> str:
-        """For people."""
+    def pattern_text(self) -> str:
+        """The pattern as text for users; its JSON if this process does not know it."""
         try:
             return str(pattern_from_json(self.pattern))
         except ValueError:
             return str(dict(self.pattern))
 
     def next_slots(self, count: int) -> list[datetime]:
-        """The next so many. Raises ValueError for a pattern or a zone that is not known here."""
-        found: list[datetime] = []
+        """Return the next slots. Raises ValueError for a pattern or a time zone that this process does not know."""
+        slots: list[datetime] = []
         slot = self.next_slot_at
-        while slot is not None and len(found) < count:
-            found.append(slot)
+        while slot is not None and len(slots) < count:
+            slots.append(slot)
             slot = next_slot(pattern_from_json(self.pattern), zone_named(self.timezone), slot)
-        return found
+        return slots
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """What became of a slot, or of all those from `slot_at` to `last_slot_at`."""
+    """What happened to a slot, or to all slots from `slot_at` to `last_slot_at`."""
 
     outcome: str
     slot_at: datetime | None
@@ -132,12 +127,12 @@ class ScheduleRun:
 def get_schedules(
     name: str | None = None, task_name: str | None = None, queue_name: str | None = None
 ) -> Op[list[ScheduleInfo]]:
-    """By name."""
+    """Read the stored schedules, by name."""
     found = yield from rows(SQL["get_schedules"](name=name, task_name=task_name, queue_name=queue_name))
     return [ScheduleInfo(*row) for row in found]
 
 
 def get_schedule_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
-    """Newest first."""
+    """Read the history of a schedule, newest first."""
     found = yield from rows(SQL["get_schedule_runs"](name=name, limit=limit))
     return [ScheduleRun(*row) for row in found]

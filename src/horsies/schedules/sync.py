@@ -1,12 +1,13 @@
-"""Sync: what the app declares becomes what is stored.
+"""Store the schedules that an app declares.
 
-Done once, when a scheduler starts. Where releases that declare different things run side by side, the last one to start wins, for all of them: a tick
-goes by what is stored. A schedule whose pattern, zone or `enabled` has changed begins anew with its first slot from now on; any other change leaves its
-next slot alone, and a schedule that did not change is not touched. One that is no longer declared is kept, disabled. What an operator has paused stays
-paused.
+A scheduler does this once, when it starts. If releases with different declarations run at the same time, the last one to start wins, for all of them: a
+tick only reads what is stored. A schedule whose pattern, time zone or `enabled` has changed starts again with its first slot from now on. Any other
+change leaves its next slot as it is, and a schedule that has not changed is not updated. A schedule that is no longer declared is kept, disabled. What an
+operator has paused stays paused.
 
-Several apps may share a schema. Each row belongs to the app that stored it: an app removes only its own rows, and a name that another app declares is left
-as that app stored it. A row that no app declares any more, and a row without an app (stored by an older library), belong to the next app that declares the name.
+Several apps can share a schema. Each row belongs to the app that stored it: an app removes only its own rows, and does not change a schedule of the same
+name that another app declares. A row that no app declares any more, and a row without an app (stored by an older library), goes to the next app that
+declares the name.
 """
 
 import json
@@ -25,13 +26,14 @@ from horsies.schedules.tick import SQL as TICK
 from horsies.tasks.enqueue import option_params
 from horsies.tasks.task import BaseTask
 
-# --------
-# What an app declares, checked against its tasks and queues: all problems at once, before anything is stored.
+_OPTIONS = ("task_name", "queue_name", "priority", "timeout_ms", "retry_delays_ms", "retry_jitter", "retry_for")
+
+SQL = load(__file__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSchedule:
-    """A schedule with all that it takes to enqueue its task."""
+    """A schedule with everything that enqueuing its task needs."""
 
     schedule: TaskSchedule
     options: TaskOptions
@@ -39,21 +41,22 @@ class DeclaredSchedule:
 
 
 def declared_schedules(config: AppConfig, tasks: Mapping[str, BaseTask[..., Any]]) -> list[DeclaredSchedule] | None:
-    """The schedules of an app, by name; None if it says nothing about schedules. Raises ConfigError for those that could never run."""
+    """Return the schedules of an app, by name; None if its configuration has no `schedule`. Raises ConfigError with all problems."""
     if config.schedule is None:
         return None
     schedules = sorted(config.schedule.schedules, key=lambda schedule: schedule.name)
     raise_problems(
         "the schedules", [problem for schedule in schedules for problem in _problems(schedule, config, tasks)]
     )
-    return [_declared(schedule, tasks[schedule.task_name]) for schedule in schedules]
+    return [_declare(schedule, tasks[schedule.task_name]) for schedule in schedules]
 
 
 def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, BaseTask[..., Any]]) -> Iterator[str]:
     task = tasks.get(schedule.task_name)
     if task is None:
+        known = ", ".join(map(repr, sorted(tasks))) or "none"
         yield (
-            f"schedule {schedule.name!r}: there is no task {schedule.task_name!r}; this app has {_listed(sorted(tasks))}. "
+            f"schedule {schedule.name!r}: there is no task {schedule.task_name!r}; this app has {known}. "
             "Name one of them, or add its module to app.discover_tasks([...])"
         )
     else:
@@ -68,35 +71,26 @@ def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, Bas
             yield f"schedule {schedule.name!r}: queue_name: {error}"
 
 
-def _declared(schedule: TaskSchedule, task: BaseTask[..., Any]) -> DeclaredSchedule:
+def _declare(schedule: TaskSchedule, task: BaseTask[..., Any]) -> DeclaredSchedule:
     options = task.options._replace(queue_name=schedule.queue_name or task.queue_name)
     return DeclaredSchedule(schedule, options, task.arguments.encode((), schedule.kwargs))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
-
-
-SQL = load(__file__)
-
-_TERMS = ("task_name", "queue_name", "priority", "timeout_ms", "retry_delays_ms", "retry_jitter", "retry_for")
-
-
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """The names of schedules that were stored for the first time, were changed, and were retired."""
+    """The names of the schedules that were stored for the first time, changed, and disabled because they are not declared any more."""
 
     added: Sequence[str]
     changed: Sequence[str]
     retired: Sequence[str]
     clashes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Not stored: schedules that another app declares, and that app."""
+    """Not stored: schedules that another app declares, each with that app."""
     unowned: Sequence[str] = field(default_factory=list[str])
     """Not changed: schedules that an older library stored and that this app does not declare."""
 
 
 class StoredSchedule(NamedTuple):
-    """A schedule as it stands; as its row is read."""
+    """A stored schedule. The fields are the columns of `lock_schedules`."""
 
     name: str
     pattern: Mapping[str, Any]
@@ -111,9 +105,9 @@ class StoredSchedule(NamedTuple):
 def sync_schedules(
     declared: Sequence[DeclaredSchedule], *, app: str, locator: str | None = None, now: datetime | None = None
 ) -> Op[SyncResult]:
-    """Store the schedules of an app; safe to repeat.
+    """Store the schedules of an app. Can be repeated.
 
-    What the app stored under its `locator`, before it was given a name, is taken over. `now` is for tests.
+    Rows that the app stored under its `locator`, before it was given a name, become its own. `now` is for tests.
     """
     *_, found, ((moment,),) = yield from execute(
         TICK["begin_tick"](),
@@ -129,13 +123,13 @@ def sync_schedules(
         for row in stored.values()
         if row.name in names and row.declared and row.app is not None and row.app not in (app, locator)
     }
-    ours = [each for each in declared if each.schedule.name not in clashes]
-    next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in ours}
-    affected = {row.name: row for row in stored.values() if row.name in next_slots or row.app == app}
+    own = [each for each in declared if each.schedule.name not in clashes]
+    next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in own}
+    affected = [row for row in stored.values() if row.name in next_slots or row.app == app]
     written, retired, *_ = yield from execute(
-        SQL["store_schedules"](app=app, schedules=json.dumps([_row(each, next_slots) for each in ours])),
+        SQL["store_schedules"](app=app, schedules=json.dumps([_to_row(each, next_slots) for each in own])),
         SQL["disable_schedules"](app=app, names=list(next_slots)),
-        _record_dropped(affected, next_slots, moment),
+        _record_missed_slots(affected, next_slots, moment),
         SQL["notify_schedules"](),
         TICK["commit_tick"](),
     )
@@ -148,39 +142,38 @@ def sync_schedules(
     )
 
 
-def _next_slot(schedule: TaskSchedule, stored: Mapping[str, StoredSchedule], moment: datetime) -> datetime | None:
+def _next_slot(schedule: TaskSchedule, stored: Mapping[str, StoredSchedule], now: datetime) -> datetime | None:
+    """Return the stored slot if pattern and time zone are the same, otherwise the first one from now on."""
     if not schedule.enabled:
         return None
-    known = stored.get(schedule.name)
-    if (
-        known is not None
-        and known.enabled
-        and (known.pattern, known.timezone) == (pattern_to_json(schedule.pattern), schedule.timezone)
-    ):
-        return known.next_slot_at
-    return next_slot(schedule.pattern, zone_named(schedule.timezone), moment)
+    row = stored.get(schedule.name)
+    pattern_and_zone = (pattern_to_json(schedule.pattern), schedule.timezone)
+    if row is not None and row.enabled and (row.pattern, row.timezone) == pattern_and_zone:
+        return row.next_slot_at
+    return next_slot(schedule.pattern, zone_named(schedule.timezone), now)
 
 
-def _record_dropped(
-    stored: Mapping[str, StoredSchedule], next_slots: Mapping[str, datetime | None], moment: datetime
+def _record_missed_slots(
+    affected: Sequence[StoredSchedule], next_slots: Mapping[str, datetime | None], now: datetime
 ) -> Query:
-    dropped = {
-        name: row.next_slot_at
-        for name, row in stored.items()
+    """Record the due slots that this change drops, so that the history has no gaps."""
+    missed = {
+        row.name: row.next_slot_at
+        for row in affected
         if row.next_slot_at is not None
-        and row.next_slot_at <= moment
-        and row.next_slot_at != next_slots.get(name)
+        and row.next_slot_at <= now
+        and row.next_slot_at != next_slots.get(row.name)
         and not row.is_paused
     }
-    return SQL["record_missed_slots"](names=list(dropped), slots=list(dropped.values()))
+    return SQL["record_missed_slots"](names=list(missed), slots=list(missed.values()))
 
 
-def _row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
+def _to_row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
     schedule, options = each.schedule, option_params(each.options)
     slot = next_slots[schedule.name]
     return {
         "name": schedule.name,
-        **{name: options[name] for name in _TERMS},
+        **{name: options[name] for name in _OPTIONS},
         "args": each.args,
         "pattern": pattern_to_json(schedule.pattern),
         "timezone": schedule.timezone,

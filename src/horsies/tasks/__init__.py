@@ -1,1 +1,1 @@
-"""The journey of one task: each verb is a Python file and its SQL twin."""
+"""Operations on tasks: each module of operations has a `.sql` file with its statements."""

@@ -1,7 +1,7 @@
-"""`current_task()`: what a task can know of itself while it runs, and what it can say.
+"""`current_task()`: the running task as its own code sees it, and its progress reports.
 
-Held by a context variable: an asyncio task and `asyncio.to_thread` inherit it, a thread that the task starts by hand takes it
-along with `contextvars.copy_context().run`.
+It is kept in a context variable. Asyncio tasks and `asyncio.to_thread` inherit it; for a thread that the task starts itself, run the function of the thread
+with `contextvars.copy_context().run`.
 """
 
 import time
@@ -18,50 +18,54 @@ MAX_MESSAGE = 1_000
 
 
 class CurrentTask(Record, hidden=frozenset({"until", "is_cancelled", "report"})):
-    """The running task, seen from inside."""
+    """The running task, for its own code."""
 
     task_id: TaskId
     task_name: str
     queue_name: str
     attempt: int
-    """1 for the first."""
+    """1 for the first attempt."""
     root_id: str | None = None
-    """Of a task that a workflow runs: the outermost run."""
+    """For a task of a workflow: the outermost run."""
     deadline: datetime | None
-    """When its `timeout_ms` is over."""
+    """When its `timeout_ms` ends."""
     until: float | None
-    """The same on the monotonic clock, which nobody sets."""
+    """The deadline on the monotonic clock, which cannot be set back or forward."""
     is_cancelled: Callable[[], bool]
     report: Callable[[float | None, str | None], None]
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the deadline: negative after it, None without one."""
+        """The time until the deadline: negative after it, None without one."""
         return None if self.until is None else self.until - time.monotonic()
 
     @property
     def cancelled(self) -> bool:
-        """Somebody has asked this task to stop."""
+        """Whether this task was requested to stop."""
         return self.is_cancelled()
 
     def progress(self, fraction: float | None, message: str | None = None) -> None:
-        """Say how far it is, from 0 to 1 (None: no idea), as often as you like: about one a second is passed on, and the last.
+        """Report the progress, from 0 to 1, or None if it is not known. Call it as often as you like: about one report a second is stored, and the last one.
 
         Safe from any thread.
         """
-        self.report(_checked_fraction(fraction), _checked_message(message))
+        if fraction is not None:
+            fraction = _check_fraction(fraction)
+        if message is not None:
+            message = _clean_message(message)
+        self.report(fraction, message)
 
 
 _current: ContextVar[CurrentTask] = ContextVar("horsies_current_task")
 
 
 def current_task() -> CurrentTask:
-    """The task that this code runs in. Raises OutsideTaskError where there is none."""
+    """Return the task that runs this code. Raises OutsideTaskError outside a task."""
     try:
         return _current.get()
     except LookupError:
         raise OutsideTaskError(
-            "current_task() was called where no task runs; in a thread that a task has started, "
+            "current_task() was called outside a task; in a thread that a task has started, "
             "run the function with contextvars.copy_context().run(function)"
         ) from None
 
@@ -71,32 +75,30 @@ def current_task_if_any() -> CurrentTask | None:
 
 
 def set_current_task(current: CurrentTask) -> None:
-    """For whoever runs tasks, in the context made for this one."""
+    """Set the task of the current context. The executor calls this in a context of its own for each task."""
     _current.set(current)
 
 
 def warn_inside_task(stacklevel: int) -> None:
-    """About a wait for other tasks: those that wait in all slots, for tasks that need a slot, wait for ever."""
+    """Warn about a wait for other tasks: if the tasks in all slots wait for tasks that need a slot, none of them ever continues."""
     current = current_task_if_any()
     if current is not None:
         warnings.warn(
-            f"task {current.task_name!r} waits for another task, and holds a slot of its worker meanwhile; when all slots are "
-            "held so, nothing goes on: better send what comes next at the end of the other task",
+            f"task {current.task_name!r} waits for another task and occupies a slot of its worker during that time; when all slots "
+            "wait like this, none continues. Send the next task at the end of the other task instead",
             stacklevel=stacklevel + 1,
         )
 
 
-def _checked_fraction(fraction: object) -> float | None:
-    if fraction is None:
-        return None
+def _check_fraction(fraction: object) -> float:
     if isinstance(fraction, int | float) and not isinstance(fraction, bool) and 0 <= fraction <= 1:  # NaN is not
         return float(fraction)
     raise ValueError(f"progress is {fraction!r}; give a fraction from 0 to 1, or None with a message")
 
 
-def _checked_message(message: object) -> str | None:
-    if message is None:
-        return None
+def _clean_message(message: object) -> str:
     if not isinstance(message, str):
         raise TypeError(f"the message of a progress report must be text, not {type(message).__name__}")
-    return message[:MAX_MESSAGE].encode(errors="replace").decode().replace("\x00", "�")  # as the database takes it
+    return (
+        message[:MAX_MESSAGE].encode(errors="replace").decode().replace("\x00", "�")
+    )  # text that the database accepts

@@ -1,17 +1,17 @@
-"""Finish: the one way a claimed task ends."""
+"""End claimed tasks. A result is accepted only with the current claim number."""
 
 from collections.abc import Sequence
 
 from horsies.db.statement import Query, load
 from horsies.model.task import Ending, TaskId
 
-SQL = load(__file__)
+MAX_NOTIFIED_IDS = 200  # 37 bytes each; the server refuses a payload of 8,000 bytes or more
 
-NAMED_AT_MOST = 200  # 37 bytes each: a payload over 8 000 bytes would be refused by the server
+SQL = load(__file__)
 
 
 def finish_tasks(worker: str, endings: Sequence[Ending]) -> Query:
-    """End these claims; the ids of those that were still this worker's come back."""
+    """End these claims. Returns the ids of those that this worker still held."""
     ordered = _ordered(endings)
     return SQL["finish_tasks"](
         worker=worker,
@@ -25,8 +25,8 @@ def finish_tasks(worker: str, endings: Sequence[Ending]) -> Query:
 
 
 def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
-    """End these failed attempts, or put them off for a retry; what was still this worker's comes back, with the seconds until
-    its retry or None.
+    """End these failed attempts or schedule their retries. Returns the ids of those that this worker still held, each with the
+    seconds until its retry, or None if it has ended.
     """
     ordered = _ordered(endings)
     return SQL["end_or_retry_tasks"](
@@ -41,11 +41,11 @@ def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     )
 
 
-def notify_done(ids: Sequence[TaskId]) -> Query:
-    """Wake the waiters. Sent after COMMIT: NOTIFY inside the transaction would take a cluster-wide lock for its fsync."""
-    return SQL["notify_done"](payload=" ".join(ids) if len(ids) <= NAMED_AT_MOST else "*")
-
-
 def _ordered(endings: Sequence[Ending]) -> list[Ending]:
-    """Everyone locks rows in order of their ids, and the statement finds a claim's number by that order."""
+    """Sort by id: all statements lock rows in this order, and `width_bucket` finds the number of a claim by it."""
     return sorted(endings, key=lambda ending: (ending.id, ending.claim_no))
+
+
+def notify_done(ids: Sequence[TaskId]) -> Query:
+    """Wake the waiters. Sent after COMMIT: a NOTIFY inside the transaction holds a cluster-wide lock during the fsync."""
+    return SQL["notify_done"](payload=" ".join(ids) if len(ids) <= MAX_NOTIFIED_IDS else "*")

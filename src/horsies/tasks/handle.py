@@ -1,11 +1,14 @@
-"""`TaskHandle`: a ticket for one task that was sent."""
+"""`TaskHandle`: stands for one task that was sent."""
 
 import asyncio
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from horsies.db.statement import Op
 from horsies.db.waiter import Waiter
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
@@ -19,16 +22,31 @@ from horsies.tasks.inspect import TaskInfo, get_info, get_status
 from horsies.tasks.wait import NotEnded, WaitAnswer, deadline_from_timeout, wait_until_ended, wait_until_ended_async
 
 if TYPE_CHECKING:
-    from horsies.db.broker import PostgresBroker  # brings psycopg, which a process that only runs tasks can do without
+    from horsies.db.broker import PostgresBroker  # imports psycopg, which a process that only runs tasks does not need
 
-AT_ONCE_S, SOON_S = 0.0005, 0.005
-"""Whoever waits at once for what was sent looks for its ending soon, or when it is announced."""
-
+A = TypeVar("A")
 T_co = TypeVar("T_co", covariant=True)
+
+_STATUS_CODES = {
+    TaskStatus.CANCELLED: OutcomeCode.TASK_CANCELLED,
+    TaskStatus.EXPIRED: OutcomeCode.TASK_EXPIRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HandleTimings:
+    """When a waiter first reads the result of a task that was just sent."""
+
+    is_new_s: float = 0.0005
+    """How long after its send a task is new."""
+    first_read_s: float = 0.005
+    """The first read for a new task, after its send; earlier if a notification arrives."""
 
 
 class TaskHandle(Generic[T_co]):
-    """Waits for the result of one task. Cheap; any number may exist for the same task."""
+    """Stands for one task, and waits for its result. Any number of handles can exist for the same task."""
+
+    timings: ClassVar[HandleTimings] = HandleTimings()
 
     def __init__(
         self,
@@ -38,7 +56,7 @@ class TaskHandle(Generic[T_co]):
         *,
         sent_at: float = 0.0,
     ) -> None:
-        """`sent_at`: on the monotonic clock, if it was sent for this handle."""
+        """`sent_at`: when the task was sent, on the monotonic clock; 0 if it may have been sent earlier."""
         self.task_id = task_id
         self._sent_at = sent_at
         self._codec = codec
@@ -47,141 +65,129 @@ class TaskHandle(Generic[T_co]):
         self._result: TaskResult[T_co, TaskError] | None = None
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
-        """Wait for the result. A wait that runs out is `err(WAIT_TIMEOUT)`, and the task goes on; 0 only looks."""
+        """Wait for the result. After `timeout_ms` it is `err(WAIT_TIMEOUT)`, and the task continues; 0 does not wait."""
         if self._ended is None:
             broker, deadline, waiter = self.broker, deadline_from_timeout(timeout_ms), self._waiter()
             refuse_in_event_loop("get()", "await handle.get_async()")
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
             wait_until_ended(broker, waiter, deadline)
-            return self.receive(waiter.answers[self.task_id], timeout_ms)
-        return self.receive(self._ended, timeout_ms)
+            return self.to_result(waiter.answers[self.task_id], timeout_ms)
+        return self.to_result(self._ended, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
-        """The same for asyncio code."""
+        """Do what `get` does, for asyncio code."""
         if self._ended is None:
             broker, deadline, waiter = self.broker, deadline_from_timeout(timeout_ms), self._waiter()
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
             await wait_until_ended_async(broker, waiter, deadline)
-            return self.receive(waiter.answers[self.task_id], timeout_ms)
-        return self.receive(self._ended, timeout_ms)
+            return self.to_result(waiter.answers[self.task_id], timeout_ms)
+        return self.to_result(self._ended, timeout_ms)
 
     def status(self) -> TaskStatus | None:
-        """Where the task is now; None when no such task is known."""
-        verb = partial(get_status, self.task_id)
-        return self.broker.run(verb, again=verb)
+        """Read the current status; None if there is no such task."""
+        return self._run(partial(get_status, self.task_id))
 
     async def status_async(self) -> TaskStatus | None:
-        """The same for asyncio code."""
-        verb = partial(get_status, self.task_id)
-        return await self.broker.run_async(verb, again=verb)
+        """Do what `status` does, for asyncio code."""
+        return await self._run_async(partial(get_status, self.task_id))
 
     def info(self) -> TaskInfo | None:
-        """Attempts, times, worker and progress; None when no such task is known."""
-        verb = partial(get_info, self.task_id)
-        return self.broker.run(verb, again=verb)
+        """Read attempts, times, worker and progress; None if there is no such task."""
+        return self._run(partial(get_info, self.task_id))
 
     async def info_async(self) -> TaskInfo | None:
-        """The same for asyncio code."""
-        verb = partial(get_info, self.task_id)
-        return await self.broker.run_async(verb, again=verb)
+        """Do what `info` does, for asyncio code."""
+        return await self._run_async(partial(get_info, self.task_id))
 
     def cancel(self) -> CancelOutcome:
-        """What has not begun ends at once; what runs is asked to stop and, past a grace period, its child is killed."""
-        verb = partial(cancel_task, self.task_id)
-        return self.broker.run(verb, again=verb)
+        """Cancel the task. If it has not started, it ends at once. If it is running, it is requested to stop; after a grace period, its child is killed."""
+        return self._run(partial(cancel_task, self.task_id))
 
     async def cancel_async(self) -> CancelOutcome:
-        """The same for asyncio code."""
-        verb = partial(cancel_task, self.task_id)
-        return await self.broker.run_async(verb, again=verb)
+        """Do what `cancel` does, for asyncio code."""
+        return await self._run_async(partial(cancel_task, self.task_id))
 
     def retry(self, *, force: bool = False) -> RetryOutcome:
-        """Bring a task back that has ended: it is due now, and `get()` waits for its new ending. `force` takes also one that has succeeded,
-        whose `good_until` has passed, or whose key was given to another task since.
+        """Return an ended task to its queue: it is due now, and `get()` waits for its new ending. `force` includes a task that has succeeded,
+        whose `good_until` has passed, or whose key another task has taken since.
         """
-        verb = Requeue([self.task_id], force=force)
-        return self._retried(self.broker.run(verb, again=verb)[self.task_id])
+        return self._forget_ending(self._run(Requeue([self.task_id], force=force))[self.task_id])
 
     async def retry_async(self, *, force: bool = False) -> RetryOutcome:
-        """The same for asyncio code."""
-        verb = Requeue([self.task_id], force=force)
-        return self._retried((await self.broker.run_async(verb, again=verb))[self.task_id])
+        """Do what `retry` does, for asyncio code."""
+        return self._forget_ending((await self._run_async(Requeue([self.task_id], force=force)))[self.task_id])
 
-    def _retried(self, outcome: RetryOutcome) -> RetryOutcome:
+    def _forget_ending(self, outcome: RetryOutcome) -> RetryOutcome:
         if outcome in (RetryOutcome.RETRIED, RetryOutcome.NOT_ENDED):
-            self._ended = self._result = None  # what is known of it here is over
+            self._ended = self._result = None
         return outcome
 
-    # -- for those who wait for several
+    # All of these operations can be repeated if the outcome of the first attempt is unknown.
+
+    def _run(self, op: Callable[[], Op[A]]) -> A:
+        return self.broker.run(op, again=op)
+
+    async def _run_async(self, op: Callable[[], Op[A]]) -> A:
+        return await self.broker.run_async(op, again=op)
+
+    # For waits for several tasks:
 
     @property
     def broker(self) -> "PostgresBroker":
-        """Where the task is."""
+        """The broker of the app that sent the task."""
         return self._broker()
 
     @property
     def ended(self) -> Ended | None:
-        """How the task ended, if that is known here: `get()` returns at once then, and asks nobody."""
+        """How the task ended, if the handle knows it: then `get()` returns at once, without a query."""
         return self._ended
 
-    def keep(self, ended: Ended) -> None:
-        """How the task ended, found by somebody who waited for it on behalf of this handle."""
+    def set_ended(self, ended: Ended) -> None:
+        """Store how the task ended."""
         self._ended = ended
 
-    def receive(self, found: WaitAnswer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
-        """The result that such an answer means to a wait of this length."""
-        match found:
+    def to_result(self, answer: WaitAnswer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
+        """Convert the answer of a wait with this time-out to a result."""
+        match answer:
             case Ended():
-                self._ended = found
+                self._ended = answer
                 if self._result is None:
-                    self._result = self._decode(found)
+                    self._result = self._decode(answer)
                 return self._result
             case NotEnded.LIVE:
-                return TaskResult(
-                    err=TaskError(
-                        error_code=RetrievalCode.WAIT_TIMEOUT,
-                        message=f"task {self.task_id} has not ended within {timeout_ms} ms; it goes on",
-                        data={"task_id": self.task_id},
-                    )
+                return self._error(
+                    RetrievalCode.WAIT_TIMEOUT,
+                    f"task {self.task_id} has not ended within {timeout_ms} ms; it continues",
                 )
             case NotEnded.UNKNOWN:
-                return TaskResult(
-                    err=TaskError(
-                        error_code=RetrievalCode.TASK_NOT_FOUND,
-                        message=f"no task {self.task_id} is known: never sent, not committed yet, or past its retention",
-                        data={"task_id": self.task_id},
-                    )
+                return self._error(
+                    RetrievalCode.TASK_NOT_FOUND,
+                    f"there is no task {self.task_id}: it was never sent, is not committed yet, or is past its retention",
                 )
 
     def _waiter(self) -> Waiter[WaitAnswer]:
-        """A task has not ended in the moment after its send. To look for that while it is being claimed would be in its way."""
-        is_new = time.monotonic() < self._sent_at + AT_ONCE_S
-        return Waiter([self.task_id], first_read_at=self._sent_at + SOON_S if is_new else 0.0)
+        """A task that was just sent has not ended yet. To read its result while it is being claimed would slow down the claim."""
+        is_new = time.monotonic() < self._sent_at + self.timings.is_new_s
+        return Waiter([self.task_id], first_read_at=self._sent_at + self.timings.first_read_s if is_new else 0.0)
 
     def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:
             return TaskResult(ok=self._codec.decode(ended.result or "null"))
         if ended.error is not None:
             return TaskResult(err=decode_error(ended.error))
-        own = TaskError(
-            error_code=_CODES[ended.status], message=f"the task is {ended.status}", data={"task_id": self.task_id}
-        )
-        return TaskResult(err=own)
+        return self._error(_STATUS_CODES[ended.status], f"the task is {ended.status}")
+
+    def _error(self, code: OutcomeCode | RetrievalCode, message: str) -> TaskResult[T_co, TaskError]:
+        return TaskResult(err=TaskError(error_code=code, message=message, data={"task_id": self.task_id}))
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.task_id!r})"
 
 
-_CODES = {
-    TaskStatus.CANCELLED: OutcomeCode.TASK_CANCELLED,
-    TaskStatus.EXPIRED: OutcomeCode.TASK_EXPIRED,
-}
-
-
 class InertHandle(TaskHandle[T_co]):
-    """What a suppressed send returns: there is no task behind it."""
+    """The handle of a suppressed send. There is no task."""
 
     @property
     def broker(self) -> "PostgresBroker":
@@ -216,8 +222,21 @@ class InertHandle(TaskHandle[T_co]):
 
 
 def refuse_in_event_loop(call: str, instead: str) -> None:
+    """Raise BlockingCallError for a blocking call in an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise BlockingCallError(f"{call} would block the running event loop; use `{instead}`")
+
+
+def warn_in_event_loop(instead: str) -> None:
+    """Warn about a blocking call in an event loop. To be called by a helper of a public method: `stacklevel` names that method's caller."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    warnings.warn(
+        f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`",
+        stacklevel=4,
+    )

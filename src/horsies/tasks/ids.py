@@ -1,4 +1,4 @@
-"""Task ids: UUID version 7, so that they sort by time, strictly increasing within a process."""
+"""Task ids: UUID version 7, so that they sort by time. They strictly increase within a process."""
 
 import os
 import threading
@@ -17,8 +17,8 @@ _last = 0
 
 
 def _renew_lock() -> None:
-    """After a fork: the thread that held it, if one did, is not in this process."""
-    global _lock  # noqa: PLW0603 - a fact about the process
+    """Replace the lock after a fork: a thread that held it does not exist in the new process."""
+    global _lock  # noqa: PLW0603 - the state is per process
     _lock = threading.Lock()
 
 
@@ -30,8 +30,8 @@ def new_task_id() -> TaskId:
 
 
 def new_task_ids(count: int) -> list[TaskId]:
-    """48 bits of milliseconds, then 74 random bits; within one millisecond the last id plus a random step."""
-    global _last  # noqa: PLW0603 - the one thing that makes ids increase is remembering the last
+    """Return new ids: 48 bits of milliseconds, then 74 random bits. Within one millisecond, an id is the last one plus a random step."""
+    global _last  # noqa: PLW0603 - the state is per process
     noise = os.urandom(10 + 4 * count)
     value = (time.time_ns() // 1_000_000) << _RANDOM_BITS | int.from_bytes(noise[:10]) >> 6
     steps = memoryview(noise)[10:].cast("I")
@@ -39,30 +39,30 @@ def new_task_ids(count: int) -> list[TaskId]:
         value = value if value >> _RANDOM_BITS > _last >> _RANDOM_BITS else _last
         values = [value := value + 1 + step for step in steps]
         _last = value
-    return list(_formatted(values))
+    return list(_format_ids(values))
 
 
-def as_task_id(given: str | UUID) -> TaskId:
-    """An id from elsewhere, as all ids are written; what is none is refused."""
-    return as_id(given, "task id", "pass what `handle.task_id` was, a UUID as text")
+def _format_ids(values: Iterable[int]) -> Iterator[TaskId]:
+    """Insert version (7) and variant (2) between the 122 bits. Most neighbours have the same first half, which is formatted once."""
+    for upper, group in groupby(values, lambda value: value >> _LOWER_BITS):
+        head = f"{upper >> 12:012x}7{upper & 0xFFF:03x}"
+        start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
+        for value in group:
+            tail = f"{value & _LOWER | 1 << 63:016x}"
+            yield f"{start}{tail[:4]}-{tail[4:]}"
 
 
-def as_workflow_id(given: str | UUID) -> str:
-    return as_id(given, "workflow id", "pass what `handle.workflow_id` was, or a UUID of your own")
+def to_task_id(given: str | UUID) -> TaskId:
+    """Return an id in the form in which all ids are written. Raises ValueError if it is not a UUID."""
+    return to_id(given, "task id", "pass the value of `handle.task_id`, a UUID as text")
 
 
-def as_id(given: str | UUID, what: str, advice: str) -> str:
+def to_workflow_id(given: str | UUID) -> str:
+    return to_id(given, "workflow id", "pass the value of `handle.workflow_id`, or a UUID of your own")
+
+
+def to_id(given: str | UUID, what: str, advice: str) -> str:
     try:
         return str(UUID(str(given)))
     except ValueError:
-        raise ValueError(f"{given!r} is no {what}; {advice}") from None
-
-
-def _formatted(values: Iterable[int]) -> Iterator[TaskId]:
-    """Put version (7) and variant (2) between the 122 bits that are ours. Neighbours mostly begin alike."""
-    for upper, alike in groupby(values, lambda value: value >> _LOWER_BITS):
-        head = f"{upper >> 12:012x}7{upper & 0xFFF:03x}"
-        start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
-        for value in alike:
-            tail = f"{value & _LOWER | 1 << 63:016x}"
-            yield f"{start}{tail[:4]}-{tail[4:]}"
+        raise ValueError(f"{given!r} is not a valid {what}; {advice}") from None

@@ -1,6 +1,6 @@
-"""While a worker imports modules, sends enqueue nothing: importing a module again must not run its side effects again.
+"""Suppress sends while a worker imports modules: importing a module again must not repeat its side effects.
 
-An app may also be told to suppress its sends, by `app.suppress_sends(True)` or by $HORSIES_SUPPRESS_SENDS.
+An app can also suppress its sends with `app.suppress_sends(True)` or $HORSIES_SUPPRESS_SENDS.
 """
 
 import os
@@ -15,12 +15,12 @@ _depth = 0
 
 
 def sends_are_suppressed() -> bool:
-    """A worker is importing modules."""
+    """Return whether a worker is importing modules in this process."""
     return _depth > 0
 
 
 def environment_suppresses_sends() -> bool:
-    """Read $HORSIES_SUPPRESS_SENDS. Raises ConfigError if it says neither yes nor no."""
+    """Read $HORSIES_SUPPRESS_SENDS. Raises ConfigError if it means neither yes nor no."""
     word = os.environ.get(VARIABLE, "").strip().lower()
     if word not in (*_YES, *_NO):
         raise ConfigError("the environment", [f"${VARIABLE} is {word!r}; set it to 1 or 0, or leave it unset"])
@@ -29,8 +29,8 @@ def environment_suppresses_sends() -> bool:
 
 @contextmanager
 def suppress_sends() -> Generator[None]:
-    """Process-wide, because an import may start threads of its own."""
-    global _depth  # noqa: PLW0603 - a fact about the process
+    """Suppress sends of the whole process, because an import may start threads that send."""
+    global _depth  # noqa: PLW0603 - the state is per process
     _depth += 1
     try:
         yield

@@ -1,4 +1,9 @@
-"""Inspect: read what is known, change nothing."""
+"""Read tasks and workers, without changing anything.
+
+Lists of tasks are in order of the ids, which is the order of sending, newest first, a page at a time. Both tables have an index on the id, so a page costs
+the same however many tasks there are. Rows that a filter excludes are read nevertheless: a rare status costs a walk over all newer tasks, which `since`
+limits, because it excludes the partitions before it.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +19,13 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 
+FINAL = tuple(status for status in TaskStatus if status.is_final)
+LIVE = tuple(status for status in TaskStatus if not status.is_final)
+_ID_DIGITS = 32  # hexadecimal digits of a UUID
+
 SQL = load(__file__)
+_LIST = SQL["list_tasks"]
+_COUNT = Statement("count_tasks", f"select count(*) from ({_LIST.text.rstrip(';')}) as found")  # noqa: S608 - no user input
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """All there is to know about one task now. A moment is None when it has not come; `worker` is who has, or had, the task."""
+    """The state of one task. A time is None if it has not come yet; `worker` is the one that holds the task, or held it last."""
 
     id: TaskId
     task_name: str
@@ -48,17 +59,17 @@ class TaskInfo:
     finished_at: datetime | None
     worker: str | None
     unknown_since: datetime | None
-    """Since when no living worker can run it."""
+    """Since when no live worker can run it."""
     error_code: str | None
     error: TaskError | None
     progress: dict[str, Any] | None
     failed_attempts: Sequence[FailedAttempt]
-    """Those before the last one, the newest 20 of them."""
+    """The newest 20 of those before the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The health of one worker at one moment."""
+    """A snapshot of the health of one worker."""
 
     worker_id: str
     snapshot_at: datetime
@@ -85,40 +96,40 @@ def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
     row = yield from one(SQL["get_info"](id=task_id))
     if row is None:
         return None
-    known: list[Any] = list(row)
-    status, (error, progress, failed) = row[4], row[-3:]
-    known[4] = TaskStatus(status)
-    known[-3] = stored_error(error)
-    known[-2:] = (
-        json.loads(progress) if progress else None,
-        [_failed_attempt(text, place) for place, text in enumerate(failed or (), 1)],
+    task_id, task_name, queue_name, priority, status, *rest, error, progress, failed = row
+    return TaskInfo(
+        task_id,
+        task_name,
+        queue_name,
+        priority,
+        TaskStatus(status),
+        *rest,
+        error=decode_stored_error(error),
+        progress=json.loads(progress) if progress else None,
+        failed_attempts=[_decode_attempt(text, number) for number, text in enumerate(failed or (), 1)],
     )
-    return TaskInfo(*known)
 
 
-def _failed_attempt(text: object, place: int) -> FailedAttempt:
-    """What was not written by us is told as it is: one bad row must not keep anybody from looking at it."""
+def _decode_attempt(text: object, number: int) -> FailedAttempt:
     try:
-        return _read_attempt(json.loads(cast("str", text)))
+        stored: dict[str, Any] = json.loads(cast("str", text))
+        return FailedAttempt(
+            stored["attempt"],
+            stored["error_code"],
+            decode_stored_error(json.dumps(stored["error"])),
+            stored["worker"],
+            datetime.fromisoformat(stored["started_at"]) if stored["started_at"] else None,
+            datetime.fromisoformat(stored["ended_at"]),
+        )
     except (TypeError, ValueError, LookupError, AttributeError):
+        # A row that other software has written must still be readable.
         message = f"this attempt was not recorded by horsies: {str(text)[:1000]}"
         error = TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
-        return FailedAttempt(place, str(error.error_code), error, None, None, datetime.fromtimestamp(0, UTC))
+        return FailedAttempt(number, str(error.error_code), error, None, None, datetime.fromtimestamp(0, UTC))
 
 
-def _read_attempt(stored: dict[str, Any]) -> FailedAttempt:
-    return FailedAttempt(
-        stored["attempt"],
-        stored["error_code"],
-        stored_error(json.dumps(stored["error"])),
-        stored["worker"],
-        datetime.fromisoformat(stored["started_at"]) if stored["started_at"] else None,
-        datetime.fromisoformat(stored["ended_at"]),
-    )
-
-
-def stored_error(text: str | None) -> TaskError | None:
-    """Of a column that may be null in two ways, as JSON and as none. What was not written by us is told as it is."""
+def decode_stored_error(text: str | None) -> TaskError | None:
+    """Decode a column that may be null, or JSON null. Text that horsies has not written becomes the data of an error."""
     if text is None or text == "null":
         return None
     try:
@@ -130,29 +141,15 @@ def stored_error(text: str | None) -> TaskError | None:
 
 
 def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[list[WorkerState]]:
-    """The newest snapshot of every worker, or the history of one."""
+    """Read the newest snapshot of each worker, or the history of one worker."""
     found = yield from plan_for_values(SQL["get_worker_states"](worker_id=worker_id, limit=limit))
     return [WorkerState(*row) for row in found]
 
 
-# --------
-# List: tasks by what is known of them, newest first, a page at a time.
-#
-# In the order of their ids, which is that of their sending. Both tables have an index on it, so that a page is read off their ends however many
-# there are. What a filter excludes on the way is looked at nevertheless: a rare status costs a walk over all that is newer, which
-# `since` bounds, because it leaves out the days before it.
-
-FINAL = tuple(status for status in TaskStatus if status.is_final)
-LIVE = tuple(status for status in TaskStatus if not status.is_final)
-
-_LIST = SQL["list_tasks"]
-_COUNT = Statement("count_tasks", f"select count(*) from ({_LIST.text.rstrip(';')}) as found")  # noqa: S608 - our own
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """Which tasks are meant; what is not given does not matter. `since` and `until` are about when a task ended or, if it has
-    not, when it was sent; `workflow_id` means a run with everything below it.
+    """Conditions that all have to hold. `since` and `until` refer to the end of a task or, if it has not ended, to its send.
+    `workflow_id` includes the runs of sub-workflows.
     """
 
     statuses: Sequence[TaskStatus] = ()
@@ -183,63 +180,59 @@ class TaskSummary:
     worker: str | None
     error_code: str | None
     root_id: str | None
-    """The outermost run of a workflow that it belongs to."""
+    """The outermost run of the workflow that it belongs to."""
 
 
-def list_tasks(wanted: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskSummary]]:
-    """The newest, or those that come after this one."""
-    found = yield from plan_for_values(list_tasks_query(wanted, limit, after))
-    return [_line(*row) for row in found]
+def list_tasks(filters: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskSummary]]:
+    """List the newest tasks, or those after the last one of the previous page."""
+    found = yield from plan_for_values(list_tasks_query(filters, limit, after))
+    return [_task_summary(*row) for row in found]
 
 
-def _line(task_id: TaskId, task_name: str, queue_name: str, priority: int, status: str, *rest: Any) -> TaskSummary:
+def _task_summary(
+    task_id: TaskId, task_name: str, queue_name: str, priority: int, status: str, *rest: Any
+) -> TaskSummary:
     return TaskSummary(task_id, task_name, queue_name, priority, TaskStatus(status), *rest)
 
 
-def count_tasks(wanted: TaskFilter) -> Op[int]:
-    ((count,),) = yield from plan_for_values(list_tasks_query(wanted, None, None, _COUNT))
+def count_tasks(filters: TaskFilter) -> Op[int]:
+    ((count,),) = yield from plan_for_values(list_tasks_query(filters, None, None, _COUNT))
     return count
 
 
 def read_clock() -> Op[datetime]:
-    """The time on the database's clock, which alone decides how long ago something was."""
+    """Read the clock of the database. All ages are measured by it."""
     ((now,),) = yield from rows(SQL["read_clock"]())
     return now
 
 
 def list_tasks_query(
-    wanted: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST
+    filters: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST
 ) -> Query:
-    statuses = wanted.statuses or tuple(TaskStatus)
-    # What is past its time has expired, whether or not it was moved yet.
-    may_live = wanted.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
-    is_in_flight = wanted.worker is not None or {TaskStatus.PENDING, TaskStatus.EXPIRED}.isdisjoint(statuses)
+    statuses = filters.statuses or tuple(TaskStatus)
+    # A task whose good_until has passed counts as EXPIRED, even if it has not been moved yet.
+    may_live = filters.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
+    is_in_flight = filters.worker is not None or {TaskStatus.PENDING, TaskStatus.EXPIRED}.isdisjoint(statuses)
     return statement(
         live=may_live,
         in_flight=is_in_flight,
         finished=any(status.is_final for status in statuses),
-        statuses=[status.value for status in wanted.statuses] or None,
-        queue_name=wanted.queue_name,
-        task_name=wanted.task_name,
-        error_code=wanted.error_code,
-        worker=wanted.worker,
-        since=wanted.since,
-        until=wanted.until,
-        workflow_id=wanted.workflow_id,
+        statuses=[status.value for status in filters.statuses] or None,
+        queue_name=filters.queue_name,
+        task_name=filters.task_name,
+        error_code=filters.error_code,
+        worker=filters.worker,
+        since=filters.since,
+        until=filters.until,
+        workflow_id=filters.workflow_id,
         after=after,
         limit=limit,
     )
 
 
-# --------
-# Show: everything that is stored about one task, for those who look into what went wrong.
-
-WHOLE = 2**31 - 1
-
-
 @dataclass(frozen=True, slots=True)
 class TaskDetail:
-    """What `TaskInfo` leaves out. `args` and `result` are JSON, and None unless they were asked for."""
+    """What `TaskInfo` leaves out. `args` and `result` are JSON, and None unless they were requested."""
 
     claim_no: int
     max_retries: int
@@ -256,7 +249,7 @@ class TaskDetail:
 
 
 def get_task_detail(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInfo, TaskDetail] | None]:
-    """With so many characters of its arguments and of its result."""
+    """Read everything that is stored about one task, with this many characters of its arguments and of its result."""
     info = yield from get_info(task_id)
     if info is None:
         return None
@@ -264,15 +257,9 @@ def get_task_detail(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInf
     return None if row is None else (info, TaskDetail(*row))
 
 
-# --------
-# Workers as those who operate them see them: who is registered, how it fares, and whether it answers.
-
-_LONGEST = 32  # hexadecimal digits of an id
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """One registered incarnation. Memory is that of its newest snapshot; None before the first."""
+    """One registered incarnation of a worker. Memory is that of the newest snapshot; None before the first one."""
 
     id: str
     hostname: str
@@ -283,32 +270,32 @@ class WorkerSummary:
     library_version: str
     started_at: datetime
     heartbeat_age_s: float
-    """By the database's clock."""
+    """By the clock of the database."""
     tasks_claimed: int
     tasks_running: int
     memory_usage_mb: float | None
     children_memory_mb: float | None
     app: str | None
-    """The name of the app that it serves; None if its library is too old to tell."""
+    """The name of its app; None if its library is too old to store it."""
 
 
 def list_workers() -> Op[list[WorkerSummary]]:
-    """Oldest first."""
+    """List the registered workers, oldest first."""
     found = yield from rows(SQL["list_workers"]())
     return [WorkerSummary(*row) for row in found]
 
 
 def find_workers(prefix: str) -> Op[list[str]]:
-    """The ids that begin like this, of workers that are registered, or that have left snapshots of their health behind."""
+    """Return the ids with this prefix, of registered workers and of those that have left snapshots of their health."""
     digits = prefix.replace("-", "")
     found = yield from rows(
-        SQL["find_workers"](lowest=digits.ljust(_LONGEST, "0"), highest=digits.ljust(_LONGEST, "f"))
+        SQL["find_workers"](lowest=digits.ljust(_ID_DIGITS, "0"), highest=digits.ljust(_ID_DIGITS, "f"))
     )
     return [worker for (worker,) in found]
 
 
 def request_heartbeat(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
-    """Ask these workers for a heartbeat now. When they had the last one, of those that are registered."""
+    """Request a heartbeat from these workers. Returns the times of the last ones, of those that are registered."""
     found, _ = yield from execute(
         SQL["get_heartbeats"](ids=list(worker_ids)), SQL["request_heartbeat"](ids=list(worker_ids))
     )

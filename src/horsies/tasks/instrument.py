@@ -1,4 +1,4 @@
-"""A send that somebody watches: subscribers hear of it, and its tasks carry the trace in which they are sent."""
+"""Sends that are observed: subscribers receive an event, and the tasks carry the trace in which they are sent."""
 
 import time
 from collections.abc import Generator, Sequence
@@ -11,29 +11,36 @@ from horsies.model.task import NewTask, TaskId
 
 @dataclass(slots=True)
 class TracedSend:
-    """What is to be sent, and then the ids of what was."""
+    """The tasks to send; the caller sets the ids that the send returned."""
 
     tasks: Sequence[NewTask]
     ids: Sequence[TaskId] = ()
 
 
 @contextmanager
-def observe(tracer: Tracer | None, tasks: Sequence[NewTask]) -> Generator[TracedSend]:
+def observe_send(tracer: Tracer | None, tasks: Sequence[NewTask]) -> Generator[TracedSend]:
+    """Trace a send, and emit `TasksSent` after it."""
     options = tasks[0].options
     work = SendSpan(options.task_name, options.queue_name, [task.id for task in tasks])
     with trace_send(tracer, work) as trace:
-        send = TracedSend(tasks if trace is None else _carrying(trace, tasks))
-        began = time.perf_counter()
+        if trace is None:
+            send = TracedSend(tasks)
+        else:
+            traced = options._replace(
+                trace=trace
+            )  # one object for all tasks: they still go by one statement, or by COPY
+            send = TracedSend([task._replace(options=traced) for task in tasks])
+        started = time.perf_counter()
         yield send
     if subscribers:
-        # A key may have stood for another task, which was sent before.
+        # An id that differs is that of the holder of a key: a task that was sent earlier.
         new = sum(task.id == task_id for task, task_id in zip(tasks, send.ids, strict=True))
-        emit(TasksSent(options.task_name, options.queue_name, new, time.perf_counter() - began))
+        emit(TasksSent(options.task_name, options.queue_name, new, time.perf_counter() - started))
 
 
 @contextmanager
 def trace_send(tracer: Tracer | None, work: TracedWork) -> Generator[str | None]:
-    """What is sent in it carries this along, if anything."""
+    """Open a span for a send. Yields the trace that the tasks are to carry, if there is one."""
     span = None if tracer is None else begin_span(tracer, work)
     if span is None:
         yield None
@@ -44,9 +51,3 @@ def trace_send(tracer: Tracer | None, work: TracedWork) -> Generator[str | None]
         end_span(span, raised=error)
         raise
     end_span(span)
-
-
-def _carrying(trace: str, tasks: Sequence[NewTask]) -> list[NewTask]:
-    """All on the same options still: they go by one statement, or by COPY."""
-    options = tasks[0].options._replace(trace=trace)
-    return [task._replace(options=options) for task in tasks]

@@ -1,4 +1,4 @@
-"""What a task's function did, as the value or the error that the task ends with: in a child, and where a task is called in place."""
+"""What the function of a task did, as the value or the error with which the task ends: in a child, and for a direct call of a task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from horsies.model.codec import ResultCodec
     from horsies.model.error_codes import ErrorCodes
 
-MAX_WORDS = 64 * 1024
+MAX_TEXT = 64 * 1024
 
 
 class TaskDefinition(Protocol):
-    """What is to be known of a task: its function, and what its endings are made by."""
+    """The parts of a task that running it needs."""
 
     name: str
     function: Callable[..., Any]
@@ -29,7 +29,7 @@ class TaskDefinition(Protocol):
 
 
 def encode_result(task: TaskDefinition, returned: object) -> str | TaskError:
-    """Return the good value as JSON, or the error: that which the function returned, or ours if it broke its contract."""
+    """Return the value as JSON, or an error: the one that the function returned, or ours if the function broke its contract."""
     if not isinstance(returned, TaskResult):
         return TaskError(
             error_code=ContractCode.RETURN_TYPE_MISMATCH,
@@ -38,7 +38,7 @@ def encode_result(task: TaskDefinition, returned: object) -> str | TaskError:
         )
     result = cast("TaskResult[Any, TaskError]", returned)
     if result.is_err():
-        return _checked_error(task, result.unwrap_err())
+        return _replace_reserved_code(task, result.unwrap_err())
     try:
         return task.result.encode(result.unwrap())
     except ResultTypeError as error:
@@ -47,12 +47,12 @@ def encode_result(task: TaskDefinition, returned: object) -> str | TaskError:
         return TaskError(
             error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=f"task {task.name}: {error}"
         )
-    except Exception as error:  # noqa: BLE001 - a serializer of the user's
+    except Exception as error:  # noqa: BLE001 - a user's serializer
         return codec_error(task, "writing the result", error)
 
 
-def _checked_error(task: TaskDefinition, error: TaskError) -> TaskError:
-    """Refuse the codes of the library: policies and workflows act on them, so a WORKER_CRASHED would be retried as a crash."""
+def _replace_reserved_code(task: TaskDefinition, error: TaskError) -> TaskError:
+    """Refuse the codes of the library. Policies and workflows act on them: a WORKER_CRASHED would be retried as a crash."""
     if error.error_code not in RESERVED_CODES:
         return error
     return TaskError(
@@ -63,43 +63,43 @@ def _checked_error(task: TaskDefinition, error: TaskError) -> TaskError:
     )
 
 
-def codec_error(task: TaskDefinition, at: str, error: Exception) -> TaskError:
+def codec_error(task: TaskDefinition, step: str, error: Exception) -> TaskError:
     return TaskError(
         error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
-        message=f"task {task.name}: {at} raised {describe(error)}",
+        message=f"task {task.name}: {step} raised {_describe(error)}",
         data=exception_data(error),
     )
 
 
 def unhandled_error(task: TaskDefinition, error: BaseException) -> TaskError:
-    return TaskError(error_code=task.error_codes.code_for(error), message=describe(error), data=exception_data(error))
+    return TaskError(error_code=task.error_codes.code_for(error), message=_describe(error), data=exception_data(error))
 
 
 def exception_data(error: BaseException) -> dict[str, str]:
     kind = type(error)
     return {
         "exception": f"{kind.__module__}.{kind.__qualname__}",
-        "traceback": _shortened("".join(traceback.format_exception(error))),
+        "traceback": _shorten("".join(traceback.format_exception(error))),
     }
 
 
-def describe(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
-        return _shortened(f"{type(error).__name__}: {error}")
-    except Exception:  # noqa: BLE001 - the user's own __str__
+        return _shorten(f"{type(error).__name__}: {error}")
+    except Exception:  # noqa: BLE001 - a user's __str__
         return f"{type(error).__name__}, which cannot be printed"
 
 
-def _shortened(text: str) -> str:
-    """The beginning and the end: an exception may quote all that it choked on."""
-    half = MAX_WORDS // 2
-    return (
-        text if len(text) <= MAX_WORDS else f"{text[:half]}\n... {len(text) - MAX_WORDS} characters ...\n{text[-half:]}"
-    )
+def _shorten(text: str) -> str:
+    """Keep the beginning and the end: an exception may quote a large input."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - MAX_TEXT} characters ...\n{text[-half:]}"
 
 
 def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and what it was raised in the course of: cleaning up can fail, too."""
+    """Yield an exception and those during which it was raised: code that cleans up after an exception can fail, too."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error
@@ -107,42 +107,40 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-# -- in place
-
-
 def call_in_place(task: TaskDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskResult[Any, TaskError]:
-    """Call the function here. The result is what a worker would store."""
+    """Call the function of a task here. The result is what a worker would store."""
     try:
         returned = task.function(*args, **kwargs)
     except Exception as error:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise  # the arguments do not fit, so that nothing was called; a send would have been refused
-        return _raised_in_place(task, error)
-    return _returned_in_place(task, returned)
+            raise  # the arguments do not match the parameters, so the function was not entered; a send would raise, too
+        return _result_of_exception(task, error)
+    return _result_of_return(task, returned)
 
 
 async def await_in_place(task: TaskDefinition, coroutine: Awaitable[Any]) -> TaskResult[Any, TaskError]:
-    """Await a call of the function here. The result is what a worker would store."""
+    """Await a call of an `async def` task here. The result is what a worker would store."""
     try:
         returned = await coroutine
     except Exception as error:  # noqa: BLE001 - user code
-        return _raised_in_place(task, error)
-    return _returned_in_place(task, returned)
+        return _result_of_exception(task, error)
+    return _result_of_return(task, returned)
 
 
-def _returned_in_place(task: TaskDefinition, returned: object) -> TaskResult[Any, TaskError]:
-    found = encode_result(task, returned)
-    return TaskResult(err=found) if isinstance(found, TaskError) else cast("TaskResult[Any, TaskError]", returned)
+def _result_of_return(task: TaskDefinition, returned: object) -> TaskResult[Any, TaskError]:
+    encoded = encode_result(task, returned)
+    return TaskResult(err=encoded) if isinstance(encoded, TaskError) else cast("TaskResult[Any, TaskError]", returned)
 
 
-def _raised_in_place(task: TaskDefinition, error: Exception) -> TaskResult[Any, TaskError]:
-    """Map an exception, unless it is the request to stop of the task that makes the call.
+def _result_of_exception(task: TaskDefinition, error: Exception) -> TaskResult[Any, TaskError]:
+    """Map an exception to an error, unless it is the soft stop of the task that makes the call.
 
-    What is not an Exception (KeyboardInterrupt, SystemExit, asyncio.CancelledError) concerns this process or this asyncio task, and passes.
+    Exceptions that do not derive from Exception (KeyboardInterrupt, SystemExit, asyncio.CancelledError) are meant for this process or asyncio task, and
+    propagate.
     """
     if any(isinstance(each, TaskCancelledError | TaskTimeoutError) for each in exception_chain(error)):
         raise error
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
-        error.__traceback__ = trace.tb_next  # without our own frame
+        error.__traceback__ = trace.tb_next  # omit the frame of this module
     return TaskResult(err=unhandled_error(task, error))

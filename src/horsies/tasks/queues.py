@@ -1,4 +1,8 @@
-"""Run-time switches of queues, kept in the database: they hold for every worker, at once, until they are turned back."""
+"""Queues: pause and resume them, and count what is in them; cluster-wide counts for `horsies status`.
+
+A pause is stored in the database. It applies to all workers, at once, until the queue is resumed. Every count is limited, so that its cost does not grow
+with the number of tasks.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +14,19 @@ from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
 
 MAX_COUNTED = 100_000
+MAX_PRIORITIES = 100
+COUNT_TIMEOUT_MS = 2_000
 
 SQL = load(__file__)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """What is in one queue now. What waits, and what is delayed in all queues together, is counted only so far; there may be more then."""
+    """What is in one queue now. The waiting tasks of each queue, and the delayed tasks of all queues together, are counted up to a limit."""
 
     name: str
     waiting: int = 0
-    """Due, and not claimed."""
+    """Due and not claimed."""
     delayed: int = 0
     """Not due yet."""
     claimed: int = 0
@@ -28,14 +34,14 @@ class QueueSummary:
     more_waiting: bool = False
     more_delayed: bool = False
     oldest_waiting_s: float | None = None
-    """For how long the first of those that are due has been."""
+    """How long the first of the waiting tasks has been due."""
     paused_at: datetime | None = None
     workers: int = 0
-    """How many are registered that serve it."""
+    """How many registered workers serve it."""
 
 
 def pause_queue(name: str) -> Op[None]:
-    """Nothing more is claimed from this queue; what runs goes on, and sends are accepted."""
+    """Stop claiming from this queue. Running tasks continue, and sends are accepted."""
     yield from rows(SQL["pause_queue"](name=name))
 
 
@@ -43,28 +49,15 @@ def resume_queue(name: str) -> Op[None]:
     yield from execute(SQL["resume_queue"](name=name), SQL["notify_queue_resumed"]())
 
 
-def get_paused_queues() -> Op[list[str]]:
-    found = yield from rows(SQL["get_paused_queues"]())
-    return [name for (name,) in found]
-
-
-def list_queues(counted: int | None = None) -> Op[list[QueueSummary]]:
-    """Every queue that has a task, a switch or a worker, by name. Counts go no further than `counted`."""
-    found = yield from rows(SQL["list_queues"](counted=counted or MAX_COUNTED))
+def list_queues(max_counted: int | None = None) -> Op[list[QueueSummary]]:
+    """List all queues that have a task, a stored pause or a worker, by name."""
+    found = yield from rows(SQL["list_queues"](counted=max_counted or MAX_COUNTED))
     return [QueueSummary(*row) for row in found]
-
-
-# --------
-# Depths: how much waits in each queue, and for how long, at a cost that does not grow with it.
-#
-# Less than `queues.list_queues` tells, of the app's queues only, and cheaper: every worker is asked for it at every scrape.
-
-PRIORITIES_AT_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """One queue. `waiting` is counted up to `COUNTED_AT_MOST`; what is not due yet does not wait."""
+    """How many tasks wait in one queue, counted up to `MAX_COUNTED`. Tasks that are not due yet do not wait."""
 
     queue_name: str
     waiting: int
@@ -72,25 +65,20 @@ class QueueDepth:
     in_flight: int
     is_paused: bool
     unknown: int = 0
-    """Tasks that no living worker can run, in all queues together counted up to `COUNTED_AT_MOST`."""
+    """Tasks that no live worker can run, counted up to `MAX_COUNTED` in all queues together."""
 
 
 def get_queue_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
+    """Read less than `list_queues`, and only for these queues, at a lower cost: every worker does this at every scrape."""
     found = yield from rows(
-        SQL["get_queue_depths"](queues=list(queues), counted=MAX_COUNTED, priorities_at_most=PRIORITIES_AT_MOST)
+        SQL["get_queue_depths"](queues=list(queues), counted=MAX_COUNTED, priorities_at_most=MAX_PRIORITIES)
     )
     return [QueueDepth(*row) for row in found]
 
 
-# --------
-# Overview: how the whole house fares, in numbers that stay cheap to read however much is there.
-
-COUNT_TIMEOUT_MS = 2_000
-
-
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Which database this is, and which schema is in it."""
+    """Which database this is, and which version of the schema it has."""
 
     database: str
     server_version: str
@@ -103,7 +91,7 @@ def get_server_info() -> Op[ServerInfo]:
 
 
 def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
-    """How many tasks ended how in the last minutes. None: so many that counting them was given up."""
+    """Count the tasks that ended in the last minutes, by status. Returns None if counting them takes too long."""
     try:
         _, _, found, _ = yield from execute(
             SQL["begin_count"](),
@@ -117,6 +105,6 @@ def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
 
 
 def count_workflows() -> Op[Mapping[WorkflowStatus, int]]:
-    """Of those that have not ended, and that no other one contains; up to 100 000."""
+    """Count the live workflows that are not part of another one, by status, up to `MAX_COUNTED`."""
     found = yield from rows(SQL["count_workflows"](counted=MAX_COUNTED))
     return {WorkflowStatus(status): count for status, count in found}

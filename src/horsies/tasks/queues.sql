@@ -12,12 +12,6 @@ where name = %(name)s::text;
 -- All workers claim from the start of the queue: its tasks were announced long ago.
 select pg_notify('{new_channel}', '*');
 
--- name: get_paused_queues
-select name
-from {schema}.queues
-where paused_at is not null
-order by name;
-
 -- name: list_queues
 -- The cost does not depend on the backlog: reads the first task of each queue and priority, and counts up to a limit.
 with recursive lane as (

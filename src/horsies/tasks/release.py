@@ -1,52 +1,32 @@
-"""Release: claims that have not begun go back to PENDING, uncounted."""
+"""Release claims: tasks that have not started return to PENDING, and the attempt does not count."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypedDict
 
 from horsies.db.statement import Query, load
 from horsies.model.task import Claim, TaskId
+from horsies.tasks.claim import HeldTask, claim_params
 
 SQL = load(__file__)
 
 
-class Held(Protocol):
-    """A claim, however it is known: only this very one is given back."""
-
-    @property
-    def id(self) -> TaskId: ...
-    @property
-    def claim_no(self) -> int: ...
-
-
-class _Arrays(TypedDict):
-    ids: list[TaskId]
-    claim_nos: list[int]
-
-
 def release_tasks(
-    worker: str, claims: Iterable[Held], child_deaths: Mapping[TaskId, int] = MappingProxyType({})
+    worker: str, claims: Iterable[HeldTask], child_deaths: Mapping[TaskId, int] = MappingProxyType({})
 ) -> Query:
-    """Give these back; `child_deaths` of those that child processes have died with before they began."""
-    held = _arrays(claims)
+    """Release these claims. `child_deaths`: how many children died with a task before it started."""
+    held = claim_params(claims)
     return SQL["release_tasks"](
         worker=worker, child_deaths=[child_deaths.get(task_id, 0) for task_id in held["ids"]], **held
     )
 
 
-def release_interrupted_tasks(worker: str, endings: Iterable[Held]) -> Query:
-    """Give back, uncounted, those of these that have a retry policy and attempts left."""
-    return SQL["release_interrupted_tasks"](worker=worker, **_arrays(endings))
-
-
-def _arrays(claims: Iterable[Held]) -> _Arrays:
-    """Sorted: the statements find a claim's number by its place."""
-    ordered = sorted((claim.id, claim.claim_no) for claim in claims)
-    return _Arrays(ids=[task_id for task_id, _ in ordered], claim_nos=[claim_no for _, claim_no in ordered])
+def release_interrupted_tasks(worker: str, endings: Iterable[HeldTask]) -> Query:
+    """Release those of these tasks that have a retry policy and attempts left. The interrupted attempt does not count."""
+    return SQL["release_interrupted_tasks"](worker=worker, **claim_params(endings))
 
 
 def notify_new_tasks(claims: Sequence[Claim]) -> list[Query]:
-    """Wake workers for what was put back: one notification per queue and priority, naming the oldest."""
+    """Notify workers of released tasks: once for each queue and priority, with the oldest task."""
     oldest: dict[tuple[str, int], Claim] = {}
     for claim in claims:
         lane = claim.queue_name, claim.priority
@@ -59,17 +39,17 @@ def notify_new_tasks(claims: Sequence[Claim]) -> list[Query]:
 
 
 def notify_capacity_freed() -> Query:
-    """Capped capacity is free again: whoever has room may try."""
+    """Notify workers that a capped queue, or the cluster, has capacity again."""
     return SQL["notify_capacity_freed"]()
 
 
 def notify_all_queues() -> Query:
-    """Something was put back, wherever it belongs: everyone looks from the start."""
+    """Notify workers that tasks may have returned to any queue, so that they claim from the start of each."""
     return SQL["notify_all_queues"]()
 
 
 def report_progress(worker: str, reports: Sequence[tuple[TaskId, int, str]]) -> Query:
-    """Progress by id, claim number and JSON."""
+    """Store progress reports: id, claim number and JSON."""
     return SQL["report_progress"](
         worker=worker,
         ids=[task_id for task_id, _, _ in reports],

@@ -1,27 +1,57 @@
-"""`Sender`: the verbs of sending one task, with or without options. A `Task` is one; `task.with_options(...)` makes another."""
+"""`Sender`: the methods that send one task. A `Task` is a sender; `task.with_options(...)` returns another one.
+
+Every child of a worker loads this module, and most children never send. What only a send needs is imported inside the methods.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+
+from horsies.model.record import Record
+from horsies.model.validation import raise_problems
+from horsies.subscribers import subscribers
+from horsies.tasks.import_guard import sends_are_suppressed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
 
+    from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
     from horsies.model.codec import ArgumentsCodec, ResultCodec
+    from horsies.model.config import AppConfig
     from horsies.model.send_options import Key
-    from horsies.model.task import TaskOptions
-    from horsies.tasks.call import AppContext, Call
-    from horsies.tasks.enqueue import EnqueueContext
+    from horsies.model.task import NewTask, TaskId, TaskOptions
     from horsies.tasks.handle import TaskHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class AppContext(Protocol):
+    """What a task needs from its app."""
+
+    @property
+    def config(self) -> AppConfig: ...
+    @property
+    def broker(self) -> PostgresBroker: ...
+    @property
+    def tracer(self) -> Tracer | None: ...
+    @property
+    def suppresses_sends(self) -> bool: ...
+
+
+class Call(Record, Generic[P, T]):
+    """The arguments of one task, checked and encoded. `task.call(...)` creates one, for `send_many`."""
+
+    task_name: str
+    args: str
+
+
 class Sender(Generic[P, T]):
-    """Sends one task, on the same options each time. Immutable, so it can be kept and shared."""
+    """Sends one task, with the same options each time. Immutable, so it can be kept and shared."""
 
     def __init__(
         self,
@@ -41,34 +71,122 @@ class Sender(Generic[P, T]):
         self._connection = connection
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """Enqueue now. Returns when the task is committed; bad arguments are refused here."""
-        return self._post.send(self._post.one(args, kwargs))[0]
+        """Enqueue the task now. Returns when it is committed; invalid arguments are refused before."""
+        return self._send(self._new_task(args, kwargs))[0]
 
     async def send_async(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """The same for asyncio code."""
-        return (await self._post.send_async(self._post.one(args, kwargs)))[0]
+        """Do what `send` does, for asyncio code."""
+        return (await self._send_async(self._new_task(args, kwargs)))[0]
 
     def schedule(self, delay: float | timedelta, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """Enqueue for later: in so many seconds, by the database's clock."""
-        return self._post.send(self._post.later(delay, args, kwargs))[0]
+        """Enqueue the task for later. `delay` is in seconds, measured by the clock of the database."""
+        return self._send(self._new_task(args, kwargs, delay))[0]
 
     async def schedule_async(self, delay: float | timedelta, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
-        """The same for asyncio code."""
-        return (await self._post.send_async(self._post.later(delay, args, kwargs)))[0]
+        """Do what `schedule` does, for asyncio code."""
+        return (await self._send_async(self._new_task(args, kwargs, delay)))[0]
 
     def send_many(self, calls: Iterable[Call[P, T]]) -> list[TaskHandle[T]]:
-        """Enqueue all of them in one transaction, or none; they are served in this order, and so are the handles."""
-        return self._post.send(self._post.batch(calls))
+        """Enqueue all of these tasks in one transaction, or none. They are served in this order, which is also that of the handles."""
+        return self._send(self._new_tasks(calls))
 
     async def send_many_async(self, calls: Iterable[Call[P, T]]) -> list[TaskHandle[T]]:
-        """The same for asyncio code."""
-        return await self._post.send_async(self._post.batch(calls))
+        """Do what `send_many` does, for asyncio code."""
+        return await self._send_async(self._new_tasks(calls))
 
-    @cached_property
-    def _post(self) -> EnqueueContext[T]:
-        from horsies.tasks.enqueue import EnqueueContext  # noqa: PLC0415 - most children never send
+    def _new_task(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], delay: float | timedelta | None = None
+    ) -> list[NewTask]:
+        from horsies.tasks.enqueue import add_delay, new_tasks
 
-        return EnqueueContext(self._options, self._arguments, self._result, self._app, self._key, self._connection)
+        options = self._options if delay is None else add_delay(self._options, delay)
+        return new_tasks([self._arguments.encode(args, kwargs)], options)
+
+    def _new_tasks(self, calls: Iterable[object]) -> list[NewTask]:
+        from horsies.tasks.enqueue import new_tasks
+
+        name, payloads = self._options.task_name, list[str]()
+        for position, call in enumerate(calls):
+            if not isinstance(call, Call):
+                raise TypeError(
+                    f"send_many() of task {name!r}: item {position} is not a Call; write [task.call(1), ...]"
+                )
+            if call.task_name != name:
+                raise TypeError(
+                    f"send_many() of task {name!r}: item {position} is a call of {call.task_name!r}; send it by that task"
+                )
+            payloads.append(call.args)
+        if self._key is not None and len(payloads) > 1:
+            raise_problems(
+                f"send_many() of task {name!r}",
+                [f"key {self._key.name!r} stands for one task, not for {len(payloads)}; send them one by one"],
+            )
+        return new_tasks(payloads, self._options)
+
+    def _send(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
+        from horsies.tasks.handle import warn_in_event_loop
+
+        if self._is_suppressed(tasks):
+            return self._handles([task.id for task in tasks], is_suppressed=True)
+        if self._connection is None:
+            # Not with a caller's connection: SQLAlchemy's `run_sync` waits for one without blocking the loop.
+            warn_in_event_loop(_ASYNC_METHODS)
+        if not self._is_observed:
+            return self._handles(self._commit(tasks))
+        from horsies.tasks.instrument import observe_send
+
+        with observe_send(self._app.tracer, tasks) as send:
+            send.ids = self._commit(send.tasks)
+        return self._handles(send.ids)
+
+    async def _send_async(self, tasks: Sequence[NewTask]) -> list[TaskHandle[T]]:
+        if self._is_suppressed(tasks):
+            return self._handles([task.id for task in tasks], is_suppressed=True)
+        if not self._is_observed:
+            return self._handles(await self._commit_async(tasks))
+        from horsies.tasks.instrument import observe_send
+
+        with observe_send(self._app.tracer, tasks) as send:
+            send.ids = await self._commit_async(send.tasks)
+        return self._handles(send.ids)
+
+    def _commit(self, tasks: Sequence[NewTask]) -> list[TaskId]:
+        from horsies.tasks.enqueue import enqueue, enqueue_again, enqueue_within
+
+        broker, key = self._app.broker, self._key
+        if self._connection is None:
+            return broker.run(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
+        return broker.run_on(self._connection, partial(enqueue_within, tasks, key))
+
+    async def _commit_async(self, tasks: Sequence[NewTask]) -> list[TaskId]:
+        from horsies.tasks.enqueue import enqueue, enqueue_again, enqueue_within
+
+        broker, key = self._app.broker, self._key
+        if self._connection is None:
+            return await broker.run_async(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
+        return await broker.run_on_async(self._connection, partial(enqueue_within, tasks, key))
+
+    def _is_suppressed(self, tasks: Sequence[NewTask]) -> bool:
+        return not tasks or sends_are_suppressed() or self._app.suppresses_sends
+
+    @property
+    def _is_observed(self) -> bool:
+        return bool(subscribers) or self._app.tracer is not None
+
+    def _handles(self, ids: Sequence[TaskId], *, is_suppressed: bool = False) -> list[TaskHandle[T]]:
+        from horsies.tasks.handle import InertHandle, TaskHandle
+
+        result, broker = self._result, self._broker  # one bound method for all handles, of which there may be very many
+        if is_suppressed:
+            return [InertHandle(task_id, result, broker) for task_id in ids]
+        sent_at = 0.0 if self._key else time.monotonic()  # a key may stand for a task that was sent long ago
+        return [TaskHandle(task_id, result, broker, sent_at=sent_at) for task_id in ids]
+
+    def _broker(self) -> PostgresBroker:
+        return self._app.broker
 
     def __repr__(self) -> str:
         return f"<sender of task {self._options.task_name!r} to queue {self._options.queue_name!r}>"
+
+
+_ASYNC_METHODS = "await task.send_async(...)`, `schedule_async` or `send_many_async"

@@ -1,6 +1,6 @@
-"""`Task`: a function that can be sent. Made by `@app.task`, which has checked it.
+"""`Task`: a function that can be sent. `@app.task` validates the function and creates the task.
 
-Every child of a worker loads this: what only sends and workflows need is loaded by the first of them.
+Every child of a worker loads this module. What only workflows and direct calls need is imported inside the methods.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from horsies.model.errors import ConfigError, QueueError
 from horsies.model.send_options import SendOptions, TaskOptions
 from horsies.model.signature import ok_type
-from horsies.tasks.call import Call
-from horsies.tasks.sender import Sender
+from horsies.tasks.sender import Call, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
     from horsies.model.result import TaskError, TaskResult
     from horsies.model.retry_policy import RetryPolicy
     from horsies.model.send_options import OnConflict
-    from horsies.tasks.call import AppContext
     from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker
+    from horsies.tasks.sender import AppContext
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BaseTask(Sender[P, T]):
-    """The producer's side of a task, the same for `def` and `async def` functions."""
+    """What tasks have in common, whether their functions are `def` or `async def`."""
 
-    def __init__(  # noqa: PLR0913 - all that `@app.task` has found out
+    def __init__(  # noqa: PLR0913 - what `@app.task` has found in the function and its options
         self,
         function: Callable[..., Any],
         *,
@@ -65,26 +64,26 @@ class BaseTask(Sender[P, T]):
 
     @property
     def tracer(self) -> Tracer | None:
-        """Who traces its app."""
+        """The tracer of the app, if there is one."""
         return self._app.tracer
 
     @property
     def is_async(self) -> bool:
-        """It is an `async def`."""
+        """Whether the function is an `async def`."""
         return isinstance(self, AsyncTask)
 
     @property
     def options(self) -> TaskOptions:
-        """On which options it is sent when no options say otherwise."""
+        """The options with which it is sent, unless `with_options` changes them."""
         return self._options
 
     @cached_property
     def value_type(self) -> Any:
-        """The type of its good value, as annotated."""
+        """The type of the value of a successful result, as annotated."""
         return ok_type(self.function)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[P, T]:
-        """The arguments of one task for `send_many`; bad ones are refused here."""
+        """Check and encode the arguments of one task for `send_many`."""
         return Call(task_name=self.name, args=self.arguments.encode(args, kwargs))
 
     def with_options(
@@ -99,7 +98,7 @@ class BaseTask(Sender[P, T]):
         key_window: float | timedelta | None = None,
         connection: object | None = None,
     ) -> Sender[P, T]:
-        """The same verbs with options. All that is wrong with them is reported here, together."""
+        """Return a sender of this task with other options. All problems with them are reported together, here."""
         options = SendOptions(
             good_until=good_until,
             priority=priority,
@@ -109,11 +108,10 @@ class BaseTask(Sender[P, T]):
             on_conflict=on_conflict,
             key_window=key_window,
         )
-        self._refuse(options)
-        given = {"queue_name": queue_name, "priority": priority, "due": eta, "good_until": good_until}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._check(options)
+        changes = {"queue_name": queue_name, "priority": priority, "due": eta, "good_until": good_until}
         return Sender(
-            self._options._replace(**changes),
+            self._options._replace(**{name: value for name, value in changes.items() if value is not None}),
             arguments=self.arguments,
             result=self.result,
             app=self._app,
@@ -134,7 +132,7 @@ class BaseTask(Sender[P, T]):
         priority: int | None = None,
         good_until: datetime | None = None,
     ) -> NodeMaker[P, T]:
-        """This task as a node of a workflow: the options here, the task's own arguments in the call that follows."""
+        """Return a maker of nodes with these options: call it with the arguments of the task, as in `task.node(join="any")(1, 2)`."""
         options = {name: value for name, value in locals().items() if name != "self"}
         from horsies.tasks.nodes import NodeMaker, TaskNode
 
@@ -152,10 +150,11 @@ class BaseTask(Sender[P, T]):
         priority: int | None = None,
         good_until: datetime | None = None,
     ) -> NodeMaker[P, list[T]]:
-        """This task once for each item of a list, as one node whose value is the list of results.
+        """Return a maker of nodes that run this task once for each item of a list. The value of the node is the list of results.
 
-        One argument must be `each(node)` or `each([...])`. At most `max_parallel` of them run at once. The map fails if any item does; with
-        `max_failures` if more of them do, and with `min_success` if fewer succeed. `results_from(map)` gives another node the result of every item.
+        One argument must be `each(node)` or `each([...])`. At most `max_parallel` items run at once. The map fails if any item fails;
+        with `max_failures` if more items fail, and with `min_success` if fewer succeed. `results_from(map)` passes the results of all items to
+        another node.
         """
         options = {name: value for name, value in locals().items() if name not in {"self", "min_success"}}
         options["min_item_success"] = min_success
@@ -164,17 +163,17 @@ class BaseTask(Sender[P, T]):
 
         return NodeMaker(partial(TaskNode, self, kind=NodeKind.MAP, **options))
 
-    def _refuse(self, options: SendOptions) -> None:
-        problems, unknown = list(options.problems()), None
+    def _check(self, options: SendOptions) -> None:
+        problems, unknown_queue = list(options.problems()), None
         if options.queue_name is not None:
             try:
                 self._app.config.queue_named(options.queue_name)
             except QueueError as error:
-                unknown = error
+                unknown_queue = error
                 problems.insert(0, f"queue_name: {error}")
         if problems:
-            every = ConfigError(f"the options of task {self.name!r}", problems)
-            raise every if unknown is None else QueueError(str(every)) from None
+            combined = ConfigError(f"the options of task {self.name!r}", problems)
+            raise combined if unknown_queue is None else QueueError(str(combined)) from None
 
     def __repr__(self) -> str:
         return f"<task {self.name!r} on queue {self.queue_name!r}>"
@@ -184,7 +183,7 @@ class Task(BaseTask[P, T]):
     """A task written as `def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
-        """Run it here and now; nothing is enqueued. The result is what a worker would store: exceptions become errors."""
+        """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
         from horsies.tasks.outcome import call_in_place
 
         return call_in_place(self, args, kwargs)
@@ -194,7 +193,7 @@ class AsyncTask(BaseTask[P, T]):
     """A task written as `async def`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
-        """Run it here and now; nothing is enqueued. The result is what a worker would store: exceptions become errors."""
+        """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
         from horsies.tasks.outcome import await_in_place
 
         return await_in_place(self, self.function(*args, **kwargs))

@@ -1,9 +1,9 @@
-"""Tasks that a worker cannot run: it does not know them, or cannot read their arguments. Another release may.
+"""Tasks that a worker cannot run: it does not know them, or cannot read their arguments. A worker of another release may be able to.
 
-A worker registers the tasks that it knows, each with a signature: a number that differs when the parameters do. What it has claimed and cannot run goes back
-uncounted. If a living worker may be able to run it, it stays in its queue, and this worker leaves it alone for a while. If none is, it waits outside
-the claim index, where it costs the others nothing. A worker that registers brings back what it can run, and so does the keeper, should the two have missed
-each other.
+A worker registers the tasks that it knows, each with a signature: a number that changes with the parameters. It releases what it has claimed and cannot
+run, and the attempt does not count. If a live worker may be able to run the task, the task stays in its queue, and this worker avoids such tasks for a
+while. Otherwise the task becomes an *unknown task*: it waits outside the claim index, where it costs other claims nothing. A worker that registers
+offers again what it can run. The maintenance leader does the same, in case the two have missed each other.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,26 @@ from horsies.model.result import TaskError
 from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 
-AHEAD = 5_000
-"""Rows that are looked at behind one that nobody knows."""
-OFFERED_AT_ONCE = 5_000
-SWEPT_AT_ONCE, RESTS = 10_000, 60
-LOOKED_AT = 20_000
-"""Rows of one name, to see in what they differ."""
+MAX_FOLLOWING = 5_000
+"""Rows that are checked behind an unknown task."""
+OFFER_BATCH = 5_000
+SWEEP_BATCH = 10_000
+IDLE_SWEEPS = 60
+"""Sweeps to skip after a pass over all rows that found nothing."""
+SAMPLE_ROWS = 20_000
+"""Rows of one task name that are read to find the queues and refusals among them."""
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 MAX_COUNTED = 100_000
-NAMES_AT_MOST = 1_000
-AVOIDED_AT_MOST = 500
+MAX_NAMES = 1_000
+MAX_AVOIDED = 500
 
 SQL = load(__file__)
-KnownTaskKey = TypeVar("KnownTaskKey")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
 class UnfitClaim:
-    """A claim that cannot be run here, and the error it ends with if it cannot be run anywhere."""
+    """A claim that this worker cannot run, and the error with which it ends if no worker can."""
 
     claim: Claim
     misfit: Misfit
@@ -56,12 +58,12 @@ class UnfitClaim:
 
     @property
     def may_wait(self) -> bool:
-        """Another release may be able to run it, though none of its workers lives. No task has a longer name than that, and no index takes any name."""
+        """Whether a worker of another release may be able to run it. A longer name cannot belong to a task, and would not fit into the index."""
         return self.misfit is not Misfit.VALUES and len(self.claim.task_name) <= MAX_NAME
 
     @property
     def ending(self) -> Ending:
-        """How it ends if nobody can run it."""
+        """How the task ends if no worker can run it."""
         return Ending(
             self.id,
             self.claim_no,
@@ -74,72 +76,75 @@ class UnfitClaim:
 
 
 def unknown_task_claim(claim: Claim) -> UnfitClaim:
-    """A task that this worker does not know."""
+    """Return the unfit claim for a task that this worker does not know."""
     code = OperationalErrorCode.WORKER_RESOLUTION_ERROR
     error = TaskError(error_code=code, message=f"no worker has a task named {claim.task_name!r}")
     return UnfitClaim(claim, Misfit.UNKNOWN, None, code, encode_error(error, task_id=claim.id))
 
 
 class UnfitOutcome(Enum):
-    """What became of a claim that was set aside."""
+    """What happened to a claim that was set aside."""
 
     OFFERED = "offered"
+    """It is in its queue again: another worker may run it."""
     UNKNOWN = "unknown"
-    NOBODY = "no_worker"
+    """It waits outside the queue for a worker that can run it."""
+    NO_WORKER = "no_worker"
+    """It is still claimed, and has to be ended: no worker can run it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownTasks:
-    """Tasks of one name that wait for a worker that can run them. `count` goes no further than 100 000."""
+    """Unknown tasks of one name. They are counted up to `MAX_COUNTED`."""
 
     task_name: str
     is_refused: bool
-    """Workers know the task, and could not read the arguments."""
+    """Workers know the task, but could not read the arguments."""
     count: int
     since: datetime
 
 
 @dataclass(slots=True)
 class KnownTasks:
-    """The tasks that this worker knows, by name, with their signatures; and what it leaves to others for a while."""
+    """The tasks that this worker knows, by name, with their signatures; and those that it leaves to other workers for a while."""
 
     signatures: dict[str, int]
-    _names: dict[str, float] = field(default_factory=dict[str, float])
-    _signatures: dict[int, float] = field(default_factory=dict[int, float])
+    _avoided_names: dict[str, float] = field(default_factory=dict[str, float])
+    _avoided_signatures: dict[int, float] = field(default_factory=dict[int, float])
 
     def avoid(self, unfit: UnfitClaim, until: float) -> None:
-        """Do not claim such a task again until then: another worker may be able to run it."""
+        """Do not claim such tasks again until then."""
         if unfit.signature is None:
-            _put(self._names, unfit.claim.task_name, until)
+            _add_avoided(self._avoided_names, unfit.claim.task_name, until)
         else:
-            _put(self._signatures, unfit.signature, until)
+            _add_avoided(self._avoided_signatures, unfit.signature, until)
 
     def forget(self, task_name: str) -> None:
-        """A child does not know it, so it was not loaded by the children, or its code has been replaced meanwhile."""
+        """Remove a task that a child does not know: the children did not load it, or its code has been replaced since."""
         self.signatures.pop(task_name, None)
 
     def avoided_names(self, now: float) -> list[str]:
-        return _current(self._names, now) if self._names else []
+        return _current(self._avoided_names, now) if self._avoided_names else []
 
     def avoided_signatures(self, now: float) -> list[int]:
-        return _current(self._signatures, now) if self._signatures else []
+        return _current(self._avoided_signatures, now) if self._avoided_signatures else []
 
 
-def _put(avoided: dict[KnownTaskKey, float], key: KnownTaskKey, until: float) -> None:
-    avoided.pop(key, None)
-    while len(avoided) >= AVOIDED_AT_MOST:
+def _add_avoided(avoided: dict[K, float], key: K, until: float) -> None:
+    avoided.pop(key, None)  # so that it becomes the newest
+    while len(avoided) >= MAX_AVOIDED:
         del avoided[next(iter(avoided))]
     avoided[key] = until
 
 
-def _current(avoided: dict[KnownTaskKey, float], now: float) -> list[KnownTaskKey]:
+def _current(avoided: dict[K, float], now: float) -> list[K]:
     for key in [key for key, until in avoided.items() if until <= now]:
         del avoided[key]
     return list(avoided)
 
 
 def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
-    """Give back what this worker cannot run. Answers with a `Fate` for each that was still its own."""
+    """Release what this worker cannot run. Returns an `UnfitOutcome` for each claim that it still held."""
     return SQL["set_aside_claims"](
         worker=worker,
         ids=[each.id for each in unfit],
@@ -151,7 +156,7 @@ def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
 
 
 def set_aside_following_tasks(unfit: Sequence[UnfitClaim]) -> Query:
-    """Set aside what comes behind these, if it is more of the same that nobody knows."""
+    """Set aside the pending tasks behind these that have the same names, and that no worker knows either."""
     oldest: dict[tuple[str, int], datetime] = {}
     for each in unfit:
         claim = each.claim
@@ -164,65 +169,66 @@ def set_aside_following_tasks(unfit: Sequence[UnfitClaim]) -> Query:
         times=list(oldest.values()),
         name_queues=[queue for queue, _ in names],
         names=[name for _, name in names],
-        limit=AHEAD,
+        limit=MAX_FOLLOWING,
     )
 
 
 @dataclass(slots=True)
 class UnknownSweep:
-    """How far the rows have been looked through for tasks that nobody knows."""
+    """How far the pending tasks have been searched for unknown ones."""
 
     after: TaskId = FIRST_ID
     found: int = 0
-    """In this pass."""
-    rests: int = 0
-    """Looks to leave out after a pass that has found nothing."""
+    """In the current pass over all rows."""
+    skips: int = 0
+    """Sweeps to skip."""
 
 
 def set_aside_named_tasks(sweep: UnknownSweep) -> Op[int]:
-    """Look through the next rows for tasks that nobody knows, if some were found before: they would be passed over by every claim. How many."""
-    if sweep.rests:
-        sweep.rests -= 1
+    """Search the next pending tasks for names that are already known to be unknown, and set those tasks aside. Returns their number.
+
+    Otherwise every claim would have to pass over them.
+    """
+    if sweep.skips:
+        sweep.skips -= 1
         return 0
-    found = yield from rows(SQL["get_unknown_names"](limit=NAMES_AT_MOST))
+    found = yield from rows(SQL["get_unknown_names"](limit=MAX_NAMES))
     if not found:
         sweep.after, sweep.found = FIRST_ID, 0
         return 0
     names = [name for (name,) in found]
-    ((last, count),) = yield from rows(
-        SQL["set_aside_named_tasks"](after=sweep.after, limit=SWEPT_AT_ONCE, names=names)
-    )
+    ((last, count),) = yield from rows(SQL["set_aside_named_tasks"](after=sweep.after, limit=SWEEP_BATCH, names=names))
     sweep.found += count
     if last is None:
-        sweep.rests = 0 if sweep.found else RESTS
+        sweep.skips = 0 if sweep.found else IDLE_SWEEPS
         sweep.found = 0
     sweep.after = FIRST_ID if last is None else last
     return count
 
 
 def offer_tasks_again(batches: int = 1) -> Op[int]:
-    """Bring back what waits for a worker, and one is there now that may run it: 5 000 in a batch. How many."""
+    """Return unknown tasks to their queues if a live worker may run them now. Returns their number."""
     total = 0
     if (yield from rows(SQL["has_unknown_tasks"]())) == [(False,)]:
         return total
     for _ in range(batches):
-        ((count, _),) = yield from rows(SQL["offer_tasks_again"](limit=OFFERED_AT_ONCE, sample_size=LOOKED_AT))
+        ((count, _),) = yield from rows(SQL["offer_tasks_again"](limit=OFFER_BATCH, sample_size=SAMPLE_ROWS))
         total += count
-        if count < OFFERED_AT_ONCE:
+        if count < OFFER_BATCH:
             break
     return total
 
 
 def list_unknown_tasks() -> Op[list[UnknownTasks]]:
-    """What waits for a worker that can run it, by task."""
-    found = yield from rows(SQL["list_unknown_tasks"](names=NAMES_AT_MOST, counted=MAX_COUNTED))
+    """List the unknown tasks by name."""
+    found = yield from rows(SQL["list_unknown_tasks"](names=MAX_NAMES, counted=MAX_COUNTED))
     return [UnknownTasks(*row) for row in found]
 
 
 def get_overdue_tasks(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:
-    """What has waited for longer than it may: id, name, and why its arguments were refused, if they were."""
+    """Read the unknown tasks that have waited for too long: id, name, and the error of refused arguments, if there is one."""
     return SQL["get_overdue_tasks"](
-        unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, names=10 * NAMES_AT_MOST, excluded=list(excluded)
+        unknown_ms=unknown_ms, refused_ms=refused_ms, limit=limit, names=10 * MAX_NAMES, excluded=list(excluded)
     )
 
 

@@ -204,7 +204,7 @@ def _steps(batch: Batch) -> list[tuple[str, Query]]:
     deaths = {claim.id: claim.child_deaths for claim in batch.releases if claim.child_deaths}
     unknown = [each for each in batch.unfit if each.misfit is Misfit.UNKNOWN and each.may_wait]
     claimed_queues = {lane.queue_name for lane in batch.lanes} if batch.claim_requests else set[str]()
-    caps = batch.caps.keys(claimed_queues | {claim.queue_name for claim in batch.starts})
+    caps = batch.caps.lock_keys(claimed_queues | {claim.queue_name for claim in batch.starts})
     claim = claim_from_watermarks if batch.claim_from is ClaimFrom.WATERMARKS else claim_from_queues
     lock, advance = _workflow_steps(batch)
     return [

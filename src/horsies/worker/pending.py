@@ -322,7 +322,7 @@ class PendingWork:
         return [claim for claim in claims if claim.task_name in names]
 
     def _apply_unfit(self, unfit: UnfitClaim, outcome: UnfitOutcome | None, now: float) -> None:
-        if outcome is UnfitOutcome.NOBODY:
+        if outcome is UnfitOutcome.NO_WORKER:
             claim = unfit.claim
             extra = {"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt}
             log.warning("task %s failed: %s", claim.task_name, unfit.error_code, extra=extra)

@@ -11,7 +11,7 @@ from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError
 from horsies.model.task import TaskId, TaskOptions
-from horsies.tasks.inspect import stored_error
+from horsies.tasks.inspect import decode_stored_error
 from horsies.workflows.inputs import StoredResult
 from horsies.workflows.render import NodePath, States
 
@@ -233,7 +233,7 @@ def get_run_tree(workflow_id: str) -> Op[RunTree]:
 
 def _to_run(row: Sequence[Any]) -> WorkflowRun:
     run_id, name, status, *fields, error = row
-    return WorkflowRun(run_id, name, WorkflowStatus(status), *fields, error=stored_error(error))
+    return WorkflowRun(run_id, name, WorkflowStatus(status), *fields, error=decode_stored_error(error))
 
 
 def _to_run_node(row: Row, child: Any) -> RunNode:
@@ -247,7 +247,7 @@ def _to_run_node(row: Row, child: Any) -> RunNode:
         task_id=task_id,
         started_at=started_at,
         finished_at=finished_at,
-        error=stored_error(error),
+        error=decode_stored_error(error),
         child=child if isinstance(child, RunTree) else None,
         items=None if isinstance(child, RunTree) else child,
     )

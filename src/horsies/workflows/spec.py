@@ -11,8 +11,8 @@ from uuid import UUID
 from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.subscribers import emit, subscribers
-from horsies.tasks.enqueue import warn_in_event_loop
-from horsies.tasks.ids import as_workflow_id
+from horsies.tasks.handle import warn_in_event_loop
+from horsies.tasks.ids import to_workflow_id
 from horsies.tasks.import_guard import sends_are_suppressed
 from horsies.tasks.nodes import NodeKey, NodeName, WorkflowDraft, WorkflowNode
 from horsies.workflows.compile import compile_graph
@@ -98,7 +98,7 @@ class WorkflowSpec(Generic[Out_co]):
             raise WorkflowDefinitionError(
                 self.name, ["it takes values from the workflow that contains it; start that one"]
             )
-        return plan_start(self.graph, None if workflow_id is None else as_workflow_id(workflow_id))
+        return plan_start(self.graph, None if workflow_id is None else to_workflow_id(workflow_id))
 
     @contextmanager
     def _instrumented(self, plan: StartPlan) -> Generator[StartPlan]:
@@ -117,7 +117,7 @@ class WorkflowSpec(Generic[Out_co]):
 
     def handle(self, workflow_id: str | UUID) -> WorkflowHandle[Out_co]:
         """Return a handle for a stored id, without a query."""
-        return WorkflowHandle(as_workflow_id(workflow_id), self.registry, lambda node: self.node(node).node_id)
+        return WorkflowHandle(to_workflow_id(workflow_id), self.registry, lambda node: self.node(node).node_id)
 
     def to_mermaid(self) -> str:
         """Render the graph for Mermaid, for example in a Markdown page."""
