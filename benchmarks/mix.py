@@ -29,7 +29,7 @@ from benchmarks.tasks import Prefetch, make_app
 from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
 from benchmarks.waits import Stay, behind_s, by_child, free_spans, in_vain_s
 from benchmarks.worker import NO_RECYCLING, PROCESSES, Worker, running_worker
-from horsies.worker.assignments import SLOW_AFTER_S
+from horsies.worker.child import SLOW_AFTER_S
 
 RESULT = LATEST.parent / "mix.json"
 WORKERS = 2

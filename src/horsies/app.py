@@ -55,11 +55,16 @@ class Horsies(Registry):
         if self._broker is None:
             from horsies.db.broker import PostgresBroker
 
-            configured = self._configured_database()
-            broker = PostgresBroker(configured or _embedded_database(), resilience=self.config.resilience)
-            if configured is None:
+            database = self._configured_database()
+            if database is not None:
+                self._broker = PostgresBroker(database, resilience=self.config.resilience)
+            else:
+                from horsies.embedded.project import embedded_database_url  # an extra; only when nothing is configured
+
+                database = PostgresConfig(database_url=embedded_database_url())
+                broker = PostgresBroker(database, resilience=self.config.resilience)
                 broker.ensure_schema_initialized()  # this database is ours alone, and no deployment migrates it
-            self._broker = broker
+                self._broker = broker
         return self._broker
 
     def use_database(self, database_url: str) -> None:
@@ -241,9 +246,3 @@ class Horsies(Registry):
         """The same for asyncio code, including the pool of the running event loop."""
         if self._broker is not None:
             await self._broker.close_async()
-
-
-def _embedded_database() -> PostgresConfig:
-    from horsies.embedded.project import embedded_database_url  # an extra; only when nothing is configured
-
-    return PostgresConfig(database_url=embedded_database_url())

@@ -106,7 +106,12 @@ def _expand_pattern(place: str, what: str) -> list[str]:
     if not any(wildcard in place for wildcard in "*?["):
         return [place]
     if place.endswith(".py") or os.sep in place:
-        matches = _matching_files(place)
+        import glob
+
+        # A package's `__init__.py` is imported with the package; `__main__.py` is a program.
+        left_out = ("__init__.py", "__main__.py")
+        files = glob.glob(place, recursive=True)
+        matches = sorted(file for file in files if file.endswith(".py") and os.path.basename(file) not in left_out)
         hint = f"write the pattern as seen from {os.getcwd()!r}"
     else:
         fixed, _, _ = place.partition("*")[0].partition("?")[0].partition("[")[0].rpartition(".")
@@ -119,15 +124,6 @@ def _expand_pattern(place: str, what: str) -> list[str]:
     if not matches:
         raise LocateError(f"{what} match nothing; {hint}")
     return matches
-
-
-def _matching_files(pattern: str) -> list[str]:
-    import glob
-
-    # A package's `__init__.py` is imported with the package; `__main__.py` is a program.
-    left_out = ("__init__.py", "__main__.py")
-    files = glob.glob(pattern, recursive=True)
-    return sorted(file for file in files if file.endswith(".py") and os.path.basename(file) not in left_out)
 
 
 def _matching_modules(name: str, folders: Sequence[str], parts: Sequence[str]) -> Iterator[str]:

@@ -77,16 +77,13 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s [%(process)d] %(name)s: ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        return f"{super().formatMessage(record)}{self._task_prefix()}{record.message}"
-
-    def _task_prefix(self) -> str:
-        fields = task_fields()
+        head, fields = super().formatMessage(record), task_fields()
         if not fields:
-            return ""
+            return f"{head}{record.message}"
         parts = [f"{short}={fields[name]}" for short, name in self._SHORT]
         if "root_id" in fields:
             parts.append(f"workflow={fields['root_id']}")
-        return f"[{' '.join(parts)}] "
+        return f"{head}[{' '.join(parts)}] {record.message}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -95,23 +92,22 @@ class JsonFormatter(logging.Formatter):
     _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = self._own_fields(record) | task_fields() | self._exception_fields(record)
+        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {
+            "ts": timestamp.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _message(record),
+            "pid": record.process,
+            **task_fields(),
+            **self._exception_fields(record),
+        }
         for name, value in vars(record).items():
             if name not in self._STANDARD:
                 # If it has the name of one of ours, keep both.
                 fields[f"extra_{name}" if name in fields else name] = value
         # ASCII only: the stream may have any encoding.
         return "{" + ", ".join(f"{json.dumps(name)}: {_to_json(value)}" for name, value in fields.items()) + "}"
-
-    def _own_fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        timestamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return {
-            "ts": timestamp.replace("+00:00", "Z"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": _message(record),
-            "pid": record.process,
-        }
 
     def _exception_fields(self, record: logging.LogRecord) -> dict[str, str]:
         fields: dict[str, str] = {}

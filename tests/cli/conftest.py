@@ -1,4 +1,4 @@
-"""Commands in this process: quick, and on the test's own database."""
+"""Run commands in this process, which is fast, on the test's own database."""
 
 import json
 import secrets
@@ -53,7 +53,7 @@ def run(*words: str, database_url: str | None, answer: str | None = None) -> Ran
 
 @pytest.fixture
 def cli(database: str) -> Cli:
-    """`cli("tasks", "list")` on the test's database."""
+    """Run for example `cli("tasks", "list")` on the test's database."""
 
     def call(*words: str, answer: str | None = None) -> Ran:
         return run(*words, database_url=database, answer=answer)
@@ -63,7 +63,7 @@ def cli(database: str) -> Cli:
 
 @pytest.fixture
 def app_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """APP for commands: an app that nobody in this process has loaded before."""
+    """The locator of an app that this process has not loaded before."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     file = tmp_path / f"shop_{secrets.token_hex(4)}.py"
     file.write_text(APP)

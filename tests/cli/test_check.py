@@ -1,4 +1,4 @@
-"""`horsies check`: what is in an app, and all that is wrong with it."""
+"""`horsies check`: what an app contains, and everything that is wrong with it."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ class Parametrised(WorkflowDefinition[int]):
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """`check("shop_1:app")` in a folder of its own, without a database."""
+    """`check("shop_1:app")` in its own folder, without a database."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv("HORSIES_APP", raising=False)
@@ -65,7 +65,7 @@ def write(name: str, text: str = SHOP, modules: str = "") -> str:
     return f"{name}:app"
 
 
-def test_all_that_is_in_an_app_is_shown(check: Callable[..., Result]) -> None:
+def test_everything_in_an_app_is_shown(check: Callable[..., Result]) -> None:
     found = check(write("whole_shop"))
     assert (found.exit_code, found.stderr) == (0, "")
     lines = [line.split() for line in found.stdout.splitlines()]
@@ -78,12 +78,12 @@ def test_all_that_is_in_an_app_is_shown(check: Callable[..., Result]) -> None:
     assert ["parametrised", "-", "whole_shop.Parametrised"] in lines
 
 
-def test_programs_get_the_same(check: Callable[..., Result]) -> None:
-    told = json.loads(check(write("told_shop"), "--json").stdout)
-    assert told.keys() == {
+def test_json_has_the_same(check: Callable[..., Result]) -> None:
+    printed = json.loads(check(write("json_shop"), "--json").stdout)
+    assert printed.keys() == {
         "app", "modules", "queues", "tasks", "workflows", "schedules", "child_start_hooks", "child_stop_hooks", "problems", "live",
     }  # fmt: skip
-    assert told["tasks"] == [
+    assert printed["tasks"] == [
         {
             "name": "pack",
             "queue": "parcels",
@@ -91,14 +91,14 @@ def test_programs_get_the_same(check: Callable[..., Result]) -> None:
             "retry_for": ["OUT_OF_PAPER", "ConnectionError"],
             "timeout_ms": 90_000,
             "is_async": True,
-            "function": "told_shop.pack",
+            "function": "json_shop.pack",
         }
     ]
-    assert {"name": "shipping", "definition": "told_shop.Shipping", "nodes": 2} in told["workflows"]
-    assert (told["problems"], told["live"]) == ([], None)
+    assert {"name": "shipping", "definition": "json_shop.Shipping", "nodes": 2} in printed["workflows"]
+    assert (printed["problems"], printed["live"]) == ([], None)
 
 
-def test_all_problems_are_told_together(check: Callable[..., Result]) -> None:
+def test_all_problems_are_reported_together(check: Callable[..., Result]) -> None:
     Path("broken_tasks.py").write_text("1 / 0\n")
     looping = SHOP.replace("second = pack.node()(from_node(first))", 'second = pack.node(waits_for=["third"])(2)')
     app = write("bad_shop", looping, '"no_such_tasks", "broken_tasks"')
@@ -110,31 +110,31 @@ def test_all_problems_are_told_together(check: Callable[..., Result]) -> None:
     assert len(json.loads(check(app, "--json").stdout)["problems"]) == 3
 
 
-def test_an_app_that_cannot_be_loaded_is_told_in_one_message(check: Callable[..., Result]) -> None:
+def test_an_app_that_cannot_be_loaded_is_reported_in_one_message(check: Callable[..., Result]) -> None:
     found = check("no_such_shop:app")
     assert found.exit_code == 1
     assert found.stderr.startswith("Error: cannot import 'no_such_shop'")
     assert check().exit_code == 2
 
 
-def test_another_app_s_workflows_are_none_of_ours(check: Callable[..., Result]) -> None:
+def test_workflows_of_another_app_are_left_out(check: Callable[..., Result]) -> None:
     write("other_shop")
     app = write("own_shop", "import other_shop\nfrom horsies import *\napp = Horsies()\n")
-    told = json.loads(check(app, "--json").stdout)
-    assert "other_shop.Shipping" not in {workflow["definition"] for workflow in told["workflows"]}
-    assert told["problems"] == []
+    printed = json.loads(check(app, "--json").stdout)
+    assert "other_shop.Shipping" not in {workflow["definition"] for workflow in printed["workflows"]}
+    assert printed["problems"] == []
 
 
 # -- live
 
 
-def test_live_a_database_that_is_not_there_is_a_finding(check: Callable[..., Result]) -> None:
+def test_live_an_unreachable_database_is_a_finding(check: Callable[..., Result]) -> None:
     found = check(write("far_shop"), "--live")
     assert found.exit_code == 1
     assert "DATABASE_UNREACHABLE" in found.stdout
 
 
-def test_live_the_database_and_the_workers_are_looked_at(
+def test_live_the_database_and_the_workers_are_checked(
     check: Callable[..., Result], database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", database)
@@ -154,7 +154,7 @@ def test_live_the_database_and_the_workers_are_looked_at(
     assert "warning QUEUE_WITHOUT_WORKER: no worker serves letters" in found.stdout
 
 
-def test_live_what_the_user_may_not_do_is_an_error(
+def test_live_missing_privileges_are_an_error(
     check: Callable[..., Result],
     database: str,
     sql: psycopg.Connection,
@@ -170,7 +170,7 @@ def test_live_what_the_user_may_not_do_is_an_error(
 # -- from Python
 
 
-def test_from_python_an_app_says_what_the_command_says(
+def test_from_python_an_app_returns_what_the_command_prints(
     check: Callable[..., Result], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", database)
@@ -189,16 +189,16 @@ def test_from_python_an_app_says_what_the_command_says(
     assert not offline.is_good
 
     live = app.check(live=True)
-    told = json.loads(check(locator, "--live", "--json").stdout)
-    said = asdict(live)
-    assert said.pop("name") == told.pop("app") == locator
-    assert said.pop("findings") == told.pop("live")["findings"]
-    assert said == told
+    printed = json.loads(check(locator, "--live", "--json").stdout)
+    returned = asdict(live)
+    assert returned.pop("name") == printed.pop("app") == locator
+    assert returned.pop("findings") == printed.pop("live")["findings"]
+    assert returned == printed
     assert [finding.code for finding in live.findings or ()] == ["NO_WORKERS"]
     app.close()
 
 
-def test_from_python_a_database_that_cannot_be_reached_is_a_finding(check: Callable[..., Result]) -> None:
+def test_from_python_an_unreachable_database_is_a_finding(check: Callable[..., Result]) -> None:
     app = find_app(write("gone_shop"))
     assert app.check().is_good
     found = app.check(live=True)

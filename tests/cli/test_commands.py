@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a process, its exit code, and what it says."""
+"""The command line as a process: its exit code and its output."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.server import DatabaseServer
 
 TIMEOUT_S = 30
-GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nobody listens on port 1
+GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nothing listens on port 1
 
 APP = """
 from horsies import AppConfig, Horsies, TaskError, TaskResult, WorkerResilienceConfig
@@ -36,7 +36,7 @@ def greet(name: str) -> TaskResult[str, TaskError]:
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     code: int
     out: str
     err: str
@@ -58,12 +58,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Horsies:
-    """`horsies("migrate", "shop:app")` in a folder of its own."""
+    """Runs for example `horsies("migrate", "shop:app")` in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, *words: str, env: Mapping[str, str] | None = None) -> Said:
+    def __call__(self, *words: str, env: Mapping[str, str] | None = None) -> Output:
         dropped = ("HORSIES_APP", "HORSIES_DATABASE_URL", "DATABASE_URL")
         inherited = {name: value for name, value in os.environ.items() if name not in dropped}
         done = subprocess.run(
@@ -76,7 +76,7 @@ class Horsies:
             timeout=TIMEOUT_S,
             check=False,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Output(done.returncode, done.stdout, done.stderr)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
@@ -91,18 +91,18 @@ def horsies(folder: Path) -> Horsies:
 
 
 def test_the_version_is_the_package_s_own(horsies: Horsies) -> None:
-    said = horsies("--version")
-    assert said.code == 0
-    assert version("horsies") in said.out
+    output = horsies("--version")
+    assert output.code == 0
+    assert version("horsies") in output.out
 
 
 @pytest.mark.promise("A9")
 @pytest.mark.parametrize("words", [("-h",), ("--help",), ("worker", "-h"), ("migrate", "--help")])
-def test_help_is_given_in_both_spellings(horsies: Horsies, words: tuple[str, ...]) -> None:
-    said = horsies(*words)
-    assert said.code == 0
-    assert "Usage: " in said.out
-    assert "APP" in said.out
+def test_help_has_two_spellings(horsies: Horsies, words: tuple[str, ...]) -> None:
+    output = horsies(*words)
+    assert output.code == 0
+    assert "Usage: " in output.out
+    assert "APP" in output.out
 
 
 def test_the_installed_command_is_the_same() -> None:
@@ -141,10 +141,10 @@ def test_the_installed_command_is_the_same() -> None:
         (("no-such-command",), "no-such-command"),
     ],
 )
-def test_wrong_usage_is_told_with_exit_code_2(horsies: Horsies, words: tuple[str, ...], expected: str) -> None:
-    said = horsies(*words)
-    assert said.code == 2
-    assert expected in said.message
+def test_wrong_usage_is_reported_with_exit_code_2(horsies: Horsies, words: tuple[str, ...], expected: str) -> None:
+    output = horsies(*words)
+    assert output.code == 2
+    assert expected in output.message
 
 
 # -- an app that cannot be loaded
@@ -166,48 +166,48 @@ def test_wrong_usage_is_told_with_exit_code_2(horsies: Horsies, words: tuple[str
         ("misconfigured:app", "prefetch_buffer"),
     ],
 )
-def test_an_app_that_cannot_be_loaded_is_told_in_one_message(
+def test_an_app_that_cannot_be_loaded_is_reported_in_one_message(
     horsies: Horsies, folder: Path, command: str, app: str, expected: str
 ) -> None:
     horsies.write("broken.py", "x = 1\nx / 0\n")
     horsies.write("unfinished.py", "x = 1\ndef (\n")
     horsies.write("wrong.py", APP.replace("TaskResult[str, TaskError]", "str"))
     horsies.write("misconfigured.py", "from horsies import *\napp = Horsies(AppConfig(prefetch_buffer=-1))\n")
-    said = horsies(command, app)
-    assert said.code == 1
-    assert expected in said.message
+    output = horsies(command, app)
+    assert output.code == 1
+    assert expected in output.message
     module = app.removesuffix(":app")
     if module in {"broken", "unfinished", "misconfigured"}:
-        assert f"{folder / module}.py:2" in said.message
+        assert f"{folder / module}.py:2" in output.message
     if module == "wrong":
-        assert f"{folder / module}.py:6" in said.message
+        assert f"{folder / module}.py:6" in output.message
 
 
 # -- a database that cannot be used
 
 
 def test_migrating_an_unreachable_database_fails_at_once(horsies: Horsies) -> None:
-    said = horsies("migrate", "--database-url", GONE)
-    assert said.code == 1
-    assert "127.0.0.1" in said.message
-    assert "refused" in said.message
-    assert "my-secret" not in said.err
+    output = horsies("migrate", "--database-url", GONE)
+    assert output.code == 1
+    assert "127.0.0.1" in output.message
+    assert "refused" in output.message
+    assert "my-secret" not in output.err
 
 
 @pytest.mark.promise("W11", "W13")
-def test_a_worker_retries_an_unreachable_database_and_gives_up_when_told_to(horsies: Horsies) -> None:
-    said = horsies("worker", "shop:app", "--processes=1", env={"HORSIES_DATABASE_URL": GONE})
-    assert said.code == 4
-    assert said.err.count("database unavailable, retrying in") == 2  # db_retry_max_attempts
-    assert "WARNING" in said.err
-    assert re.search("ERROR.*gave up after 2 failed attempts.*refused", said.err)
-    assert "Traceback" not in said.err
-    assert "my-secret" not in said.err
+def test_a_worker_retries_an_unreachable_database_and_gives_up_after_the_configured_attempts(horsies: Horsies) -> None:
+    output = horsies("worker", "shop:app", "--processes=1", env={"HORSIES_DATABASE_URL": GONE})
+    assert output.code == 4
+    assert output.err.count("database unavailable, retrying in") == 2  # db_retry_max_attempts
+    assert "WARNING" in output.err
+    assert re.search("ERROR.*gave up after 2 failed attempts.*refused", output.err)
+    assert "Traceback" not in output.err
+    assert "my-secret" not in output.err
 
 
 @pytest.fixture(scope="module")
 def guarded_server() -> Generator[EmbeddedServer]:
-    """A server that asks for passwords, as servers that are reached over TCP do."""
+    """A server that requires passwords over TCP."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         port = int(chosen.getsockname()[1])
@@ -229,44 +229,44 @@ def changed(url: str, **parts: str) -> str:
         ({"dbname": "no_such_database"}, 'database "no_such_database" does not exist'),
     ],
 )
-def test_a_wrong_password_or_database_is_told_at_once(
+def test_a_wrong_password_or_database_is_reported_at_once(
     horsies: Horsies, guarded_server: EmbeddedServer, command: tuple[str, ...], parts: dict[str, str], expected: str
 ) -> None:
-    """Waiting does not mend it, so a worker does not wait either."""
+    """Waiting does not fix it, so a worker does not retry."""
     url = changed(guarded_server.url(), **parts)
-    said = horsies(*command, env={"HORSIES_DATABASE_URL": url})
-    assert said.code == 1
-    assert expected in said.message
-    assert "trying again" not in said.err
+    output = horsies(*command, env={"HORSIES_DATABASE_URL": url})
+    assert output.code == 1
+    assert expected in output.message
+    assert "retrying" not in output.err
     secret = str(conninfo_to_dict(url)["password"])
-    assert secret not in said.err + said.out
+    assert secret not in output.err + output.out
 
 
 @pytest.mark.parametrize("command", [("worker", "shop:app", "--processes=1"), ("migrate", "shop:app")])
-def test_a_user_who_may_not_create_the_schema_is_told_what_to_grant(
+def test_without_the_privilege_to_create_the_schema_the_error_names_what_to_grant(
     horsies: Horsies, server: DatabaseServer, empty_database: str, plain_user: PlainUser, command: tuple[str, ...]
 ) -> None:
-    said = horsies(*command, env={"HORSIES_DATABASE_URL": plain_user.url(empty_database)})
-    assert said.code == 1
-    assert "may not" in said.message
-    assert "horsies migrate" in said.message
-    assert plain_user.password not in said.err
+    output = horsies(*command, env={"HORSIES_DATABASE_URL": plain_user.url(empty_database)})
+    assert output.code == 1
+    assert "may not" in output.message
+    assert "horsies migrate" in output.message
+    assert plain_user.password not in output.err
 
 
 @pytest.mark.parametrize("command", [("worker", "shop:app", "--processes=1"), ("migrate", "shop:app")])
-def test_a_user_who_may_not_use_the_schema_is_told_what_to_grant(
+def test_without_the_privilege_to_use_the_schema_the_error_names_what_to_grant(
     horsies: Horsies, database: str, plain_user: PlainUser, command: tuple[str, ...]
 ) -> None:
-    said = horsies(*command, env={"HORSIES_DATABASE_URL": plain_user.url(database)})
-    assert said.code == 1
-    assert "grant" in said.message
+    output = horsies(*command, env={"HORSIES_DATABASE_URL": plain_user.url(database)})
+    assert output.code == 1
+    assert "grant" in output.message
 
 
-def test_a_url_that_is_none_is_told(horsies: Horsies) -> None:
-    said = horsies("migrate", "--database-url", "mysql://root:my-secret@localhost/shop")
-    assert said.code == 1
-    assert "database_url" in said.message
-    assert "my-secret" not in said.err
+def test_an_invalid_url_is_reported(horsies: Horsies) -> None:
+    output = horsies("migrate", "--database-url", "mysql://root:my-secret@localhost/shop")
+    assert output.code == 1
+    assert "database_url" in output.message
+    assert "my-secret" not in output.err
 
 
 # -- migrate
@@ -274,7 +274,7 @@ def test_a_url_that_is_none_is_told(horsies: Horsies) -> None:
 
 @pytest.mark.promise("W16")
 @pytest.mark.parametrize("way", ["app", "option", "variable", "HORSIES_APP"])
-def test_migrate_brings_the_schema_and_says_so(horsies: Horsies, empty_database: str, way: str) -> None:
+def test_migrate_creates_the_schema_and_reports_it(horsies: Horsies, empty_database: str, way: str) -> None:
     words, env = {
         "app": (["shop:app"], {"HORSIES_DATABASE_URL": empty_database}),
         "option": (["--database-url", empty_database], {}),
@@ -294,9 +294,9 @@ def test_migrate_brings_the_schema_and_says_so(horsies: Horsies, empty_database:
 
 def test_migrate_shows_no_password(horsies: Horsies, server: DatabaseServer, empty_database: str) -> None:
     secret = secrets.token_hex(8)
-    said = horsies("migrate", "--database-url", changed(empty_database, password=secret))
-    assert said.code == 0
-    assert secret not in said.out + said.err
+    output = horsies("migrate", "--database-url", changed(empty_database, password=secret))
+    assert output.code == 0
+    assert secret not in output.out + output.err
 
 
 # -- worker
@@ -325,36 +325,38 @@ def test_the_worker_s_app_is_an_argument_or_a_variable(folder: Path, database: s
 
 
 @pytest.mark.promise("C6")
-def test_a_memory_limit_below_what_a_child_takes_anyway_is_refused_with_both_numbers(
+def test_a_memory_limit_below_the_size_of_an_idle_child_is_refused_with_both_numbers(
     horsies: Horsies, database: str
 ) -> None:
-    said = horsies(
+    output = horsies(
         "worker", "shop:app", "--processes=1", "--max-memory-per-child-mb=5", env={"HORSIES_DATABASE_URL": database}
     )
-    assert said.code == 1
-    told = re.search(r"takes (\d+) MB before its first task.*--max-memory-per-child-mb=5 ", said.message)
-    assert told
-    assert int(told[1]) > 5
+    assert output.code == 1
+    match = re.search(r"takes (\d+) MB before its first task.*--max-memory-per-child-mb=5 ", output.message)
+    assert match
+    assert int(match[1]) > 5
 
 
 @pytest.mark.promise("C5")
 @pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf"])
-def test_a_memory_limit_that_is_no_size_is_refused(horsies: Horsies, limit: str) -> None:
-    said = horsies("worker", "shop:app", f"--max-memory-per-child-mb={limit}", env={"HORSIES_DATABASE_URL": GONE})
-    assert said.code == 2
-    assert "positive" in said.message
+def test_an_invalid_memory_limit_is_refused(horsies: Horsies, limit: str) -> None:
+    output = horsies("worker", "shop:app", f"--max-memory-per-child-mb={limit}", env={"HORSIES_DATABASE_URL": GONE})
+    assert output.code == 2
+    assert "positive" in output.message
 
 
 def test_a_queue_that_the_app_does_not_have_is_refused_before_anything_is_started(horsies: Horsies) -> None:
-    """Before the database, too: this one is away, and would be waited for."""
-    said = horsies("worker", "shop:app", "--processes=1", "--queues=default, mial", env={"HORSIES_DATABASE_URL": GONE})
-    assert said.code == 1
-    assert "there is no queue 'mial'; this app has default" in said.message
-    assert "children are ready" not in said.err
+    """Even before the worker connects: it would wait for this database, which is unreachable."""
+    output = horsies(
+        "worker", "shop:app", "--processes=1", "--queues=default, mial", env={"HORSIES_DATABASE_URL": GONE}
+    )
+    assert output.code == 1
+    assert "there is no queue 'mial'; this app has default" in output.message
+    assert "children are ready" not in output.err
 
 
 @pytest.mark.promise("W1")
-def test_as_many_processes_as_there_are_cpus_are_started_unless_told_otherwise(folder: Path, database: str) -> None:
+def test_the_default_number_of_processes_is_the_number_of_cpus(folder: Path, database: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "horsies.cli.main", "worker", "shop:app"],
         cwd=folder,
@@ -372,9 +374,9 @@ def test_as_many_processes_as_there_are_cpus_are_started_unless_told_otherwise(f
             process.wait(TIMEOUT_S)
 
 
-@pytest.mark.parametrize(("level", "is_said"), [("DEBUG", True), ("info", True), ("WARNING", False)])
-def test_the_log_level_is_minded_by_the_worker_and_its_children(
-    folder: Path, database: str, level: str, *, is_said: bool
+@pytest.mark.parametrize(("level", "is_logged"), [("DEBUG", True), ("info", True), ("WARNING", False)])
+def test_the_log_level_applies_to_the_worker_and_its_children(
+    folder: Path, database: str, level: str, *, is_logged: bool
 ) -> None:
     (folder / "shop.py").write_text(f"{APP}\nimport logging\nlogging.getLogger('shop').error('loaded')\n")
     with subprocess.Popen(
@@ -391,7 +393,7 @@ def test_the_log_level_is_minded_by_the_worker_and_its_children(
         rest = process.stderr.read()
         assert process.wait(TIMEOUT_S) == 0
     assert lines[0] != lines[1]
-    assert ("stopped" in rest) is is_said
+    assert ("stopped" in rest) is is_logged
 
 
 INTERRUPTED_IMPORT = """
@@ -411,9 +413,9 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("handler", "expected"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["heard", "ignored"]
+    ("handler", "expected"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["handled", "ignored"]
 )
-def test_ctrl_c_while_the_command_line_is_loaded_leaves_without_a_traceback(handler: str, expected: int) -> None:
+def test_ctrl_c_while_the_command_line_is_loading_exits_without_a_traceback(handler: str, expected: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IMPORT.replace("{handler}", handler)],
         capture_output=True,
@@ -425,7 +427,7 @@ def test_ctrl_c_while_the_command_line_is_loaded_leaves_without_a_traceback(hand
     assert done.stderr == ""
 
 
-def test_ctrl_c_is_heard_as_usual_once_the_command_line_is_loaded() -> None:
+def test_ctrl_c_is_handled_as_usual_once_the_command_line_is_loaded() -> None:
     words = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "  # it may be ignored in the background
         "from horsies.cli.__main__ import main; import horsies.cli.main as rest; "

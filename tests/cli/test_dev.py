@@ -1,4 +1,4 @@
-"""`horsies dev` and `horsies worker --reload`, as a developer meets them: code is edited, and it runs."""
+"""`horsies dev` and `horsies worker --reload` for a developer: code is edited, and the new code runs."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def start(project: Path) -> Generator[Start]:
 
 @pytest.fixture
 def home() -> Generator[Path]:
-    """Of an embedded server: a short path, for its socket."""
+    """The folder of an embedded server: a short path, for its socket."""
     folder = Path(tempfile.mkdtemp(prefix="horsies-t-", dir="/tmp"))
     folder.chmod(0o711)
     yield folder / "embedded"
@@ -68,7 +68,7 @@ def home() -> Generator[Path]:
 
 
 class Producer:
-    """Sends to what runs: to a database that is known only by what dev says."""
+    """Sends to the running app, in the database whose URL dev logs."""
 
     def __init__(self, url: str) -> None:
         self._app = Horsies()
@@ -87,9 +87,9 @@ class Producer:
         self._app.close()
 
 
-def test_code_is_edited_and_runs_until_ctrl_c_and_nothing_is_left(start: Start, project: Path, home: Path) -> None:
+def test_edited_code_runs_until_ctrl_c_and_nothing_is_left(start: Start, project: Path, home: Path) -> None:
     running = start("dev", "shop:app", "--processes=1", HORSIES_EMBEDDED_DIR=str(home))
-    url = running.wait_for_log(r"dev +\| .*the database is (\S+)", PATIENCE_S)[1]
+    url = running.wait_for_log(r"dev +\| .*using database (\S+)", PATIENCE_S)[1]
     assert running.wait_for_log(r"dev +\| .*watching (.*)")[1] == str(project)
     running.wait_for_log(rf"worker +\| .*{READY}", PATIENCE_S)
     producer = Producer(url)
@@ -101,7 +101,7 @@ def test_code_is_edited_and_runs_until_ctrl_c_and_nothing_is_left(start: Start, 
     running.wait_for_log(r"dev +\| .*ERROR.*SyntaxError.*shop.py:15.*waiting for a change", PATIENCE_S)
     before = len(running.logs)
     (project / "shop.py").write_text(APP.replace("hello", "good morning,"))
-    running.wait_for_log("shop.py changed: starting anew", after=before)
+    running.wait_for_log("shop.py changed, restarting", after=before)
     running.wait_for_log(READY, PATIENCE_S, after=before)
     assert producer.greet() == "good morning, Ada"
 
@@ -112,15 +112,13 @@ def test_code_is_edited_and_runs_until_ctrl_c_and_nothing_is_left(start: Start, 
     assert not EmbeddedServer(home).is_running
 
 
-def test_nothing_outlives_dev_when_it_is_killed(database: str, start: Start) -> None:
+def test_no_process_outlives_dev_when_it_is_killed(database: str, start: Start) -> None:
     running = start("dev", "shop:app", "--processes=1", HORSIES_DATABASE_URL=database)
     running.wait_for_log(READY, PATIENCE_S)
-    running.kill()  # and the fixture sees that everything it started ends
+    running.kill()  # the fixture checks that everything it started ends
 
 
-def test_a_worker_told_to_reload_is_started_anew_with_the_same_options(
-    database: str, start: Start, project: Path
-) -> None:
+def test_a_reloaded_worker_restarts_with_the_same_options(database: str, start: Start, project: Path) -> None:
     options = "--processes=1", "--queues=default", "--shutdown-timeout=5.0", "--log-format=json"
     running = start("worker", "shop:app", "--reload", *options, HORSIES_DATABASE_URL=database)
     running.wait_for_log(READY, PATIENCE_S)
@@ -128,8 +126,8 @@ def test_a_worker_told_to_reload_is_started_anew_with_the_same_options(
     (project / "more.py").write_text("import logging\nlogging.getLogger('more').info('loaded')\n")
     running.wait_for_log("more.py changed", PATIENCE_S, after=before)
     running.wait_for_log('"logger": "more"', PATIENCE_S, after=before)
-    (part,) = running.children()
-    assert [word for word in part.cmdline() if word.startswith("--")] == list(options)
+    (child,) = running.children()
+    assert [word for word in child.cmdline() if word.startswith("--")] == list(options)
     running.wait_for_log(READY, PATIENCE_S, after=before)
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
@@ -137,17 +135,17 @@ def test_a_worker_told_to_reload_is_started_anew_with_the_same_options(
 
 
 @pytest.mark.parametrize("command", ["dev", "worker --reload"])
-def test_what_is_missing_for_reloading_is_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_watchfiles_package_is_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     name, *options = command.split()
-    said = CliRunner().invoke(main, [name, "shop:app", *options])
-    assert said.exit_code == 1
-    assert said.output == 'Error: to reload on change, install watchfiles: pip install "horsies[dev]"\n'
+    result = CliRunner().invoke(main, [name, "shop:app", *options])
+    assert result.exit_code == 1
+    assert result.output == 'Error: to reload on change, install watchfiles: pip install "horsies[dev]"\n'
 
 
 @pytest.mark.parametrize("command", ["dev", "worker --reload"])
-def test_what_names_no_app_is_told_at_once(command: str) -> None:
+def test_a_malformed_locator_is_reported_at_once(command: str) -> None:
     name, *options = command.split()
-    said = CliRunner().invoke(main, [name, "shop", *options])
-    assert said.exit_code == 1
-    assert "write package.module:attribute" in said.output
+    result = CliRunner().invoke(main, [name, "shop", *options])
+    assert result.exit_code == 1
+    assert "write package.module:attribute" in result.output

@@ -1,4 +1,4 @@
-"""What every operator's command does where there is nothing, or not what it needs."""
+"""What every command for operators does with an empty, missing or outdated database."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from horsies.db import migrate
 from horsies.db.migrate import Migration, library_version, migrations
 from tests.cli.conftest import Cli, run
 
-GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nobody listens on port 1
+GONE = "postgresql://somebody:my-secret@127.0.0.1:1/nothing"  # nothing listens on port 1
 ID = "0198c0de-1234-7abc-8def-0123456789ab"
 
 COMMANDS = [
@@ -41,11 +41,11 @@ COMMANDS = [
     ("schedules", "resume", "report"),
 ]
 OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",)}
-"""They run on, or work on what is not there, each in its own way: they have tests of their own."""
+"""They keep running, or also work without a database or schema: they have tests of their own."""
 UNKNOWN = {("tasks", "show"), ("workers", "show"), ("workflows", "show")} | {
     ("schedules", verb) for verb in ("show", "run", "pause", "resume")
 }
-"""There is nothing to tell of what is not there."""
+"""They fail if the named thing does not exist."""
 FRUITLESS = {("tasks", "cancel"), ("tasks", "retry"), ("workers", "ping")} | {
     ("workflows", verb) for verb in ("pause", "resume", "cancel", "retry")
 }
@@ -53,7 +53,7 @@ every_command = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 
 
 @every_command
-def test_it_works_on_an_empty_database_and_speaks_json_too(cli: Cli, words: tuple[str, ...]) -> None:
+def test_it_works_on_an_empty_database_with_and_without_json(cli: Cli, words: tuple[str, ...]) -> None:
     ran = cli(*words)
     is_fruitless = words[:2] in UNKNOWN | FRUITLESS and "--task" not in words
     assert ran.code == (1 if is_fruitless else 0), ran.err
@@ -64,7 +64,7 @@ def test_it_works_on_an_empty_database_and_speaks_json_too(cli: Cli, words: tupl
 
 
 @every_command
-def test_it_says_in_one_message_that_the_database_is_not_there(words: tuple[str, ...]) -> None:
+def test_an_unreachable_database_is_reported_in_one_message(words: tuple[str, ...]) -> None:
     ran = run(*words, database_url=GONE)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("Error: PostgreSQL: ")
@@ -72,21 +72,21 @@ def test_it_says_in_one_message_that_the_database_is_not_there(words: tuple[str,
 
 
 @pytest.mark.parametrize("option", ["--database-url=", "--schema=", "--app="])
-def test_an_empty_name_of_a_database_does_not_lead_to_another(cli: Cli, option: str) -> None:
-    """As in `--database-url "$STAGING"` where that is not set."""
+def test_an_empty_database_option_does_not_select_another_database(cli: Cli, option: str) -> None:
+    """For example `--database-url "$STAGING"` if the variable is not set."""
     ran = cli("tasks", "purge", "--all", "--yes", option)
     assert ran.code == 2
     assert "is empty" in ran.err
 
 
-def test_they_name_migrate_where_the_schema_is_older(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_name_migrate_if_the_schema_is_older(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     later = Migration(library_version() + 1, "later", library_version() + 1, "select 1;")
     both = (*migrations(), later)
-    monkeypatch.setattr(migrate, "migrations", lambda: both)  # the library of a release after this one
+    monkeypatch.setattr(migrate, "migrations", lambda: both)  # the library of the next release
     expect_migrate_to_be_named(database)
 
 
-def test_they_name_migrate_where_there_is_no_schema(empty_database: str) -> None:
+def test_they_name_migrate_if_there_is_no_schema(empty_database: str) -> None:
     expect_migrate_to_be_named(empty_database)
 
 
@@ -111,14 +111,14 @@ def leaves(command: click.Command, names: tuple[str, ...] = ()) -> Iterator[tupl
 LEAVES = dict(leaves(main))
 
 
-def test_no_command_is_left_out_here() -> None:
+def test_every_command_is_tested_here() -> None:
     tested = {words[: 1 if words[0] == "status" else 2] for words in COMMANDS}
     assert tested | OTHERS == LEAVES.keys()
 
 
 @pytest.mark.promise("A9")
 @pytest.mark.parametrize("names", LEAVES, ids=" ".join)
-def test_its_help_says_what_it_does_and_gives_an_example(names: tuple[str, ...]) -> None:
+def test_its_help_has_a_description_and_an_example(names: tuple[str, ...]) -> None:
     ran = run(*names, "--help", database_url=None)
     assert ran.code == 0
     assert "--database-url" in ran.out or names in OTHERS
@@ -126,7 +126,7 @@ def test_its_help_says_what_it_does_and_gives_an_example(names: tuple[str, ...])
     assert f"horsies {' '.join(names)}" in "\n".join(ran.out.splitlines()[2:])
 
 
-def test_without_app_and_database_it_says_how_to_name_them() -> None:
+def test_without_app_and_database_it_explains_how_to_name_them() -> None:
     ran = run("status", database_url=None)
     assert ran.code == 2
     assert "give --database-url" in ran.err

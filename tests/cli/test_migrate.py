@@ -1,4 +1,4 @@
-"""`horsies migrate --check` and `--sql`: for those who want to know first, or who let others do it."""
+"""`horsies migrate --check` and `--sql`."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from horsies.cli.main import main
-from horsies.db import migrate as migrating
+from horsies.db import migrate as migrate_module
 from horsies.db.migrate import Migration, library_version, migrations
 from horsies.embedded.binaries import find_binaries
 from tests.fixtures.journey import column, row
@@ -44,12 +44,12 @@ def test_check_names_what_is_pending_and_changes_nothing(migrate: Callable[..., 
         assert column(sql, "select nspname from pg_namespace where nspname = 'horsies'") == []
 
 
-def test_check_is_content_with_a_current_schema(migrate: Callable[..., Result], database: str) -> None:
+def test_check_accepts_a_current_schema(migrate: Callable[..., Result], database: str) -> None:
     found = migrate("--check", "--database-url", database)
     assert (found.exit_code, found.stdout) == (0, f"schema 'horsies' is up to date at version {library_version()}\n")
 
 
-def test_check_tells_programs_the_same(migrate: Callable[..., Result], database: str, sql: psycopg.Connection) -> None:
+def test_check_prints_json(migrate: Callable[..., Result], database: str, sql: psycopg.Connection) -> None:
     current = migrate("--check", "--json", "--database-url", database)
     known: dict[str, object] = {
         "schema": "horsies",
@@ -62,7 +62,7 @@ def test_check_tells_programs_the_same(migrate: Callable[..., Result], database:
     assert (elsewhere.exit_code, json.loads(elsewhere.stdout)["pending"]) == (1, ALL)
 
 
-def test_check_refuses_a_schema_that_this_library_is_too_old_for(
+def test_check_refuses_a_schema_that_needs_a_newer_library(
     migrate: Callable[..., Result], database: str, sql: psycopg.Connection
 ) -> None:
     sql.execute(LATER, [900])
@@ -71,7 +71,7 @@ def test_check_refuses_a_schema_that_this_library_is_too_old_for(
     assert "Upgrade the horsies package" in found.stderr
 
 
-def test_migrate_tells_programs_what_it_applied(migrate: Callable[..., Result], empty_database: str) -> None:
+def test_migrate_prints_json(migrate: Callable[..., Result], empty_database: str) -> None:
     first, second = (json.loads(migrate("--json", "--database-url", empty_database).stdout) for _ in range(2))
     assert first == {"schema": "horsies", "version": library_version(), "applied": ALL}
     assert second["applied"] == []
@@ -81,7 +81,7 @@ def test_migrate_tells_programs_what_it_applied(migrate: Callable[..., Result], 
 
 
 @pytest.mark.parametrize("way", ["without a database", "for this one"])
-def test_the_script_makes_what_the_migrations_make(
+def test_the_script_has_the_same_effect_as_the_migrations(
     migrate: Callable[..., Result], empty_database: str, way: str
 ) -> None:
     where = ("--from", "0") if way == "without a database" else ("--database-url", empty_database)
@@ -91,24 +91,24 @@ def test_the_script_makes_what_the_migrations_make(
     with psycopg.connect(empty_database) as sql:
         assert column(sql, "select name from horsies.schema_versions order by version") == ALL
         days = "select count(*) from pg_inherits where inhparent = 'horsies.finished'::regclass"
-        assert row(sql, days) == (15,)  # a fortnight, and the default
+        assert row(sql, days) == (15,)  # 14 days, and the default partition
     after = migrate("--check", "--database-url", empty_database)
     assert after.exit_code == 0
 
 
-def test_the_script_may_be_for_any_schema(migrate: Callable[..., Result], empty_database: str) -> None:
+def test_the_script_works_with_any_schema_name(migrate: Callable[..., Result], empty_database: str) -> None:
     assert psql(empty_database, migrate("--sql", "--from", "0", "--schema", "it's 100%%").stdout).stderr == ""
     assert migrate("--check", "--database-url", empty_database, "--schema", "it's 100%%").exit_code == 0
 
 
-def test_the_script_brings_an_older_schema_to_the_same(
+def test_the_script_migrates_an_older_schema(
     migrate: Callable[..., Result], database: str, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the current version to one with a later migration, as a release after this one would."""
+    """From the current version to one with a later migration, like the next release."""
     version = library_version()
     later = Migration(version + 1, "later", version, "create table {schema}.notes (note text);")
     both = (*migrations(), later)
-    monkeypatch.setattr(migrating, "migrations", lambda: both)
+    monkeypatch.setattr(migrate_module, "migrations", lambda: both)
     pending = json.loads(migrate("--check", "--json", "--database-url", database).stdout)
     assert (pending["version"], pending["pending"]) == (version, ["later"])
     printed = migrate("--sql", "--database-url", database).stdout
@@ -120,9 +120,7 @@ def test_the_script_brings_an_older_schema_to_the_same(
     assert f"the schema is not at version {version} any more; print the script again" in again.stderr
 
 
-def test_a_script_that_comes_too_late_changes_nothing(
-    migrate: Callable[..., Result], empty_database: str, database: str
-) -> None:
+def test_an_outdated_script_changes_nothing(migrate: Callable[..., Result], empty_database: str, database: str) -> None:
     printed = migrate("--sql", "--from", "0").stdout
     done = psql(database, printed)
     assert done.returncode != 0
@@ -130,13 +128,13 @@ def test_a_script_that_comes_too_late_changes_nothing(
     assert migrate("--check", "--database-url", database).exit_code == 0
 
 
-def test_the_script_for_a_current_schema_is_a_remark(migrate: Callable[..., Result], database: str) -> None:
+def test_the_script_for_a_current_schema_is_only_a_comment(migrate: Callable[..., Result], database: str) -> None:
     found = migrate("--sql", "--database-url", database)
     assert found.exit_code == 0
     assert all(line.startswith("--") for line in found.stdout.splitlines())
 
 
-def test_an_app_s_own_schema_is_meant(
+def test_the_script_uses_the_schema_of_the_app(
     migrate: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ledger.py").write_text(
@@ -152,7 +150,7 @@ def test_an_app_s_own_schema_is_meant(
     [
         (("--check", "--sql"), "give one of them"),
         (("--sql", "--json"), "leave --json out"),
-        (("--from", "0"), "--from goes with --sql"),
+        (("--from", "0"), "--from requires --sql"),
         (("--sql", "--from", "999"), "above this library's version"),
     ],
 )

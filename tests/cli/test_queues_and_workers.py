@@ -1,4 +1,4 @@
-"""`horsies queues`, `horsies workers` and `horsies status`, as an operator types them."""
+"""`horsies queues`, `horsies workers` and `horsies status` for an operator."""
 
 import os
 import signal
@@ -21,16 +21,16 @@ from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, new_
 from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import insert_rows
 
-LATER = "update horsies.tasks set ready = false, enqueued_at = now() + interval '1 h' where id = %s"
+DELAY = "update horsies.tasks set ready = false, enqueued_at = now() + interval '1 h' where id = %s"
 
 
-def test_a_list_of_queues_counts_what_waits_is_delayed_and_runs(
+def test_a_list_of_queues_counts_waiting_delayed_and_running_tasks(
     cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     send_new(broker)
     claim(broker)
     *_, delayed = send_new(broker, 4)
-    sql.execute(LATER, [delayed.id])
+    sql.execute(DELAY, [delayed.id])
     send(broker, new_task(queue_name="mail", priority=1), new_task(queue_name="mail", priority=2))
     sql.execute(
         "update horsies.tasks set enqueued_at = now() - interval '90 s' where queue_name = 'mail' and priority = 2"
@@ -49,7 +49,9 @@ def test_a_list_of_queues_counts_what_waits_is_delayed_and_runs(
     assert "1m 3" in cli("queues", "list").out
 
 
-def test_a_long_line_is_counted_only_so_far(cli: Cli, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_queue_is_counted_up_to_a_limit(
+    cli: Cli, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("horsies.tasks.queues.MAX_COUNTED", 3)
     send_new(broker, 5)
     (line,) = cli("queues", "list", "--json").json["queues"]
@@ -57,7 +59,7 @@ def test_a_long_line_is_counted_only_so_far(cli: Cli, broker: PostgresBroker, mo
     assert " 3+ " in cli("queues", "list").out
 
 
-def test_an_app_brings_its_empty_queues_its_priorities_and_its_caps(cli: Cli, app_file: str) -> None:
+def test_with_an_app_its_empty_queues_priorities_and_caps_are_listed(cli: Cli, app_file: str) -> None:
     found = cli("queues", "list", "--json", "--app", app_file).json["queues"]
     assert [(line["name"], line["priority"], line["max_concurrency"]) for line in found] == [
         ("mail", 10, None),
@@ -73,23 +75,23 @@ def test_a_queue_is_paused_and_resumed(cli: Cli, broker: PostgresBroker, app_fil
     assert len(claim(broker, queues=["mail"])) == 1
 
 
-def test_a_queue_that_nobody_knows_is_refused_by_an_app_and_warned_of_without(cli: Cli, app_file: str) -> None:
+def test_an_unknown_queue_is_refused_with_an_app_and_a_warning_without(cli: Cli, app_file: str) -> None:
     with_app = cli("queues", "pause", "mial", "--app", app_file)
     assert (with_app.code, with_app.out) == (1, "")
     assert "there is no queue 'mial'; this app has 'mail', 'media'" in with_app.err
     without = cli("queues", "pause", "mial")
     assert without.code == 0
-    assert "knows a queue 'mial'" in without.err
+    assert "names a queue 'mial'" in without.err
     assert cli("queues", "resume", "mial").err == ""
 
 
-def test_purging_a_queue_cancels_what_has_not_begun_and_tells_those_who_wait(
+def test_purging_a_queue_cancels_tasks_that_have_not_started(
     cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     send_new(broker)
     claim(broker)
     *_, delayed = send_new(broker, 3)
-    sql.execute(LATER, [delayed.id])
+    sql.execute(DELAY, [delayed.id])
     send(broker, new_task(queue_name="mail"))
     (expired,) = send_new(broker)
     sql.execute("update horsies.tasks set good_until = now() where id = %s", [expired.id])
@@ -105,7 +107,7 @@ def test_purging_a_queue_cancels_what_has_not_begun_and_tells_those_who_wait(
 # -- workers
 
 
-def test_workers_are_listed_and_shown_by_the_beginning_of_their_ids(
+def test_workers_are_listed_and_shown_by_a_prefix_of_their_ids(
     cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     for worker in (ME, OTHER):
@@ -117,12 +119,12 @@ def test_workers_are_listed_and_shown_by_the_beginning_of_their_ids(
     assert (ours["tasks_running"], others["tasks_running"]) == (0, 2)
     assert others["heartbeat_age_s"] >= 75
     assert "1m 1" in cli("workers", "list").out
-    assert "is the beginning of 2 workers' ids" in cli("workers", "show", ME[:8]).err
+    assert "the ids of 2 workers start with" in cli("workers", "show", ME[:8]).err
     assert cli("workers", "show", ME, "--json").json["is_registered"]
-    assert "no worker is known" in cli("workers", "show", "not an id").err
+    assert "no known worker has an id that starts with" in cli("workers", "show", "not an id").err
 
 
-def test_the_health_of_a_worker_that_has_gone_is_still_shown(cli: Cli, sql: psycopg.Connection) -> None:
+def test_the_health_of_a_worker_that_is_gone_is_still_shown(cli: Cli, sql: psycopg.Connection) -> None:
     sql.execute(
         "insert into horsies.worker_states (worker_id, hostname, pid, processes, concurrency, queues, tasks_running, "
         "tasks_claimed, memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, worker_started_at) "
@@ -134,10 +136,13 @@ def test_the_health_of_a_worker_that_has_gone_is_still_shown(cli: Cli, sql: psyc
     assert (state["tasks_running"], state["memory_usage_mb"]) == (5, 70)
 
 
-def test_a_worker_answers_however_busy_its_children_are_and_one_that_is_gone_does_not(
+def test_a_worker_with_busy_children_answers_a_ping_and_one_that_is_gone_does_not(
     cli: Cli, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    env = {"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "180000"}  # none comes by itself
+    env = {
+        "HORSIES_TEST_HEARTBEAT_MS": "60000",
+        "HORSIES_TEST_DEAD_AFTER_MS": "180000",
+    }  # no regular heartbeat comes during the test
     worker("tests.apps.tuned:app", env=env)
     insert_rows(sql, "gate", [{"begun": str(tmp_path / "begun"), "until": str(tmp_path / "open")}])
     eventually((tmp_path / "begun").exists)
@@ -153,7 +158,7 @@ def test_a_worker_answers_however_busy_its_children_are_and_one_that_is_gone_doe
 # -- status
 
 
-def test_the_status_has_queues_workers_and_what_has_ended(
+def test_the_status_has_queues_workers_and_finished_tasks(
     cli: Cli, broker: PostgresBroker, sql: psycopg.Connection, app_file: str
 ) -> None:
     send_new(broker, 3)
@@ -171,17 +176,17 @@ def test_the_status_has_queues_workers_and_what_has_ended(
     assert ME in text
 
 
-def test_what_takes_too_long_to_count_is_left_out(
+def test_a_count_that_takes_too_long_is_left_out(
     cli: Cli, broker: PostgresBroker, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("horsies.tasks.queues.COUNT_TIMEOUT_MS", 50)
     with psycopg.connect(database) as holder:
         holder.execute("lock table horsies.finished")
         assert broker.run(partial(count_finished, 60)) is None
-        assert "too much has ended" in cli("status").out
+        assert "more tasks ended today than can be counted" in cli("status").out
 
 
-def test_a_watch_goes_on_until_ctrl_c_and_ends_without_a_word_of_complaint(database: str) -> None:
+def test_a_watch_repeats_until_ctrl_c_and_exits_without_an_error(database: str) -> None:
     code = "import signal; signal.signal(2, signal.default_int_handler); from horsies.cli.main import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", code, "status", "--watch=0.1"],

@@ -1,3 +1,5 @@
+"""`horsies schedules` and `horsies scheduler`."""
+
 import json
 import os
 import subprocess
@@ -44,17 +46,17 @@ def stored(broker: PostgresBroker) -> PostgresBroker:
     return broker
 
 
-def said(result: Result) -> str:
+def output_of(result: Result) -> str:
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def as_json(result: Result) -> Any:
-    return json.loads(said(result))
+    return json.loads(output_of(result))
 
 
 def test_the_list_shows_what_is_stored(schedules: Run, stored: PostgresBroker) -> None:
-    mail, off, report = said(schedules("list")).splitlines()[1:]
+    mail, off, report = output_of(schedules("list")).splitlines()[1:]
     assert mail.startswith("mail")
     assert "every 5 minutes" in mail
     assert "disabled" in off
@@ -73,7 +75,7 @@ def test_the_list_shows_what_is_stored(schedules: Run, stored: PostgresBroker) -
         (("--task", "none"), []),
     ],
 )
-def test_the_list_can_be_narrowed(
+def test_the_list_can_be_filtered(
     schedules: Run, stored: PostgresBroker, words: tuple[str, ...], expected: list[str]
 ) -> None:
     assert [each["name"] for each in as_json(schedules("list", "--json", *words))["schedules"]] == expected
@@ -87,7 +89,7 @@ def test_a_schedule_is_shown_with_its_next_slots_and_its_history(schedules: Run,
     slots = [datetime.fromisoformat(slot) for slot in shown["next_slots"]]
     assert slots == [datetime(2026, 6, day, 7, 30, tzinfo=UTC) for day in (5, 6, 7, 8, 9)]
     assert [run["outcome"] for run in shown["runs"]] == ["ENQUEUED", "MISSED"]
-    text = said(schedules("show", "report"))
+    text = output_of(schedules("show", "report"))
     assert "daily at 09:30:00" in text
     assert " to " in text
     assert shown["last_task_id"] in text
@@ -97,54 +99,54 @@ def test_a_schedule_is_shown_with_its_next_slots_and_its_history(schedules: Run,
 def test_a_schedule_can_be_run_now(schedules: Run, stored: PostgresBroker, sql: psycopg.Connection) -> None:
     task_id = as_json(schedules("run", "report", "--json"))["task_id"]
     assert row(sql, "select id::text, args::text from horsies.tasks") == (task_id, '{"n":1}')
-    assert "enqueued task " in said(schedules("run", "off"))
+    assert "enqueued task " in output_of(schedules("run", "off"))
     assert column(sql, "select outcome from horsies.schedule_runs") == ["BY_HAND", "BY_HAND"]
 
 
 def test_a_schedule_can_be_paused_and_resumed(schedules: Run, stored: PostgresBroker) -> None:
-    assert said(schedules("pause", "report")) == "schedule 'report' is paused\n"
+    assert output_of(schedules("pause", "report")) == "schedule 'report' is paused\n"
     shown = as_json(schedules("show", "report", "--json"))
     assert (shown["state"], shown["next_slots"], shown["next_slot_at"]) == ("paused", [], None)
-    assert said(schedules("resume", "report")) == "schedule 'report' is not paused\n"
+    assert output_of(schedules("resume", "report")) == "schedule 'report' is not paused\n"
     assert as_json(schedules("show", "report", "--json"))["state"] == "active"
     assert as_json(schedules("pause", "report", "--json")) == {"name": "report", "is_paused": True}
     assert as_json(schedules("resume", "report", "--json")) == {"name": "report", "is_paused": False}
 
 
 @pytest.mark.parametrize("verb", ["show", "run", "pause", "resume"])
-def test_a_schedule_that_is_not_there_is_said_to_be_none(schedules: Run, verb: str) -> None:
+def test_an_unknown_schedule_is_reported(schedules: Run, verb: str) -> None:
     result = schedules(verb, "report")
     assert result.exit_code == 1
-    assert "there is no schedule 'report'; `horsies schedules list` shows those there are" in result.output
+    assert "there is no schedule 'report'; see `horsies schedules list`" in result.output
 
 
-def test_an_empty_list_is_no_failure(schedules: Run) -> None:
+def test_an_empty_list_is_not_an_error(schedules: Run) -> None:
     result = schedules("list")
     assert result.exit_code == 0
     assert result.stdout == ""
-    assert "there are no such schedules" in result.stderr
+    assert "no schedule matches" in result.stderr
     assert as_json(schedules("list", "--json")) == {"schedules": []}
 
 
 @pytest.mark.promise("A9")
-def test_the_scheduler_tells_what_is_wrong_with_an_app_before_it_looks_for_a_database(tmp_path: Path) -> None:
+def test_the_scheduler_reports_problems_of_an_app_before_it_connects(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from horsies import AppConfig, Horsies, IntervalSchedule, ScheduleConfig, TaskSchedule\n"
         "app = Horsies(AppConfig(schedule=ScheduleConfig(schedules=["
         "TaskSchedule(name='a', task_name='lost', pattern=IntervalSchedule(hours=1))])))\n"
     )
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "horsies.cli.main", "scheduler", "shop:app"],
         cwd=tmp_path,
-        env={**os.environ, "HORSIES_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"},
+        env={**os.environ, "HORSIES_DATABASE_URL": "postgresql://unknown@127.0.0.1:1/nothing"},
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
-    assert said.returncode == 1
-    assert "schedule 'a': there is no task 'lost'; this app has none" in said.stderr
-    assert "Traceback" not in said.stderr
+    assert done.returncode == 1
+    assert "schedule 'a': there is no task 'lost'; this app has none" in done.stderr
+    assert "Traceback" not in done.stderr
     usage = CliRunner().invoke(main, ["scheduler"], env={"HORSIES_APP": ""})
     assert usage.exit_code == 2
     assert "name the APP" in usage.stderr

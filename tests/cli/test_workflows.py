@@ -1,4 +1,4 @@
-"""`horsies workflows`: what an operator sees and does of runs. Graphs are driven by hand, so that each moment is known."""
+"""`horsies workflows` for an operator. The tests advance the graphs step by step, so that each state is known."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def test_runs_are_listed_newest_first_without_their_parts(workflows: Workflows, 
     assert [line.split()[0] for line in text[1:]] == runs[::-1]
 
 
-def test_pages_join_without_gap_or_overlap_also_for_runs_of_one_moment(
+def test_pages_have_no_gaps_or_overlaps_even_for_runs_of_the_same_time(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     runs = {start_run(broker, Graph("one", (node(0),)), str(uuid4())) for _ in range(7)}
@@ -86,7 +86,7 @@ def test_pages_join_without_gap_or_overlap_also_for_runs_of_one_moment(
     assert set(seen) == runs
 
 
-def test_a_page_that_is_not_the_last_says_how_to_go_on(workflows: Workflows, broker: PostgresBroker) -> None:
+def test_a_page_that_is_not_the_last_shows_how_to_get_the_next(workflows: Workflows, broker: PostgresBroker) -> None:
     first, second = (start_run(broker, Graph("one", (node(0),))) for _ in range(2))
     found = workflows("list", "--limit", "1")
     assert f"there are more: add --after {second}" in found.stderr
@@ -112,7 +112,7 @@ def test_runs_are_filtered_by_status_name_and_age(
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (("list", "--since", "yesterday"), 2, "'yesterday' is no moment"),
+        (("list", "--since", "yesterday"), 2, "'yesterday' is not a time"),
         (("list", "--status", "LOST"), 2, "'LOST' is not one of"),
         (("list", "--after", str(uuid4())), 1, "give --after an id that was listed"),
         (("show", "one"), 2, "is not a valid id; give it in full"),
@@ -120,9 +120,7 @@ def test_runs_are_filtered_by_status_name_and_age(
         (("pause",), 2, "Missing argument 'ID...'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
-    workflows: Workflows, words: tuple[str, ...], code: int, expected: str
-) -> None:
+def test_invalid_arguments_are_refused(workflows: Workflows, words: tuple[str, ...], code: int, expected: str) -> None:
     found = workflows(*words)
     assert (found.exit_code, expected in found.stderr) == (code, True), found.stderr
 
@@ -144,14 +142,14 @@ def test_a_run_is_shown_with_its_parts_its_errors_and_how_long_they_took(
     assert "╎  └─ first  PENDING" in text or "╎  └─ first  SKIPPED" in text
 
 
-def test_a_program_gets_the_whole_tree(workflows: Workflows, failed_map: str) -> None:
+def test_json_has_the_whole_tree(workflows: Workflows, failed_map: str) -> None:
     known: dict[str, Any] = json.loads(workflows("show", failed_map, "--json").stdout)
     assert (known["id"], known["name"], known["status"]) == (failed_map, "deep", "FAILED")
     source, every, sub = known["nodes"]
     assert (source["kind"], source["status"], source["items"], source["workflow"]) == ("task", "COMPLETED", None, None)
     assert source["started_at"] <= source["finished_at"]
     assert every["items"] == {"COMPLETED": 2, "FAILED": 1}
-    assert every["error"].keys() == {"error_code", "message"}  # data may hold secrets
+    assert every["error"].keys() == {"error_code", "message"}  # the data may contain secrets
     assert [inner["node_id"] for inner in sub["workflow"]["nodes"]] == ["first", "second"]
 
 
@@ -167,7 +165,7 @@ def test_the_items_of_a_map_are_shown_by_the_id_of_its_run(
     ]
 
 
-def test_what_runs_is_shown_as_running(workflows: Workflows, broker: PostgresBroker) -> None:
+def test_a_running_node_is_shown_as_running(workflows: Workflows, broker: PostgresBroker) -> None:
     run = start_run(broker, Graph("one", (node(0, node_id="only"),)))
     assert "only  ENQUEUED" in workflows("show", run).stdout
     take_batch(broker)
@@ -195,7 +193,7 @@ def test_a_run_is_paused_resumed_cancelled_and_retried(
 
 
 @pytest.mark.parametrize("verb", ["pause", "cancel"])
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+def test_a_dry_run_shows_what_would_be_done_and_changes_nothing(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection, verb: str
 ) -> None:
     run = start_run(broker, Graph("one", (node(0),)))
@@ -206,7 +204,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-def test_a_cancellation_asks_first_and_where_nobody_answers_it_is_refused(
+def test_a_cancellation_needs_confirmation_and_is_refused_without_a_terminal(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     run = start_run(broker, Graph("one", (node(0),)))
@@ -216,7 +214,7 @@ def test_a_cancellation_asks_first_and_where_nobody_answers_it_is_refused(
     assert status(sql, run) is WorkflowStatus.RUNNING
 
 
-def test_each_of_several_is_told_and_one_that_is_refused_fails_the_command(
+def test_each_result_is_printed_and_a_refusal_fails_the_command(
     workflows: Workflows, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     run, finished = (start_run(broker, Graph("one", (node(0),))) for _ in range(2))
@@ -226,10 +224,10 @@ def test_each_of_several_is_told_and_one_that_is_refused_fails_the_command(
     assert found.exit_code == 1
     assert found.stdout == f"{run} (one): paused\n"
     assert found.stderr == (
-        f"{unknown}: no such workflow is known\n{finished} (one): is COMPLETED, and cannot be paused\n"
+        f"{unknown}: there is no such workflow\n{finished} (one): is COMPLETED, and cannot be paused\n"
     )
-    told = json.loads(workflows("resume", finished, run, "--json").stdout)["workflows"]
-    assert [(each["id"], each["outcome"]) for each in told] == [(finished, "refused"), (run, "changed")]
+    results = json.loads(workflows("resume", finished, run, "--json").stdout)["workflows"]
+    assert [(each["id"], each["outcome"]) for each in results] == [(finished, "refused"), (run, "changed")]
 
 
 def test_a_part_of_a_workflow_is_not_retried_alone(

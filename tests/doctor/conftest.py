@@ -1,4 +1,4 @@
-"""A doctor for the test's database, and an attentive worker in it, so that nothing else is wrong."""
+"""A doctor for the test's database, and a healthy worker in it, so that nothing else is wrong."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from horsies.model.config import PostgresConfig
 from tests.fixtures.journey import ME
 from tests.fixtures.scratch_server import scratch_server
 
-LIVING = (
+INSERT_WORKER = (
     "insert into horsies.workers (id, hostname, pid, processes, concurrency, queues, library_version, started_at, heartbeat_at) "
     "values (coalesce(%(id)s, gen_random_uuid()), 'here', 1, 1, 1, %(queues)s, %(version)s, now() - interval '1 hour', now())"
 )
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What an examination has found, without what is true of every server that is made for tests."""
+class Result:
+    """The findings, without those that every test server has."""
 
     report: Report
 
@@ -32,35 +32,36 @@ class Seen:
         return {finding.code for finding in self.report.findings} - {FindingCode.FSYNC_OFF}
 
     def data(self, code: FindingCode) -> dict[str, Any]:
-        (found,) = [finding for finding in self.report.findings if finding.code is code]
-        assert found.seen
-        assert found.cure
-        return dict(found.data)
+        (finding,) = [finding for finding in self.report.findings if finding.code is code]
+        assert finding.seen
+        assert finding.fix
+        return dict(finding.data)
 
 
 class Doctor(Protocol):
-    """`doctor(max_wait_s=0)`: the findings under these limits."""
+    """`doctor(max_wait_s=0)` runs all checks with these thresholds."""
 
-    def __call__(self, url: str | PostgresConfig | None = None, **limits: Any) -> Seen: ...
+    def __call__(self, url: str | PostgresConfig | None = None, **thresholds: Any) -> Result: ...
 
 
 @pytest.fixture
 def doctor(request: pytest.FixtureRequest) -> Doctor:
-    def examined(url: str | PostgresConfig | None = None, **limits: Any) -> Seen:
+    def run(url: str | PostgresConfig | None = None, **thresholds: Any) -> Result:
         url = url or str(request.getfixturevalue("database"))
         config = PostgresConfig(database_url=url) if isinstance(url, str) else url
-        return Seen(run_doctor(config, replace(CheckContext(schema=config.schema, look_again_s=0.0), **limits)))
+        context = replace(CheckContext(schema=config.schema, recheck_after_s=0.0), **thresholds)
+        return Result(run_doctor(config, context))
 
-    return examined
+    return run
 
 
 def add_worker(sql: psycopg.Connection, *queues: str, worker: str | None = None, version: str = "0.1.0") -> None:
-    sql.execute(LIVING, {"id": worker, "queues": list(queues) or ["default"], "version": version})
+    sql.execute(INSERT_WORKER, {"id": worker, "queues": list(queues) or ["default"], "version": version})
 
 
 @pytest.fixture
-def attended(sql: psycopg.Connection) -> psycopg.Connection:
-    """A worker lives, by its row, and is the keeper."""
+def healthy(sql: psycopg.Connection) -> psycopg.Connection:
+    """A database with the row of a live worker, which is the maintenance leader."""
     add_worker(sql, worker=ME)
     sql.execute(
         "insert into horsies.maintenance_lease (holder, expires_at) values (%s, now() + interval '1 hour')", [ME]
@@ -69,8 +70,8 @@ def attended(sql: psycopg.Connection) -> psycopg.Connection:
 
 
 @pytest.fixture(scope="session")
-def sturdy_server() -> Generator[EmbeddedServer]:
-    """A server as one has it in production, but small; its faults may be planted, too."""
+def production_server() -> Generator[EmbeddedServer]:
+    """A server with the settings of production, but small, for faults of the whole server."""
     settings = {
         "max_connections": "30",
         "max_prepared_transactions": "2",
@@ -83,6 +84,6 @@ def sturdy_server() -> Generator[EmbeddedServer]:
 
 
 @pytest.fixture
-def sturdy(sturdy_server: EmbeddedServer) -> Generator[psycopg.Connection]:
-    with psycopg.connect(sturdy_server.url(), autocommit=True, application_name="tests") as connection:
+def production(production_server: EmbeddedServer) -> Generator[psycopg.Connection]:
+    with psycopg.connect(production_server.url(), autocommit=True, application_name="tests") as connection:
         yield connection

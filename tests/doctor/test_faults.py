@@ -1,4 +1,4 @@
-"""For each fault, one test that plants it: the doctor finds that one, and nothing else."""
+"""For each fault, one test that creates it: the doctor finds that one, and nothing else."""
 
 import re
 import time
@@ -10,7 +10,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.migrate import library_version
-from horsies.doctor.findings import CATALOGUE, FindingCode, Severity
+from horsies.doctor.findings import FindingCode, Severity
 from horsies.model.config import CustomQueueConfig, PostgresConfig
 from horsies.model.graph import Graph
 from horsies.model.schedule import IntervalSchedule
@@ -30,21 +30,20 @@ ENDED: LiteralString = (
 )
 
 
-def test_every_code_has_a_test_that_plants_it() -> None:
+def test_every_code_has_a_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [code.name for code in FindingCode if not re.search(rf"Code\.{code.name}\b", tests)] == []
 
 
-def test_every_code_is_in_the_catalogue() -> None:
-    assert list(CATALOGUE) == list(FindingCode)
-    assert all(entry.meaning.endswith(".") and entry.cure.endswith(".") for entry in CATALOGUE.values())
+def test_every_meaning_and_every_fix_is_a_sentence() -> None:
+    assert all(code.value.meaning.endswith(".") and code.value.fix.endswith(".") for code in FindingCode)
 
 
-def test_with_an_attentive_worker_nothing_is_found(attended: psycopg.Connection, doctor: Doctor) -> None:
+def test_a_healthy_system_has_no_findings(healthy: psycopg.Connection, doctor: Doctor) -> None:
     assert doctor().codes == set()
 
 
-# -- faults that a few words of SQL bring about
+# -- faults that a single SQL statement creates
 
 BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
     "a dropped trigger": (FindingCode.NOTIFY_TRIGGER_OFF, "drop trigger tasks_notify_new on horsies.tasks"),
@@ -61,7 +60,7 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
         FindingCode.SEARCH_PATH_UNPINNED,
         "alter function horsies.notify_new_tasks() reset search_path",
     ),
-    "a function with a path that others write to": (
+    "a function with a path in which others may create objects": (
         FindingCode.SEARCH_PATH_UNPINNED,
         "alter function horsies.notify_new_tasks() set search_path = pg_catalog, public",
     ),
@@ -72,19 +71,19 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
             "create view horsies.mine as select public.mine(); grant select on horsies.mine to public; end $$"
         ),
     ),
-    "a schema in which everybody may create": (FindingCode.SCHEMA_OPEN, "grant create on schema horsies to public"),
-    "a public schema in which everybody may create": (FindingCode.OPEN_TO_PUBLIC, "grant create on schema public to public"),
-    "a session that replicates": (
+    "a schema in which every role may create objects": (FindingCode.SCHEMA_OPEN, "grant create on schema horsies to public"),
+    "a public schema in which every role may create objects": (FindingCode.OPEN_TO_PUBLIC, "grant create on schema public to public"),
+    "a session with the replica role": (
         FindingCode.NOTIFY_TRIGGER_OFF,
         "do $$ begin execute format('alter database %I set session_replication_role = replica', current_database()); end $$",
     ),
-    "a row without a day": (FindingCode.DEFAULT_DAY_USED, ENDED + "'2000-01-01')"),
+    "a row without a partition for its day": (FindingCode.DEFAULT_PARTITION_USED, ENDED + "'2000-01-01')"),
     "a table without autovacuum": (FindingCode.AUTOVACUUM_OFF, "alter table horsies.nodes set (autovacuum_enabled = off)"),
-    "a heartbeat of tomorrow": (
+    "a heartbeat in the future": (
         FindingCode.HEARTBEAT_AHEAD,
         "update horsies.workers set heartbeat_at = now() + interval '1 day'",
     ),
-    "an id of a clock that is ahead": (
+    "an id from a clock that is ahead": (
         FindingCode.PRODUCER_CLOCK_SKEW,
         TASK + "sent_at) values ('add', now() - interval '1 hour')",
     ),
@@ -93,12 +92,12 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
         TASK + "status, claimed_by, claimed_at, started_at) "
         "values ('add', 'RUNNING', gen_random_uuid(), now() - interval '1 hour', now() - interval '1 hour')",
     ),
-    "a lease that ran out long ago": (
-        FindingCode.LEASES_PAST,
+    "a lease that expired long ago": (
+        FindingCode.LEASES_EXPIRED,
         TASK + "status, claimed_by, claimed_at, lease_until) "
         "select 'add', 'CLAIMED', id, now() - interval '1 hour', now() - interval '1 hour' from horsies.workers",
     ),
-    "a task that is over its time": (
+    "a task past its timeout": (
         FindingCode.TASKS_OVERTIME,
         TASK + "status, claimed_by, claimed_at, started_at, timeout_ms) "
         "select 'add', 'RUNNING', id, now() - interval '1 hour', now() - interval '1 hour', 1000 from horsies.workers",
@@ -111,28 +110,28 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
         FindingCode.TASKS_CHANGED,
         TASK + "ready, unknown_since, refused_by) values ('unknown', false, now(), '{1}')",
     ),
-    "a task that is due, and not offered": (
+    "a due task that is not ready": (
         FindingCode.PROMOTION_LATE,
         TASK + "ready, enqueued_at) values ('add', false, now() - interval '1 hour')",
     ),
-    "a task that has expired, and not ended": (
+    "an expired task that was not ended": (
         FindingCode.EXPIRY_LATE,
         TASK + "good_until) values ('add', now() - interval '1 hour')",
     ),
-    "a running task of a worker that is gone, which does not know since when": (
+    "a running task of a worker that is gone, without a claim time": (
         FindingCode.TASKS_ORPHANED,
         TASK + "id, status, claimed_by, sent_at) values ('add', gen_random_uuid(), 'RUNNING', gen_random_uuid(), now() - interval '1 hour')",
     ),
-    "a cancellation that nobody hears": (
-        FindingCode.CANCEL_UNHEARD,
+    "a cancellation that is ignored": (
+        FindingCode.CANCEL_IGNORED,
         TASK + "status, claimed_by, claimed_at, started_at, cancel_requested_at) "
         "select 'add', 'RUNNING', id, now(), now(), now() - interval '1 hour' from horsies.workers",
     ),
-    "a task that waits for long": (
+    "a task that waits for a long time": (
         FindingCode.WAITING_LONG,
         TASK + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
-    "a schedule that nobody serves": (
+    "a schedule that no scheduler serves": (
         FindingCode.SCHEDULES_UNSERVED,
         (
             "insert into horsies.schedules (name, task_name, queue_name, priority, args, pattern, timezone, catch_up_missed, "
@@ -148,7 +147,7 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
             "'{}', 'UTC', false, 1, 0, 'allow', true, now() + interval '1 hour')"
         ),
     ),
-    "a queue that nobody serves": (
+    "a queue that no worker serves": (
         FindingCode.QUEUE_UNSERVED,
         TASK + "queue_name, enqueued_at) values ('add', 'mial', now() - interval '1 hour')",
     ),
@@ -158,23 +157,23 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
         + TASK
         + "enqueued_at) values ('add', now() - interval '1 hour')",
     ),
-    "a lease that nobody renewed": (FindingCode.LEADER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
-    "no keeper": (FindingCode.LEADER_MISSING, "delete from horsies.maintenance_lease"),
-    "a table that is not what it was": (FindingCode.CHECK_FAILED, "alter table horsies.maintenance_lease rename expires_at to til"),
+    "a maintenance lease that expired": (FindingCode.LEADER_MISSING, "update horsies.maintenance_lease set expires_at = now() - interval '1 hour'"),
+    "no maintenance leader": (FindingCode.LEADER_MISSING, "delete from horsies.maintenance_lease"),
+    "a renamed column": (FindingCode.CHECK_FAILED, "alter table horsies.maintenance_lease rename expires_at to til"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", BY_SQL)
-def test_a_fault_is_found_and_no_other(attended: psycopg.Connection, doctor: Doctor, fault: str) -> None:
-    code, plant = BY_SQL[fault]
-    attended.execute(plant)
+def test_only_the_fault_is_found(healthy: psycopg.Connection, doctor: Doctor, fault: str) -> None:
+    code, statement = BY_SQL[fault]
+    healthy.execute(statement)
     assert doctor().codes == {code}
 
 
-def test_one_task_that_was_sent_a_moment_ago_is_no_fault_anywhere(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute(TASK + "queue_name) values ('add', 'mial')")
-    attended.execute(TASK + "ready, enqueued_at) values ('add', false, now() + interval '1 hour')")
-    attended.execute(
+def test_recent_tasks_are_not_a_fault(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute(TASK + "queue_name) values ('add', 'mial')")
+    healthy.execute(TASK + "ready, enqueued_at) values ('add', false, now() + interval '1 hour')")
+    healthy.execute(
         TASK + "status, claimed_by, claimed_at, started_at) values ('add', 'RUNNING', gen_random_uuid(), now(), now())"
     )
     assert doctor().codes == set()
@@ -184,27 +183,27 @@ def test_one_task_that_was_sent_a_moment_ago_is_no_fault_anywhere(attended: psyc
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_a_database_that_cannot_hold_every_text(server: DatabaseServer, doctor: Doctor, encoding: str) -> None:
+def test_a_database_that_cannot_store_every_text(server: DatabaseServer, doctor: Doctor, encoding: str) -> None:
     with database_with(server, encoding) as url:
         assert doctor(url).codes == {FindingCode.ENCODING_UNSUITABLE}
 
 
-def test_a_database_that_is_not_there(doctor: Doctor) -> None:
+def test_an_unreachable_database(doctor: Doctor) -> None:
     found = doctor(GONE)
     assert found.codes == {FindingCode.DATABASE_UNREACHABLE}
     assert [check.name for check in found.report.checks] == ["database"]
     assert "my-secret" not in found.report.findings[0].seen
 
 
-def test_a_database_without_the_schema_is_examined_as_far_as_that_goes(empty_database: str, doctor: Doctor) -> None:
+def test_a_database_without_the_schema_is_checked_as_far_as_possible(empty_database: str, doctor: Doctor) -> None:
     found = doctor(empty_database)
     assert found.codes == {FindingCode.SCHEMA_MISSING}
     assert {check.name: check.findings for check in found.report.checks}["stuck tasks"] is None
 
 
-def test_an_older_schema_is_examined_as_far_as_that_goes(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute("update horsies.schema_versions set version = -version")
-    attended.execute("drop table horsies.maintenance_lease")  # as if it came with a later version
+def test_an_older_schema_is_checked_as_far_as_possible(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute("update horsies.schema_versions set version = -version")
+    healthy.execute("drop table horsies.maintenance_lease")  # as if it came with a later version
     found = doctor()
     assert found.codes == {FindingCode.SCHEMA_OLDER}
     assert found.data(FindingCode.SCHEMA_OLDER)["library_version"] == library_version()
@@ -212,8 +211,8 @@ def test_an_older_schema_is_examined_as_far_as_that_goes(attended: psycopg.Conne
     assert (by_name["workers"], by_name["stuck tasks"]) == (None, [])
 
 
-def test_a_check_that_waits_for_a_lock_ends_in_its_time_and_the_others_are_made(
-    attended: psycopg.Connection, database: str, doctor: Doctor
+def test_a_check_that_waits_for_a_lock_times_out_and_the_others_run(
+    healthy: psycopg.Connection, database: str, doctor: Doctor
 ) -> None:
     with psycopg.connect(database) as holder:
         holder.execute("lock table horsies.tasks in access exclusive mode")
@@ -224,7 +223,7 @@ def test_a_check_that_waits_for_a_lock_ends_in_its_time_and_the_others_are_made(
     assert "stuck tasks" not in names
 
 
-def test_a_server_that_is_too_old(attended: psycopg.Connection, doctor: Doctor) -> None:
+def test_a_server_that_is_too_old(healthy: psycopg.Connection, doctor: Doctor) -> None:
     assert doctor(oldest_postgres=99).codes == {FindingCode.POSTGRES_TOO_OLD}
 
 
@@ -236,30 +235,30 @@ def test_a_server_that_is_too_old(attended: psycopg.Connection, doctor: Doctor) 
     ],
 )
 def test_a_setting_of_the_database(
-    attended: psycopg.Connection, doctor: Doctor, setting: str, code: FindingCode
+    healthy: psycopg.Connection, doctor: Doctor, setting: str, code: FindingCode
 ) -> None:
-    attended.execute(f'alter database "{attended.info.dbname}" set {setting}'.encode())
+    healthy.execute(f'alter database "{healthy.info.dbname}" set {setting}'.encode())
     assert doctor().codes == {code}
 
 
-def test_a_server_that_forgets_what_was_committed(attended: psycopg.Connection, doctor: Doctor) -> None:
-    is_off = row(attended, "select current_setting('fsync') = 'off'")[0]
+def test_a_server_without_fsync(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    is_off = row(healthy, "select current_setting('fsync') = 'off'")[0]
     assert is_off is any(finding.code is FindingCode.FSYNC_OFF for finding in doctor().report.findings)
 
 
-def test_few_connections_that_are_left(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute(f'alter database "{attended.info.dbname}" connection limit 5'.encode())
+def test_few_free_connections(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute(f'alter database "{healthy.info.dbname}" connection limit 5'.encode())
     found = doctor()
     assert found.codes == {FindingCode.CONNECTIONS_SHORT}
     assert found.data(FindingCode.CONNECTIONS_SHORT)["of"] == "the database"
 
 
-def test_days_that_were_not_prepared(attended: psycopg.Connection, doctor: Doctor) -> None:
-    (tomorrow,) = row(attended, "select to_char((now() at time zone 'UTC')::date + 1, 'YYYYMMDD')")
-    attended.execute(f"drop table horsies.finished_{tomorrow}".encode())
+def test_missing_partitions(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    (tomorrow,) = row(healthy, "select to_char((now() at time zone 'UTC')::date + 1, 'YYYYMMDD')")
+    healthy.execute(f"drop table horsies.finished_{tomorrow}".encode())
     found = doctor()
-    assert found.codes == {FindingCode.DAYS_MISSING}
-    assert found.data(FindingCode.DAYS_MISSING) == {"days": 1}
+    assert found.codes == {FindingCode.PARTITIONS_MISSING}
+    assert found.data(FindingCode.PARTITIONS_MISSING) == {"days": 1}
 
 
 # -- privileges
@@ -270,25 +269,28 @@ def grant(sql: psycopg.Connection, user: PlainUser, *privileges: str) -> None:
     sql.execute(f"grant {', '.join(privileges)} on all tables in schema horsies to {user.name}".encode())
 
 
-def test_a_user_who_is_granted_what_is_needed_lacks_only_what_is_the_owner_s(
-    attended: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
+def test_a_user_with_the_documented_grants_lacks_only_the_privileges_of_the_owner(
+    healthy: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
-    grant(attended, plain_user, "select", "insert", "update", "delete")
-    assert doctor(plain_user.url(database)).codes == {FindingCode.DAYS_PRIVILEGE_MISSING, FindingCode.SESSIONS_HIDDEN}
-    attended.execute(f"grant pg_monitor to {plain_user.name}".encode())
-    assert doctor(plain_user.url(database)).codes == {FindingCode.DAYS_PRIVILEGE_MISSING}
+    grant(healthy, plain_user, "select", "insert", "update", "delete")
+    assert doctor(plain_user.url(database)).codes == {
+        FindingCode.PARTITION_PRIVILEGE_MISSING,
+        FindingCode.SESSIONS_HIDDEN,
+    }
+    healthy.execute(f"grant pg_monitor to {plain_user.name}".encode())
+    assert doctor(plain_user.url(database)).codes == {FindingCode.PARTITION_PRIVILEGE_MISSING}
 
 
-def test_each_privilege_that_is_missing_is_named(
-    attended: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
+def test_each_missing_privilege_is_named(
+    healthy: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
-    grant(attended, plain_user, "select", "insert", "update", "delete")
-    attended.execute(f"revoke insert, delete on horsies.tasks from {plain_user.name}".encode())
-    attended.execute("revoke execute on all functions in schema horsies from public")
+    grant(healthy, plain_user, "select", "insert", "update", "delete")
+    healthy.execute(f"revoke insert, delete on horsies.tasks from {plain_user.name}".encode())
+    healthy.execute("revoke execute on all functions in schema horsies from public")
     found = doctor(plain_user.url(database))
     assert found.codes == {
         FindingCode.PRIVILEGES_MISSING,
-        FindingCode.DAYS_PRIVILEGE_MISSING,
+        FindingCode.PARTITION_PRIVILEGE_MISSING,
         FindingCode.SESSIONS_HIDDEN,
     }
     missing = found.data(FindingCode.PRIVILEGES_MISSING)["missing"]
@@ -297,25 +299,25 @@ def test_each_privilege_that_is_missing_is_named(
     assert "finished" not in missing
 
 
-def test_a_user_who_may_do_nothing_gets_one_explanation(
-    attended: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
+def test_a_user_without_privileges_gets_one_explanation(
+    healthy: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
     found = doctor(plain_user.url(database))
     assert found.codes == {
         FindingCode.PRIVILEGES_MISSING,
-        FindingCode.DAYS_PRIVILEGE_MISSING,
+        FindingCode.PARTITION_PRIVILEGE_MISSING,
         FindingCode.SESSIONS_HIDDEN,
     }
     assert found.data(FindingCode.PRIVILEGES_MISSING)["missing"]["the schema"] == ["USAGE"]
 
 
-def test_a_check_that_the_user_may_not_make_is_a_finding(
-    attended: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
+def test_a_check_that_is_not_permitted_is_a_finding(
+    healthy: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
-    grant(attended, plain_user, "select", "insert", "update", "delete")
-    attended.execute("revoke execute on function pg_notification_queue_usage() from public")
+    grant(healthy, plain_user, "select", "insert", "update", "delete")
+    healthy.execute("revoke execute on function pg_notification_queue_usage() from public")
     found = doctor(plain_user.url(database))
-    assert found.codes - {FindingCode.DAYS_PRIVILEGE_MISSING, FindingCode.SESSIONS_HIDDEN} == {
+    assert found.codes - {FindingCode.PARTITION_PRIVILEGE_MISSING, FindingCode.SESSIONS_HIDDEN} == {
         FindingCode.CHECK_NOT_PERMITTED
     }
 
@@ -325,7 +327,7 @@ def test_a_check_that_the_user_may_not_make_is_a_finding(
 
 @pytest.mark.parametrize("listen", ["not set", "to the pooler as well"])
 def test_a_transaction_pooler_before_the_listener(
-    attended: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor, listen: str
+    healthy: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor, listen: str
 ) -> None:
     url = pgbouncer().url
     config = PostgresConfig(database_url=url, listen_url=None if listen == "not set" else url)
@@ -334,35 +336,35 @@ def test_a_transaction_pooler_before_the_listener(
     assert listen in found.report.findings[-1].seen
 
 
-def test_a_pooler_with_a_way_past_it_is_only_mentioned(
-    attended: psycopg.Connection, pgbouncer: StartPgBouncer, database: str, doctor: Doctor
+def test_a_pooler_with_a_direct_listen_url_is_only_an_info(
+    healthy: psycopg.Connection, pgbouncer: StartPgBouncer, database: str, doctor: Doctor
 ) -> None:
     found = doctor(PostgresConfig(database_url=pgbouncer().url, listen_url=database))
     assert found.codes == {FindingCode.POOLER_FOUND}
     assert found.report.severity <= Severity.WARNING
 
 
-def test_notifications_that_do_not_arrive_and_nothing_is_left_in_the_session(
-    attended: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor
+def test_lost_notifications_are_found_and_nothing_is_left_in_the_session(
+    healthy: psycopg.Connection, pgbouncer: StartPgBouncer, doctor: Doctor
 ) -> None:
     pooler = pgbouncer(default_pool_size=1)
-    # The one session is lent to whoever comes: who has listened is told nothing.
-    # Without checks there is no proof that the session is shared.
+    # Both connections share one session, so the listener receives nothing.
+    # Without pooler checks there is no proof that the session is shared.
     found = doctor(PostgresConfig(database_url=pooler.url), check_timeout_s=0.3, pooler_checks=0)
-    assert found.codes == {FindingCode.LISTEN_SILENT}
+    assert found.codes == {FindingCode.LISTEN_NOT_RECEIVED}
     with psycopg.connect(pooler.url, autocommit=True) as through:
         assert column(through, "select pg_listening_channels()") == []
 
 
 def test_a_listen_url_to_another_database(
-    attended: psycopg.Connection, database: str, empty_database: str, doctor: Doctor
+    healthy: psycopg.Connection, database: str, empty_database: str, doctor: Doctor
 ) -> None:
     assert doctor(PostgresConfig(database_url=database, listen_url=empty_database)).codes == {
-        FindingCode.LISTEN_ELSEWHERE
+        FindingCode.LISTEN_OTHER_DATABASE
     }
 
 
-def test_a_listen_url_that_leads_nowhere(attended: psycopg.Connection, database: str, doctor: Doctor) -> None:
+def test_an_unreachable_listen_url(healthy: psycopg.Connection, database: str, doctor: Doctor) -> None:
     found = doctor(PostgresConfig(database_url=database, listen_url=GONE))
     assert found.codes == {FindingCode.LISTEN_UNREACHABLE}
     assert "my-secret" not in found.report.findings[-1].seen
@@ -372,9 +374,7 @@ def test_a_listen_url_that_leads_nowhere(attended: psycopg.Connection, database:
 
 
 @pytest.mark.parametrize(("by_s", "words"), [(60, "ahead of"), (-60, "behind")])
-def test_a_clock_of_this_machine_that_is_wrong(
-    attended: psycopg.Connection, doctor: Doctor, by_s: int, words: str
-) -> None:
+def test_a_wrong_clock_on_this_machine(healthy: psycopg.Connection, doctor: Doctor, by_s: int, words: str) -> None:
     found = doctor(clock=lambda: time.time() + by_s)
     assert found.codes == {FindingCode.CLOCK_SKEW}
     assert abs(found.data(FindingCode.CLOCK_SKEW)["skew_s"] - by_s) < 2
@@ -384,32 +384,32 @@ def test_a_clock_of_this_machine_that_is_wrong(
 # -- vacuum
 
 
-def test_a_transaction_that_stays_open(attended: psycopg.Connection, database: str, doctor: Doctor) -> None:
+def test_a_transaction_that_stays_open(healthy: psycopg.Connection, database: str, doctor: Doctor) -> None:
     with psycopg.connect(database, application_name="forgotten") as forgotten:
         forgotten.execute("set transaction isolation level repeatable read")
         forgotten.execute("select 1")
         found = doctor(max_transaction_s=0.0)
         assert found.codes == {FindingCode.LONG_TRANSACTION}
-        known = found.data(FindingCode.LONG_TRANSACTION)
-        assert (known["pid"], known["application"]) == (forgotten.info.backend_pid, "forgotten")
-        assert doctor().codes == set()  # it is not old enough for that
+        data = found.data(FindingCode.LONG_TRANSACTION)
+        assert (data["pid"], data["application"]) == (forgotten.info.backend_pid, "forgotten")
+        assert doctor().codes == set()  # not old enough for the default threshold
 
 
-def test_dead_rows_that_nobody_removes(attended: psycopg.Connection, doctor: Doctor) -> None:
-    with attended.transaction():
-        attended.execute(TASK + "queue_name) select 'add', 'default' from generate_series(1, 500)")
-        attended.execute("delete from horsies.tasks")
-    attended.execute("select pg_stat_force_next_flush()")
+def test_dead_rows_that_are_not_removed(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    with healthy.transaction():
+        healthy.execute(TASK + "queue_name) select 'add', 'default' from generate_series(1, 500)")
+        healthy.execute("delete from horsies.tasks")
+    healthy.execute("select pg_stat_force_next_flush()")
     found = doctor(max_dead_rows=400)
     assert found.codes == {FindingCode.DEAD_ROWS}
-    known = found.data(FindingCode.DEAD_ROWS)
-    assert (known["table"], known["live"], known["dead"]) == ("tasks", 0, 500)
+    data = found.data(FindingCode.DEAD_ROWS)
+    assert (data["table"], data["live"], data["dead"]) == ("tasks", 0, 500)
 
 
-def test_a_table_that_takes_more_room_than_its_rows_need(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute(TASK + "queue_name) select 'add', 'default' from generate_series(1, 5000)")
-    attended.execute("delete from horsies.tasks where id <> (select id from horsies.tasks order by ctid desc limit 1)")
-    attended.execute("vacuum analyze horsies.tasks")
+def test_a_bloated_table(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute(TASK + "queue_name) select 'add', 'default' from generate_series(1, 5000)")
+    healthy.execute("delete from horsies.tasks where id <> (select id from horsies.tasks order by ctid desc limit 1)")
+    healthy.execute("vacuum analyze horsies.tasks")
     found = doctor(min_bloat_bytes=500_000)
     assert found.codes == {FindingCode.TABLE_BLOATED}
     assert found.data(FindingCode.TABLE_BLOATED)["table"] == "tasks"
@@ -418,14 +418,12 @@ def test_a_table_that_takes_more_room_than_its_rows_need(attended: psycopg.Conne
 # -- workers
 
 
-def test_without_workers_there_is_something_to_be_told_but_nothing_wrong(
-    sql: psycopg.Connection, doctor: Doctor
-) -> None:
+def test_a_system_without_workers_is_only_an_info(sql: psycopg.Connection, doctor: Doctor) -> None:
     found = doctor()
     assert found.codes == {FindingCode.NO_WORKERS}
 
 
-def test_workers_that_died_and_were_not_struck_off(sql: psycopg.Connection, doctor: Doctor) -> None:
+def test_dead_workers_that_were_not_removed(sql: psycopg.Connection, doctor: Doctor) -> None:
     add_worker(sql, worker=ME)
     sql.execute("update horsies.workers set heartbeat_at = now() - interval '1 hour'")
     found = doctor()
@@ -433,19 +431,19 @@ def test_workers_that_died_and_were_not_struck_off(sql: psycopg.Connection, doct
     assert found.data(FindingCode.STALE_WORKERS) == {"worker_ids": [ME]}
 
 
-def test_a_worker_that_was_silent_for_a_moment_is_not_stale(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute("update horsies.workers set heartbeat_at = now() - interval '15 seconds'")
+def test_a_worker_that_missed_a_few_heartbeats_is_not_stale(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute("update horsies.workers set heartbeat_at = now() - interval '15 seconds'")
     assert doctor().codes == set()
 
 
-def test_workers_of_different_versions(attended: psycopg.Connection, doctor: Doctor) -> None:
-    add_worker(attended, worker=OTHER, version="0.2.0")
+def test_workers_of_different_versions(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    add_worker(healthy, worker=OTHER, version="0.2.0")
     found = doctor()
     assert found.codes == {FindingCode.WORKER_VERSIONS_DIFFER}
     assert found.data(FindingCode.WORKER_VERSIONS_DIFFER) == {"workers": {"0.1.0": 1, "0.2.0": 1}}
 
 
-def test_workers_that_do_not_serve_the_queues_of_the_app(attended: psycopg.Connection, doctor: Doctor) -> None:
+def test_workers_that_do_not_serve_the_queues_of_the_app(healthy: psycopg.Connection, doctor: Doctor) -> None:
     found = doctor(queues=[CustomQueueConfig(name="email")])
     assert found.codes == {FindingCode.QUEUE_WITHOUT_WORKER, FindingCode.QUEUE_UNKNOWN}
     assert found.data(FindingCode.QUEUE_WITHOUT_WORKER) == {"queues": ["email"]}
@@ -454,7 +452,7 @@ def test_workers_that_do_not_serve_the_queues_of_the_app(attended: psycopg.Conne
 
 
 @pytest.mark.promise("D3")
-def test_a_schedule_that_belongs_to_another_app(attended: psycopg.Connection, doctor: Doctor, database: str) -> None:
+def test_a_schedule_that_belongs_to_another_app(healthy: psycopg.Connection, doctor: Doctor, database: str) -> None:
     with PostgresBroker(PostgresConfig(database_url=database)) as broker:
         store(
             broker, declare("report", IntervalSchedule(hours=1)), declare("mail", IntervalSchedule(hours=1)), app="shop"
@@ -464,37 +462,37 @@ def test_a_schedule_that_belongs_to_another_app(attended: psycopg.Connection, do
     assert found.codes == {FindingCode.SCHEDULE_CLASH}
     assert found.data(FindingCode.SCHEDULE_CLASH) == {
         "schedules": {"mail": "shop"}
-    }  # the other one is removed, and free to be taken
+    }  # the other one was removed, so its name is free
     assert doctor(app="bank", schedules=["count"]).codes == set()
     assert doctor(app="shop", schedules=["mail"]).codes == set()
     assert doctor(app="store", locator="shop", schedules=["mail"]).codes == set()
 
 
 @pytest.mark.promise("D3")
-def test_a_task_name_that_two_apps_have(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute("update horsies.workers set app = 'shop', task_names = array['add', 'pack']")
-    add_worker(attended, worker=OTHER)
+def test_a_task_name_that_two_apps_have(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute("update horsies.workers set app = 'shop', task_names = array['add', 'pack']")
+    add_worker(healthy, worker=OTHER)
     theirs = "update horsies.workers set app = 'bank', task_names = array['add', 'count'], queues = %s where id = %s"
-    attended.execute(theirs, [["others"], OTHER])
-    assert doctor().codes == set()  # neither is given tasks of the other
-    attended.execute(theirs, [["others", "default"], OTHER])
+    healthy.execute(theirs, [["others"], OTHER])
+    assert doctor().codes == set()  # neither gets tasks of the other
+    healthy.execute(theirs, [["others", "default"], OTHER])
     found = doctor()
     assert found.codes == {FindingCode.TASK_NAME_CLASH}
     assert found.data(FindingCode.TASK_NAME_CLASH) == {"tasks": {"add": ["bank", "shop"]}}
-    attended.execute("update horsies.workers set app = 'shop' where id = %s", [OTHER])
+    healthy.execute("update horsies.workers set app = 'shop' where id = %s", [OTHER])
     assert doctor().codes == set()  # two releases of one app
 
 
-def test_workers_of_another_app_may_serve_queues_of_their_own(attended: psycopg.Connection, doctor: Doctor) -> None:
-    add_worker(attended, "others", worker=OTHER)
-    attended.execute("update horsies.workers set app = 'bank' where id = %s", [OTHER])
+def test_workers_of_another_app_may_serve_queues_of_their_own(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    add_worker(healthy, "others", worker=OTHER)
+    healthy.execute("update horsies.workers set app = 'bank' where id = %s", [OTHER])
     ours = [CustomQueueConfig(name="default")]
     assert doctor(app="shop", queues=ours).codes == set()
     assert doctor(app="bank", queues=ours).codes == {FindingCode.QUEUE_UNKNOWN}
 
 
-def test_workers_with_another_cap_than_the_app_s(attended: psycopg.Connection, doctor: Doctor) -> None:
-    attended.execute(
+def test_workers_with_another_cap_than_the_app_s(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute(
         TASK + "status, claimed_by, claimed_at, started_at) "
         "select 'add', 'RUNNING', id, now(), now() from horsies.workers, generate_series(1, 3)"
     )
@@ -507,10 +505,10 @@ def test_workers_with_another_cap_than_the_app_s(attended: psycopg.Connection, d
 # -- workflows
 
 
-def test_a_workflow_that_stands_still(attended: psycopg.Connection, broker: PostgresBroker, doctor: Doctor) -> None:
+def test_a_stuck_workflow(healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor) -> None:
     run = start_run(broker, Graph("two", (node(0), node(1, 0))))
     assert doctor().codes == set()
-    attended.execute("delete from horsies.tasks")
+    healthy.execute("delete from horsies.tasks")
     found = doctor()
     assert found.codes == {FindingCode.WORKFLOWS_STUCK}
     assert found.data(FindingCode.WORKFLOWS_STUCK) == {"count": 1, "workflow_ids": [run]}

@@ -232,7 +232,7 @@ def test_a_node_that_can_never_begin_makes_no_endless_steps_and_is_shown(
         "c": "COMPLETED",
     }
     assert "it does not begin" in str(
-        run_doctor(broker.config, CheckContext(schema="horsies", look_again_s=0.0)).findings
+        run_doctor(broker.config, CheckContext(schema="horsies", recheck_after_s=0.0)).findings
     )
 
 

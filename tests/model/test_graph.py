@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.model.graph import (
-    Graph,
-    Join,
-    Node,
-    NodeKind,
-    NodeStatus,
-    WorkflowStatus,
-)
+from horsies.model.graph import Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 from tests.model.transitions import NODE_TRANSITIONS, WORKFLOW_TRANSITIONS
 
 

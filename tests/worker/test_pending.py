@@ -17,9 +17,9 @@ from horsies.model.task import Claim, Ending
 from horsies.tasks.claim import EPOCH, MAX_LOAD_BYTES, NO_CAPS, Caps, ClaimRequest, Payload
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.assignments import Assignments
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from horsies.worker.capacity import PREFETCH_MAX, ClaimLimits, PrefetchPolicy
+from horsies.worker.child import Assignments
 from horsies.worker.pending import BYTES_PER_BATCH, ENDINGS_PER_BATCH, BufferedClaim, PendingWork
 from horsies.worker.quarantine import Quarantine, Refusal
 from horsies.worker.watermarks import Watermarks

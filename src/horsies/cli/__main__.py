@@ -1,18 +1,19 @@
-"""The door to the command line. Until all of it is loaded, Ctrl-C ends this process as it ends any other: nothing has been begun that had to be
-brought to an end, and a traceback of imports tells nobody anything.
+"""Start the command line.
+
+Importing it takes a while. Until that is done, Ctrl-C ends the process as it ends any other program: no cleanup is needed yet, and a traceback
+of imports would not help the user.
 """
 
 import signal
 
 
 def main() -> None:
-    is_heard = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # it may be ignored: nohup, or `&` in a script
-    if is_heard:
+    # SIGINT may be ignored: nohup, or `&` in a script. Leave it ignored then.
+    handles_sigint = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if handles_sigint:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from horsies.cli.main import main as command  # noqa: PLC0415 - this is what takes a while
+    from horsies.cli.main import main as command  # noqa: PLC0415 - the slow part
 
-    if is_heard:
+    if handles_sigint:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command()

@@ -1,9 +1,9 @@
-"""Many tasks, a batch at a time: with a bar for those who watch, and an end between two batches for those who press Ctrl-C."""
+"""Act on many tasks in batches, with a progress bar on a terminal. Ctrl-C stops between two batches."""
 
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -20,7 +20,7 @@ BATCH = 1_000
 
 def run_in_batches(
     target: Horsies,
-    wanted: TaskFilter,
+    task_filter: TaskFilter,
     act: Callable[[Sequence[TaskSummary]], Counter[str]],
     *,
     verb: str,
@@ -29,86 +29,61 @@ def run_in_batches(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Do it to all that match, if that is really meant, and tell what became of how many; `words` says it for each outcome."""
-    total = target.broker.run(partial(count_tasks, wanted))
-    done, is_complete = Counter[str](), True
+    """Call `act` on all matching tasks after confirmation, and print the count of each outcome, as `words` calls it."""
+    total = target.broker.run(partial(count_tasks, task_filter))
+    tasks = "1 task" if total == 1 else f"{total} tasks"
+    outcomes, is_complete = Counter[str](), True
     if total and not dry_run:
-        confirm(f"{verb} {_tasks(total)}?", yes=yes)
-        done, is_complete = _in_batches(_pages(target, wanted), act, total=total, doing=verb)
+        confirm(f"{verb} {tasks}?", yes=yes)
+        with _progress_bar(total, verb) as advance, _deferred_interrupt() as is_interrupted:
+            for batch in _pages(target, task_filter):
+                outcomes += act(batch)
+                advance(len(batch))
+                if is_interrupted():
+                    is_complete = False
+                    break
     if as_json:
-        show_json({"matched": total, "dry_run": dry_run, "is_complete": is_complete, "outcomes": dict(done)})
+        show_json({"matched": total, "dry_run": dry_run, "is_complete": is_complete, "outcomes": dict(outcomes)})
     elif dry_run or not total:
-        click.echo(f"would {verb} {_tasks(total)}" if total else "no task matches")
+        click.echo(f"would {verb} {tasks}" if total else "no task matches")
     else:
-        for name, count in done.most_common():
+        for name, count in outcomes.most_common():
             click.echo(f"{count}: {words[name]}")
     if not is_complete:
-        raise click.ClickException(f"stopped by Ctrl-C after {done.total()} of {total}; run it again for the rest")
+        raise click.ClickException(f"stopped by Ctrl-C after {outcomes.total()} of {total}; run it again for the rest")
 
 
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count} tasks"
-
-
-class BulkInterrupted(Exception):  # noqa: N818 - it says what happened
-    """Ctrl-C, between two batches."""
-
-
-def _pages(target: Horsies, wanted: TaskFilter) -> Generator[list[TaskSummary]]:
-    """All that match, newest first; each is met once, whatever becomes of it meanwhile."""
+def _pages(target: Horsies, task_filter: TaskFilter) -> Generator[list[TaskSummary]]:
+    """Yield all matching tasks, newest first. Each task comes once, even if `act` changes whether it matches."""
     after = None
-    while page := target.broker.run(partial(list_tasks, wanted, limit=BATCH, after=after)):
+    while page := target.broker.run(partial(list_tasks, task_filter, limit=BATCH, after=after)):
         after = page[-1].id
         yield page
 
 
-def _in_batches(
-    batches: Iterable[Sequence[TaskSummary]],
-    act: Callable[[Sequence[TaskSummary]], Counter[str]],
-    *,
-    total: int,
-    doing: str,
-) -> tuple[Counter[str], bool]:
-    """Act on each batch. What became of how many, and whether it came to the end."""
-    done = Counter[str]()
-    with _bar(total, doing) as advance, _interruptible() as insist:
-        try:
-            for batch in batches:
-                done += act(batch)
-                advance(len(batch))
-                insist()
-        except BulkInterrupted:
-            return done, False
-    return done, True
-
-
 @contextmanager
-def _bar(total: int, doing: str) -> Generator[Callable[[int], None]]:
-    from rich.console import Console  # noqa: PLC0415 - a worker shows no bar
+def _progress_bar(total: int, verb: str) -> Generator[Callable[[int], None]]:
+    from rich.console import Console  # noqa: PLC0415 - a worker does not need it
     from rich.progress import Progress  # noqa: PLC0415
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task(doing, total=total)
+        bar = progress.add_task(verb, total=total)
         yield lambda count: progress.advance(bar, count)
 
 
 @contextmanager
-def _interruptible() -> Generator[Callable[[], None]]:
-    """The first Ctrl-C is heard when a batch is done; the second one does not wait."""
-    is_asked = False
+def _deferred_interrupt() -> Generator[Callable[[], bool]]:
+    """Record the first Ctrl-C instead of raising it, so that a batch is not cut off. The second one raises at once."""
+    is_interrupted = False
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_asked
-        if is_asked:
+    def on_sigint(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
             raise KeyboardInterrupt
-        is_asked = True
+        is_interrupted = True
 
-    def insist() -> None:
-        if is_asked:
-            raise BulkInterrupted
-
-    former = signal.signal(signal.SIGINT, ask)
+    previous = signal.signal(signal.SIGINT, on_sigint)
     try:
-        yield insist
+        yield lambda: is_interrupted
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.signal(signal.SIGINT, previous)

@@ -23,9 +23,9 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Each command is imported when it is asked for: a worker would hold what all the others need for as long as it lives."""
+    """Import each command only when it is used, so that a worker does not keep in memory what the others need."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click says so
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -39,8 +39,8 @@ class Commands(click.Group):
 def main() -> None:
     """A task queue and workflow engine on PostgreSQL.
 
-    APP is package.module:attribute or path/file.py:attribute; $HORSIES_APP is used when it is left out. Exit codes: 0 good, 1
-    failed, 2 wrong usage.
+    APP is package.module:attribute or path/file.py:attribute; the default is $HORSIES_APP. Exit codes: 0
+    success, 1 failure, 2 wrong usage.
     """
 
 

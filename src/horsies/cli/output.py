@@ -1,4 +1,4 @@
-"""How commands show what they found: as a table for eyes, or as JSON for programs."""
+"""Print results as a table for people, or as JSON for programs."""
 
 import json
 import sys
@@ -11,35 +11,43 @@ import click
 
 from horsies.model.validation import format_duration
 
-WIDE = 100_000  # characters: what goes into a file or a pipe is not cut or wrapped
+UNLIMITED_WIDTH = 100_000  # characters: a table in a file or a pipe is neither cut nor wrapped
 
 
 def show_json(value: object) -> None:
-    """Moments are ISO 8601, durations seconds."""
-    click.echo(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+    """Print JSON, with times in ISO 8601 and durations in seconds."""
+    click.echo(json.dumps(value, default=_to_json, indent=2, ensure_ascii=False))
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Numbers stand to the right. `empty` is said on stderr when there is no row."""
-    from rich.console import Console  # noqa: PLC0415 - a worker never shows a table
+    """Print a table with numbers aligned to the right. If there is no row, print `empty` on stderr."""
+    from rich.console import Console  # noqa: PLC0415 - a worker does not need it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    found = list(rows)
-    if not found:
+    cells = list(rows)
+    if not cells:
         click.echo(empty, err=True)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, heading in enumerate(headings):
-        is_number = all(isinstance(row[place], int | float | None) for row in found)
+    for column, heading in enumerate(headings):
+        is_number = all(isinstance(row[column], int | float | None) for row in cells)
         table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
-    for row in found:
-        table.add_row(*(Text(shown(value)) for value in row))
-    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+    for row in cells:
+        table.add_row(*(Text(to_text(value)) for value in row))
+    Console(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH).print(table)
 
 
-def shown(value: object) -> str:
-    """One value as a person reads it; moments in the machine's own zone."""
+def show_paused(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None:
+    """Print whether a queue or a schedule is paused now."""
+    if as_json:
+        show_json({"name": name, "is_paused": is_paused})
+    else:
+        click.echo(f"{kind} {name!r} is {'paused' if is_paused else 'not paused'}")
+
+
+def to_text(value: object) -> str:
+    """Format one value for people, times in the machine's time zone."""
     match value:
         case None:
             return "-"
@@ -50,12 +58,12 @@ def shown(value: object) -> str:
         case float():
             return f"{value:.1f}"
         case list() | tuple():
-            return ", ".join(shown(part) for part in cast("Sequence[object]", value)) or "-"
+            return ", ".join(to_text(part) for part in cast("Sequence[object]", value)) or "-"
         case _:
             return str(value)
 
 
-def _plain(value: object) -> Any:
+def _to_json(value: object) -> Any:
     match value:
         case datetime():
             return value.isoformat()

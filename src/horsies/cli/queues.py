@@ -10,8 +10,8 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.bulk import run_in_batches
-from horsies.cli.options import dry_run_option, json_option, on_database, yes_option
-from horsies.cli.output import show_json, show_table
+from horsies.cli.options import database_command, dry_run_option, json_option, yes_option
+from horsies.cli.output import show_json, show_paused, show_table
 from horsies.db.statement import Op
 from horsies.model.status import TaskStatus
 from horsies.model.validation import format_duration
@@ -24,50 +24,50 @@ name_argument = click.argument("name", metavar="NAME")
 
 @click.group()
 def queues() -> None:
-    """Look at queues, pause and resume them, and empty them."""
+    """Inspect, pause, resume and empty queues."""
 
 
 @queues.command("list")
 @json_option
-@on_database()
+@database_command()
 def list_(target: Horsies, *, as_json: bool) -> None:
-    """List queues with what waits in them.
+    """List queues with the numbers of their tasks.
 
-    What waits is counted up to 100000, and then marked with a plus. With --app, all queues of the app are listed, with their priorities and caps.
+    Waiting tasks are counted up to 100000; a plus means more. With --app, all queues of the app are listed, with their priorities and caps.
 
     \b
     horsies queues list --app shop:app
     """
-    lines = lines_of(target)
+    summaries = read_queues(target)
     if as_json:
-        show_json({"queues": [asdict(line) | _settings(target, line.name) for line in lines]})
+        show_json({"queues": [asdict(queue) | _settings(target, queue.name) for queue in summaries]})
     else:
-        show_queues(target, lines)
+        show_queues(target, summaries)
 
 
-def lines_of(target: Horsies) -> list[QueueSummary]:
-    """The queues that the database knows, and those of the app."""
-    known = {line.name: line for line in target.broker.run(list_queues)}
+def read_queues(target: Horsies) -> list[QueueSummary]:
+    """Read the queues that the database knows, and add those of the app that are empty."""
+    known = {queue.name: queue for queue in target.broker.run(list_queues)}
     declared = {queue.name: QueueSummary(queue.name) for queue in target.config.queues} if target.tasks else {}
-    return sorted((declared | known).values(), key=lambda line: line.name)
+    return sorted((declared | known).values(), key=lambda queue: queue.name)
 
 
-def show_queues(target: Horsies, lines: Sequence[QueueSummary]) -> None:
+def show_queues(target: Horsies, summaries: Sequence[QueueSummary]) -> None:
     headings = ["QUEUE", "WAITING", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
     extra = ["PRIORITY", "CAP"] if target.tasks else []
-    rows = ((*_cells(line), *(_settings(target, line.name).values() if extra else ())) for line in lines)
-    show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a switch")
+    rows = ((*_cells(queue), *(_settings(target, queue.name).values() if extra else ())) for queue in summaries)
+    show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a pause")
 
 
-def _cells(line: QueueSummary) -> Sequence[object]:
-    waiting = f"{line.waiting}+" if line.more_waiting else line.waiting
-    delayed = f"{line.delayed}+" if line.more_delayed else line.delayed
-    oldest = None if line.oldest_waiting_s is None else format_duration(line.oldest_waiting_s)
-    return (line.name, waiting, delayed, line.claimed, line.running, oldest, line.paused_at, line.workers)
+def _cells(queue: QueueSummary) -> Sequence[object]:
+    waiting = f"{queue.waiting}+" if queue.more_waiting else queue.waiting
+    delayed = f"{queue.delayed}+" if queue.more_delayed else queue.delayed
+    oldest = None if queue.oldest_waiting_s is None else format_duration(queue.oldest_waiting_s)
+    return (queue.name, waiting, delayed, queue.claimed, queue.running, oldest, queue.paused_at, queue.workers)
 
 
 def _settings(target: Horsies, name: str) -> dict[str, Any]:
-    """Of a queue that the app declares."""
+    """Return what the app declares for a queue; None each if it declares nothing."""
     queue = next((queue for queue in target.config.queues if target.tasks and queue.name == name), None)
     return {"priority": queue and queue.priority, "max_concurrency": queue and queue.max_concurrency}
 
@@ -75,36 +75,33 @@ def _settings(target: Horsies, name: str) -> dict[str, Any]:
 @queues.command()
 @name_argument
 @json_option
-@on_database()
+@database_command()
 def pause(target: Horsies, *, name: str, as_json: bool) -> None:
-    """Let no worker claim from a queue until it is resumed. What runs goes on, and sends are accepted.
+    """Stop all workers from claiming from a queue until it is resumed. Running tasks continue, and sends are accepted.
 
     \b
     horsies queues pause mail --app shop:app
     """
-    _switch(target, name, partial(pause_queue, name), is_paused=True, as_json=as_json)
+    _set_paused(target, name, partial(pause_queue, name), is_paused=True, as_json=as_json)
 
 
 @queues.command()
 @name_argument
 @json_option
-@on_database()
+@database_command()
 def resume(target: Horsies, *, name: str, as_json: bool) -> None:
     """Let workers claim from a paused queue again.
 
     \b
     horsies queues resume mail --app shop:app
     """
-    _switch(target, name, partial(resume_queue, name), is_paused=False, as_json=as_json)
+    _set_paused(target, name, partial(resume_queue, name), is_paused=False, as_json=as_json)
 
 
-def _switch(target: Horsies, name: str, verb: Callable[[], Op[None]], *, is_paused: bool, as_json: bool) -> None:
+def _set_paused(target: Horsies, name: str, verb: Callable[[], Op[None]], *, is_paused: bool, as_json: bool) -> None:
     _check_name(target, name)
     target.broker.run(verb, again=verb)
-    if as_json:
-        show_json({"name": name, "is_paused": is_paused})
-    else:
-        click.echo(f"queue {name!r} is {'paused' if is_paused else 'not paused'}")
+    show_paused("queue", name, is_paused=is_paused, as_json=as_json)
 
 
 @queues.command()
@@ -112,31 +109,31 @@ def _switch(target: Horsies, name: str, verb: Callable[[], Op[None]], *, is_paus
 @dry_run_option
 @yes_option
 @json_option
-@on_database()
-def purge(target: Horsies, *, name: str, **how: bool) -> None:
-    """Cancel everything in a queue that has not begun, delayed tasks and retries included.
+@database_command()
+def purge(target: Horsies, *, name: str, **flags: bool) -> None:
+    """Cancel all tasks of a queue that have not started, including delayed tasks and retries.
 
-    Nothing vanishes: the tasks end as CANCELLED, those who wait for them are told, and workflows go on as after any cancelled node. What runs is left
-    alone. Pause the queue first if it must stay empty.
+    No task disappears: the tasks end as CANCELLED, waiting callers are notified, and workflows continue as after any cancelled node. Running
+    tasks are left alone. Pause the queue first if it must stay empty.
 
     \b
     horsies queues purge mail --dry-run
     """
     _check_name(target, name)
 
-    def act(lines: Sequence[TaskSummary]) -> Counter[str]:
-        verb = partial(cancel_unstarted_tasks, [line.id for line in lines])
-        gone = len(target.broker.run(verb, again=verb))
-        return Counter(CANCELLED=gone, LEFT=len(lines) - gone)
+    def act(batch: Sequence[TaskSummary]) -> Counter[str]:
+        verb = partial(cancel_unstarted_tasks, [task.id for task in batch])
+        cancelled = len(target.broker.run(verb, again=verb))
+        return Counter(CANCELLED=cancelled, LEFT=len(batch) - cancelled)
 
-    wanted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
-    words = {"CANCELLED": "cancelled", "LEFT": "begun or ended meanwhile, and left alone"}
-    run_in_batches(target, wanted, act, verb="cancel", words=words, **how)
+    unstarted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
+    words = {"CANCELLED": "cancelled", "LEFT": "started or ended before they could be cancelled, and left alone"}
+    run_in_batches(target, unstarted, act, verb="cancel", words=words, **flags)
 
 
 def _check_name(target: Horsies, name: str) -> None:
-    """An app knows its queues. Without one, a name that nobody has heard of may be right, or misspelt."""
+    """Refuse a queue that the app does not have. Without an app, an unknown name may be right or misspelt: warn."""
     if target.tasks:
         target.config.queue_named(name)
-    elif name not in {line.name for line in target.broker.run(list_queues)}:
-        click.echo(f"warning: no task, worker or switch in this database knows a queue {name!r}", err=True)
+    elif name not in {queue.name for queue in target.broker.run(list_queues)}:
+        click.echo(f"warning: no task, worker or pause in this database names a queue {name!r}", err=True)

@@ -1,4 +1,4 @@
-"""`horsies schedules`: look at what is enqueued by itself, hold it, let it go on, run it now."""
+"""`horsies schedules`: list, show, run, pause and resume."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import json_option, on_database
-from horsies.cli.output import show_json, show_table, shown
+from horsies.cli.options import database_command, json_option
+from horsies.cli.output import show_json, show_paused, show_table, to_text
 from horsies.db.statement import Op
 from horsies.schedules.control import (
     ScheduleInfo,
@@ -24,16 +24,17 @@ from horsies.schedules.control import (
 )
 from horsies.tasks.ids import new_task_id
 
-SLOTS = 5
+NEXT_SLOTS = 5
 
 name_argument = click.argument("name", metavar="NAME")
 
 
 @click.group()
 def schedules() -> None:
-    """Look at schedules, pause and resume them, run one now.
+    """Inspect schedules, pause and resume them, or run one now.
 
-    What is shown is what is stored: schedulers put it there when they start. A pause is stored too, and outlives restarts and deployments.
+    The commands show what is stored in the database. Schedulers store the schedules of their app when they start. A pause is stored too, and
+    survives restarts and deployments.
     """
 
 
@@ -44,18 +45,18 @@ def schedules() -> None:
     "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only schedules in this state."
 )
 @json_option
-@on_database()
+@database_command()
 def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, state: str | None, as_json: bool) -> None:
-    """List the schedules, with their next and their last slot.
+    """List schedules with their next and last slots.
 
     \b
     Example:
       horsies schedules list --state paused
     """
-    found = target.broker.run(partial(get_schedules, None, task_name, queue_name))
-    found = [info for info in found if state is None or info.state == state]
+    stored = target.broker.run(partial(get_schedules, None, task_name, queue_name))
+    infos = [info for info in stored if state is None or info.state == state]
     if as_json:
-        show_json({"schedules": [_as_json(info) for info in found]})
+        show_json({"schedules": [_to_json(info) for info in infos]})
         return
     show_table(
         ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
@@ -64,19 +65,19 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
                 info.name, info.app, info.task_name, info.pattern_text, info.timezone, info.state.value,
                 _next_slot(info), info.last_slot_at,
             ]
-            for info in found
+            for info in infos
         ],
-        empty="there are no such schedules; a scheduler stores those that its app declares when it starts",
+        empty="no schedule matches; a scheduler stores the schedules of its app when it starts",
     )  # fmt: skip
 
 
 @schedules.command()
 @name_argument
-@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="So much of its history.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of past slots.")
 @json_option
-@on_database()
+@database_command()
 def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
-    """Show a schedule: its definition, its next slots, and what became of the last ones.
+    """Show the definition of a schedule, its next slots, and what was decided for the last ones.
 
     \b
     Example:
@@ -84,29 +85,29 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     """
     info = next(iter(target.broker.run(partial(get_schedules, name))), None)
     if info is None:
-        raise _unknown(name)
+        raise _unknown_schedule(name)
     runs = target.broker.run(partial(get_schedule_runs, name, limit))
     if as_json:
-        show_json(_as_json(info) | {"next_slots": _next_slots(info), "runs": [asdict(run) for run in runs]})
+        show_json(_to_json(info) | {"next_slots": _next_slots(info), "runs": [asdict(run) for run in runs]})
         return
     for heading, value in _facts(info):
-        click.echo(f"{heading:<12} {shown(value)}")
+        click.echo(f"{heading:<12} {to_text(value)}")
     click.echo()
     show_table(
         ["DECIDED", "OUTCOME", "SLOT", "TASK"],
-        [[run.decided_at, run.outcome, _slots(run), run.task_id] for run in runs],
-        empty="nothing has been due yet",
+        [[run.decided_at, run.outcome, _slot_range(run), run.task_id] for run in runs],
+        empty="no slot has been due yet",
     )
 
 
 @schedules.command()
 @name_argument
 @json_option
-@on_database()
+@database_command()
 def run(target: Horsies, name: str, *, as_json: bool) -> None:
     """Enqueue a schedule's task once, now.
 
-    Its slots stay as they are. Works for a paused schedule, too, and while another run is going.
+    Its slots do not change. This also works for a paused schedule, and while another run is active.
 
     \b
     Example:
@@ -115,7 +116,7 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
     task_id = new_task_id()
     verb = partial(run_schedule, name, task_id)
     if not target.broker.run(verb, again=verb):
-        raise _unknown(name)
+        raise _unknown_schedule(name)
     if as_json:
         show_json({"name": name, "task_id": task_id})
     else:
@@ -125,49 +126,46 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
 @schedules.command("pause")
 @name_argument
 @json_option
-@on_database()
+@database_command()
 def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
-    """Let a schedule enqueue nothing until it is resumed.
+    """Stop a schedule from enqueuing tasks until it is resumed.
 
-    Runs that are going are not touched. A new deployment does not end the pause; `horsies schedules resume` does.
+    Active runs continue. A new deployment does not end the pause; `horsies schedules resume` does.
 
     \b
     Example:
       horsies schedules pause nightly-report
     """
-    _switch(target, name, partial(pause_schedule, name), is_paused=True, as_json=as_json)
+    _set_paused(target, name, partial(pause_schedule, name), is_paused=True, as_json=as_json)
 
 
 @schedules.command("resume")
 @name_argument
 @json_option
-@on_database()
+@database_command()
 def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
-    """Let a paused schedule go on, with its first slot from now on.
+    """Continue a paused schedule, with its first slot from now on.
 
-    What it would have enqueued during the pause is not made up for; `horsies schedules run` does that, once.
+    The slots of the pause are not made up for; `horsies schedules run` runs it once.
 
     \b
     Example:
       horsies schedules resume nightly-report
     """
-    _switch(target, name, partial(resume_schedule, name), is_paused=False, as_json=as_json)
+    _set_paused(target, name, partial(resume_schedule, name), is_paused=False, as_json=as_json)
 
 
-def _switch(target: Horsies, name: str, verb: Callable[[], Op[bool]], *, is_paused: bool, as_json: bool) -> None:
+def _set_paused(target: Horsies, name: str, verb: Callable[[], Op[bool]], *, is_paused: bool, as_json: bool) -> None:
     if not target.broker.run(verb, again=verb):
-        raise _unknown(name)
-    if as_json:
-        show_json({"name": name, "is_paused": is_paused})
-    else:
-        click.echo(f"schedule {name!r} is {'paused' if is_paused else 'not paused'}")
+        raise _unknown_schedule(name)
+    show_paused("schedule", name, is_paused=is_paused, as_json=as_json)
 
 
-def _unknown(name: str) -> click.ClickException:
-    return click.ClickException(f"there is no schedule {name!r}; `horsies schedules list` shows those there are")
+def _unknown_schedule(name: str) -> click.ClickException:
+    return click.ClickException(f"there is no schedule {name!r}; see `horsies schedules list`")
 
 
-def _as_json(info: ScheduleInfo) -> dict[str, Any]:
+def _to_json(info: ScheduleInfo) -> dict[str, Any]:
     return asdict(info) | {"state": info.state.value, "next_slot_at": _next_slot(info)}
 
 
@@ -199,12 +197,12 @@ def _next_slots(info: ScheduleInfo) -> list[datetime]:
     if info.state is not ScheduleState.ACTIVE:
         return []
     try:
-        return info.next_slots(SLOTS)
+        return info.next_slots(NEXT_SLOTS)
     except ValueError as error:
         raise click.ClickException(f"schedule {info.name!r}: {error}") from None
 
 
-def _slots(run: ScheduleRun) -> str:
+def _slot_range(run: ScheduleRun) -> str:
     if run.last_slot_at is None or run.last_slot_at == run.slot_at:
-        return shown(run.slot_at)
-    return f"{shown(run.slot_at)} to {shown(run.last_slot_at)}"
+        return to_text(run.slot_at)
+    return f"{to_text(run.slot_at)} to {to_text(run.last_slot_at)}"

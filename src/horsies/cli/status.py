@@ -1,4 +1,4 @@
-"""`horsies status`: how everything fares, on one screen."""
+"""`horsies status`: the whole system on one screen."""
 
 import time
 from collections import Counter
@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import json_option, on_database, optional_app_argument
+from horsies.cli.options import database_command, json_option, optional_app_argument
 from horsies.cli.output import show_json
-from horsies.cli.queues import lines_of, show_queues
+from horsies.cli.queues import read_queues, show_queues
 from horsies.cli.workers import show_workers
 from horsies.model.database_url import mask_passwords
 from horsies.model.graph import WorkflowStatus
@@ -27,7 +27,7 @@ MINUTES = 60
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that the screen shows."""
+    """What the command shows."""
 
     server: ServerInfo
     queues: list[QueueSummary]
@@ -39,36 +39,36 @@ class Overview:
 
 
 @click.command()
-@click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Show it again and again, until Ctrl-C.")
+@click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat at this interval until Ctrl-C.")
 @json_option
-@on_database(app=optional_app_argument)
+@database_command(app=optional_app_argument)
 def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
-    """Show queues, workers and what has ended in the last hour.
+    """Show queues, workers, and the tasks that ended in the last hour.
 
-    With an APP all of its queues are shown, also those that are empty. What takes too long to count is left out, or counted up to
-    100000 and marked with a plus: a backlog of millions is no reason not to look.
+    With an APP, its empty queues are shown too. The command stays cheap with a backlog of millions: waiting tasks are counted up to
+    100000 (a plus means more), and what takes too long to count is left out.
 
     \b
     horsies status shop:app --watch 2
     """
     if watch is None:
-        _show(target, _look(target), as_json=as_json)
+        _show(target, _read_overview(target), as_json=as_json)
         return
     try:
         while True:
-            seen = _look(target)
+            overview = _read_overview(target)
             click.clear()
-            _show(target, seen, as_json=as_json)
+            _show(target, overview, as_json=as_json)
             time.sleep(watch)
     except KeyboardInterrupt:
         click.echo()
 
 
-def _look(target: Horsies) -> Overview:
+def _read_overview(target: Horsies) -> Overview:
     run = target.broker.run
     return Overview(
         server=run(get_server_info),
-        queues=lines_of(target),
+        queues=read_queues(target),
         workers=run(list_workers),
         finished_last_hour=run(partial(count_finished, MINUTES)),
         workflows=run(count_workflows),
@@ -77,41 +77,43 @@ def _look(target: Horsies) -> Overview:
     )
 
 
-def _show(target: Horsies, seen: Overview, *, as_json: bool) -> None:
+def _show(target: Horsies, overview: Overview, *, as_json: bool) -> None:
     if as_json:
-        show_json(_plain(seen))
+        show_json(_to_json(overview))
         return
-    server = seen.server
-    click.echo(f"{mask_passwords(target.broker.config.database_url)}")
+    server = overview.server
+    click.echo(mask_passwords(target.broker.config.database_url))
     click.echo(
         f"PostgreSQL {server.server_version}, schema {target.broker.config.schema} version {server.schema_version}\n"
     )
-    show_queues(target, seen.queues)
+    show_queues(target, overview.queues)
     click.echo()
-    show_workers(seen.workers)
-    click.echo(f"\nlast hour:  {_finished(seen.finished_last_hour)}")
-    click.echo(f"workflows:  {_counted(seen.workflows) or 'none under way'}")
-    click.echo(f"schedules:  {_counted(seen.schedules) or 'none'}")
-    for line in seen.unknown:
-        why = "no worker can read the arguments of" if line.is_refused else "no worker knows"
-        more = "+" if line.count >= MAX_COUNTED else ""
+    show_workers(overview.workers)
+    click.echo(f"\nlast hour:  {_finished_text(overview.finished_last_hour)}")
+    click.echo(f"workflows:  {_counts_text(overview.workflows) or 'none under way'}")
+    click.echo(f"schedules:  {_counts_text(overview.schedules) or 'none'}")
+    for unknown in overview.unknown:
+        why = "no worker can read the arguments of" if unknown.is_refused else "no worker knows"
+        more = "+" if unknown.count >= MAX_COUNTED else ""
         click.echo(
-            f"unknown:    {line.count}{more} tasks wait since {line.since:%Y-%m-%d %H:%M:%S%z}: {why} {line.task_name}"
+            f"unknown:    {unknown.count}{more} tasks wait since {unknown.since:%Y-%m-%d %H:%M:%S%z}: {why} {unknown.task_name}"
         )
 
 
-def _counted(counts: Mapping[Any, int]) -> str:
+def _counts_text(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
-def _finished(counts: Mapping[TaskStatus, int] | None) -> str:
+def _finished_text(counts: Mapping[TaskStatus, int] | None) -> str:
     if counts is None:
-        return "too much has ended today to count it in two seconds"
+        return "more tasks ended today than can be counted in two seconds"
     total = sum(counts.values())
-    parts = _counted(counts)
+    parts = _counts_text(counts)
     return f"{total} ended, {total / MINUTES:.1f} a minute{f': {parts}' if parts else ''}"
 
 
-def _plain(seen: Overview) -> dict[str, Any]:
-    oldest = max((line.oldest_waiting_s for line in seen.queues if line.oldest_waiting_s is not None), default=None)
-    return asdict(seen) | {"oldest_waiting_s": oldest}
+def _to_json(overview: Overview) -> dict[str, Any]:
+    oldest = max(
+        (queue.oldest_waiting_s for queue in overview.queues if queue.oldest_waiting_s is not None), default=None
+    )
+    return asdict(overview) | {"oldest_waiting_s": oldest}

@@ -1,4 +1,4 @@
-"""`horsies worker`."""
+"""`horsies worker` and `horsies scheduler`."""
 
 import math
 import os
@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from horsies.cli.dev import part_command, run_parts
+from horsies.cli.dev import run_with_reload
+from horsies.cli.dev_process import child_command
 from horsies.cli.options import (
     app_argument,
+    given_options,
     log_format_option,
     loglevel_option,
     metrics_host_option,
     metrics_port_option,
     report_errors,
-    words_again,
 )
 from horsies.locate import load_app
 from horsies.logs import configure_logging
@@ -24,13 +25,13 @@ from horsies.worker.run import run_worker
 from horsies.worker.scheduler import run_scheduler
 
 
-def _finite(_context: click.Context, _parameter: click.Parameter, number: float | None) -> float | None:
-    if number is not None and not math.isfinite(number):  # nan is in every range
+def _check_finite(_context: click.Context, _parameter: click.Parameter, number: float | None) -> float | None:
+    if number is not None and not math.isfinite(number):  # click's ranges accept nan
         raise click.BadParameter(f"{number} is not a finite number.")
     return number
 
 
-def _size(_context: click.Context, _parameter: click.Parameter, limit_mb: float | None) -> float | None:
+def _check_size(_context: click.Context, _parameter: click.Parameter, limit_mb: float | None) -> float | None:
     if limit_mb is not None and not 0 < limit_mb < math.inf:
         raise click.BadParameter(f"{limit_mb:g} is not a size; give a positive number of megabytes, or leave it out.")
     return limit_mb
@@ -39,63 +40,41 @@ def _size(_context: click.Context, _parameter: click.Parameter, limit_mb: float 
 @click.command()
 @app_argument
 @click.option(
-    "--processes",
-    type=click.IntRange(1, 1000),
-    default=os.cpu_count,
-    show_default="the number of CPUs",
-    help="How many child processes run tasks.",
-)
+    "--processes", type=click.IntRange(1, 1000), default=os.cpu_count, show_default="the number of CPUs",
+    help="Number of child processes that run tasks.",
+)  # fmt: skip
 @click.option(
-    "--concurrency",
-    type=click.IntRange(1, 100_000),
-    default=1,
-    show_default=True,
-    help="How many tasks each child runs at once: async ones on its event loop, others in threads.",
-)
+    "--concurrency", type=click.IntRange(1, 100_000), default=1, show_default=True,
+    help="Number of tasks that each child runs at once: async tasks on its event loop, others in threads.",
+)  # fmt: skip
 @click.option("--queues", metavar="A,B", help="Serve only these queues.  [default: all of the app]")
 @click.option(
-    "--max-tasks-per-child",
-    type=int,
-    default=DEFAULT_TASKS_PER_CHILD,
-    show_default=True,
-    help="Replace a child after so many tasks; 0 never does, and lets children be forked.",
-)
+    "--max-tasks-per-child", type=int, default=DEFAULT_TASKS_PER_CHILD, show_default=True,
+    help="Replace a child after this number of tasks. 0: never, and children are forked.",
+)  # fmt: skip
 @click.option(
-    "--max-memory-per-child-mb",
-    type=float,
-    callback=_size,
-    metavar="MB",
+    "--max-memory-per-child-mb", type=float, callback=_check_size, metavar="MB",
     help="Replace a child whose resident memory reaches this, after its task.  [default: no limit]",
-)
+)  # fmt: skip
 @click.option(
-    "--max-claim-batch",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Claim at most so many from one queue at a time; 0 sets no limit.",
-)
+    "--max-claim-batch", type=click.IntRange(0), default=0, show_default=True,
+    help="Claim at most this number of tasks from one queue at a time; 0: no limit.",
+)  # fmt: skip
 @click.option(
-    "--max-claim-per-worker",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Hold at most so many tasks; 0 sets no limit beside the number of slots.",
-)
+    "--max-claim-per-worker", type=click.IntRange(0), default=0, show_default=True,
+    help="Hold at most this number of tasks; 0: no limit except the number of slots.",
+)  # fmt: skip
 @click.option(
-    "--shutdown-timeout",
-    type=click.FloatRange(0, 86_400),
-    envvar="HORSIES_SHUTDOWN_TIMEOUT",
-    show_envvar=True,
-    callback=_finite,
-    metavar="SECONDS",
-    help="When asked to stop, interrupt what still runs after so long.  [default: wait for ever]",
-)
+    "--shutdown-timeout", type=click.FloatRange(0, 86_400), envvar="HORSIES_SHUTDOWN_TIMEOUT", show_envvar=True,
+    callback=_check_finite, metavar="SECONDS",
+    help="After a stop request, interrupt tasks that still run after this time.  [default: wait without a limit]",
+)  # fmt: skip
 @metrics_port_option
 @metrics_host_option
-@click.option("--scheduler", is_flag=True, help="Serve the app's schedules as well, as `horsies scheduler` does.")
+@click.option("--scheduler", is_flag=True, help="Also serve the app's schedules, like `horsies scheduler`.")
 @loglevel_option
 @log_format_option
-@click.option("--reload", is_flag=True, help="For development: start anew when a .py file of the app changes.")
+@click.option("--reload", is_flag=True, help="For development: restart when a .py file of the app changes.")
 @click.pass_context
 @report_errors
 def worker(
@@ -108,20 +87,21 @@ def worker(
     reload: bool,
     **options: Any,
 ) -> None:
-    """Run the tasks of an app until told to stop.
+    """Run the tasks of an app until stopped.
 
-    SIGTERM or Ctrl-C asks the worker to stop: it claims no more, lets what is running end, and exits 0. A second one interrupts
-    what still runs, a third kills it.
+    SIGTERM or Ctrl-C stops the worker: it claims no more tasks, waits for running tasks, and exits 0. A second signal interrupts
+    running tasks, a third one kills them.
 
-    Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 3 stopped as requested, but running tasks had to be interrupted, 4 the
-    database failed more often in a row than db_retry_max_attempts allows, or results could not be saved at the end of a shutdown.
+    Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 3 stopped as requested, but running tasks had to be
+    interrupted, 4 the database failed more often in a row than db_retry_max_attempts allows, or it was unavailable at the end of a shutdown
+    and results could not be saved.
 
     \b
     horsies worker shop.tasks:app --processes 4 --queues mail,media
     """
     configure_logging(options["loglevel"], options["log_format"])
     if options["max_tasks_per_child"] == 1 or options["max_tasks_per_child"] < 0:
-        raise click.UsageError("--max-tasks-per-child takes 2 or more, or 0 to keep children for ever")
+        raise click.UsageError("--max-tasks-per-child takes 2 or more, or 0 to never replace a child")
     config = WorkerConfig(
         app_locator=app,
         queues=[name.strip() for name in queues.split(",")] if queues else None,
@@ -129,13 +109,10 @@ def worker(
         **options,
     )
     if reload:
-        run_parts(app, lambda _found: {"worker": part_command("worker", app, *words_again(context, without="reload"))})
+        command = child_command("run", "worker", app, *given_options(context, without="reload"))
+        run_with_reload(app, lambda _survey: {"worker": command})
     else:
         sys.exit(run_worker(load_app(app), config))
-
-
-# --------
-# `horsies scheduler`.
 
 
 @click.command()
@@ -146,17 +123,18 @@ def worker(
 @log_format_option
 @report_errors
 def scheduler(app: str, *, metrics_port: int | None, metrics_host: str, loglevel: str, log_format: str) -> None:
-    """Enqueue the tasks of the app's schedules when they are due, until told to stop.
+    """Enqueue the tasks of the app's schedules when they are due, until stopped.
 
-    Stores what the app declares in AppConfig(schedule=ScheduleConfig(...)), then sleeps from slot to slot. Run as many as you like: each slot is
-    enqueued exactly once, and when one dies, the others go on. It runs no tasks; that is for `horsies worker`, which can do both with --scheduler.
+    Stores what the app declares in AppConfig(schedule=ScheduleConfig(...)), then sleeps from slot to slot. Several schedulers may run at once:
+    each slot is enqueued exactly once, and if one dies, the others continue. A scheduler runs no tasks; `horsies worker` does, or both with
+    --scheduler.
 
     \b
     Example:
       horsies scheduler shop.tasks:app --metrics-port 9090
 
-    SIGTERM or Ctrl-C ends it. Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 4 the database failed more often in a row
-    than db_retry_max_attempts allows.
+    SIGTERM or Ctrl-C stops it. Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 4 the database failed more often
+    in a row than db_retry_max_attempts allows.
     """
     configure_logging(loglevel, log_format)
     sys.exit(run_scheduler(load_app(app), metrics_port=metrics_port, metrics_host=metrics_host))

@@ -1,4 +1,4 @@
-"""`horsies workflows list` and `show`."""
+"""`horsies workflows`: list, show, pause, resume, cancel and retry."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,15 +13,15 @@ from horsies.app import Horsies
 from horsies.cli.options import (
     TimeParameter,
     confirm,
+    database_command,
     dry_run_option,
-    full_id,
     json_option,
-    on_database,
+    parse_id,
     parse_time,
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import show_json, show_table, shown
+from horsies.cli.output import show_json, show_table, to_text
 from horsies.db.statement import Op
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
@@ -41,26 +41,29 @@ from horsies.workflows.inspect import (
 )
 from horsies.workflows.render import NodePath, render_text
 
-# --------
-# `horsies workflows pause`, `resume`, `cancel` and `retry`.
-
-LIVE: Final = frozenset({WorkflowStatus.PENDING, WorkflowStatus.RUNNING, WorkflowStatus.PAUSED})
+MAX_MESSAGE_CHARACTERS: Final = 100
+STATUSES: Final = click.Choice([status.value for status in WorkflowStatus], case_sensitive=False)
 
 
 @dataclass(frozen=True, slots=True)
-class WorkflowVerb:
-    """What it does to which runs; one that is `already` so is left alone without complaint."""
+class WorkflowAction:
+    """What to do, and which statuses allow it. A run that is `already` in the status it leads to is left unchanged."""
 
-    do: Callable[[str], Op[bool]]
+    verb: Callable[[str], Op[bool]]
     done: str
-    on: frozenset[WorkflowStatus]
+    allowed: frozenset[WorkflowStatus]
     already: WorkflowStatus
 
 
-PAUSE: Final = WorkflowVerb(control.pause, "paused", frozenset({WorkflowStatus.RUNNING}), WorkflowStatus.PAUSED)
-RESUME: Final = WorkflowVerb(control.resume, "resumed", frozenset({WorkflowStatus.PAUSED}), WorkflowStatus.RUNNING)
-CANCEL: Final = WorkflowVerb(control.cancel, "cancelled", LIVE, WorkflowStatus.CANCELLED)
-RETRY: Final = WorkflowVerb(
+PAUSE: Final = WorkflowAction(control.pause, "paused", frozenset({WorkflowStatus.RUNNING}), WorkflowStatus.PAUSED)
+RESUME: Final = WorkflowAction(control.resume, "resumed", frozenset({WorkflowStatus.PAUSED}), WorkflowStatus.RUNNING)
+CANCEL: Final = WorkflowAction(
+    control.cancel,
+    "cancelled",
+    frozenset({WorkflowStatus.PENDING, WorkflowStatus.RUNNING, WorkflowStatus.PAUSED}),
+    WorkflowStatus.CANCELLED,
+)
+RETRY: Final = WorkflowAction(
     control.retry,
     "retried",
     frozenset({WorkflowStatus.FAILED, WorkflowStatus.CANCELLED, WorkflowStatus.PAUSED}),
@@ -69,8 +72,8 @@ RETRY: Final = WorkflowVerb(
 
 
 @dataclass(frozen=True, slots=True)
-class WorkflowVerbResult:
-    """What became of one run: `changed` (or would be), `unchanged` because it is so already, or `refused`."""
+class WorkflowActionResult:
+    """The outcome for one run: `changed` (or would be), `unchanged`, or `refused`."""
 
     id: str
     name: str | None
@@ -79,134 +82,22 @@ class WorkflowVerbResult:
     words: str
 
 
-ids_argument = click.argument("ids", metavar="ID...", type=full_id, nargs=-1, required=True)
-
-
-@click.command()
-@ids_argument
-@dry_run_option
-@json_option
-@on_database()
-def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
-    """Let no further node of these runs begin.
-
-    What runs goes on; what only waits in a queue is taken back. `resume` goes on from there.
-
-    \b
-    horsies workflows pause 01a1dfe4-a132-7339-afb4-89377ae5e856
-    """
-    _tell([_apply(target, PAUSE, one, dry_run=dry_run) for one in ids], as_json=as_json)
-
-
-@click.command()
-@ids_argument
-@dry_run_option
-@json_option
-@on_database()
-def resume(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
-    """Let paused runs go on, sub-workflows included, whoever or whatever has paused them.
-
-    \b
-    horsies workflows resume 01a1dfe4-a132-7339-afb4-89377ae5e856
-    """
-    _tell([_apply(target, RESUME, one, dry_run=dry_run) for one in ids], as_json=as_json)
-
-
-@click.command()
-@ids_argument
-@yes_option
-@dry_run_option
-@json_option
-@on_database()
-def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """End these runs: what has not begun never will, what runs is asked to stop.
-
-    Asks first. `retry` runs again what was cut off.
-
-    \b
-    horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
-    """
-    if not dry_run:
-        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
-    _tell([_apply(target, CANCEL, one, dry_run=dry_run) for one in ids], as_json=as_json)
-
-
-@click.command()
-@ids_argument
-@dry_run_option
-@json_option
-@on_database()
-def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
-    """Run again what failed or was skipped in runs that are FAILED, CANCELLED or PAUSED.
-
-    What has succeeded is kept. Of runs that were started, not of a sub-workflow alone.
-
-    \b
-    horsies workflows retry 01a1dfe4-a132-7339-afb4-89377ae5e856
-    """
-    _tell([_apply(target, RETRY, one, dry_run=dry_run) for one in ids], as_json=as_json)
-
-
-VERBS: Final = (pause, resume, cancel, retry)
-
-
-def _apply(target: Horsies, verb: WorkflowVerb, workflow_id: str, *, dry_run: bool) -> WorkflowVerbResult:
-    footing = target.broker.run(partial(get_run_summary, workflow_id))
-    if footing is None:
-        return WorkflowVerbResult(workflow_id, None, None, "refused", "no such workflow is known")
-    run = footing.run
-    if hindrance := _hindrance(verb, footing):
-        return WorkflowVerbResult(run.id, run.name, run.status, "refused", hindrance)
-    if not _would_change(verb, footing):
-        return WorkflowVerbResult(run.id, run.name, run.status, "unchanged", f"is {run.status} already")
-    if dry_run:
-        return WorkflowVerbResult(run.id, run.name, run.status, "changed", f"would be {verb.done}")
-    if target.broker.run(partial(verb.do, workflow_id), again=partial(verb.do, workflow_id)):
-        return WorkflowVerbResult(run.id, run.name, run.status, "changed", verb.done)
-    return WorkflowVerbResult(run.id, run.name, run.status, "unchanged", "somebody else was faster")
-
-
-def _hindrance(verb: WorkflowVerb, footing: RunSummary) -> str | None:
-    run = footing.run
-    if verb is RETRY and footing.root_id is not None:
-        return f"it is a part of workflow {footing.root_id}; retry that one"
-    if run.status not in verb.on and run.status is not verb.already:
-        return f"is {run.status}, and cannot be {verb.done}"
-    return None
-
-
-def _would_change(verb: WorkflowVerb, footing: RunSummary) -> bool:
-    return footing.run.status in verb.on or (verb is RESUME and footing.has_paused_descendants)
-
-
-def _tell(outcomes: list[WorkflowVerbResult], *, as_json: bool) -> None:
-    if as_json:
-        show_json({"workflows": outcomes})
-    else:
-        for outcome in outcomes:
-            name = f" ({outcome.name})" if outcome.name else ""
-            click.echo(f"{outcome.id}{name}: {outcome.words}", err=outcome.outcome == "refused")
-    sys.exit(1 if any(outcome.outcome == "refused" for outcome in outcomes) else 0)
-
-
-LONGEST_MESSAGE = 100
-STATUSES = click.Choice([status.value for status in WorkflowStatus], case_sensitive=False)
-
-
 @click.group()
 def workflows() -> None:
-    """Look at runs of workflows, pause, resume, cancel and retry them."""
+    """Inspect runs of workflows, and pause, resume, cancel or retry them."""
 
 
 @workflows.command("list")
-@click.option("--status", "statuses", type=STATUSES, multiple=True, help="Only those; may be given more than once.")
-@click.option("--name", help="Only runs of this workflow.")
-@click.option("--since", type=parse_time, metavar="WHEN", help="Only those started since: 2h, 7d, or a date and time.")
-@click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="The same, before.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
-@click.option("--after", type=full_id, metavar="ID", help="Go on after this one, the last of the page before.")
+@click.option("--status", "statuses", type=STATUSES, multiple=True, help="In this status; may be repeated.")
+@click.option("--name", help="Runs of this workflow.")
+@click.option("--since", type=parse_time, metavar="WHEN", help="Started since: 2h, 7d, or a date and time.")
+@click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Started before.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of runs.")
+@click.option(
+    "--after", type=parse_id, metavar="ID", help="Continue after this run, the last one of the previous page."
+)
 @json_option
-@on_database()
+@database_command()
 def list_(
     target: Horsies,
     *,
@@ -218,16 +109,16 @@ def list_(
     after: str | None,
     as_json: bool,
 ) -> None:
-    """List runs that were started, newest first.
+    """List runs, newest first. Sub-workflows are part of their runs.
 
     \b
     horsies workflows list --status FAILED --since 2d --until 2h
     horsies workflows list --json --limit 1000 --after ID
     """
     if after is not None and target.broker.run(partial(get_run_summary, after)) is None:
-        raise NodeNotFoundError(f"no workflow {after} is known; give --after an id that was listed")
+        raise NodeNotFoundError(f"there is no workflow {after}; give --after an id that was listed")
     now = target.broker.run(read_clock)
-    found = target.broker.run(
+    runs = target.broker.run(
         partial(
             list_runs,
             limit=limit + 1,
@@ -238,32 +129,35 @@ def list_(
             after=after,
         )
     )
-    page, is_more = found[:limit], len(found) > limit
+    page, has_more = runs[:limit], len(runs) > limit
     if as_json:
-        show_json({"workflows": [_plain_run(run) for run in page], "next_after": page[-1].id if is_more else None})
+        show_json({"workflows": [_run_to_json(run) for run in page], "next_after": page[-1].id if has_more else None})
         return
     show_table(
         ["ID", "NAME", "STATUS", "STARTED", "TOOK", "LEFT", "ERROR"],
-        [(run.id, run.name, run.status, run.created_at, _took(run), run.left, _words(run.error)) for run in page],
+        [
+            (run.id, run.name, run.status, run.created_at, _took(run.started_at, run.finished_at), run.left, _error_text(run.error))
+            for run in page
+        ],
         empty="no workflows",
-    )
-    if is_more:
+    )  # fmt: skip
+    if has_more:
         click.echo(f"there are more: add --after {page[-1].id}", err=True)
 
 
 @workflows.command()
-@click.argument("workflow_id", metavar="ID", type=full_id)
+@click.argument("workflow_id", metavar="ID", type=parse_id)
 @json_option
-@on_database()
+@database_command()
 def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
-    """Show one run: its nodes with their states, durations and errors, sub-workflows and maps included.
+    """Show one run: its nodes with their statuses, durations and errors, including sub-workflows and maps.
 
     \b
     horsies workflows show 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
     tree = target.broker.run(partial(get_run_tree, workflow_id))
     if as_json:
-        show_json(_plain(tree))
+        show_json(_tree_to_json(tree))
         return
     run = tree.run
     facts = {
@@ -271,82 +165,175 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         "status": run.status,
         "started": run.started_at or run.created_at,
         "ended": run.finished_at,
-        "took": _took(run),
+        "took": _took(run.started_at, run.finished_at),
         "deadline": run.deadline,
-        "error": _words(run.error),
+        "error": _error_text(run.error),
     }
     for fact, value in facts.items():
         if value is not None:
-            click.echo(f"{fact + ':':10}{shown(value)}")
+            click.echo(f"{fact + ':':10}{to_text(value)}")
     click.echo()
     if tree.is_map:
-        rows = [(node.node_id, node.status, node.task_id, _node_took(node), _words(node.error)) for node in tree.nodes]
-        show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], rows, empty="no items")
+        items = [
+            (node.node_id, node.status, node.task_id, _node_took(node), _error_text(node.error)) for node in tree.nodes
+        ]
+        show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], items, empty="no items")
     else:
         click.echo(render_text(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
 
 
-def _plain(tree: RunTree) -> dict[str, Any]:
-    nodes: list[dict[str, Any]] = []
-    for node in tree.nodes:
-        known: dict[str, Any] = {
-            name: getattr(node, name)
-            for name in ("node_id", "index", "kind", "status", "task_name", "task_id", "started_at", "finished_at")
+def _action_command(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments and options that all actions share."""
+    ids = click.argument("ids", metavar="ID...", type=parse_id, nargs=-1, required=True)
+    return ids(dry_run_option(json_option(database_command()(function))))
+
+
+@workflows.command()
+@_action_command
+def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Stop these runs from starting further nodes.
+
+    Running tasks continue; tasks that wait in a queue are withdrawn. `resume` continues from there.
+
+    \b
+    horsies workflows pause 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _apply_to_all(target, PAUSE, ids, dry_run=dry_run, as_json=as_json)
+
+
+@workflows.command()
+@_action_command
+def resume(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Continue paused runs, including their sub-workflows, regardless of what paused them.
+
+    \b
+    horsies workflows resume 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _apply_to_all(target, RESUME, ids, dry_run=dry_run, as_json=as_json)
+
+
+@workflows.command()
+@yes_option
+@_action_command
+def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """End these runs: nodes that have not started never will, and running tasks are asked to stop.
+
+    Asks for confirmation. `retry` runs again what was cut off.
+
+    \b
+    horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
+    """
+    if not dry_run:
+        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
+    _apply_to_all(target, CANCEL, ids, dry_run=dry_run, as_json=as_json)
+
+
+@workflows.command()
+@_action_command
+def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Run again the nodes that failed or were skipped, in runs that are FAILED, CANCELLED or PAUSED.
+
+    Results of completed nodes are kept. A sub-workflow cannot be retried alone.
+
+    \b
+    horsies workflows retry 01a1dfe4-a132-7339-afb4-89377ae5e856
+    """
+    _apply_to_all(target, RETRY, ids, dry_run=dry_run, as_json=as_json)
+
+
+def _apply_to_all(
+    target: Horsies, action: WorkflowAction, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
+) -> None:
+    results = [_apply(target, action, workflow_id, dry_run=dry_run) for workflow_id in ids]
+    if as_json:
+        show_json({"workflows": results})
+    else:
+        for result in results:
+            name = f" ({result.name})" if result.name else ""
+            click.echo(f"{result.id}{name}: {result.words}", err=result.outcome == "refused")
+    sys.exit(1 if any(result.outcome == "refused" for result in results) else 0)
+
+
+def _apply(target: Horsies, action: WorkflowAction, workflow_id: str, *, dry_run: bool) -> WorkflowActionResult:
+    summary = target.broker.run(partial(get_run_summary, workflow_id))
+    if summary is None:
+        return WorkflowActionResult(workflow_id, None, None, "refused", "there is no such workflow")
+    run = summary.run
+    result = partial(WorkflowActionResult, run.id, run.name, run.status)
+    if reason := _refusal_reason(action, summary):
+        return result("refused", reason)
+    if not (run.status in action.allowed or (action is RESUME and summary.has_paused_descendants)):
+        return result("unchanged", f"is {run.status} already")
+    if dry_run:
+        return result("changed", f"would be {action.done}")
+    verb = partial(action.verb, workflow_id)
+    if target.broker.run(verb, again=verb):
+        return result("changed", action.done)
+    return result("unchanged", "was changed by another process at the same time")
+
+
+def _refusal_reason(action: WorkflowAction, summary: RunSummary) -> str | None:
+    status = summary.run.status
+    if action is RETRY and summary.root_id is not None:
+        return f"it is a part of workflow {summary.root_id}; retry that one"
+    if status not in action.allowed and status is not action.already:
+        return f"is {status}, and cannot be {action.done}"
+    return None
+
+
+def _tree_to_json(tree: RunTree) -> dict[str, Any]:
+    fields = ("node_id", "index", "kind", "status", "task_name", "task_id", "started_at", "finished_at")
+    nodes = [
+        {name: getattr(node, name) for name in fields}
+        | {
+            "error": _error_to_json(node.error),
+            "items": node.items,
+            "workflow": None if node.child is None else _tree_to_json(node.child),
         }
-        known["error"] = _plain_error(node.error)
-        known["items"] = node.items
-        known["workflow"] = None if node.child is None else _plain(node.child)
-        nodes.append(known)
-    return {**_plain_run(tree.run), "nodes": nodes}
+        for node in tree.nodes
+    ]
+    return {**_run_to_json(tree.run), "nodes": nodes}
 
 
-def _plain_run(run: WorkflowRun) -> dict[str, Any]:
-    return {**asdict(run), "error": _plain_error(run.error)}
+def _run_to_json(run: WorkflowRun) -> dict[str, Any]:
+    return {**asdict(run), "error": _error_to_json(run.error)}
 
 
-def _plain_error(error: TaskError | None) -> dict[str, str] | None:
-    """Without its data, which may hold secrets."""
+def _error_to_json(error: TaskError | None) -> dict[str, str] | None:
+    """Leave out the data of the error, which may contain secrets."""
     return None if error is None else {"error_code": error.error_code, "message": error.message}
 
 
 def _notes(tree: RunTree, above: NodePath) -> Iterator[tuple[NodePath, str]]:
+    """Yield the text beside each node of the tree: its duration, the items of a map, its error."""
     for node in tree.nodes:
-        way = (*above, node.index)
-        words = [_node_took(node), _items(node), _words(node.error)]
-        if said := [word for word in words if word]:
-            yield way, "  ".join(said)
+        path = (*above, node.index)
+        if parts := [part for part in (_node_took(node), _items_text(node), _error_text(node.error)) if part]:
+            yield path, "  ".join(parts)
         if node.child is not None:
-            yield from _notes(node.child, way)
+            yield from _notes(node.child, path)
 
 
-def _items(node: RunNode) -> str | None:
+def _items_text(node: RunNode) -> str | None:
     if node.items is None:
         return None
-    return f"{sum(node.items.values())} items: " + ", ".join(
-        f"{count} {status}" for status, count in node.items.items()
-    )
+    counts = ", ".join(f"{count} {status}" for status, count in node.items.items())
+    return f"{sum(node.items.values())} items: {counts}"
 
 
 def _node_took(node: RunNode) -> str | None:
-    began = node.child.run.started_at if node.child else node.started_at
-    return None if began is None else _between(began, node.finished_at)
+    return _took(node.child.run.started_at if node.child else node.started_at, node.finished_at)
 
 
-def _took(run: WorkflowRun) -> str | None:
-    return None if run.started_at is None else _between(run.started_at, run.finished_at)
+def _took(started: datetime | None, finished: datetime | None) -> str | None:
+    """Format a duration. For what still runs it is measured with this machine's clock, which is good enough for people."""
+    if started is None:
+        return None
+    return format_duration(max(0.0, ((finished or datetime.now(started.tzinfo)) - started).total_seconds()))
 
 
-def _between(began: datetime, ended: datetime | None) -> str:
-    """Of what still runs, how long so far: for a person's eyes, so this machine's clock will do."""
-    return format_duration(max(0.0, ((ended or datetime.now(began.tzinfo)) - began).total_seconds()))
-
-
-def _words(error: TaskError | None) -> str | None:
+def _error_text(error: TaskError | None) -> str | None:
     if error is None:
         return None
-    words = " ".join(f"{error.error_code}: {error.message}".split()) if error.message else error.error_code
-    return words if len(words) <= LONGEST_MESSAGE else f"{words[: LONGEST_MESSAGE - 1]}…"
-
-
-for verb in VERBS:
-    workflows.add_command(verb)
+    text = " ".join(f"{error.error_code}: {error.message}".split()) if error.message else error.error_code
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[: MAX_MESSAGE_CHARACTERS - 1]}…"

@@ -1,1 +1,1 @@
-"""What goes wrong in production, looked for: each check is a verb that returns findings, each finding has its cure."""
+"""Checks for known production problems. A check is an operation that returns findings; each finding has its fix."""

@@ -1,4 +1,4 @@
-"""What an app consists of, and everything that is wrong with it. Only `check_app` with `live` looks at a database."""
+"""List what an app consists of, and everything that is wrong with it. Only `check_app` with `live` uses a database."""
 
 import dataclasses
 import inspect
@@ -28,35 +28,35 @@ _BUILD_WITH: Final = inspect.getattr_static(WorkflowDefinition, "build_with")
 
 
 def check_app(app: Horsies, *, live: bool) -> AppCheck:
-    """What `horsies check` says, as a value. The app stays open."""
+    """Return the result of `horsies check` as a value. The app stays open."""
     inventory = take_inventory(app, app.name)
     findings: list[CheckFinding] | None = None
     if live:
         report = run_doctor(app.broker.config, context_for(app, knows_app=True), checks=LIVE)
         findings = [
-            CheckFinding(found.code.value, found.severity.word, found.seen, found.cure, found.data)
-            for found in report.findings
+            CheckFinding(finding.code.name, finding.severity.word, finding.seen, finding.fix, finding.data)
+            for finding in report.findings
         ]
     fields = {field.name: getattr(inventory, field.name) for field in dataclasses.fields(inventory)}
     return AppCheck(**fields, name=app.name, findings=findings)
 
 
 def take_inventory(app: Horsies, name: str) -> Inventory:
-    """Import the task modules of an app and list what it has, and all that is wrong with it. `name` is the app's, for what is wrong."""
+    """Import the task modules of an app, and list its contents and problems. Problems refer to the app by `name`."""
     problems: list[str] = []
 
-    def note(error: LocateError) -> None:
+    def on_error(error: LocateError) -> None:
         problems.append(str(error))
 
-    modules = import_tasks(app, name, on_error=note)
+    modules = import_tasks(app, name, on_error=on_error)
     return Inventory(
         modules=modules,
         queues=list(_queues(app)),
-        tasks=[_task(task) for task in app.tasks.values()],
+        tasks=[_known_task(task) for task in app.tasks.values()],
         workflows=list(_workflows(app, problems.append)),
         schedules=list(_schedules(app, problems.append)),
-        child_start_hooks=[_place(hook) for hook in app.child_start_hooks],
-        child_stop_hooks=[_place(hook) for hook in app.child_stop_hooks],
+        child_start_hooks=[_qualified_name(hook) for hook in app.child_start_hooks],
+        child_stop_hooks=[_qualified_name(hook) for hook in app.child_stop_hooks],
         problems=problems,
     )
 
@@ -67,7 +67,7 @@ def _queues(app: Horsies) -> Iterator[KnownQueue]:
         yield KnownQueue(queue.name, queue.priority, queue.max_concurrency, count)
 
 
-def _task(task: BaseTask[..., Any]) -> KnownTask:
+def _known_task(task: BaseTask[..., Any]) -> KnownTask:
     policy = task.retry_policy
     return KnownTask(
         name=task.name,
@@ -76,36 +76,36 @@ def _task(task: BaseTask[..., Any]) -> KnownTask:
         retry_for=[*policy.codes, *(error.__name__ for error in policy.exceptions)] if policy else [],
         timeout_ms=task.timeout_ms,
         is_async=task.is_async,
-        function=_place(task.function),
+        function=_qualified_name(task.function),
     )
 
 
-def _schedules(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownSchedule]:
+def _schedules(app: Horsies, add_problem: Callable[[str], None]) -> Iterator[KnownSchedule]:
     try:
         declared_schedules(app.config, app.known_tasks)
     except ConfigError as error:
-        for found in error.problems:
-            problem(found)
+        for problem in error.problems:
+            add_problem(problem)
     for schedule in app.config.schedule.schedules if app.config.schedule else ():
         yield KnownSchedule(
             schedule.name, schedule.task_name, str(schedule.pattern), schedule.timezone, schedule.enabled
         )
 
 
-def _workflows(app: Horsies, problem: Callable[[str], None]) -> Iterator[KnownWorkflow]:
-    """The classes that the imported modules define, of this app's tasks; each is built."""
+def _workflows(app: Horsies, add_problem: Callable[[str], None]) -> Iterator[KnownWorkflow]:
+    """Build the classes that the imported modules define with this app's tasks. One with parameters is only listed."""
     for definition in _definitions(WorkflowDefinition):
         if inspect.getattr_static(definition, "build_with") is not _BUILD_WITH:
-            yield KnownWorkflow(_name(definition), _place(definition), None)
-        elif _is_ours(app, definition):
+            yield KnownWorkflow(_name(definition), _qualified_name(definition), None)
+        elif _belongs_to(app, definition):
             try:
                 spec = definition.build(app)
             except WorkflowDefinitionError as error:
-                problem(str(error))
+                add_problem(str(error))
             except Exception as error:  # noqa: BLE001 - a class may have a build() of its own, which is user code
-                problem(f"workflow {_name(definition)!r}: {type(error).__name__}: {error}")
+                add_problem(f"workflow {_name(definition)!r}: {type(error).__name__}: {error}")
             else:
-                yield KnownWorkflow(spec.name, _place(definition), len(spec.graph.nodes))
+                yield KnownWorkflow(spec.name, _qualified_name(definition), len(spec.graph.nodes))
 
 
 def _definitions(base: type[WorkflowDefinition[Any]]) -> Iterator[type[WorkflowDefinition[Any]]]:
@@ -114,8 +114,8 @@ def _definitions(base: type[WorkflowDefinition[Any]]) -> Iterator[type[WorkflowD
         yield from _definitions(definition)
 
 
-def _is_ours(app: Horsies, definition: type) -> bool:
-    """It has nodes, and not only tasks of another app that happens to be imported too."""
+def _belongs_to(app: Horsies, definition: type) -> bool:
+    """Tell whether it has nodes, and not only tasks of another app that was imported too."""
     nodes = nodes_of(definition).values()
     tasks = [node.fn for node in nodes if isinstance(node, TaskNode) and isinstance(node.fn, BaseTask)]
     return bool(nodes) and (not tasks or any(app.tasks.get(task.name) is task for task in tasks))
@@ -125,6 +125,6 @@ def _name(definition: type) -> str:
     return str(getattr(definition, "name", definition.__name__))
 
 
-def _place(thing: Any) -> str:
-    found = inspect.unwrap(thing)
-    return f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', repr(found))}"
+def _qualified_name(thing: Any) -> str:
+    inner = inspect.unwrap(thing)
+    return f"{getattr(inner, '__module__', '?')}.{getattr(inner, '__qualname__', repr(inner))}"

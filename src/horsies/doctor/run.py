@@ -1,4 +1,7 @@
-"""The examination: one check after the other, each within its time, none able to spoil the others."""
+"""Run the checks one after the other.
+
+Each check has a read-only transaction and a time limit of its own, so that a check that fails or takes too long does not affect the others.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,24 +13,19 @@ from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
 from horsies.db.pooler import UnsuitableEncoding
 from horsies.db.statement import Op, execute, load, rows
 from horsies.doctor import database_checks, queue_checks
-from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity, worst
+from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
 from horsies.model.config import PostgresConfig
 
 SQL = load(__file__)
 
-_NOT_PERMITTED: Final = "42501"
-_TIMED_OUT: Final = frozenset({"57014", "55P03"})
-_UNDEFINED: Final = frozenset({"42P01", "42703", "42883", "3F000"})
-
-
-def _ping(_case: CheckContext) -> Op[list[Finding]]:
-    yield from rows(SQL["ping"]())
-    return []
+_NOT_PERMITTED: Final = "42501"  # insufficient_privilege
+_TIMED_OUT: Final = frozenset({"57014", "55P03"})  # query_canceled, lock_not_available
+_UNDEFINED: Final = frozenset({"42P01", "42703", "42883", "3F000"})  # undefined table, column, function, schema
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A verb in a read-only transaction of its own."""
+    """An operation that runs in a read-only transaction of its own."""
 
     name: str
     verb: Callable[[CheckContext], Op[list[Finding]]]
@@ -36,25 +34,30 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What needs connections of its own."""
+    """A function that opens its own connections."""
 
     name: str
     probe: Callable[[PostgresConfig, CheckContext], list[Finding]]
 
 
-REACH: Final = Check("database", _ping, needs_schema=False)
+def _ping(_context: CheckContext) -> Op[list[Finding]]:
+    yield from rows(SQL["ping"]())
+    return []
+
+
+PING: Final = Check("database", _ping, needs_schema=False)
 PRIVILEGES: Final = Check("privileges", database_checks.check_privileges, needs_schema=False)
 VERSION: Final = Check("schema", database_checks.check_version, needs_schema=False)
-LISTENING: Final = Probe("notifications", database_checks.probe_listening)
+NOTIFICATIONS: Final = Probe("notifications", database_checks.probe_notifications)
 WORKERS: Final = Check("workers", queue_checks.check_workers)
 CAPS: Final = Check("caps", queue_checks.check_caps)
 OWNERS: Final = Check("schedules of other apps", queue_checks.check_owners)
 
-LIVE: Final[Sequence[Check | Probe]] = (REACH, PRIVILEGES, VERSION, LISTENING, WORKERS, CAPS, OWNERS)
-"""What an app needs to run at all, and whether the workers agree with it."""
+LIVE: Final[Sequence[Check | Probe]] = (PING, PRIVILEGES, VERSION, NOTIFICATIONS, WORKERS, CAPS, OWNERS)
+"""Whether the app can run at all, and whether the workers agree with it. `horsies check --live` runs these."""
 
 ALL: Final[Sequence[Check | Probe]] = (
-    REACH,
+    PING,
     Check("settings", database_checks.check_settings, needs_schema=False),
     Check("connections", database_checks.check_connections, needs_schema=False),
     PRIVILEGES,
@@ -62,11 +65,11 @@ ALL: Final[Sequence[Check | Probe]] = (
     Check("search_path", database_checks.check_search_path),
     Check("who may create", database_checks.check_grants),
     Check("trigger", database_checks.check_trigger),
-    Check("partitions", database_checks.check_days),
-    Check("partitions of this user", database_checks.check_days_privilege),
-    LISTENING,
-    Check("notification queue", database_checks.check_queue, needs_schema=False),
-    Check("clock", database_checks.check_this_clock, needs_schema=False),
+    Check("partitions", database_checks.check_partitions),
+    Check("partitions of this user", database_checks.check_partition_privileges),
+    NOTIFICATIONS,
+    Check("notification queue", database_checks.check_notification_queue, needs_schema=False),
+    Check("clock", database_checks.check_local_clock, needs_schema=False),
     Check("other clocks", database_checks.check_other_clocks),
     Check("transactions", database_checks.check_transactions, needs_schema=False),
     Check("prepared transactions", database_checks.check_prepared_transactions, needs_schema=False),
@@ -87,7 +90,7 @@ ALL: Final[Sequence[Check | Probe]] = (
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check has found; None if it was not run, because of what others found."""
+    """The findings of a check; None if it was skipped because of an earlier finding."""
 
     name: str
     findings: list[Finding] | None
@@ -95,7 +98,7 @@ class CheckResult:
 
     @property
     def severity(self) -> Severity:
-        return worst(self.findings or [])
+        return max((finding.severity for finding in self.findings or ()), default=Severity.OK)
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ class Report:
 
     @property
     def severity(self) -> Severity:
-        return worst(self.findings)
+        return max((check.severity for check in self.checks), default=Severity.OK)
 
     def has(self, *codes: FindingCode) -> bool:
         return any(finding.code in codes for finding in self.findings)
@@ -116,60 +119,59 @@ class Report:
 
 def run_doctor(
     config: PostgresConfig,
-    case: CheckContext,
+    context: CheckContext,
     *,
     checks: Sequence[Check | Probe] = ALL,
-    before: Callable[[str], None] = lambda _name: None,
+    on_check: Callable[[str], None] = lambda _name: None,
 ) -> Report:
-    """Never raises for what is wrong with the database. `before` hears of each check before it is run."""
-    link = DedicatedConnection(config, "doctor")
+    """Run the checks, and call `on_check` with the name of each before it runs. Errors of the database become findings."""
+    connection = DedicatedConnection(config, "doctor")
     report = Report()
     try:
         for check in checks:
-            before(check.name)
-            began = time.monotonic()
-            findings = _examined(link, config, case, check, report)
-            report.checks.append(CheckResult(check.name, findings, time.monotonic() - began))
+            on_check(check.name)
+            started = time.monotonic()
+            findings = _run_check(connection, config, context, check, report)
+            report.checks.append(CheckResult(check.name, findings, time.monotonic() - started))
             if report.has(FindingCode.DATABASE_UNREACHABLE, FindingCode.ENCODING_UNSUITABLE):
                 break
     finally:
-        link.close()
+        connection.close()
     return report
 
 
-def _examined(
-    link: DedicatedConnection, config: PostgresConfig, case: CheckContext, check: Check | Probe, report: Report
+def _run_check(
+    connection: DedicatedConnection, config: PostgresConfig, context: CheckContext, check: Check | Probe, report: Report
 ) -> list[Finding] | None:
     if isinstance(check, Check) and check.needs_schema and report.has(FindingCode.SCHEMA_MISSING):
         return None
     try:
         if isinstance(check, Probe):
-            return check.probe(config, case)
-        return link.run(_bounded(check.verb(case), case))
+            return check.probe(config, context)
+        return connection.run(_with_timeout(check.verb(context), context.check_timeout_s))
     except DriverError as error:
-        return _failed(check, error, report)
+        return _error_findings(check, error, report)
 
 
-def _bounded(op: Op[list[Finding]], case: CheckContext) -> Op[list[Finding]]:
-    yield from execute(
-        SQL["begin_check"](), SQL["set_check_timeouts"](timeout_ms=f"{round(case.check_timeout_s * 1000)}")
-    )
-    found = yield from op
+def _with_timeout(op: Op[list[Finding]], timeout_s: float) -> Op[list[Finding]]:
+    yield from execute(SQL["begin_check"](), SQL["set_check_timeouts"](timeout_ms=f"{round(timeout_s * 1000)}"))
+    findings = yield from op
     yield from rows(SQL["end_check"]())
-    return found
+    return findings
 
 
-def _failed(check: Check | Probe, error: DriverError, report: Report) -> list[Finding] | None:
-    said = " ".join(str(broker_error(error)).split())
+def _error_findings(check: Check | Probe, error: DriverError, report: Report) -> list[Finding] | None:
+    """Convert the error of a check to a finding; None if an earlier finding explains it."""
+    message = " ".join(str(broker_error(error)).split())
     if isinstance(error, UnsuitableEncoding):
-        return [Finding(FindingCode.ENCODING_UNSUITABLE, said)]
-    if check is REACH or classify(error) is ErrorKind.CONNECTION_LOST:
-        return [Finding(FindingCode.DATABASE_UNREACHABLE, said)]
-    words = f"{check.name}: {said}"
+        return [Finding(FindingCode.ENCODING_UNSUITABLE, message)]
+    if check is PING or classify(error) is ErrorKind.CONNECTION_LOST:
+        return [Finding(FindingCode.DATABASE_UNREACHABLE, message)]
+    seen = f"{check.name}: {message}"
     if error.sqlstate in _TIMED_OUT:
-        return [Finding(FindingCode.CHECK_TIMED_OUT, words)]
+        return [Finding(FindingCode.CHECK_TIMED_OUT, seen)]
     if error.sqlstate == _NOT_PERMITTED:
-        return None if report.has(FindingCode.PRIVILEGES_MISSING) else [Finding(FindingCode.CHECK_NOT_PERMITTED, words)]
+        return None if report.has(FindingCode.PRIVILEGES_MISSING) else [Finding(FindingCode.CHECK_NOT_PERMITTED, seen)]
     if error.sqlstate in _UNDEFINED and report.has(FindingCode.SCHEMA_OLDER):
         return None
-    return [Finding(FindingCode.CHECK_FAILED, words)]
+    return [Finding(FindingCode.CHECK_FAILED, seen)]

@@ -68,6 +68,7 @@ class ConcurrentRunner:
 
     def _report_and_start(self) -> None:
         """Report what has ended and what starts, then start it."""
+        # Not inlined in `_run`: its frame would keep the last results in memory while it waits.
         starting = [RunningTask(assignment) for assignment in self._inbox.take(self._concurrency - len(self._slots))]
         frames, self._endings = self._endings, []
         frames += [pack(Began(running.assignment.assignment_no)) for running in starting]

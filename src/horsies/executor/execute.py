@@ -169,23 +169,19 @@ def fail_before_start(running: RunningTask, error: TaskError) -> Done:
 def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
     """Report how a call ended. After its time-out a task has failed, whatever it did then; a cancelled task may still succeed."""
     running.is_over = True
-    if outcome[1] is not None:
-        _strip_own_frames(outcome[1])
+    raised = outcome[1]
+    if raised is not None:
+        trace = raised.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER):
+            trace = trace.tb_next
+        if trace is not None:
+            raised.__traceback__ = trace  # it begins at the user's code, without our frames
     done = _done_from_outcome(running, task, outcome)
     if running.span is not None:
         from horsies.events import end_span  # noqa: PLC0415 - only apps with a tracer need it
 
-        end_span(running.span, done.error_code, outcome[1])
+        end_span(running.span, done.error_code, raised)
     return done
-
-
-def _strip_own_frames(raised: BaseException) -> None:
-    """Let the traceback begin at the user's code."""
-    trace = raised.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER):
-        trace = trace.tb_next
-    if trace is not None:
-        raised.__traceback__ = trace
 
 
 def _done_from_outcome(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
@@ -316,7 +312,11 @@ class ProgressReports:
             with self._state:
                 self._read_reports()
                 now = time.monotonic()
-                self._send_due(now)
+                due = [one for one in self._progress.values() if one.unsent and one.next_send_at <= now]
+                if due:
+                    self._send(pack(*(one.unsent for one in due if one.unsent)))
+                for progress in due:
+                    progress.next_send_at, progress.unsent = now + PROGRESS_INTERVAL_S, None
                 send_times = [progress.next_send_at for progress in self._progress.values() if progress.unsent]
             due_in_s = max(0.0, min(send_times) - now) if send_times else None
 
@@ -325,10 +325,3 @@ class ProgressReports:
             while True:
                 report = self._reports.get_nowait()
                 self._progress.setdefault(report.assignment_no, _TaskProgress()).unsent = report
-
-    def _send_due(self, now: float) -> None:
-        due = [one for one in self._progress.values() if one.unsent and one.next_send_at <= now]
-        if due:
-            self._send(pack(*(one.unsent for one in due if one.unsent)))
-        for progress in due:
-            progress.next_send_at, progress.unsent = now + PROGRESS_INTERVAL_S, None

@@ -89,10 +89,15 @@ class ForkServerMain:
         """Return in every child, with its socket. The fork server itself never returns."""
         while True:
             for fd, _events in self._poll.poll():
-                if fd != self._control.fileno():
-                    self._report_exit(fd)
-                elif (parent := self._answer()) is not None:
-                    return parent
+                if fd == self._control.fileno():
+                    if (parent := self._answer()) is not None:
+                        return parent
+                    continue
+                self._poll.unregister(fd)
+                pid = self._children.pop(fd)
+                _pid, status = os.waitpid(pid, 0)
+                os.close(fd)
+                _send(self._control, ForkExited(pid, os.waitstatus_to_exitcode(status)))
 
     def _answer(self) -> ParentSocket | None:
         data, fds = b"", list[int]()
@@ -135,10 +140,3 @@ class ForkServerMain:
         self._poll.register(pidfd, select.POLLIN)
         socket.send_fds(self._control, [pack(Forked(pid))], [pidfd])
         return False
-
-    def _report_exit(self, pidfd: int) -> None:
-        self._poll.unregister(pidfd)
-        pid = self._children.pop(pidfd)
-        _pid, status = os.waitpid(pid, 0)
-        os.close(pidfd)
-        _send(self._control, ForkExited(pid, os.waitstatus_to_exitcode(status)))

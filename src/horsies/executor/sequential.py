@@ -9,18 +9,9 @@ standby reader sleeps without an interval, and is woken after that read.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context
 from typing import Any
 
-from horsies.executor.execute import (
-    CallOutcome,
-    PreparedCall,
-    ProgressReports,
-    RunningTask,
-    fail_before_start,
-    finish,
-    prepare,
-)
+from horsies.executor.execute import ProgressReports, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.inbox import Inbox
 from horsies.executor.interrupt import InterruptCoroutine, InterruptMainThread
 from horsies.executor.os_process import ChildEventLoop, set_title
@@ -90,16 +81,14 @@ class SequentialRunner:
         if isinstance(prepared, TaskError):
             return context.run(fail_before_start, running, prepared)
         running.begin_span(context, prepared.task.tracer)
-        outcome = self._call(running, prepared, context)
+        if prepared.task.is_async:
+            coroutine, loop = InterruptCoroutine(running), self._loop.get()
+            # A thread that still uses the former `_stop` requested the stop before this line; `coroutine.call` checks for it after.
+            self._stop = lambda: loop.call_soon_threadsafe(coroutine.stop)
+            outcome = self._loop.run(coroutine.call(prepared.function), context=context)
+        else:
+            outcome = self._main_thread.call(running, lambda: context.run(prepared.function))
         return context.run(finish, running, prepared.task, outcome)
-
-    def _call(self, running: RunningTask, call: PreparedCall, context: Context) -> CallOutcome:
-        if not call.task.is_async:
-            return self._main_thread.call(running, lambda: context.run(call.function))
-        coroutine, loop = InterruptCoroutine(running), self._loop.get()
-        # A thread that still uses the former `_stop` requested the stop before this line; `coroutine.call` checks for it after.
-        self._stop = lambda: loop.call_soon_threadsafe(coroutine.stop)
-        return self._loop.run(coroutine.call(call.function), context=context)
 
     def _show(self, title: str) -> None:
         if title != self._title:
@@ -165,21 +154,15 @@ class StandbyReader:
             if self._reads != reads:
                 continue
             if self._reading.acquire(blocking=False):
-                self._read()
-            else:
-                self._sleep()
-
-    def _read(self) -> None:
-        waits = self._waits
-        while self._waits == waits:
-            self._receive()
-        self._reading.release()
-        self._wakeup.set()  # after the release: from now on the main thread reads, even if the message was not for it
-
-    def _sleep(self) -> None:
-        self._wake_standby.clear()
-        self._is_sleeping = True
-        # Checked after the flag is set: otherwise the main thread may have finished its read without seeing the flag.
-        if self._reading.locked():
-            self._wake_standby.wait()
-        self._is_sleeping = False
+                waits = self._waits
+                while self._waits == waits:  # until the main thread is idle and waits for us
+                    self._receive()
+                self._reading.release()
+                self._wakeup.set()  # after the release: from now on the main thread reads, even if the message was not for it
+                continue
+            self._wake_standby.clear()  # the main thread blocks in a read: sleep until that ends
+            self._is_sleeping = True
+            # Checked after the flag is set: otherwise the main thread may have finished its read without seeing the flag.
+            if self._reading.locked():
+                self._wake_standby.wait()
+            self._is_sleeping = False

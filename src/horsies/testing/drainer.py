@@ -41,8 +41,8 @@ from horsies.tasks.inspect import get_info
 from horsies.tasks.release import release_tasks, report_progress
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.assignments import fields_from_claim
 from horsies.worker.batch import Batch, run_batch
+from horsies.worker.child import fields_from_claim
 from horsies.worker.run import claim_limits_for, served_queues
 from horsies.worker.timeouts import ending_from_done
 from horsies.workflows.advance import run_steps

@@ -46,9 +46,8 @@ from horsies.executor.protocol import NO_ASSIGNMENT
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim, TaskId
 from horsies.model.validation import format_duration
-from horsies.worker.assignments import SLOW_AFTER_S, SLOW_TOGETHER_S
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
-from horsies.worker.child import Child
+from horsies.worker.child import SLOW_AFTER_S, SLOW_TOGETHER_S, Child
 from horsies.worker.pending import PendingWork
 from horsies.worker.quarantine import Refusal, SearchAnswer
 from horsies.worker.reports import ChildReports, TaskEvents
