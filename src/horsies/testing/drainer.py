@@ -36,9 +36,9 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, TaskId
 from horsies.model.worker_config import WorkerConfig
 from horsies.tasks.claim import ClaimRequest, lanes_from_start, load_payloads, payloads_from_rows
+from horsies.tasks.finish import release_tasks, report_progress
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
-from horsies.tasks.release import release_tasks, report_progress
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
 from horsies.worker.batch import Batch, run_batch
