@@ -64,7 +64,7 @@ def test_a_host_that_is_cut_off_loses_its_task_and_registers_with_a_new_id(hosts
 
 
 def begin_at(worker: Worker, hosts: Hosts, fleet: Fleet) -> Note:
-    """Two tasks for two slots: one of them begins at this worker. What it wrote down then."""
+    """Send two tasks for two slots: one of them begins at this worker. Return its note."""
     shop = make_shop(hosts.server.socket_url(), dead_after_ms=DEAD_AFTER_MS)
     with closing(shop.app):
         for n in range(2):
