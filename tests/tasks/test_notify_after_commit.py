@@ -16,7 +16,7 @@ from tests.fixtures.journey import column, new_task
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.raw_rows import Plant
 from tests.fixtures.shops import Shop
-from tests.tasks.test_enqueue import read_notifications, listen_to_new
+from tests.tasks.test_enqueue import listen_to_new, read_notifications
 
 PAYLOAD_FUNCTION = "horsies.wakeup_payload(ready boolean, priority integer, enqueued_at timestamptz, queue_name text)"
 
