@@ -18,7 +18,7 @@ from horsies.tasks.finish import end_or_retry_tasks, finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row
 from tests.fixtures.shops import Shop
-from tests.tasks.test_enqueue import heard, listen_to_new
+from tests.tasks.test_enqueue import listen_to_new, read_notifications
 
 QUEUES = ["parcels", "letters"]
 
@@ -174,9 +174,9 @@ def test_replace_can_postpone_a_task_repeatedly(shop: Shop, sql: psycopg.Connect
     listen_to_new(sql)
     keyed.send(3)
     assert row(sql, "select args::text, ready, enqueued_at <= now() from horsies.tasks") == ('{"number":3}', True, True)
-    assert [payload.split()[2] for payload in heard(sql)] == ["parcels"]
+    assert [payload.split()[2] for payload in read_notifications(sql)] == ["parcels"]
     keyed.schedule(60, 4)
-    assert [payload.split()[0] for payload in heard(sql)] == ["later"]
+    assert [payload.split()[0] for payload in read_notifications(sql)] == ["later"]
 
 
 def test_replace_sends_a_new_task_when_the_old_one_has_ended(shop: Shop, sql: psycopg.Connection) -> None:
