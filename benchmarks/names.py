@@ -5,7 +5,7 @@ from functools import cache
 
 from horsies.db import broker
 from horsies.maintenance import rescue
-from horsies.tasks import claim, enqueue, finish, release, wait
+from horsies.tasks import claim, enqueue, finish, handle
 from horsies.worker import batch, heartbeat
 
 _PLACEHOLDER = re.compile(r"%\(\w+\)s|\$\d+")
@@ -20,7 +20,7 @@ def name_of(sql: str) -> str:
 def _names() -> dict[str, str]:
     statements = [
         statement
-        for capacity in (broker, claim, enqueue, finish, enqueue, claim, rescue, release, wait, heartbeat, batch)
+        for capacity in (broker, claim, enqueue, finish, enqueue, claim, rescue, finish, handle, heartbeat, batch)
         for statement in capacity.SQL.values()
     ]
     return {_shape(statement.for_schema("horsies").decode()): statement.name for statement in statements}

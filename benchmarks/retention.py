@@ -37,7 +37,7 @@ from horsies.maintenance.isolate import FailedRows
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
-from horsies.tasks import wait
+from horsies.tasks import handle
 from horsies.tasks.claim import ClaimRequest, claim_from_queues, claims_from_rows, lanes_from_start
 from horsies.tasks.finish import finish_tasks
 
@@ -129,7 +129,7 @@ class Traffic:
     def _look(self) -> None:
         with self._connected(self.look_waits) as connection:
             while not self._over.is_set():
-                execute(connection, [wait.SQL["get_results_unpruned"](ids=[str(uuid4())])], "horsies")
+                execute(connection, [handle.SQL["get_results_unpruned"](ids=[str(uuid4())])], "horsies")
                 time.sleep(0.001)
 
     def _connected(self, waits: list[Span]) -> psycopg.Connection:

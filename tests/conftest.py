@@ -17,7 +17,7 @@ pytest_plugins = [
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
     "tests.fixtures.pgbouncer",
-    "tests.fixtures.raw_rows",
+    "tests.fixtures.faults",
     "tests.fixtures.callers",
     "tests.fixtures.hostile_sessions",
     "tests.fixtures.leaks",

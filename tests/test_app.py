@@ -31,7 +31,7 @@ from horsies import (
     TaskResult,
 )
 from horsies.model.error_codes import RESERVED_CODES
-from horsies.tasks.import_guard import suppress_sends
+from horsies.tasks.sender import suppress_sends
 from tests.fixtures.workers import StartWorker
 from tests.worker.steps import PATIENCE_MS, begun
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from benchmarks.chaos.scratch import scratch_folder
-from horsies.embedded.binaries import binaries_for, choose_os_account, give, make_folder
+from horsies.embedded.binaries import binaries_for, choose_os_account, make_folder, set_owner
 from horsies.embedded.server import EmbeddedServer
 
 PATIENCE_S = 60.0
@@ -67,7 +67,7 @@ class Pair:
         make_folder(folder, account)
         data = folder / "data"
         data.mkdir(mode=0o700)
-        give(data, account)
+        set_owner(data, account)
         shutil.copy(self.primary.folder / "password", folder / "password")
         command = [binaries_for(account, folder).program("pg_basebackup"), f"--pgdata={data}", "--write-recovery-conf"]
         command += ["--checkpoint=fast", "--no-sync", f"--dbname={self.admin_url()}"]

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError, LocateError
-from horsies.tasks.import_guard import suppress_sends
+from horsies.tasks.sender import suppress_sends
 
 
 def _raise(error: LocateError) -> None:

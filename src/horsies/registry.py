@@ -20,7 +20,7 @@ from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.signature import is_coroutine_function, ok_type, takes_no_arguments
 from horsies.model.validation import instance_problems, number_problems
-from horsies.tasks.import_guard import environment_suppresses_sends
+from horsies.tasks.sender import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, BaseTask, Task
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from horsies.db.statement import Op, Statement, one, rows
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError
 from horsies.tasks.enqueue import enqueue, enqueue_again
-from horsies.tasks.wait import NotEnded
+from horsies.tasks.handle import NotEnded
 from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import new_task, row, send_new, wait_for, wait_for_async
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.raw_rows import Plant
 
 SESSIONS = (
     "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'horsies producer'"

@@ -30,8 +30,8 @@ from tests.fixtures.callers import (
     SqlAlchemy,
     SqlAlchemyAsyncSession,
 )
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import new_task, row
-from tests.fixtures.raw_rows import Plant
 
 OF_DRIVERS = (psycopg.Error, asyncpg.PostgresError, DBAPIError, DjangoError)
 

@@ -12,7 +12,7 @@ from horsies.db.driver import drive, drive_async, execute_on, execute_on_async
 from horsies.db.loop_connection import LoopConnection
 from horsies.db.statement import Op, Query, Request, Statement, TransactionFrame, execute, one, rows, script
 from horsies.model.config import PostgresConfig
-from tests.fixtures.raw_rows import Plant
+from tests.fixtures.faults import Plant
 
 SCHEMA = "horsies"
 Drive = Callable[[Callable[[], Op[Any]]], Any]

@@ -13,7 +13,7 @@ from horsies.db.pooler import GENERIC_PLANS, set_locally
 from horsies.db.statement import Query, Statement, load
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
-from horsies.tasks import control, enqueue, queues, release, wait
+from horsies.tasks import control, enqueue, finish, handle, queues
 from horsies.tasks.claim import (
     ClaimRequest,
     Lane,
@@ -24,9 +24,8 @@ from horsies.tasks.claim import (
     start_tasks,
 )
 from horsies.tasks.enqueue import option_params
-from horsies.tasks.finish import finish_tasks
+from horsies.tasks.finish import finish_tasks, get_held_tasks
 from horsies.tasks.inspect import TaskFilter, list_tasks_query
-from horsies.tasks.release import get_held_tasks
 from horsies.workflows import advance
 from tests.fixtures.journey import ME, column, row
 from tests.fixtures.server import DatabaseServer
@@ -51,7 +50,7 @@ def test_the_sql_files_are_found() -> None:
         "tasks/claim.claim_from_watermarks",
         "tasks/finish.finish_tasks",
         "worker/batch.set_batch_limits",
-        "tasks/wait.get_results",
+        "tasks/handle.get_results",
     }
     assert some <= STATEMENTS.keys()
 
@@ -164,15 +163,15 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "start_hundred": start_tasks(ME, claims),
         "finish_one": finish_tasks(ME, endings[:1]),
         "finish_hundred": finish_tasks(ME, endings),
-        "release_one": release.release_tasks(ME, claims[:1]),
-        "release_hundred": release.release_tasks(ME, claims),
+        "release_one": finish.release_tasks(ME, claims[:1]),
+        "release_hundred": finish.release_tasks(ME, claims),
         "get_held_tasks": get_held_tasks(ME),
         "lock_roots": advance.lock_roots(roots),
         **{query.statement.name: query for query in advance.full_step(roots, ids)},
         "get_unfinished_trees": advance.SQL["get_unfinished_trees"](limit=100, excluded=[]),
         "get_one_ended": get_ended(claims[:1]),
         "get_hundred_ended": get_ended(claims),
-        "get_results_unpruned": wait.SQL["get_results_unpruned"](ids=ids),
+        "get_results_unpruned": handle.SQL["get_results_unpruned"](ids=ids),
         "list_newest": list_tasks_query(TaskFilter(), 50, None),
         "get_finished_tasks": control.SQL["get_finished_tasks"](ids=ids),
         "get_queue_depths": queues.SQL["get_queue_depths"](
@@ -188,7 +187,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
 
 def get_ended(claims: list[Claim]) -> Query:
     since = claims[0].enqueued_at
-    return wait.SQL["get_results"](ids=[claim.id for claim in claims], since=since, until=since + timedelta(days=1))
+    return handle.SQL["get_results"](ids=[claim.id for claim in claims], since=since, until=since + timedelta(days=1))
 
 
 HOT = [
@@ -223,7 +222,7 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
 @pytest.mark.parametrize(
     "name",
     [
-        "tasks/enqueue.notify_enqueued", "tasks/wait.get_results", "tasks/wait.get_results_unpruned", "tasks/enqueue.take_key",
+        "tasks/enqueue.notify_enqueued", "tasks/handle.get_results", "tasks/handle.get_results_unpruned", "tasks/enqueue.take_key",
         "tasks/enqueue.replace_pending_task", "tasks/control.end_unstarted_tasks", "tasks/control.requeue_tasks", "tasks/queues.get_queue_depths",
         "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/handle.get_run_results",
         "workflows/inspect.get_nodes", "workflows/inspect.get_nodes_of_runs",

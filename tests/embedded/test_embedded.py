@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from horsies.embedded import EmbeddedPostgresError
 from horsies.embedded.binaries import Account, choose_os_account, copy_binaries, find_binaries
-from horsies.embedded.errors import EmbeddedPostgresError
 from horsies.embedded.project import embedded_database_url, embedded_folder
 from horsies.model.errors import BrokerError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from horsies.embedded.errors import EmbeddedPostgresError, explained
+from horsies.embedded import EmbeddedPostgresError, explain_os_errors
 from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.scratch_server import scratch_server
 
@@ -173,7 +173,7 @@ def test_a_failed_initdb_leaves_nothing_that_blocks_the_next(home: Path) -> None
 
 
 def test_a_full_disk_is_named(home: Path) -> None:
-    with pytest.raises(EmbeddedPostgresError, match=f"the disk that holds {home} is full"), explained(home):  # noqa: SIM117 - the write is what fails
+    with pytest.raises(EmbeddedPostgresError, match=f"the disk that holds {home} is full"), explain_os_errors(home):  # noqa: SIM117 - the write is what fails
         with Path("/dev/full").open("wb", buffering=0) as full:
             full.write(b"x")
 

@@ -174,7 +174,7 @@ def test_a_user_who_comes_while_the_last_one_stops_the_server_gets_a_new_one(
 
 
 def is_owned(path: Path) -> bool:
-    lock = locks.try_own(path)
+    lock = locks.try_lock_exclusive(path)
     if lock is None:
         return True
     lock.close()
@@ -334,8 +334,8 @@ def test_a_child_forked_during_a_start_does_not_keep_others_from_starting(
     user.uses()
     gate = folder / "gate"
     os.mkfifo(gate)
-    user.obey("import pathlib; from horsies.dev import locks")
-    user.obey(f"lock = locks.own(pathlib.Path({str(folder / 'start.lock')!r}))")
+    user.obey("import pathlib; from horsies.embedded import locks")
+    user.obey(f"lock = locks.lock_exclusive(pathlib.Path({str(folder / 'start.lock')!r}))")
     user.obey(f"os.fork() or (print('forked', flush=True), open({str(gate)!r}).read(), os._exit(0))")
     assert user.receive_message() == "forked"
     user.process.kill()

@@ -14,8 +14,8 @@ from horsies.db.broker import PostgresBroker
 from horsies.maintenance.retention import DEFAULT_LIMITS, RetentionRunner
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import column
-from tests.fixtures.raw_rows import Plant
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
 from tests.maintenance.aged_rows import ago, days_of, finish, make_day, places, retained

@@ -19,8 +19,8 @@ from horsies.model.config import PostgresConfig
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import get_status
 from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, row, send_new, wait_for
-from tests.fixtures.raw_rows import Plant
 from tests.fixtures.roles import PlainUser
 from tests.maintenance.aged_rows import age, ago, days_of, finish, is_postponed, make_day, places, retained, table_of
 

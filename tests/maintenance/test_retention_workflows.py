@@ -17,8 +17,8 @@ from horsies.maintenance.retention import RetentionLimits
 from horsies.model.config import AppConfig
 from horsies.model.graph import Graph, NodeKind, Ref, RefMode, WorkflowStatus
 from horsies.workflows import control
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import column
-from tests.fixtures.raw_rows import Plant
 from tests.maintenance.aged_rows import WEEK, days_of, make_day, retained
 from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, status, take_batch
 

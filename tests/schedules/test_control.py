@@ -10,8 +10,8 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.task import TaskOptions
 from horsies.schedules.control import get_schedules, pause_schedule, resume_schedule, run_schedule
 from horsies.tasks.ids import new_task_id
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import row
-from tests.fixtures.raw_rows import Plant
 from tests.schedules.steps import declare, history, outcomes, store, stored_row, tick_at
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)

@@ -21,9 +21,9 @@ from horsies.schedules.tick import SQL as TICK
 from horsies.schedules.tick import tick
 from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, row
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.raw_rows import Plant
 from tests.schedules.steps import (
     Stepper,
     declare,

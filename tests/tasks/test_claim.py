@@ -10,7 +10,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.tasks.claim import ClaimRequest, claim_from_queues, get_queue_heads, lanes_from_start
-from horsies.tasks.release import release_tasks
+from horsies.tasks.finish import release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
 
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)

@@ -13,8 +13,8 @@ from horsies.model.task import NewTask
 from horsies.tasks.enqueue import enqueue, enqueue_again
 from horsies.tasks.finish import finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, new_task, row, send, send_new
-from tests.fixtures.raw_rows import Plant
 
 
 def send_safely(broker: PostgresBroker, tasks: list[NewTask], before_again: Callable[[], object] | None = None) -> None:

@@ -14,10 +14,9 @@ from horsies.model.result import TaskError
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.task import NewTask, TaskOptions
-from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done
+from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done, release_tasks
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import FailedAttempt, get_info
-from horsies.tasks.release import release_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, row, send, send_new
 

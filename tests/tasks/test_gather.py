@@ -19,7 +19,7 @@ from horsies import (
     WaitTimeoutError,
 )
 from horsies.db.channels import Channel
-from horsies.tasks.import_guard import suppress_sends
+from horsies.tasks.sender import suppress_sends
 from tests.fixtures.brokers import without_polling
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row

@@ -24,7 +24,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.codec import encode_error
 from horsies.tasks.finish import finish_tasks, notify_done
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.import_guard import suppress_sends
+from horsies.tasks.sender import suppress_sends
 from tests.fixtures.journey import ME, claim, completed, do, failed, row
 
 

@@ -12,9 +12,9 @@ from horsies.db.statement import Statement, rows
 from horsies.model.config import PostgresConfig
 from horsies.tasks.enqueue import enqueue
 from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import column, new_task
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.raw_rows import Plant
 from tests.fixtures.shops import Shop
 from tests.tasks.test_enqueue import listen_to_new, read_notifications
 

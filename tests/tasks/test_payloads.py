@@ -24,7 +24,7 @@ from horsies.tasks.claim import (
     payloads_from_rows,
     try_claim,
 )
-from horsies.tasks.release import release_tasks
+from horsies.tasks.finish import release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, do, row, send_new
 
 

@@ -17,8 +17,8 @@ from horsies.tasks.control import CancelOutcome, Requeue, cancel_tasks, cancel_u
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import eventually, wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row, send_new
-from tests.fixtures.raw_rows import Plant
 from tests.fixtures.shops import Shop
 
 QUEUES = ("parcels", "letters")

@@ -20,7 +20,7 @@ from horsies import (
     TaskStatus,
 )
 from horsies.tasks.enqueue import SLICE_ROWS
-from horsies.tasks.import_guard import suppress_sends
+from horsies.tasks.sender import suppress_sends
 from tests.fixtures.journey import claim, column, row
 from tests.fixtures.shops import Shop
 

@@ -18,8 +18,8 @@ from horsies.tasks.enqueue import SLICE_ROWS, enqueue, enqueue_again, enqueue_wi
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import wait_until_blocked
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, row
-from tests.fixtures.raw_rows import Plant
 from tests.fixtures.shops import Shop
 
 Handles = Sequence[TaskHandle[int]]

@@ -6,8 +6,7 @@ from horsies.db.channels import Channel
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
 from horsies.tasks.claim import start_tasks
-from horsies.tasks.finish import finish_tasks
-from horsies.tasks.release import get_held_tasks, notify_new_tasks, release_tasks
+from horsies.tasks.finish import finish_tasks, get_held_tasks, notify_new_tasks, release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, completed, do, new_task, row, send, send_new
 
 

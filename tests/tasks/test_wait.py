@@ -22,10 +22,11 @@ from horsies.model.errors import BrokerError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, NewTask
 from horsies.tasks.finish import finish_tasks, notify_done
+from horsies.tasks.handle import NotEnded, WaitAnswer, get_results
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.wait import NotEnded, WaitAnswer, get_results
 from tests.fixtures.brokers import WITHOUT_POLLING, without_polling
 from tests.fixtures.eventually import eventually
+from tests.fixtures.faults import Plant
 from tests.fixtures.journey import (
     ME,
     claim,
@@ -41,7 +42,6 @@ from tests.fixtures.journey import (
     wait_for_async,
 )
 from tests.fixtures.proxies import Proxy
-from tests.fixtures.raw_rows import Plant
 
 QUICK = WorkerResilienceConfig(db_retry_initial_ms=100, db_retry_max_ms=500)
 READS = (

@@ -1,4 +1,4 @@
-"""The app that the tests of `horsies.testing` test with, as a user would write it."""
+"""The app for the tests of `horsies.testing`, as a user would write it."""
 
 import asyncio
 import time
@@ -64,8 +64,8 @@ def note(text: str) -> TaskResult[str, TaskError]:
     return TaskResult(ok=text)
 
 
-@app.task("alarm", queue_name="urgent")
-def wakeup_timer(text: str) -> TaskResult[None, TaskError]:
+@app.task("alert", queue_name="urgent")
+def alert(text: str) -> TaskResult[None, TaskError]:
     log.append(text)
     return TaskResult(ok=None)
 
@@ -85,7 +85,7 @@ async def greet(name: str) -> TaskResult[str, TaskError]:
 
 @app.task("order", queue_name="normal")
 def order(number: int) -> TaskResult[str, TaskError]:
-    """Sends another, and more work after it."""
+    """Send another task."""
     log.append(f"order {number}")
     handle = note.send(f"confirm {number}")
     return TaskResult(ok=handle.task_id)
@@ -108,9 +108,9 @@ async def gather_notes(texts: list[str]) -> TaskResult[int, TaskError]:
     return TaskResult(ok=len(await app.gather_async(handles, timeout_ms=5_000)))
 
 
-@app.task("look", queue_name="normal")
-def look(task_id: str) -> TaskResult[str, TaskError]:
-    """Why there is no result yet."""
+@app.task("error_code_of", queue_name="normal")
+def error_code_of(task_id: str) -> TaskResult[str, TaskError]:
+    """Return why there is no result yet."""
     return TaskResult(ok=app.handle(task_id, note).get(timeout_ms=0).unwrap_err().error_code)
 
 

@@ -23,7 +23,7 @@ def test_a_scheduled_task_runs_when_its_time_has_come() -> None:
     assert handle.status() is TaskStatus.COMPLETED
 
 
-def test_time_alone_runs_nothing() -> None:
+def test_advancing_runs_nothing() -> None:
     shop.note.schedule(60, "later")
     clock.advance(61)
     (found,) = assert_enqueued(shop.note)
@@ -31,7 +31,7 @@ def test_time_alone_runs_nothing() -> None:
     assert shop.log == []
 
 
-def test_what_is_too_late_expires() -> None:
+def test_a_task_past_its_good_until_expires() -> None:
     handle = shop.note.with_options(good_until=datetime.now(UTC) + timedelta(hours=1)).send("milk")
     clock.advance(3599)
     assert enqueued(shop.note)
@@ -41,7 +41,7 @@ def test_what_is_too_late_expires() -> None:
     assert drain() == []
 
 
-def test_a_claim_that_was_never_begun_is_given_back_when_its_lease_is_over(sql: psycopg.Connection) -> None:
+def test_a_claim_that_was_never_started_is_released_after_its_lease(sql: psycopg.Connection) -> None:
     shop.note.send("claimed")
     sql.execute(
         "update horsies.tasks set status = 'CLAIMED', claimed_by = gen_random_uuid(), claim_no = 1, "
@@ -52,7 +52,7 @@ def test_a_claim_that_was_never_begun_is_given_back_when_its_lease_is_over(sql: 
     assert len(drain()) == 1
 
 
-def test_the_window_of_a_key_passes() -> None:
+def test_the_window_of_a_key_ends() -> None:
     def send() -> str:
         return shop.note.with_options(key="k", key_window=3600).send("x").task_id
 
@@ -63,14 +63,14 @@ def test_the_window_of_a_key_passes() -> None:
     assert send() != first
 
 
-def test_a_result_of_long_ago_can_still_be_read() -> None:
+def test_an_old_result_can_still_be_read() -> None:
     handle = shop.note.send("old")
     drain()
     clock.advance(timedelta(days=40))
     assert handle.get(timeout_ms=1_000).unwrap() == "old"
 
 
-def test_every_moment_of_every_table_moves(sql: psycopg.Connection) -> None:
+def test_all_times_in_all_tables_move(sql: psycopg.Connection) -> None:
     sql.execute("create table horsies.later (id int, at timestamptz, note text, on_day timestamptz)")
     sql.execute("insert into horsies.later values (1, '2030-01-02 00:00+00', 'x', null)")
     versions = column(sql, "select applied_at from horsies.schema_versions")
@@ -80,12 +80,12 @@ def test_every_moment_of_every_table_moves(sql: psycopg.Connection) -> None:
 
 
 @pytest.mark.parametrize("by", [-1, timedelta(seconds=-1), float("nan"), "60", True])
-def test_time_does_not_go_back(by: float) -> None:
+def test_an_invalid_or_negative_step_is_refused(by: float) -> None:
     with pytest.raises(ConfigError, match="the time to let pass"):
         clock.advance(by)
 
 
-TWO_DAYS = (2, 3)  # the seconds that the test takes pass as well, and may be the last ones of an hour
+TWO_DAYS = (2, 3)  # the test takes a few seconds, in which another hour may begin
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scheduled")
-def test_what_a_schedule_enqueues_while_time_passes_is_there_to_be_drained() -> None:
+def test_schedules_enqueue_what_becomes_due() -> None:
     clock.advance(timedelta(days=2))
     drain()
     counts = Counter(shop.log)
@@ -108,7 +108,7 @@ def test_what_a_schedule_enqueues_while_time_passes_is_there_to_be_drained() -> 
 
 
 @pytest.mark.usefixtures("scheduled")
-def test_schedules_keep_to_the_calendar_however_time_is_cut_up() -> None:
+def test_schedules_keep_their_calendar_times_with_many_small_steps() -> None:
     for _ in range(16):
         clock.advance(timedelta(hours=3))
     drain()

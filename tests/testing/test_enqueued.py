@@ -17,7 +17,7 @@ def failure(*args: object, **kwargs: object) -> str:
     return str(caught.value)
 
 
-def test_a_task_that_was_sent_is_enqueued_and_after_it_ran_no_more() -> None:
+def test_a_task_is_enqueued_until_it_has_run() -> None:
     handle = shop.note.send("a")
     (found,) = assert_enqueued(shop.note)
     assert found.task_id == handle.task_id
@@ -45,16 +45,16 @@ def test_an_argument_that_could_never_have_been_sent_is_refused() -> None:
         assert_enqueued(shop.note, {"txt": "a"})
 
 
-def test_queue_priority_key_and_count_can_be_asked_for() -> None:
+def test_queue_priority_key_and_count_can_be_expected() -> None:
     shop.note.with_options(queue_name="urgent", priority=3, key="k").send("a")
     shop.note.send("b")
     assert_enqueued(shop.note, queue_name="urgent", priority=3, key="k", count=1)
     assert_enqueued(shop.note, count=2)
     refute_enqueued(shop.note, {"text": "b"}, queue_name="urgent")
-    assert_enqueued(shop.wakeup_timer, count=0)
+    assert_enqueued(shop.alert, count=0)
 
 
-def test_what_is_scheduled_is_enqueued_and_tells_when() -> None:
+def test_a_scheduled_task_is_enqueued_with_its_time() -> None:
     until = datetime.now(UTC) + timedelta(days=1)
     shop.note.with_options(good_until=until).schedule(3600, "later")
     (found,) = enqueued(shop.note)
@@ -65,13 +65,13 @@ def test_what_is_scheduled_is_enqueued_and_tells_when() -> None:
 
 def test_a_failure_lists_what_is_enqueued() -> None:
     assert failure(shop.note) == "task 'note' is not enqueued; nothing is"
-    shop.wakeup_timer.send("x")
+    shop.alert.send("x")
     shop.note.with_options(key="k").send("y")
-    words = failure(shop.note, {"text": "z"}, priority=7)
-    assert words.startswith("task 'note' with text='z', priority=7 is not enqueued; enqueued are:\n  note ")
-    assert """note {"text": "y"} on queue 'normal', priority 100, key 'k', due now\n""" in words
-    assert """alarm {"text": "x"} on queue 'urgent'""" in words
-    assert "is enqueued once, not 2 times" in failure(shop.note, count=2)
+    message = failure(shop.note, {"text": "z"}, priority=7)
+    assert message.startswith("task 'note' with text='z', priority=7 is not enqueued; enqueued are:\n  note ")
+    assert """note {"text": "y"} on queue 'normal', priority 100, key 'k', due now\n""" in message
+    assert """alert {"text": "x"} on queue 'urgent'""" in message
+    assert "is enqueued 1 times, expected 2" in failure(shop.note, count=2)
 
 
 def test_a_refutation_lists_what_was_found() -> None:
@@ -80,7 +80,7 @@ def test_a_refutation_lists_what_was_found() -> None:
         refute_enqueued(shop.note, {"text": "a"})
 
 
-def test_a_transaction_shows_what_it_will_commit_to_itself_only(sandbox: Sandbox) -> None:
+def test_only_the_transaction_itself_sees_what_it_has_sent(sandbox: Sandbox) -> None:
     with psycopg.connect(sandbox.database_url) as connection:
         shop.note.with_options(connection=connection).send("a")
         refute_enqueued(shop.note)
@@ -89,7 +89,7 @@ def test_a_transaction_shows_what_it_will_commit_to_itself_only(sandbox: Sandbox
         refute_enqueued(shop.note, connection=connection)
 
 
-def test_a_task_of_an_app_that_is_in_no_sandbox_is_refused() -> None:
+def test_a_task_of_an_app_without_a_sandbox_is_refused() -> None:
     app = Horsies(AppConfig())
 
     @app.task("note")

@@ -1,4 +1,4 @@
-"""The plug-in as users meet it: pytest runs of their own, in processes of their own."""
+"""The plug-in as users see it: in their own pytest runs, in separate processes."""
 
 import os
 import time
@@ -8,10 +8,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from horsies.testing.folders import new_folder
-from horsies.testing.server import SWEPT_AFTER_S, DatabaseServer, end_run
+from horsies.testing.server import MIN_LEFTOVER_AGE_S, DatabaseServer, remove_run
 from tests.fixtures.server import DatabaseServer as SuiteServer
 
-# By name, and no others: it saves a second, and a bare source tree has not told pytest of its own.
+# By name, and no others: it saves a second, and the entry points of a source tree are not installed.
 PLUGINS = ["no:cacheprovider", "asyncio", "anyio", "xdist", "horsies.testing.plugin"]
 INI = "asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error"
 CONFTEST = """
@@ -59,7 +59,7 @@ class Project:
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, server: SuiteServer, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Its throw-away databases are made on the server of this run, which saves starting another."""
+    """Its temporary databases are created on the server of this run, which saves starting another."""
     monkeypatch.setenv("HORSIES_TEST_DATABASE_URL", server.url())
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return Project(pytester)
@@ -91,7 +91,7 @@ def test_three_without_a_sandbox():
 """
 
 
-def test_every_test_has_a_fresh_database_and_the_app_is_put_back(project: Project, server: SuiteServer) -> None:
+def test_every_test_has_a_fresh_database_and_the_app_is_restored(project: Project, server: SuiteServer) -> None:
     project.test(DRAINS).assert_outcomes(passed=3)
     one, two = project.read("databases")
     assert one != two
@@ -101,7 +101,7 @@ def test_every_test_has_a_fresh_database_and_the_app_is_put_back(project: Projec
     assert left.fetchall() == []
 
 
-def test_the_processes_of_xdist_share_an_embedded_server_that_goes_when_they_go(
+def test_the_processes_of_xdist_share_an_embedded_server_that_stops_with_the_run(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HORSIES_TEST_DATABASE_URL")
@@ -213,18 +213,18 @@ def test_a_run_that_does_not_use_it_loads_no_driver(project: Project) -> None:
     project.test(text, conftest="").assert_outcomes(passed=1)
 
 
-def test_what_a_killed_run_left_on_a_server_is_swept_away(server: SuiteServer) -> None:
+def test_a_later_run_removes_the_databases_of_a_killed_run(server: SuiteServer) -> None:
     folder, other = new_folder(), new_folder()
     killed = DatabaseServer(folder, server.url())
     killed.create("horsies")
-    killed.leave()  # as the kernel does for a process that was killed
-    old = time.time() - 2 * SWEPT_AFTER_S
+    killed.close()  # as the kernel does for a process that was killed
+    old = time.time() - 2 * MIN_LEFTOVER_AGE_S
     os.utime(folder, (old, old))
     later = DatabaseServer(other, server.url())
     later.create("horsies")
-    later.leave()
-    end_run(other, server.url())
-    prefixes = [one.name.replace("-", "_") for one in (folder, other)]
+    later.close()
+    remove_run(other, server.url())
+    prefixes = [each.name.replace("-", "_") for each in (folder, other)]
     left = server.admin.execute("select datname from pg_database where left(datname, 23) = any(%s)", [prefixes])
     assert left.fetchall() == []
     assert not folder.exists()

@@ -13,7 +13,7 @@ from tests.fixtures.journey import row
 from tests.testing import shop
 
 
-def test_the_app_is_on_the_other_database_and_afterwards_as_before(database: str) -> None:
+def test_the_app_uses_the_given_database_and_is_restored(database: str) -> None:
     before = shop.app.config
     with open_sandbox(shop.app, database) as sandbox:
         assert shop.app.broker.config.database_url == sandbox.database_url == database
@@ -29,7 +29,7 @@ def test_an_app_without_a_database_gets_one(database: str) -> None:
     assert app.config.broker is None
 
 
-def test_the_tables_that_are_missing_are_made_where_the_app_has_them(empty_database: str) -> None:
+def test_missing_tables_are_created_in_the_schema_of_the_app(empty_database: str) -> None:
     app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://nowhere.invalid/x", schema="my tasks")))
     with open_sandbox(app, empty_database):
         assert enqueued(app) == []
@@ -38,14 +38,14 @@ def test_the_tables_that_are_missing_are_made_where_the_app_has_them(empty_datab
         assert row(connection, 'select count(*) from "my tasks".tasks') == (0,)
 
 
-def test_a_test_that_fails_leaves_the_app_as_it_was(database: str) -> None:
+def test_the_app_is_restored_after_a_failed_test(database: str) -> None:
     before = shop.app.config
     with pytest.raises(ZeroDivisionError), open_sandbox(shop.app, database):
         raise ZeroDivisionError
     assert shop.app.config is before
 
 
-def test_clearing_forgets_everything_but_the_version(sandbox: Sandbox, sql: psycopg.Connection) -> None:
+def test_clear_removes_everything_but_the_schema_version(sandbox: Sandbox, sql: psycopg.Connection) -> None:
     shop.note.with_options(key="k").send("a")
     drain()
     shop.note.send("b")
@@ -56,7 +56,7 @@ def test_clearing_forgets_everything_but_the_version(sandbox: Sandbox, sql: psyc
     assert len(drain()) == 1
 
 
-def test_an_event_loop_that_nobody_tidied_up_still_ends(sandbox: Sandbox) -> None:
+def test_an_event_loop_ends_without_closing_anything(sandbox: Sandbox) -> None:
     async def send() -> None:
         await asyncio.gather(*(shop.note.send_async(text) for text in "abc"))
 
@@ -64,13 +64,13 @@ def test_an_event_loop_that_nobody_tidied_up_still_ends(sandbox: Sandbox) -> Non
     assert len(enqueued()) == 3
 
 
-def test_outside_a_sandbox_nothing_is_touched() -> None:
-    for touch in (drain, clear, enqueued, lambda: clock.advance(1)):
+def test_without_a_sandbox_everything_is_refused() -> None:
+    for use in (drain, clear, enqueued, lambda: clock.advance(1)):
         with pytest.raises(SandboxError, match="horsies_sandbox"):
-            touch()
+            use()
 
 
-def test_the_public_names_are_sorted_and_there() -> None:
+def test_the_public_names_are_sorted_and_defined() -> None:
     assert list(horsies.testing.__all__) == sorted(set(horsies.testing.__all__))
     for name in horsies.testing.__all__:
         assert getattr(horsies.testing, name) is not None

@@ -1,4 +1,4 @@
-"""Workflows in users' tests: drained, run in line, out of time."""
+"""Workflows in the tests of users: drained, run inline, timed out."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_drain_runs_a_workflow_to_its_end() -> None:
     assert handle.get(timeout_ms=1_000).unwrap() == "a"
 
 
-def test_a_send_in_line_is_a_start_in_line() -> None:
+def test_a_workflow_that_is_started_inline_runs_to_its_end() -> None:
     names = shop.names.node()(3)
     spec = shop.app.workflow("many", [names, notes := shop.note.map_node()(each(names))], output=notes)
     with run_inline() as ran:
@@ -25,7 +25,7 @@ def test_a_send_in_line_is_a_start_in_line() -> None:
     assert len(ran) == 4
 
 
-def test_a_workflow_runs_out_of_time_when_the_clock_is_moved() -> None:
+def test_a_workflow_fails_when_the_clock_passes_its_time_limit() -> None:
     handle = shop.app.workflow("slow", [shop.note.node()("a")], time_limit=60).start()
     clock.advance(61)
     assert handle.status() is WorkflowStatus.FAILED

@@ -8,7 +8,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks.claim import EPOCH, NO_CAPS, ClaimRequest, Lane
-from horsies.tasks.wait import get_results
+from horsies.tasks.handle import get_results
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row

@@ -190,6 +190,7 @@ def _facts(info: ScheduleInfo) -> list[tuple[str, object]]:
 
 
 def _next_slot(info: ScheduleInfo) -> datetime | None:
+    """Return the next slot of a schedule that is active; the others have none."""
     return info.next_slot_at if info.state is ScheduleState.ACTIVE else None
 
 

@@ -11,13 +11,7 @@ from horsies.app import Horsies
 from horsies.cli.options import database_command, find_worker, json_option, parse_seconds
 from horsies.cli.output import show_json, show_table, to_text
 from horsies.model.validation import format_duration
-from horsies.tasks.inspect import (
-    WorkerSummary,
-    get_heartbeats,
-    get_worker_states,
-    list_workers,
-    request_heartbeat,
-)
+from horsies.tasks.inspect import WorkerSummary, get_heartbeats, get_worker_states, list_workers, request_heartbeat
 
 POLL_S = 0.02
 REQUEST_AGAIN_S = 1.0  # a worker that is starting or reconnecting has missed the first request

@@ -78,9 +78,8 @@ class Recording:
             self.span.set_attribute("error.type", kind)
             self.span.set_status(Status(StatusCode.ERROR, str(raised) if raised is not None else kind))
         self.span.end()
-        if (
-            not self.is_attempt
-        ):  # an attempt has a context of its own, which ends with it; detaching in another one is an error
+        # An attempt has a context of its own, which ends with it; detaching in another one is an error.
+        if not self.is_attempt:
             context.detach(self.token)
 
 

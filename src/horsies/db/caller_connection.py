@@ -54,16 +54,32 @@ _IN_FAILED_TRANSACTION = "25P02"
 
 def run_on_caller(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
     caller = _adapt(connection)
+
+    def execute(request: AnyRequest) -> list[Rows]:
+        queries, names = _queries_and_names(request)
+        faults.raise_planted(caller.driver, names, "before")
+        results = [caller.execute(query, schema) for query in queries]
+        faults.raise_planted(caller.driver, names, "after")
+        return results
+
     with _explain_errors(schema):
         op = _in_transaction(verb()) if caller.needs_transaction else verb()
-        return drive(op, partial(_execute, caller, schema))
+        return drive(op, execute)
 
 
 async def run_on_caller_async(connection: object, verb: Callable[[], Op[T]], schema: str) -> T:
     caller = await _adapt_async(connection)
+
+    async def execute(request: AnyRequest) -> list[Rows]:
+        queries, names = _queries_and_names(request)
+        faults.raise_planted(caller.driver, names, "before")
+        results = [await caller.execute(query, schema) for query in queries]
+        faults.raise_planted(caller.driver, names, "after")
+        return results
+
     with _explain_errors(schema):
         op = _in_transaction(verb()) if caller.needs_transaction else verb()
-        return await drive_async(op, partial(_execute_async, caller, schema))
+        return await drive_async(op, execute)
 
 
 def _in_transaction(op: Op[T]) -> Op[T]:
@@ -90,22 +106,6 @@ class CallerConnection(Generic[R]):
 
     execute: Callable[[Query, str], R]
     """Run one query with this schema; blocking callers get its rows, asyncio callers await them."""
-
-
-def _execute(caller: CallerConnection[Rows], schema: str, request: AnyRequest) -> list[Rows]:
-    queries, names = _queries_and_names(request)
-    faults.raise_planted(caller.driver, names, "before")
-    results = [caller.execute(query, schema) for query in queries]
-    faults.raise_planted(caller.driver, names, "after")
-    return results
-
-
-async def _execute_async(caller: CallerConnection[Awaitable[Rows]], schema: str, request: AnyRequest) -> list[Rows]:
-    queries, names = _queries_and_names(request)
-    faults.raise_planted(caller.driver, names, "before")
-    results = [await caller.execute(query, schema) for query in queries]
-    faults.raise_planted(caller.driver, names, "after")
-    return results
 
 
 def _queries_and_names(request: AnyRequest) -> tuple[Sequence[Query], list[str]]:

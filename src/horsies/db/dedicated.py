@@ -5,7 +5,7 @@ import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -14,7 +14,7 @@ from horsies.db.driver import drive, execute_on
 from horsies.db.errors import broker_error
 from horsies.db.pool import connect
 from horsies.db.pooler import INDEX_SCANS, UNLIMITED, PreparedStatements
-from horsies.db.statement import AnyRequest, Op, Rows, Statement, script
+from horsies.db.statement import Op, Statement, script
 from horsies.model.config import PostgresConfig
 from horsies.model.database_url import conninfo
 
@@ -44,28 +44,23 @@ class DedicatedConnection:
     def run(self, op: Op[T]) -> T:
         """Run an operation. After an error the connection is idle again, or closed."""
         try:
-            if self._connection is None:
-                self._connection = connect(self._config, self._purpose, url=self._url)
+            connection = self._connection
+            if connection is None:
+                connection = self._connection = connect(self._config, self._purpose, url=self._url)
                 self._session_no += 1
                 if self._is_aborted:  # while it was being opened
                     raise psycopg.OperationalError("the connection was aborted")
-                self._prepared.configure(self._connection)
-            return drive(op, self._execute)
+                self._prepared.configure(connection)
+            return drive(op, lambda request: execute_on(connection, request, self._config.schema))
         except psycopg.Error as error:
             if self._prepared.has_failed(error):
                 self.close()
-            self._roll_back()
+            elif self._connection is not None:
+                try:
+                    self._connection.rollback()
+                except psycopg.Error:
+                    self.close()
             raise
-
-    def _execute(self, request: AnyRequest) -> list[Rows]:
-        return execute_on(cast("psycopg.Connection", self._connection), request, self._config.schema)
-
-    def _roll_back(self) -> None:
-        if self._connection is not None:
-            with suppress(psycopg.Error):
-                self._connection.rollback()
-                return
-            self.close()
 
     def abort(self) -> None:
         """Make the operation under way, and every later one, fail. Called from another thread."""

@@ -43,17 +43,12 @@ def raise_planted(connection: Any, names: Iterable[str], when: When) -> None:
     """Raise the faults planted for these statements. Called around every round trip; cheap unless there are any."""
     if _planted:
         for name in names:
-            if fault := _take(name, when):
+            with _lock:
+                fault = next((each for each in _planted if (each.statement, each.when) == (name, when)), None)
+                if fault is not None:
+                    _planted.remove(fault)  # it occurs once
+            if fault is not None:
                 _act(fault, connection)
-
-
-def _take(name: str, when: When) -> Fault | None:
-    with _lock:
-        for fault in _planted:
-            if fault.statement == name and fault.when == when:
-                _planted.remove(fault)
-                return fault
-    return None
 
 
 def _act(fault: Fault, connection: Any) -> NoReturn:

@@ -154,7 +154,6 @@ class Listener:
                 self._tried_at = time.monotonic()
                 try:
                     with connect(self._config, "listener", url=self._config.listen_conninfo) as connection:
-                        self._refuse_shared(connection)
                         self._serve(connection)
                 except psycopg.Error as error:
                     # A connection that has received notifications is replaced at once. Only failing attempts are spaced out.
@@ -164,14 +163,12 @@ class Listener:
                     self._log_polling("LISTEN does not work through a transaction pooler")
                     self._sleep(self._timings.pooler_retry_s)
 
-    def _refuse_shared(self, connection: psycopg.Connection) -> None:
+    def _serve(self, connection: psycopg.Connection) -> None:
         self._is_direct = is_direct(connection)
         if not self._is_direct:
             self._start_polling()  # until the opposite is known
             if is_shared(connection, lambda: self._notify(Channel.TEST, ""), self._timings.pooler_checks):
                 raise SharedSession
-
-    def _serve(self, connection: psycopg.Connection) -> None:
         self._test = ListenSelfTest(self._timings, self._timings.first_test_s if self._is_direct else 0.0)
         # psycopg reads what arrives while a LISTEN is under way, and passes it on only to a handler.
         connection.add_notify_handler(lambda received: self._on_notification(received.channel, received.payload))
@@ -356,9 +353,8 @@ class ListenSelfTest:
     def start(self, notify: Callable[[str], object]) -> None:
         self._sent = secrets.token_hex(8)
         notify(self._sent)
-        self.due_at = (
-            time.monotonic() + self._timings.test_timeout_s
-        )  # from now: a busy pool may have delayed the sending
+        # From now: a busy pool may have delayed the sending.
+        self.due_at = time.monotonic() + self._timings.test_timeout_s
 
     def receive(self, token: str) -> bool:
         """Return whether the token is ours: other processes test themselves, too."""
@@ -478,9 +474,8 @@ class LoopNotificationReader:
     def watch(self, fileno: int, read: Callable[[], None]) -> bool:
         """Call `read` on the loop whenever there is something to read. Return False if that is not possible."""
         try:
-            duplicate = os.dup(
-                fileno
-            )  # the thread may close its own, and its number may be reused before the loop runs
+            # The thread may close its own, and its number may be reused before the loop runs.
+            duplicate = os.dup(fileno)
         except OSError:
             return False  # too many open files
         try:

@@ -143,7 +143,16 @@ class _Session:
 
     async def execute(self, request: AnyRequest) -> list[Rows]:
         future: asyncio.Future[list[Rows]] = self._loop.create_future()
-        self.submit(request, partial(_resolve, future))
+
+        def resolve(results: Results) -> None:
+            if future.done():  # it was cancelled
+                return
+            if isinstance(results, Exception):
+                future.set_exception(results)
+            else:
+                future.set_result(results)
+
+        self.submit(request, resolve)
         return await future
 
     def submit(self, request: AnyRequest, on_results: OnResults) -> None:
@@ -203,15 +212,6 @@ class _Session:
         on_results, self._on_results = self._on_results, None
         if on_results is not None:
             on_results(results)
-
-
-def _resolve(future: "asyncio.Future[list[Rows]]", results: Results) -> None:
-    if future.done():  # it was cancelled
-        return
-    if isinstance(results, Exception):
-        future.set_exception(results)
-    else:
-        future.set_result(results)
 
 
 def _finish(op: Op[T], results: Results) -> T | Exception:

@@ -57,16 +57,14 @@ class SchemaState:
 @cache
 def migrations() -> Sequence[Migration]:
     """Return all migrations of this library, oldest first."""
-    paths = sorted((Path(__file__).parent / "migrations").glob("[0-9][0-9][0-9][0-9]_*.sql"))
-    return tuple(_read(path) for path in paths)
-
-
-def _read(path: Path) -> Migration:
-    number, name = path.stem.split("_", 1)
-    text = path.read_text(encoding="utf-8")
-    compatible = re.match(r"-- compatible_since: (\d+)\n", text)
-    version = int(number)
-    return Migration(version, name, int(compatible[1]) if compatible else version, text)
+    result: list[Migration] = []
+    for path in sorted((Path(__file__).parent / "migrations").glob("[0-9][0-9][0-9][0-9]_*.sql")):
+        number, name = path.stem.split("_", 1)
+        text = path.read_text(encoding="utf-8")
+        compatible = re.match(r"-- compatible_since: (\d+)\n", text)
+        version = int(number)
+        result.append(Migration(version, name, int(compatible[1]) if compatible else version, text))
+    return tuple(result)
 
 
 def library_version() -> int:
@@ -94,7 +92,9 @@ def require_current_schema(config: PostgresConfig) -> None:
 
 def read_schema_state(config: PostgresConfig) -> SchemaState:
     """Return the version of the schema and what it lacks; change nothing. Fail at once if the database cannot be reached."""
-    return _run(config, _get_schema_state(config.schema), config.conninfo)
+    version = _run(config, _get_version(config.schema), config.conninfo)
+    pending = [migration.name for migration in _migrations_after(version)]
+    return SchemaState(config.schema, version, library_version(), pending)
 
 
 def _require_same_database(config: PostgresConfig) -> None:
@@ -149,11 +149,6 @@ def _get_version(schema: str) -> Op[int]:
             f"newer; this one has {library_version()}. Upgrade the horsies package of this process."
         )
     return version
-
-
-def _get_schema_state(schema: str) -> Op[SchemaState]:
-    version = yield from _get_version(schema)
-    return SchemaState(schema, version, library_version(), [migration.name for migration in _migrations_after(version)])
 
 
 def apply_pending(schema: str) -> Op[list[str]]:

@@ -111,10 +111,9 @@ class Pipeline:
                 else:
                     self._results.append(result)
         except psycopg.OperationalError:
+            # The server's reason for closing the connection says more than the loss itself.
             for result in self._results:
-                raise_for_status(
-                    result
-                )  # the server's reason for closing the connection says more than the loss itself
+                raise_for_status(result)
             raise
         return None
 

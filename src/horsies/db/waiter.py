@@ -158,17 +158,14 @@ class WaiterHub(Generic[A]):
         try:
             yield
         finally:
-            self._unregister(waiter)
-
-    def _unregister(self, waiter: Waiter[A]) -> None:
-        with self._lock:
-            for key in waiter.pending:
-                self._waiters[key].remove(waiter)
-                if not self._waiters[key]:
-                    self._forget(key)
-            if not self._waiters and self._listener is not None:
-                self._listener.unsubscribe(self._source.channel, None, self._on_notification)
-                self._listener = None
+            with self._lock:
+                for key in waiter.pending:
+                    self._waiters[key].remove(waiter)
+                    if not self._waiters[key]:
+                        self._forget(key)
+                if not self._waiters and self._listener is not None:
+                    self._listener.unsubscribe(self._source.channel, None, self._on_notification)
+                    self._listener = None
 
     def wait(
         self,

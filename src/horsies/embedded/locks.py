@@ -1,26 +1,26 @@
-"""File locks that say who uses, starts or is a server; the kernel drops them when their holder dies.
+"""File locks that show which processes use, start or are a server. The kernel releases them when their holder dies.
 
 `flock` belongs to the open file description, not to the process: copies of a descriptor made by fork share one lock,
-and it is gone when the last copy is closed. Three things follow.
+which is released when the last copy is closed. It follows:
 
-- Closing a copy never takes the lock from the others; unlocking or converting through one copy does. So a held lock is
-  only ever closed here, and whoever wants to know if others remain asks through a descriptor opened anew.
-- A lock handed to PostgreSQL lives exactly as long as any PostgreSQL process: a proof of life without process ids.
-- A fork in another thread would copy a start-up lock by accident and keep it for the child's whole life. Such
-  locks are `momentary`: a forked child closes its copies at once.
+- Closing a copy does not release the lock of the others, but unlocking or converting it does. So a held lock is only
+  ever closed here, and other holders are detected through a descriptor that was opened separately.
+- A lock that PostgreSQL inherits is held exactly as long as any PostgreSQL process runs. It proves that the server is
+  alive without process ids.
+- A fork in another thread copies a start-up lock by accident, and the child would keep it as long as it runs. A forked
+  child therefore closes its copies of exclusive locks immediately.
 """
 
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-_momentary: set[int] = set()
+_exclusive_fds: set[int] = set()
 
 
 class FileLock:
-    """One held lock; closing it gives it up, unless a copy of the descriptor lives elsewhere."""
+    """One held lock. Closing it releases the lock, unless another process has a copy of the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -29,7 +29,7 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the descriptor is still ours: daemons close every descriptor, and numbers are used again."""
+        """Whether the descriptor is still ours: daemons close all descriptors, and their numbers are reused."""
         try:
             now = os.fstat(self.fd)
         except OSError:
@@ -37,46 +37,39 @@ class FileLock:
         return (now.st_dev, now.st_ino) == self._identity
 
     def close(self) -> None:
-        _momentary.discard(self.fd)
+        _exclusive_fds.discard(self.fd)
         if self.is_held:
             os.close(self.fd)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
 
-def share(path: Path) -> FileLock:
-    """Hold `path` together with others, waiting for one who holds it alone; forked children hold it too."""
-    return _locked(_open(path), fcntl.LOCK_SH)
+def lock_shared(path: Path) -> FileLock:
+    """Lock `path` together with others, after waiting for an exclusive lock to end. Forked children hold it, too."""
+    return _lock(path, fcntl.LOCK_SH)
 
 
-def own(path: Path) -> FileLock:
-    """Hold `path` alone for a moment, waiting for others; forked children do not hold it."""
-    fd = _open(path)
-    _momentary.add(fd)
-    return _locked(fd, fcntl.LOCK_EX)
+def lock_exclusive(path: Path) -> FileLock:
+    """Lock `path` alone for a short time, after waiting for all others. Forked children do not hold it."""
+    return _lock(path, fcntl.LOCK_EX)
 
 
-def try_own(path: Path) -> FileLock | None:
-    """Like `own`, but None when somebody else holds it."""
-    fd = _open(path)
-    _momentary.add(fd)
+def try_lock_exclusive(path: Path) -> FileLock | None:
+    """Like `lock_exclusive`, but return None if another process holds a lock."""
     try:
-        return _locked(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _locked(fd: int, operation: int) -> FileLock:
+def _lock(path: Path, operation: int) -> FileLock:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if operation & fcntl.LOCK_EX:
+        _exclusive_fds.add(fd)  # before the lock is taken: a fork may come at any time
     lock = FileLock(fd)
     try:
         fcntl.flock(fd, operation)
@@ -86,10 +79,10 @@ def _locked(fd: int, operation: int) -> FileLock:
     return lock
 
 
-def _close_momentary_in_child() -> None:
-    for fd in _momentary:
+def _close_exclusive_in_child() -> None:
+    for fd in _exclusive_fds:
         os.close(fd)
-    _momentary.clear()
+    _exclusive_fds.clear()
 
 
-os.register_at_fork(after_in_child=_close_momentary_in_child)
+os.register_at_fork(after_in_child=_close_exclusive_in_child)

@@ -1,7 +1,20 @@
-"""The PostgreSQL of a project in development: one call, and every process of the project meets in one database.
+"""The PostgreSQL of a project in development: all processes of a project share one server and one database.
 
-The data are in the user's data folder, keyed by the project's root, so that a producer and a worker started anywhere
-inside the project find each other. `HORSIES_EMBEDDED_DIR` names another folder. The server runs while somebody uses it.
+The data are in the user's data folder, keyed by the root of the project, so a producer and a worker that are started
+anywhere inside the project find each other. `HORSIES_EMBEDDED_DIR` names another folder. The first process that needs
+the server starts it, the last one to exit stops it, and no process knows the others:
+
+- **Joining**: under an exclusive `start.lock`, take a shared `users.lock`, then make sure that the server runs. Two
+  processes that start at the same time do this one after the other, and the second finds a running server.
+- **Leaving**, at exit: release the shared lock, then try to lock `users.lock` exclusively. The process that succeeds
+  was the last one. It stops the server while it holds the lock, so a process that joins waits until the server is down
+  and starts it again. Of two processes that leave at the same time, both try after their release: exactly one succeeds.
+- **Killed users** lose their lock to the kernel. If the last user is killed, the server keeps running and the next user
+  joins it. If the starter is killed, its initdb or pg_ctl holds the server's own lock until it ends (`server.py`).
+- **A killed server** is started by the next call, with the same address: its users reconnect.
+- **Forked children** are users, too. Their copy of the shared lock is one lock with that of the parent, so the server
+  runs until both have exited. Neither can release it for the other, because shared locks are only ever closed. A child
+  that ends by `os._exit` leaves without stopping anything. Programs started by exec inherit nothing.
 """
 
 import atexit
@@ -11,170 +24,119 @@ import os
 import re
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
-from horsies.embedded import locks
-from horsies.embedded.binaries import choose_os_account, make_folder
-from horsies.embedded.errors import EmbeddedPostgresError, explained
+from horsies.embedded import EmbeddedPostgresError, explain_os_errors
+from horsies.embedded.binaries import SYSTEM_FOLDER, choose_os_account, make_folder
+from horsies.embedded.locks import FileLock, lock_exclusive, lock_shared, try_lock_exclusive
 from horsies.embedded.server import EmbeddedServer
 
-# --------
-# A server with many users: the first starts it, the last to leave stops it, and none needs to know the others.
-#
-# - **Joining**: alone in `start.lock`, take a share of `users.lock`, then see that the server runs. Two processes that
-#   start at once are one after the other here, and the second finds a running server.
-# - **Leaving**, at exit: give up the share, then try to own `users.lock`. Whoever gets it was the last and stops the
-#   server while owning it, so a joiner waits for its share until the server is down, and then starts it anew. Two
-#   that leave at once both try after giving up, so exactly one gets it, or the other one was a user still.
-# - **Killed users** lose their share to the kernel. When the last one is killed, the server runs on with nobody, and the
-#   next user joins it. A killed starter's initdb and pg_ctl hold the server's own lock until they end (`server.py`).
-# - **A killed server** is started again by the next call, with the same address: users reconnect.
-# - **Forked children** are users, too: they keep a copy of the share, which is one lock with the parent's, so the server
-#   lives until both are gone. Neither can take it from the other, because shares are only ever closed. A child that
-#   ends by `os._exit` leaves without stopping anything. Programs started by exec inherit nothing.
+# The durability settings stay on, as is PostgreSQL's default: development should not depend on a shortcut.
+_SETTINGS = {"shared_buffers": "128MB", "max_connections": "200"}
+_ROOT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 _log = logging.getLogger("horsies")
-
-# Durability stays as PostgreSQL has it, on: what works in development should not depend on a shortcut.
-_SETTINGS = {"shared_buffers": "128MB", "max_connections": "200"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """This process's share of one server."""
-
-    server: EmbeddedServer
-    share: locks.FileLock
-
-
-class _Uses:
-    """What this process uses; a forked child starts with its parent's."""
-
-    def __init__(self) -> None:
-        self.by_folder: dict[Path, _Use] = {}
-        self.guard = threading.Lock()
-        self.is_announced = False
-
-    def renew_guard(self) -> None:
-        self.guard = threading.Lock()  # another thread of the parent may have held the old one for ever
-
-
-_uses = _Uses()
-
-
-def hold(folder: Path) -> str:
-    """Use the server in this folder until this process exits; its URL."""
-    with _uses.guard:
-        use = _uses.by_folder.get(folder)
-        if use is None or not use.share.is_held:
-            use = _join(folder)
-            _uses.by_folder[folder] = use
-            _announce(folder)
-        elif not use.server.is_running:
-            with explained(folder), locks.own(folder / "start.lock"):
-                use.server.join()
-        return use.server.url()
-
-
-def _join(folder: Path) -> _Use:
-    server = EmbeddedServer(folder, settings=_SETTINGS)
-    with explained(folder):
-        make_folder(folder, choose_os_account(folder / "data"))
-        with locks.own(folder / "start.lock"):
-            share = locks.share(folder / "users.lock")
-            try:
-                server.join()
-            except BaseException:
-                share.close()
-                raise
-    return _Use(server, share)
-
-
-def _announce(folder: Path) -> None:
-    if not _uses.is_announced:
-        _uses.is_announced = True
-        _log.warning("Using the embedded PostgreSQL, which is for development only; its data are in %s", folder)
-
-
-def _leave_all() -> None:
-    for folder, use in _uses.by_folder.items():
-        try:
-            _leave(folder, use)
-        except (EmbeddedPostgresError, OSError) as error:  # somebody deleted the folder; exiting goes on
-            _log.warning("The embedded PostgreSQL in %s could not be stopped: %s", folder, error)
-    _uses.by_folder.clear()
-
-
-def _leave(folder: Path, use: _Use) -> None:
-    use.share.close()
-    if not folder.exists():
-        return
-    alone = locks.try_own(folder / "users.lock")
-    if alone is not None:
-        with alone:
-            use.server.stop()
-
-
-atexit.register(_leave_all)
-os.register_at_fork(after_in_child=_uses.renew_guard)
-
-
-_ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
-_PLATFORMS = ("linux", "darwin")
-_SYSTEM_FOLDER = Path("/var/lib/horsies")
 
 
 def embedded_database_url() -> str:
     """Start or join the project's server, use it until this process exits, and return its URL."""
-    if sys.platform not in _PLATFORMS:
+    if sys.platform not in ("linux", "darwin"):
         raise EmbeddedPostgresError(
             f"embedded PostgreSQL: it runs on Linux and macOS, not on {sys.platform}: "
             "set HORSIES_DATABASE_URL to a PostgreSQL of your own"
         )
-
-    return hold(embedded_folder())
+    return _servers.use(embedded_folder())
 
 
 def embedded_folder() -> Path:
-    """Where the server of the current project keeps its data."""
+    """Return the folder in which the server of the current project keeps its data."""
     if override := os.environ.get("HORSIES_EMBEDDED_DIR"):
         return Path(override).expanduser().resolve()
-    root = _project_root()
-    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", root.name)[:24].strip("-") or "project"
-    return _data_home() / f"{name}-{digest}"
-
-
-def _project_root() -> Path:
-    """The nearest folder that looks like a project's root, else the current one."""
     try:
         here = Path.cwd().resolve()
     except FileNotFoundError as error:
         raise EmbeddedPostgresError(
             "embedded PostgreSQL: the current folder was deleted: change to another, or set HORSIES_EMBEDDED_DIR"
         ) from error
-    for folder in (here, *here.parents):
-        if any((folder / mark).exists() for mark in _ROOT_MARKS):
-            return folder
-    return here
+    folders = (here, *here.parents)
+    root = next((folder for folder in folders if any((folder / name).exists() for name in _ROOT_FILES)), here)
+    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", root.name)[:24].strip("-") or "project"
+    return _data_home() / f"{name}-{digest}"
 
 
 def _data_home() -> Path:
     if os.geteuid() == 0:  # the server runs as another user then, who cannot enter root's home
-        return _SYSTEM_FOLDER
+        return SYSTEM_FOLDER
     chosen = os.environ.get("XDG_DATA_HOME", "")
-    if sys.platform == "darwin":
-        return _home() / "Library" / "Application Support" / "horsies"
-    if Path(chosen).is_absolute():
+    if sys.platform != "darwin" and Path(chosen).is_absolute():
         return Path(chosen) / "horsies"
-    return _home() / ".local" / "share" / "horsies"
-
-
-def _home() -> Path:
     try:
-        return Path.home()
+        home = Path.home()
     except RuntimeError as error:
         raise EmbeddedPostgresError(
             "embedded PostgreSQL: this user has no home folder: set HORSIES_EMBEDDED_DIR"
         ) from error
+    return home / ("Library/Application Support" if sys.platform == "darwin" else ".local/share") / "horsies"
+
+
+class _SharedServers:
+    """The servers that this process uses. A forked child starts with those of its parent."""
+
+    def __init__(self) -> None:
+        self._by_folder: dict[Path, tuple[EmbeddedServer, FileLock]] = {}
+        self._lock = threading.Lock()
+        self._has_warned = False
+
+    def use(self, folder: Path) -> str:
+        """Use the server in this folder until this process exits, and return its URL."""
+        with self._lock:
+            server, users_lock = self._by_folder.get(folder, (EmbeddedServer(folder, settings=_SETTINGS), None))
+            if users_lock is None or not users_lock.is_held:
+                self._by_folder[folder] = (server, _join(server))
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning(
+                        "Using the embedded PostgreSQL, which is for development only; its data are in %s", folder
+                    )
+            elif not server.is_running:
+                with explain_os_errors(folder), lock_exclusive(folder / "start.lock"):
+                    server.join()
+            return server.url()
+
+    def leave_all(self) -> None:
+        for server, users_lock in self._by_folder.values():
+            try:
+                _leave(server, users_lock)
+            except (EmbeddedPostgresError, OSError) as error:  # for example a deleted folder; the process still exits
+                _log.warning("The embedded PostgreSQL in %s could not be stopped: %s", server.folder, error)
+        self._by_folder.clear()
+
+    def renew_lock(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may hold the old one, and is not in the child
+
+
+def _join(server: EmbeddedServer) -> FileLock:
+    folder = server.folder
+    with explain_os_errors(folder):
+        make_folder(folder, choose_os_account(folder / "data"))
+        with lock_exclusive(folder / "start.lock"):
+            users_lock = lock_shared(folder / "users.lock")
+            try:
+                server.join()
+            except BaseException:
+                users_lock.close()
+                raise
+    return users_lock
+
+
+def _leave(server: EmbeddedServer, users_lock: FileLock) -> None:
+    users_lock.close()
+    if server.folder.exists() and (lock := try_lock_exclusive(server.folder / "users.lock")) is not None:
+        with lock:
+            server.stop()
+
+
+_servers = _SharedServers()
+atexit.register(_servers.leave_all)
+os.register_at_fork(after_in_child=_servers.renew_lock)

@@ -23,9 +23,8 @@ from horsies.model.task import Ending
 from horsies.model.validation import format_duration
 from horsies.tasks import unknown
 from horsies.tasks.control import CANCELLED_BEFORE_START, end_unstarted_tasks
-from horsies.tasks.finish import end_or_retry_tasks, notify_done
+from horsies.tasks.finish import end_or_retry_tasks, notify_all_queues, notify_done, release_tasks
 from horsies.tasks.inspect import decode_stored_error
-from horsies.tasks.release import notify_all_queues, release_tasks
 from horsies.workflows import control
 from horsies.workflows.advance import get_unfinished_trees, lock_roots, quick_step, run_steps
 

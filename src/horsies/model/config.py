@@ -310,7 +310,12 @@ class AppConfig(_CheckedRecord):
         raise QueueError(f"there is no queue {name!r}; this app has {known}")
 
     def _problems(self) -> Iterator[str]:
-        yield from _app_name_problems(self.name)
+        name: object = self.name
+        is_name = (
+            isinstance(name, str) and 1 <= len(name) <= MAX_APP_NAME and name.isprintable() and name == name.strip()
+        )
+        if name is not None and not is_name:
+            yield f"name is {name!r}; choose 1 to {MAX_APP_NAME} printable characters without spaces at the ends, such as name='shop'"
         if self.broker is not None:
             yield from instance_problems("broker", self.broker, PostgresConfig, "PostgresConfig(database_url=...)")
         yield from instance_problems("resilience", self.resilience, WorkerResilienceConfig, "WorkerResilienceConfig()")
@@ -318,13 +323,17 @@ class AppConfig(_CheckedRecord):
         yield from _queue_problems(self.queue_mode, self.custom_queues)
         yield from instance_problems("recovery", self.recovery, RecoveryConfig, "RecoveryConfig()")
         yield from instance_problems("retention", self.retention, RetentionConfig, "RetentionConfig()")
-        yield from _schedule_problems(self.schedule)
+        if self.schedule is not None:
+            from horsies.model.schedule import ScheduleConfig  # noqa: PLC0415 - only apps with schedules load it
+
+            yield from instance_problems("schedule", self.schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
         yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
         if self.cluster_wide_cap is not None:
             yield from number_problems("cluster_wide_cap", self.cluster_wide_cap, 1, 1_000_000)
-            if _has_buffer(self.prefetch_buffer):
+            buffer = cast("object", self.prefetch_buffer)
+            if buffer == "auto" or (isinstance(buffer, int) and buffer > 0):
                 yield (
-                    f"cluster_wide_cap cannot be kept while prefetch_buffer is {self.prefetch_buffer!r}, because prefetched claims "
+                    f"cluster_wide_cap cannot be kept while prefetch_buffer is {buffer!r}, because prefetched claims "
                     "are in flight too; set prefetch_buffer=0, or remove the cap"
                 )
         if self.payload_warning_bytes is not None:
@@ -332,12 +341,6 @@ class AppConfig(_CheckedRecord):
         yield from number_problems("max_payload_bytes", self.max_payload_bytes, 1_000, MOST_BYTES)
         yield from mapper_problems("exception_mapper", self.exception_mapper)
         yield from code_problems("default_unhandled_error_code", self.default_unhandled_error_code)
-
-
-def _app_name_problems(name: object) -> Iterator[str]:
-    is_name = isinstance(name, str) and 1 <= len(name) <= MAX_APP_NAME and name.isprintable() and name == name.strip()
-    if name is not None and not is_name:
-        yield f"name is {name!r}; choose 1 to {MAX_APP_NAME} printable characters without spaces at the ends, such as name='shop'"
 
 
 def _schema_problems(schema: object) -> Iterator[str]:
@@ -365,17 +368,6 @@ def _queue_problems(mode: QueueMode, queues: object) -> Iterator[str]:
         yield "queue_mode CUSTOM needs at least one queue; add custom_queues=[CustomQueueConfig(name=...)]"
     if mode is QueueMode.DEFAULT and queues:
         yield "custom_queues is set but queue_mode is DEFAULT; add queue_mode=QueueMode.CUSTOM, or remove the queues"
-
-
-def _schedule_problems(schedule: object) -> Iterator[str]:
-    if schedule is not None:
-        from horsies.model.schedule import ScheduleConfig  # noqa: PLC0415 - only apps with schedules load it
-
-        yield from instance_problems("schedule", schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
-
-
-def _has_buffer(prefetch_buffer: object) -> bool:
-    return prefetch_buffer == "auto" or (isinstance(prefetch_buffer, int) and prefetch_buffer > 0)
 
 
 def _prefetch_problems(prefetch_buffer: object, claim_lease_ms: object) -> Iterator[str]:

@@ -9,7 +9,6 @@ with an unescaped `%` or `/` would be such a part.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 ACCEPTED: Final = (
@@ -96,7 +95,19 @@ def masked(url: str) -> str:
     """Return a connection string without its secrets; one that cannot be parsed is masked completely."""
     if url_problem(url) is not None:
         return MASK
-    return _mask_url(url) if re.match(_SCHEME, url) else _mask_pairs(url)
+    if not re.match(_SCHEME, url):
+        pairs = [(pair["key"], pair["value"]) for pair in re.finditer(_PAIR, url)]
+        return " ".join(f"{key}={value if key in SHOWN else MASK}" for key, value in pairs)
+    parts = re.fullmatch(_URL, url)
+    if parts is None:
+        return MASK
+    user = "" if parts["user"] is None else parts["user"] + (f":{MASK}" if parts["secret"] else "") + "@"
+    query: list[str] = []
+    for pair in () if parts["query"] is None else parts["query"].split("&"):
+        key, equals, value = pair.partition("=")
+        query.append(f"{key}{equals}{value if _unquote(key) in SHOWN else MASK}" if equals else pair)
+    end = f"?{'&'.join(query)}" if query else ""
+    return f"{parts['scheme']}://{user}{parts['hosts']}{parts['dbname'] or ''}{end}"
 
 
 def mask_passwords(text: str) -> str:
@@ -148,26 +159,6 @@ def _pairs_problem(text: str) -> str | None:
             return r"is not all key=value with lower-case keys; put a value with spaces into quotes, as in password='a b', and write ' there as \'"
         position = pair.end()
     return None
-
-
-def _mask_url(url: str) -> str:
-    parts = re.fullmatch(_URL, url)
-    if parts is None:
-        return MASK
-    user = "" if parts["user"] is None else parts["user"] + (f":{MASK}" if parts["secret"] else "") + "@"
-    query = "" if parts["query"] is None else "?" + "&".join(_masked_parameters(parts["query"]))
-    return f"{parts['scheme']}://{user}{parts['hosts']}{parts['dbname'] or ''}{query}"
-
-
-def _masked_parameters(query: str) -> Iterator[str]:
-    for pair in query.split("&"):
-        key, equals, value = pair.partition("=")
-        yield f"{key}{equals}{value if _unquote(key) in SHOWN else MASK}" if equals else pair
-
-
-def _mask_pairs(text: str) -> str:
-    pairs = [(pair["key"], pair["value"]) for pair in re.finditer(_PAIR, text)]
-    return " ".join(f"{key}={value if key in SHOWN else MASK}" for key, value in pairs)
 
 
 def _mask_query_pair(pair: re.Match[str]) -> str:

@@ -57,18 +57,15 @@ class Record:
         fields.update(self._defaults)
         fields.update(given)
         if fields.keys() != self._annotations.keys():
-            self._raise_for_names(given)
+            call = f"{type(self).__name__}()"
+            for name in given.keys() - self._annotations.keys():
+                raise TypeError(f"{call} got an unexpected keyword argument {name!r}")
+            missing = [repr(name) for name in self._annotations if name not in fields]
+            raise TypeError(f"{call} misses {' and '.join(missing)}; give each by its name")
         self.__post_init__()
 
     def __post_init__(self) -> None:
         """Check the fields; for subclasses."""
-
-    def _raise_for_names(self, given: Mapping[str, Any]) -> NoReturn:
-        call = f"{type(self).__name__}()"
-        for name in given.keys() - self._annotations.keys():
-            raise TypeError(f"{call} got an unexpected keyword argument {name!r}")
-        missing = [repr(name) for name in self._annotations if name not in vars(self)]
-        raise TypeError(f"{call} misses {' and '.join(missing)}; give each by its name")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise _frozen_error(f"cannot assign to field {name!r}")

@@ -63,13 +63,9 @@ class SendOptions(NamedTuple):
             yield f"good_until {self.good_until} is not after eta {self.eta}, so it could never run; move one of them"
         if self.priority is not None:
             yield from number_problems("priority", self.priority, _MIN_PRIORITY, _MAX_PRIORITY)
-        yield from self._key_problems()
-
-    def _key_problems(self) -> Iterator[str]:
         if self.key is None:
-            for name in ("on_conflict", "key_window"):
-                if getattr(self, name) is not None:
-                    yield f"{name} requires key=...; add a key, or remove {name}"
+            unused = [name for name in ("on_conflict", "key_window") if getattr(self, name) is not None]
+            yield from (f"{name} requires key=...; add a key, or remove {name}" for name in unused)
         elif not _is_key(self.key):
             yield f"key must be a string of 1 to {MAX_KEY_LENGTH} characters without NUL, not {_short_repr(self.key)}"
         if self.on_conflict not in (None, *get_args(OnConflict)):

@@ -86,8 +86,17 @@ def parameters_by_inspect(fn: Callable[..., object]) -> Parameters:
         for each in parameters
         if each.kind is each.POSITIONAL_ONLY or (var_positional and each.kind is each.POSITIONAL_OR_KEYWORD)
     ]
+    simple = tuple(
+        Parameter(
+            name=each.name,
+            annotation=Any if each.annotation is each.empty else each.annotation,
+            is_required=each.default is each.empty,
+            is_positional=each.kind is each.POSITIONAL_OR_KEYWORD,
+        )
+        for each in parameters
+    )
     return Parameters(
-        simple=None if positional or var_positional or var_keyword else tuple(map(_simple_parameter, parameters)),
+        simple=None if positional or var_positional or var_keyword else simple,
         positional=tuple((each.name, each.default) for each in positional),
         var_positional=var_positional,
         var_keyword=var_keyword,
@@ -98,7 +107,13 @@ def parameters_by_inspect(fn: Callable[..., object]) -> Parameters:
 
 def ok_type(fn: Callable[..., object]) -> Any:
     """Return the T of a function that returns `TaskResult[T, TaskError]`; any other function cannot be a task."""
-    returned = _return_annotation(fn)
+    if is_simple(fn):
+        returned = _annotations(fn).get("return", _MISSING)
+        if returned is not _MISSING:
+            returned = _resolve(fn, "the return annotation", returned, fn.__globals__)
+    else:
+        signature = signature_of(fn)
+        returned = _MISSING if signature.return_annotation is signature.empty else signature.return_annotation
     arguments = get_args(returned)
     if get_origin(returned) is TaskResult and arguments[1] is TaskError and not isinstance(arguments[0], TypeVar):
         return arguments[0]
@@ -193,23 +208,6 @@ def _resolve(fn: Callable[..., object], what: str, annotation: Any, namespace: d
 
 def _unreadable(fn: Callable[..., object], error: Exception) -> TaskDefinitionError:
     return TaskDefinitionError(f"{function_name(fn)}: its signature cannot be read: {error}")
-
-
-def _simple_parameter(parameter: "inspect.Parameter") -> Parameter:
-    return Parameter(
-        name=parameter.name,
-        annotation=Any if parameter.annotation is parameter.empty else parameter.annotation,
-        is_required=parameter.default is parameter.empty,
-        is_positional=parameter.kind is parameter.POSITIONAL_OR_KEYWORD,
-    )
-
-
-def _return_annotation(fn: Callable[..., object]) -> Any:
-    if is_simple(fn):
-        found = _annotations(fn).get("return", _MISSING)
-        return found if found is _MISSING else _resolve(fn, "the return annotation", found, fn.__globals__)
-    signature = signature_of(fn)
-    return _MISSING if signature.return_annotation is signature.empty else signature.return_annotation
 
 
 def _split_injected(

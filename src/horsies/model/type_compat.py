@@ -44,7 +44,9 @@ def is_assignable(produced: Any, wanted: Any) -> bool:
     if get_origin(wanted) in _UNIONS:
         return any(is_assignable(produced, member) for member in get_args(wanted))
     if get_origin(produced) is Literal:
-        return _literals_fit(get_args(produced), wanted)
+        literals = get_args(wanted) if get_origin(wanted) is Literal else None
+        values = get_args(produced)
+        return all(_classes_fit(type(v), wanted) if literals is None else v in literals for v in values)
     if get_origin(wanted) is Literal:
         return isinstance(produced, type) and issubclass(produced, Enum)  # a member may be one of the literals
     return _classes_fit(produced, wanted)
@@ -148,12 +150,6 @@ def _is_open(tp: Any) -> bool:
     # A class that stands for another type, as AwareDatetime does for datetime, or for a structure, as a protocol does.
     is_stand_in = kind.__module__.partition(".")[0] == "pydantic" and not issubclass(kind, BaseModel)
     return is_stand_in or getattr(kind, "_is_protocol", False)
-
-
-def _literals_fit(values: tuple[Any, ...], wanted: Any) -> bool:
-    if get_origin(wanted) is Literal:
-        return all(value in get_args(wanted) for value in values)
-    return all(_classes_fit(type(value), wanted) for value in values)
 
 
 def _classes_fit(produced: Any, wanted: Any) -> bool:

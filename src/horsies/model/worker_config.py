@@ -71,7 +71,10 @@ class WorkerConfig:
         )
         if self.max_tasks_per_child == 1 and type(self.max_tasks_per_child) is int:
             yield "max_tasks_per_child is 1, and starting a process for each task costs more than most tasks; choose 2 or more, or 0"
-        yield from _memory_problems(self.max_memory_per_child_mb)
+        limit = self.max_memory_per_child_mb
+        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and 0 < limit < math.inf):
+            yield f"max_memory_per_child_mb is {limit!r}; give a positive number of megabytes, or leave it out"
         yield from range_problems(
             self, max_claim_batch=(0, 1_000_000), max_claim_per_worker=(0, 1_000_000), coalesce_notifies=(1, 1_000_000)
         )
@@ -81,12 +84,12 @@ class WorkerConfig:
             yield from range_problems(self, metrics_port=(1, 65_535))
         if not isinstance(self.metrics_host, str) or not self.metrics_host:  # pyright: ignore[reportUnnecessaryIsInstance]
             yield f"metrics_host is {self.metrics_host!r}; give an address of this machine, such as '127.0.0.1', or leave it out"
-        for name, value, known in (
-            ("loglevel", self.loglevel, LOGLEVELS),
-            ("log_format", self.log_format, LOG_FORMATS),
-        ):
-            if value not in known:
-                yield f"{name} is {value!r}; choose one of {', '.join(known)}"
+        choices = (("loglevel", self.loglevel, LOGLEVELS), ("log_format", self.log_format, LOG_FORMATS))
+        yield from (
+            f"{name} is {value!r}; choose one of {', '.join(known)}"
+            for name, value, known in choices
+            if value not in known
+        )
 
     def _queue_problems(self) -> Iterator[str]:
         if self.queues is not None:
@@ -115,9 +118,3 @@ def _override_problems(name: str, value: object, high: int) -> Iterator[str]:
         return
     for queue, number in cast("Mapping[object, object]", value).items():
         yield from number_problems(f"{name}[{queue!r}]", number, 0, high)
-
-
-def _memory_problems(limit: object) -> Iterator[str]:
-    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    if limit is not None and not (is_number and 0 < cast("float", limit) < math.inf):
-        yield f"max_memory_per_child_mb is {limit!r}; give a positive number of megabytes, or leave it out"

@@ -48,7 +48,12 @@ def declared_schedules(config: AppConfig, tasks: Mapping[str, BaseTask[..., Any]
     raise_problems(
         "the schedules", [problem for schedule in schedules for problem in _problems(schedule, config, tasks)]
     )
-    return [_declare(schedule, tasks[schedule.task_name]) for schedule in schedules]
+    declared: list[DeclaredSchedule] = []
+    for schedule in schedules:
+        task = tasks[schedule.task_name]
+        options = task.options._replace(queue_name=schedule.queue_name or task.queue_name)
+        declared.append(DeclaredSchedule(schedule, options, task.arguments.encode((), schedule.kwargs)))
+    return declared
 
 
 def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, BaseTask[..., Any]]) -> Iterator[str]:
@@ -69,11 +74,6 @@ def _problems(schedule: TaskSchedule, config: AppConfig, tasks: Mapping[str, Bas
             config.queue_named(schedule.queue_name)
         except QueueError as error:
             yield f"schedule {schedule.name!r}: queue_name: {error}"
-
-
-def _declare(schedule: TaskSchedule, task: BaseTask[..., Any]) -> DeclaredSchedule:
-    options = task.options._replace(queue_name=schedule.queue_name or task.queue_name)
-    return DeclaredSchedule(schedule, options, task.arguments.encode((), schedule.kwargs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,16 @@ def _tick_batch(now: datetime | None, excluded: Sequence[str], limit: int, only:
         else SQL["lock_due_schedule"](moment=moment, name=only)
     )
     due = [DueSchedule(*row) for row in found]
-    decisions, unreadable = _decide_all(due, moment, (yield from _still_running(due)))
+    # The previous tasks that have not ended. A separate statement, because its snapshot must be newer than the row locks.
+    ids = [each.last_task_id for each in due if each.last_task_id and each.overlap == Overlap.SKIP]
+    unfinished = (yield from rows(SQL["get_unfinished_tasks"](ids=ids))) if ids else []
+    running = {task_id for (task_id,) in unfinished}
+    decisions, unreadable = list[ScheduleDecision](), dict[str, str]()
+    for each in due:
+        try:
+            decisions.append(decide(each, moment, is_running=each.last_task_id in running))
+        except Exception as error:  # noqa: BLE001 - a row may hold anything, also what a user wrote with SQL
+            unreadable[each.name] = str(error) or type(error).__name__
     *_, ((next_due_s,),) = yield from execute(
         *([_record_decisions(decisions)] if decisions else []),
         SQL["commit_tick"](),
@@ -87,25 +96,6 @@ def _tick_batch(now: datetime | None, excluded: Sequence[str], limit: int, only:
     )
     slots = [slot for decision in decisions for slot in decision.slots]
     return TickResult(len(due) == limit, next_due_s, slots, unreadable)
-
-
-def _still_running(due: Sequence[DueSchedule]) -> Op[set[str]]:
-    """Return the previous tasks that have not ended. A separate statement, because its snapshot must be newer than the row locks."""
-    ids = [each.last_task_id for each in due if each.last_task_id and each.overlap == Overlap.SKIP]
-    found = (yield from rows(SQL["get_unfinished_tasks"](ids=ids))) if ids else []
-    return {task_id for (task_id,) in found}
-
-
-def _decide_all(
-    due: Sequence[DueSchedule], now: datetime, running: set[str]
-) -> tuple[list[ScheduleDecision], dict[str, str]]:
-    decisions, unreadable = list[ScheduleDecision](), dict[str, str]()
-    for each in due:
-        try:
-            decisions.append(decide(each, now, is_running=each.last_task_id in running))
-        except Exception as error:  # noqa: BLE001 - a row may hold anything, also what a user wrote with SQL
-            unreadable[each.name] = str(error) or type(error).__name__
-    return decisions, unreadable
 
 
 def _record_decisions(decisions: Sequence[ScheduleDecision]) -> Query:

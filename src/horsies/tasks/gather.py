@@ -8,8 +8,15 @@ from horsies.model.errors import WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
 from horsies.tasks.current_task import warn_inside_task
-from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
-from horsies.tasks.wait import ENDINGS, WaitAnswer, deadline_from_timeout, wait_until_ended, wait_until_ended_async
+from horsies.tasks.handle import (
+    ENDINGS,
+    TaskHandle,
+    WaitAnswer,
+    deadline_from_timeout,
+    refuse_in_event_loop,
+    wait_until_ended,
+    wait_until_ended_async,
+)
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker

@@ -5,14 +5,17 @@ Every child of a worker loads this module, and most children never send. What on
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
+from horsies.model.errors import ConfigError
 from horsies.model.record import Record
 from horsies.model.validation import raise_problems
 from horsies.subscribers import subscribers
-from horsies.tasks.import_guard import sends_are_suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +28,37 @@ if TYPE_CHECKING:
     from horsies.model.send_options import Key
     from horsies.model.task import NewTask, TaskId, TaskOptions
     from horsies.tasks.handle import TaskHandle
+
+# -- suppressed sends: importing a module again, in a worker or a child, must not repeat its sends
+
+VARIABLE = "HORSIES_SUPPRESS_SENDS"
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+_suppress_depth = 0
+
+
+def sends_are_suppressed() -> bool:
+    """Return whether a worker is importing modules in this process."""
+    return _suppress_depth > 0
+
+
+def environment_suppresses_sends() -> bool:
+    """Read $HORSIES_SUPPRESS_SENDS. Raises ConfigError if it means neither yes nor no."""
+    word = os.environ.get(VARIABLE, "").strip().lower()
+    if word not in (*_YES, *_NO):
+        raise ConfigError("the environment", [f"${VARIABLE} is {word!r}; set it to 1 or 0, or leave it unset"])
+    return word in _YES
+
+
+@contextmanager
+def suppress_sends() -> Generator[None]:
+    """Suppress sends of the whole process, because an import may start threads that send."""
+    global _suppress_depth  # noqa: PLW0603 - the state is per process
+    _suppress_depth += 1
+    try:
+        yield
+    finally:
+        _suppress_depth -= 1
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

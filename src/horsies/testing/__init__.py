@@ -1,6 +1,6 @@
-"""For tests of code that sends tasks: a throw-away database, and what to do with it. As a pytest plug-in it loads itself.
+"""Test code that sends tasks: a sandbox with a temporary database, and what to do in it. pytest loads it as a plug-in.
 
-The names are looked up when they are first used: this door is passed by every pytest run that finds horsies installed.
+The names are imported when they are first used: every pytest run that finds horsies installed loads this package.
 """
 
 from importlib import import_module
@@ -35,12 +35,12 @@ __all__ = [
 _MODULES = ("assertions", "database_clock", "drainer", "inline", "sandbox")
 
 
-if not TYPE_CHECKING:  # or a misspelt name would be one that the type checker accepts
+if not TYPE_CHECKING:  # otherwise the type checker would accept a misspelt name
 
     def __getattr__(name: str) -> object:
         if name in __all__:
             for module in _MODULES:
-                found = vars(import_module(f"horsies.testing.{module}"))
-                if name in found:
-                    return found[name]
+                names = vars(import_module(f"horsies.testing.{module}"))
+                if name in names:
+                    return names[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

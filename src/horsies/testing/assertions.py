@@ -1,13 +1,13 @@
-"""What is enqueued in the sandbox, and assertions about it.
+"""List what is enqueued in the sandbox, and make assertions about it.
 
-Arguments are compared as they are stored: those that are asked for are put in place of the stored ones, and the whole call is encoded
-again by the task's own codec. Equal JSON means equal arguments, whatever `==` says of their classes.
+Arguments are compared in their stored form: the expected ones replace the stored ones, and the whole call is encoded again
+by the task's own codec. Equal JSON means equal arguments, whatever `==` of their classes returns.
 """
 
 import inspect
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -19,14 +19,14 @@ from horsies.model.task import TaskId
 from horsies.tasks.task import BaseTask
 from horsies.testing.sandbox import sandbox_of, sandbox_of_task
 
-SHOWN = 20
+MAX_LISTED = 20
 
 SQL = load(__file__)
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A task that waits to be run. `args` has its arguments by name, as JSON values; `due_in_s` is negative when it is due."""
+    """A task that is waiting to run. `args` has its arguments by name, as JSON values. `due_in_s` is negative if it is due."""
 
     task_id: TaskId
     task_name: str
@@ -47,13 +47,18 @@ class Enqueued:
 
 
 def enqueued(of: BaseTask[..., Any] | Horsies | None = None, *, connection: object | None = None) -> list[Enqueued]:
-    """What waits to be run, now or later: of one task, or of the whole app. `connection` looks through the caller's own, inside
-    their transaction.
+    """Return what is waiting to run, now or later: of one task, or of the whole app.
+
+    With `connection`, query through the caller's own connection, inside its transaction.
     """
     sandbox = sandbox_of_task(of) if isinstance(of, BaseTask) else sandbox_of(of)
     run = sandbox.broker.run if connection is None else partial(sandbox.broker.run_on, connection)
-    found = run(_get_enqueued)
-    return [task for task in found if not isinstance(of, BaseTask) or task.task_name == of.name]
+    return [task for task in run(_get_enqueued) if not isinstance(of, BaseTask) or task.task_name == of.name]
+
+
+def _get_enqueued() -> Op[list[Enqueued]]:
+    found = yield from rows(SQL["get_enqueued_tasks"]())
+    return [Enqueued(*row[:-1], args=json.loads(row[-1])) for row in found]
 
 
 def assert_enqueued(
@@ -66,18 +71,21 @@ def assert_enqueued(
     key: str | None = None,
     connection: object | None = None,
 ) -> list[Enqueued]:
-    """Fail unless such a task is enqueued, or, with `count`, exactly so many are. `args` may name some of its arguments only.
+    """Fail unless such a task is enqueued or, with `count`, exactly this number of them. Return them.
 
-    Those that were found come back.
+    `args` may contain only some of the task's arguments.
     """
     __tracebackhide__ = True
-    there = enqueued(task, connection=connection)
-    found = _matching(task, there, args, queue_name=queue_name, priority=priority, key=key)
-    if (len(found) == count) if count is not None else found:
-        return found
-    asked = _asked(task, args, queue_name=queue_name, priority=priority, key=key)
-    wanted = "is not enqueued" if count is None else f"is enqueued {_times(len(found))}, not {_times(count)}"
-    raise AssertionError(f"{asked} {wanted}; {_listed(_everything(task, there, connection))}")
+    expected = _Expected(task, args or {}, {"queue_name": queue_name, "priority": priority, "key": key})
+    of_task = enqueued(task, connection=connection)
+    matching = expected.matches(of_task)
+    if (len(matching) == count) if count is not None else matching:
+        return matching
+    # List the other tasks, too: the right one may have been sent under another name.
+    everything = enqueued(sandbox_of_task(task).app, connection=connection)
+    others = [each for each in everything if each.task_name != task.name]
+    problem = "is not enqueued" if count is None else f"is enqueued {len(matching)} times, expected {count}"
+    raise AssertionError(f"{expected} {problem}; {_list([*of_task, *others])}")
 
 
 def refute_enqueued(
@@ -91,68 +99,54 @@ def refute_enqueued(
 ) -> None:
     """Fail if such a task is enqueued."""
     __tracebackhide__ = True
-    there = enqueued(task, connection=connection)
-    if found := _matching(task, there, args, queue_name=queue_name, priority=priority, key=key):
-        asked = _asked(task, args, queue_name=queue_name, priority=priority, key=key)
-        raise AssertionError(f"{asked} is enqueued; {_listed(found)}")
+    expected = _Expected(task, args or {}, {"queue_name": queue_name, "priority": priority, "key": key})
+    if matching := expected.matches(enqueued(task, connection=connection)):
+        raise AssertionError(f"{expected} is enqueued; {_list(matching)}")
 
 
-def _get_enqueued() -> Op[list[Enqueued]]:
-    found = yield from rows(SQL["get_enqueued_tasks"]())
-    return [Enqueued(*row[:-1], args=json.loads(row[-1])) for row in found]
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    task: BaseTask[..., Any]
+    args: Mapping[str, object]
+    options: Mapping[str, object]
+    """Those that are None match anything."""
+
+    def __str__(self) -> str:
+        options = {name: value for name, value in self.options.items() if value is not None}
+        described = [f"{name}={value!r}" for name, value in [*self.args.items(), *options.items()]]
+        return f"task {self.task.name!r}" + (f" with {', '.join(described)}" if described else "")
+
+    def matches(self, tasks: Sequence[Enqueued]) -> list[Enqueued]:
+        parameters = self.task.arguments.signature.parameters
+        if unknown := sorted(self.args.keys() - parameters.keys()):
+            raise TypeError(
+                f"task {self.task.name!r} has no argument {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
+            )
+        return [task for task in tasks if self._has_options(task) and self._has_args(task)]
+
+    def _has_options(self, task: Enqueued) -> bool:
+        return all(value is None or getattr(task, name) == value for name, value in self.options.items())
+
+    def _has_args(self, task: Enqueued) -> bool:
+        if not self.args:
+            return True
+        codec = self.task.arguments
+        args, kwargs = codec.decode(json.dumps(task.args))
+        stored = codec.signature.bind(*args, **kwargs).arguments
+        # An argument that was omitted has its default, and may be expected with that value.
+        omitted = self.args.keys() - stored.keys()
+        stored |= {name: codec.signature.parameters[name].default for name in omitted}
+        return self._encode(stored) == self._encode(stored | dict(self.args))
+
+    def _encode(self, args: Mapping[str, object]) -> Any:
+        bound = inspect.BoundArguments(self.task.arguments.signature, OrderedDict(args))
+        return json.loads(self.task.arguments.encode(bound.args, bound.kwargs))
 
 
-def _matching(
-    task: BaseTask[..., Any], there: Sequence[Enqueued], args: Mapping[str, object] | None, **others: object
-) -> list[Enqueued]:
-    asked = {name: value for name, value in others.items() if value is not None}
-    has_args = _has(task, dict(args or {}))
-    return [one for one in there if all(getattr(one, name) == value for name, value in asked.items()) and has_args(one)]
-
-
-def _has(task: BaseTask[..., Any], asked: dict[str, object]) -> Callable[[Enqueued], bool]:
-    codec = task.arguments
-    parameters = codec.signature.parameters
-    if unknown := sorted(asked.keys() - parameters.keys()):
-        raise TypeError(
-            f"task {task.name!r} has no argument {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
-        )
-
-    def encoded(given: Mapping[str, object]) -> Any:
-        bound = inspect.BoundArguments(codec.signature, OrderedDict(given))
-        return json.loads(codec.encode(bound.args, bound.kwargs))
-
-    def has(one: Enqueued) -> bool:
-        args, kwargs = codec.decode(json.dumps(one.args))
-        stored = codec.signature.bind(*args, **kwargs)
-        # An argument that was left out has its default, and may be asked for by it.
-        missing = {name: parameters[name].default for name in asked.keys() - stored.arguments.keys()}
-        whole = stored.arguments | missing
-        return encoded(whole) == encoded(whole | asked)
-
-    return has if asked else lambda _one: True
-
-
-def _everything(task: BaseTask[..., Any], there: Sequence[Enqueued], connection: object | None) -> Sequence[Enqueued]:
-    """This task first, then the others: the right one may have been sent by another name."""
-    others = enqueued(sandbox_of_task(task).app, connection=connection)
-    return [*there, *(one for one in others if one.task_name != task.name)]
-
-
-def _asked(task: BaseTask[..., Any], args: Mapping[str, object] | None, **others: object) -> str:
-    options = {name: value for name, value in others.items() if value is not None}
-    given = [f"{name}={value!r}" for name, value in [*(args or {}).items(), *options.items()]]
-    return f"task {task.name!r}" + (f" with {', '.join(given)}" if given else "")
-
-
-def _listed(found: Sequence[Enqueued]) -> str:
-    if not found:
+def _list(tasks: Sequence[Enqueued]) -> str:
+    if not tasks:
         return "nothing is"
-    lines = [f"\n  {one}" for one in found[:SHOWN]]
-    if len(found) > SHOWN:
-        lines.append(f"\n  and {len(found) - SHOWN} more")
+    lines = [f"\n  {task}" for task in tasks[:MAX_LISTED]]
+    if len(tasks) > MAX_LISTED:
+        lines.append(f"\n  and {len(tasks) - MAX_LISTED} more")
     return f"enqueued are:{''.join(lines)}"
-
-
-def _times(count: int) -> str:
-    return {0: "not once", 1: "once"}.get(count, f"{count} times")

@@ -1,12 +1,13 @@
-"""A clock that tests can move. Only the database's clock decides what is due, expired or stale, and nobody can set that one: so what
-moves is every moment in the sandbox's database, backwards.
+"""A clock that tests can advance.
 
-The tables and their columns are read from the catalogue, so what is added to the schema moves along by itself. Schedules alone stay where they
-are in the calendar, or a daily one would drift with every step: for them the clock goes ahead, and they are ticked at each slot on the way, as by a scheduler
-that has been running all the time.
+Only the clock of the database decides what is due, expired or stale, and it cannot be set. Instead, all times in the
+sandbox's database are moved into the past. Tables and columns are read from the catalogue, so new ones are included.
+
+Only schedules keep their calendar times; otherwise a daily one would drift with every step. For them the clock runs ahead
+of the database's, and they are ticked at each slot on the way, as by a scheduler that has been running all the time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,38 +38,39 @@ SQL = load(__file__)
 
 
 class Clock:
-    """The time of the sandbox."""
+    """The time in the sandbox."""
+
+    def __init__(self) -> None:
+        self._ahead: WeakKeyDictionary[PostgresBroker, timedelta] = WeakKeyDictionary()
 
     def advance(self, by: float | timedelta, *, app: Horsies | None = None) -> None:
-        """Let so many seconds pass. What has become due can be drained then, what is too late has expired; nothing is run."""
-        raise_problems("clock.advance()", _problems(by))
-        sandbox = sandbox_of(app)
-        broker, ahead = sandbox.broker, _ahead.get(sandbox.broker, timedelta(0))
+        """Advance the clock by this time (seconds). What has become due can be drained, what is too late has expired.
+
+        No task is run.
+        """
+        raise_problems("clock.advance()", span_problems("the time to let pass", by))
+        step, sandbox = to_timedelta(by), sandbox_of(app)
+        broker, ahead = sandbox.broker, self._ahead.get(sandbox.broker, timedelta(0))
         schedules = declared_schedules(sandbox.app.config, sandbox.app.known_tasks)
-        broker.run(partial(_advance, to_timedelta(by), broker.config.schema))
+        broker.run(partial(_move_times, step, broker.config.schema))
         if schedules is not None:
-            broker.run(partial(_follow_schedules, sandbox.app, schedules, ahead, to_timedelta(by)))
-        _ahead[broker] = ahead + to_timedelta(by)
+            broker.run(partial(_tick_schedules, sandbox.app, schedules, ahead, step))
+        self._ahead[broker] = ahead + step
 
 
 clock = Clock()
-_ahead: "WeakKeyDictionary[PostgresBroker, timedelta]" = WeakKeyDictionary()
 
 
-def _problems(by: object) -> Iterator[str]:
-    yield from span_problems("the time to let pass", by)
-
-
-def _advance(by: timedelta, schema: str) -> Op[None]:
-    found = yield from rows(SQL["get_time_shifts"](seconds=by.total_seconds(), schema=schema))
-    moves = "; ".join(f"update {{schema}}.{table} set {moved}" for table, moved in found)  # noqa: S608 - quoted by the server
-    yield from script(Statement("move_times", f"begin; {set_locally(PINNED)}; {moves}; commit"))
+def _move_times(step: timedelta, schema: str) -> Op[None]:
+    shifts = yield from rows(SQL["get_time_shifts"](seconds=step.total_seconds(), schema=schema))
+    updates = "; ".join(f"update {{schema}}.{table} set {shift}" for table, shift in shifts)  # noqa: S608 - quoted by the server
+    yield from script(Statement("move_times", f"begin; {set_locally(PINNED)}; {updates}; commit"))
     yield from run_maintenance()
 
 
-def _follow_schedules(app: Horsies, schedules: Sequence[DeclaredSchedule], ahead: timedelta, by: timedelta) -> Op[None]:
+def _tick_schedules(app: Horsies, schedules: Sequence[DeclaredSchedule], ahead: timedelta, step: timedelta) -> Op[None]:
     ((now,),) = yield from rows(TICK["get_tick_time"](now=None))
-    moment, end = now + ahead, now + ahead + by
+    moment, end = now + ahead, now + ahead + step
     yield from sync_schedules(schedules, app=app.name, locator=app.locator, now=moment)
     while moment <= end:
         ticked = yield from tick(moment)
@@ -78,8 +80,8 @@ def _follow_schedules(app: Horsies, schedules: Sequence[DeclaredSchedule], ahead
 
 
 def run_maintenance() -> Op[None]:
-    """What a keeper does in the background: end what was cancelled or is too late, give back what was claimed and never begun, and
-    let in what is due.
+    """Do what the maintenance leader does in the background: end cancelled and expired tasks, release claims that were
+    never started, and promote what is due.
     """
     yield from release_expired_claims()
     yield from cancel_pending_tasks()

@@ -1,8 +1,8 @@
-"""Run in line: a send returns when its task has run.
+"""Run tasks inline: a send returns when its task has run.
 
-The send is a real one, and so is the run: the row is committed and drained, by the same code as ever, before the verb returns. So
-arguments and results are encoded and decoded, keys, queues and policies are honoured, and handles read what was stored. Only the
-delays of retries are skipped. What a caller's own transaction holds back runs with the first verb after its COMMIT.
+The send is a real one, and so is the run: the row is committed, and drained by the same code as always, before the verb
+returns. So arguments and results are encoded and decoded, keys, queues and policies apply, and handles read what is stored.
+Only the delays of retries are skipped. What is sent in the caller's own transaction runs with the first verb after its COMMIT.
 """
 
 from collections.abc import Callable, Generator
@@ -15,13 +15,10 @@ from horsies.db.broker import UnpooledBroker
 from horsies.db.statement import Op
 from horsies.db.waiter import Waiter, WaiterHub
 from horsies.tasks.handle import refuse_in_event_loop
-from horsies.testing.drainer import Drain, EndlessDrainError, Ran, work, work_async
+from horsies.testing.drainer import Drain, EndlessDrainError, Ran
 from horsies.testing.sandbox import Sandbox, sandbox_of
 
-# --------
-# The broker of `run_inline`: before and after each verb, what is due is run.
-
-DEEPEST = 20
+MAX_DEPTH = 20
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -29,12 +26,20 @@ _depth: ContextVar[int] = ContextVar("horsies_inline_depth", default=0)
 _is_waiting: ContextVar[bool] = ContextVar("horsies_inline_is_waiting", default=False)
 
 
-class InlineBroker(UnpooledBroker):
-    """Before, because a caller's transaction may have been committed meanwhile."""
+@contextmanager
+def run_inline(app: Horsies | None = None) -> Generator[list[Ran]]:
+    """Within this context, run whatever is due as soon as it is sent, in this process. The list of attempts grows."""
+    sandbox, ran = sandbox_of(app), list[Ran]()
+    with _InlineBroker(sandbox, ran) as broker, sandbox.app.using(broker):
+        yield ran
+
+
+class _InlineBroker(UnpooledBroker):
+    """Drains before and after each verb: before it, because a transaction of the caller may have been committed."""
 
     def __init__(self, sandbox: Sandbox, ran: list[Ran]) -> None:
         super().__init__(sandbox.broker.config, resilience=sandbox.app.config.resilience)
-        self._sandbox = sandbox
+        self._app = sandbox.app
         self._ran = ran
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
@@ -77,23 +82,20 @@ class InlineBroker(UnpooledBroker):
             await super().wait_async(hub, waiter, deadline, until)
 
     def _drain(self) -> None:
-        with _deeper():
-            self._ran += work(self._new_drain(), super().run)
+        with _nested():
+            self._ran += Drain(self._app, self.config, None, "now").run(super().run)
 
     async def _drain_async(self) -> None:
-        with _deeper():
-            self._ran += await work_async(self._new_drain(), super().run_async)
-
-    def _new_drain(self) -> Drain:
-        return Drain(self._sandbox.app, self.config, None, "now")
+        with _nested():
+            self._ran += await Drain(self._app, self.config, None, "now").run_async(super().run_async)
 
 
 @contextmanager
-def _deeper() -> Generator[None]:
-    """A task that sends runs the next one before it goes on: tasks that send each other for ever would fill the stack."""
-    if _depth.get() >= DEEPEST:
+def _nested() -> Generator[None]:
+    """Limit the depth: a task that sends runs the next one before it continues, so endless sending would fill the stack."""
+    if _depth.get() >= MAX_DEPTH:
         raise EndlessDrainError(
-            f"within run_inline(), {DEEPEST} tasks have each sent the next; send the first one without it, and use drain(limit=...)"
+            f"within run_inline(), {MAX_DEPTH} tasks have each sent the next; send the first one without it, and use drain(limit=...)"
         )
     token = _depth.set(_depth.get() + 1)
     try:
@@ -104,18 +106,11 @@ def _deeper() -> Generator[None]:
 
 @contextmanager
 def _waiting() -> Generator[None]:
-    """Who waits may be reading for others who wait: a task that ran within such a read, and waited itself, would wait for its reader."""
+    """Do not drain in the reads of a waiter: it may read for other waiters. A task that ran inside such a read, and waited
+    itself, would wait for its own reader.
+    """
     token = _is_waiting.set(True)
     try:
         yield
     finally:
         _is_waiting.reset(token)
-
-
-@contextmanager
-def run_inline(app: Horsies | None = None) -> Generator[list[Ran]]:
-    """Within it, whatever is due runs as soon as it is sent, in this process. The list tells what has run, and grows."""
-
-    sandbox, ran = sandbox_of(app), list[Ran]()
-    with InlineBroker(sandbox, ran) as broker, sandbox.app.using(broker):
-        yield ran

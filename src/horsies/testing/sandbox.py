@@ -1,7 +1,7 @@
-"""An app in a sandbox: for the time of a test it has a database of its own, whatever it was configured with.
+"""Put an app into a sandbox: for the duration of a test it uses another database than the configured one.
 
-All that this room does, it does to an app in a sandbox and to no other: a test that forgot to open one cannot drain, or move the
-clock of, the database that the app is configured with.
+Everything in this package works only on an app in a sandbox. A test without one cannot drain, or advance the clock of, the
+database that the app is configured with.
 """
 
 from collections.abc import Generator
@@ -23,12 +23,12 @@ SQL = load(__file__)
 
 
 class SandboxError(HorsiesError, RuntimeError):
-    """Something was to be done in a sandbox, and there is none."""
+    """There is no sandbox to work in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """An app and the database that it has for now."""
+    """An app and its temporary database."""
 
     app: Horsies
     broker: "PostgresBroker"
@@ -43,14 +43,14 @@ _open: list[Sandbox] = []
 
 @contextmanager
 def open_sandbox(app: Horsies, database_url: str) -> Generator[Sandbox]:
-    """Put the app on this database, and at the end back to where it was. Makes the tables that are missing.
+    """Connect the app to this database, and finally restore it. Create the tables that are missing.
 
-    Nothing is removed, neither before nor after: give it a database that is fresh, or see `clear`.
+    Nothing is removed, neither before nor after: pass a fresh database, or use `clear`.
     """
-    from horsies.db.broker import UnpooledBroker  # noqa: PLC0415 - with it comes psycopg: not before a test needs it
+    from horsies.db.broker import UnpooledBroker  # noqa: PLC0415 - it imports psycopg: not before a test needs it
 
     configured = app.config.broker or PostgresConfig(database_url=database_url)
-    database = replace(configured, database_url=database_url, listen_url=None)  # which led to the other one
+    database = replace(configured, database_url=database_url, listen_url=None)  # it belongs to the configured one
     with UnpooledBroker(database, resilience=app.config.resilience) as broker:
         broker.migrate()
         sandbox = Sandbox(app, broker)
@@ -63,7 +63,7 @@ def open_sandbox(app: Horsies, database_url: str) -> Generator[Sandbox]:
 
 
 def clear(app: Horsies | None = None) -> None:
-    """Remove everything that horsies has in the sandbox's database: for databases that serve one test after another."""
+    """Empty the horsies tables in the sandbox's database, for a database that several tests use in turn."""
     broker = sandbox_of(app).broker
     broker.run(partial(_clear, broker.config.schema))
 
@@ -74,13 +74,13 @@ def _clear(schema: str) -> Op[None]:
 
 
 def sandbox_of(app: Horsies | None) -> Sandbox:
-    """The sandbox of this app, or the one opened last."""
+    """Return the sandbox of this app, or the one that was opened last."""
     for sandbox in reversed(_open):
         if app is None or sandbox.app is app:
             return sandbox
     raise SandboxError(
-        f"{'no app is' if app is None else 'this app is not'} in a sandbox; let the test have the fixture horsies_sandbox, "
-        "or use `with open_sandbox(app, database_url):`"
+        f"{'no app is' if app is None else 'this app is not'} in a sandbox; use the fixture horsies_sandbox in the test, "
+        "or `with open_sandbox(app, database_url):`"
     )
 
 
@@ -89,6 +89,6 @@ def sandbox_of_task(task: BaseTask[..., Any]) -> Sandbox:
         if sandbox.app.tasks.get(task.name) is task:
             return sandbox
     raise SandboxError(
-        f"task {task.name!r} belongs to no app in a sandbox; let the test have the fixture horsies_sandbox, and the fixture "
-        "horsies_app return the app that the task was made with"
+        f"task {task.name!r} belongs to no app in a sandbox; use the fixture horsies_sandbox in the test, and let the "
+        "fixture horsies_app return the app that defines the task"
     )

@@ -1,9 +1,11 @@
-"""Where throw-away databases are made: on a server that was given, or on an embedded PostgreSQL of the test run.
+"""Create temporary databases: on a server that was given, or on an embedded PostgreSQL of the test run.
 
-All processes of a run share a folder, whose name the first of them (the controller under xdist) makes up. Whoever first needs a
-database makes the folder, starts the server in it, and migrates a template that databases are cloned from. When the run is over the
-first process stops the server and removes the folder. What a killed run left behind is swept away by a later one: every process that
-uses a folder holds a share of its lock.
+All processes of a run share a folder, whose name the first of them (the controller under xdist) chooses. The first process
+that needs a database creates the folder, starts the server in it, and migrates a template database, which is then cloned.
+At the end of the run the first process stops the server and removes the folder.
+
+Every process that uses a folder holds a shared lock in it. If a run was killed, a later one finds that its lock is free, and
+removes its folder and databases.
 """
 
 import hashlib
@@ -16,12 +18,12 @@ from pathlib import Path
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.dedicated import DatabaseAdmin, with_database
-from horsies.embedded import locks
+from horsies.embedded.locks import lock_exclusive, lock_shared, try_lock_exclusive
 from horsies.embedded.server import EmbeddedServer
 from horsies.model.config import PostgresConfig
 from horsies.testing.folders import existing_folders
 
-SWEPT_AFTER_S = 60.0
+MIN_LEFTOVER_AGE_S = 60.0  # a younger run may have created its folder and not locked it yet
 
 SETTINGS = {
     "fsync": "off",
@@ -34,87 +36,76 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """One throw-away database."""
+    """One temporary database."""
 
     name: str
     url: str
 
 
 class DatabaseServer:
-    """Makes databases for one process of a test run. Each leaves a note of its name in the folder for as long as it is there."""
+    """Creates databases for one process of a test run. As long as a database exists, a file in the folder has its name."""
 
     def __init__(self, folder: Path, given_url: str | None) -> None:
         self._folder = folder
+        self._names = folder / "databases"
         self._given_url = given_url
         self._server = EmbeddedServer(folder / "s", settings=SETTINGS)
-        self._share = self._join()
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o711)  # the server may run as another user, who must be able to pass through
+        self._run_lock = lock_shared(folder / "run.lock")
+        self._names.mkdir(exist_ok=True)
+        if given_url is None:
+            with lock_exclusive(folder / "start.lock"):
+                self._server.join()
         self._admin = DatabaseAdmin(PostgresConfig(database_url=given_url or self._server.url()))
 
     def create(self, schema: str) -> Database:
-        """A fresh one with the tables of horsies in this schema."""
+        """Create a database with the tables of horsies in this schema."""
         return self._create(secrets.token_hex(5), template=self._template(schema))
 
     def drop(self, name: str) -> None:
         self._admin.drop(name)
-        (self._notes / name).unlink(missing_ok=True)
+        (self._names / name).unlink(missing_ok=True)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self._admin.close()
-        self._share.close()
-
-    # -- starting
-
-    def _join(self) -> locks.FileLock:
-        if not self._folder.exists():
-            self._folder.mkdir(exist_ok=True)
-            self._folder.chmod(0o711)  # the server may run as another user, and must get through
-        share = locks.share(self._folder / "run.lock")
-        self._notes.mkdir(exist_ok=True)
-        if self._given_url is None:
-            with locks.own(self._folder / "start.lock"):
-                self._server.join()
-        return share
+        self._run_lock.close()
 
     def _template(self, schema: str) -> str:
-        """A migrated database, made by whichever process comes first."""
-        ending = f"template_{hashlib.sha256(schema.encode()).hexdigest()[:8]}"
-        done = self._folder / ending
-        with locks.own(self._folder / "template.lock"):
-            if not done.exists():
-                self._sweep()
-                made = self._create(ending)
-                PostgresBroker(PostgresConfig(database_url=made.url, schema=schema)).migrate()
-                done.touch()
-        return self._name(ending)
+        """Return the name of a migrated database. The first process that needs it creates it."""
+        suffix = f"template_{hashlib.sha256(schema.encode()).hexdigest()[:8]}"
+        is_ready = self._folder / suffix
+        with lock_exclusive(self._folder / "template.lock"):
+            if not is_ready.exists():
+                self._remove_killed_runs()
+                template = self._create(suffix)
+                PostgresBroker(PostgresConfig(database_url=template.url, schema=schema)).migrate()
+                is_ready.touch()
+        return self._name(suffix)
 
-    def _create(self, ending: str, *, template: str | None = None) -> Database:
-        name = self._name(ending)
-        (self._notes / name).touch()
+    def _create(self, suffix: str, *, template: str | None = None) -> Database:
+        name = self._name(suffix)
+        (self._names / name).touch()  # before the database exists: a killed run must leave none without its name
         self._admin.create(name, template=template)
         url = self._server.url(name) if self._given_url is None else with_database(self._given_url, name)
         return Database(name, url)
 
-    def _name(self, ending: str) -> str:
-        return f"{self._folder.name}-{ending}".replace("-", "_")
+    def _name(self, suffix: str) -> str:
+        return f"{self._folder.name}-{suffix}".replace("-", "_")
 
-    @property
-    def _notes(self) -> Path:
-        return self._folder / "databases"
-
-    def _sweep(self) -> None:
-        """Remove what killed runs have left: nobody has a share of their lock any more."""
+    def _remove_killed_runs(self) -> None:
         for folder in existing_folders():
-            made = folder.stat()
-            if made.st_uid != os.geteuid() or time.time() - made.st_mtime < SWEPT_AFTER_S:
-                continue
-            lock = locks.try_own(folder / "run.lock")
-            if lock is not None:
-                with lock:
-                    _remove(folder, self._admin)
+            info = folder.stat()
+            if info.st_uid == os.geteuid() and time.time() - info.st_mtime >= MIN_LEFTOVER_AGE_S:
+                lock = try_lock_exclusive(folder / "run.lock")
+                if lock is not None:  # no process of that run is alive
+                    with lock:
+                        _remove(folder, self._admin)
 
 
-def end_run(folder: Path, given_url: str | None) -> None:
-    """The run is over: nothing of it stays."""
+def remove_run(folder: Path, given_url: str | None) -> None:
+    """Remove everything that belongs to a run that has ended."""
     admin = DatabaseAdmin(PostgresConfig(database_url=given_url)) if given_url else None
     try:
         _remove(folder, admin)
@@ -124,9 +115,9 @@ def end_run(folder: Path, given_url: str | None) -> None:
 
 
 def _remove(folder: Path, admin: DatabaseAdmin | None) -> None:
-    """The server, or the databases on one that was given."""
+    """Stop the embedded server, or drop the databases on a server that was given."""
     EmbeddedServer(folder / "s").stop("immediate")
     if admin:
-        for note in (folder / "databases").glob("*"):
-            admin.drop(note.name)
+        for file in (folder / "databases").glob("*"):
+            admin.drop(file.name)
     shutil.rmtree(folder, ignore_errors=True)

@@ -34,10 +34,12 @@ from horsies.tasks.claim import (
     start_tasks,
     try_claim,
 )
-from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done
-from horsies.tasks.release import (
+from horsies.tasks.finish import (
+    end_or_retry_tasks,
+    finish_tasks,
     notify_all_queues,
     notify_capacity_freed,
+    notify_done,
     notify_new_tasks,
     release_interrupted_tasks,
     release_tasks,

@@ -36,7 +36,7 @@ from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienc
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import claims_from_rows
-from horsies.tasks.release import get_held_tasks
+from horsies.tasks.finish import get_held_tasks
 from horsies.tasks.unknown import offer_tasks_again
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.pending import PendingWork

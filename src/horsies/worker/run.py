@@ -30,7 +30,7 @@ from horsies.model.worker_config import WorkerConfig
 from horsies.schedules.sync import declared_schedules
 from horsies.tasks.claim import Caps
 from horsies.tasks.handle import refuse_in_event_loop
-from horsies.tasks.import_guard import sends_are_suppressed
+from horsies.tasks.sender import sends_are_suppressed
 from horsies.tasks.unknown import KnownTasks
 from horsies.worker.capacity import ClaimLimits, PrefetchPolicy
 from horsies.worker.child import Child

@@ -40,7 +40,12 @@ class BoundArguments:
         self._scope = scope
         values = self._bind(args, kwargs)
         open_values = {name: value for name, value in values.items() if any(find_references(value))}
-        members = self._encode_known({name: value for name, value in values.items() if name not in open_values})
+        try:
+            known = codec.encode_partial({name: value for name, value in values.items() if name not in open_values})
+        except PayloadError as error:
+            self._report(error)
+            known = "{}"
+        members = [known[1:-1]] if known != "{}" else []
         for name, value in open_values.items():
             annotation = _annotation_of(codec.signature.parameters[name])
             members.append(f"{to_json(name).decode()}:{self._encode(value, annotation, (name,))}")
@@ -68,7 +73,11 @@ class BoundArguments:
                 values.setdefault(codec.var_keyword, {})[name] = value
             else:
                 self.problems.append(self._unknown_argument_problem(name))
-        self._report_missing(values)
+        self.problems.extend(
+            f"argument '{name}' is missing"
+            for name, parameter in parameters.items()
+            if name not in values and parameter.default is parameter.empty and parameter.kind not in _VARIABLE
+        )
         return values
 
     def _unknown_argument_problem(self, name: str) -> str:
@@ -80,28 +89,14 @@ class BoundArguments:
         advice = f"did you mean '{close[0]}'?" if close else f"it takes {', '.join(names) or 'none'}"
         return f"{self._codec.name}() has no argument '{name}'; {advice}"
 
-    def _report_missing(self, values: Mapping[str, Any]) -> None:
-        for name, parameter in self._codec.signature.parameters.items():
-            is_required = parameter.default is parameter.empty and parameter.kind not in _VARIABLE
-            if is_required and name not in values:
-                self.problems.append(f"argument '{name}' is missing")
-
-    def _encode_known(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the members of the JSON object for arguments without references."""
-        try:
-            text = self._codec.encode_partial(values)
-        except PayloadError as error:
-            self._report(error)
-            return []
-        return [text[1:-1]] if text != "{}" else []
-
     def _encode(self, value: object, annotation: Any, path: tuple[Step, ...]) -> str:
         match value:
             case Reference():
                 if value.is_literal:
                     self.items = self._encode_items(value.source, annotation, path)
-                else:
-                    self._check_type(value, annotation, path)
+                elif not is_assignable(produced := self._scope.type_of(value), annotation):
+                    gives = f"{self._scope.source_name(value)} gives {type_name(produced)}"
+                    self.problems.append(f"argument '{_path_text(path)}' takes {type_name(annotation)}, but {gives}")
                 self.refs.append(self._scope.to_ref(path, value))
                 return "null"
             case list() | tuple() if any(find_references(cast("object", value))):
@@ -142,12 +137,6 @@ class BoundArguments:
                 self.problems.append(
                     f"argument '{_path_text(path)}' has the key {key!r}; in a dict with references, keys must be strings"
                 )
-
-    def _check_type(self, reference: Reference, annotation: Any, path: tuple[Step, ...]) -> None:
-        produced = self._scope.type_of(reference)
-        if not is_assignable(produced, annotation):
-            gives = f"{self._scope.source_name(reference)} gives {type_name(produced)}"
-            self.problems.append(f"argument '{_path_text(path)}' takes {type_name(annotation)}, but {gives}")
 
     def _report(self, error: Exception) -> None:
         """Add each problem of an error that lists several."""

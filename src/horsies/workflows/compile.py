@@ -100,30 +100,27 @@ def _sort(scope: Scope, waits_for: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _find_dependencies(scope: Scope, position: int) -> list[int]:
-    found: set[int] = set()
-    for name in {id(name): name for name in _named_nodes(scope, position)}.values():  # each one is reported once
+    node = scope.nodes[position]
+    if not isinstance(node, TaskNode | SubgraphNode):
+        return []
+    lists: dict[str, Any] = {"waits_for": node.waits_for}
+    if isinstance(node, TaskNode):
+        lists["workflow_ctx_from"] = node.workflow_ctx_from or ()
+    names: list[NodeName] = []
+    for option, listed in lists.items():
+        what = f"node {scope.node_ids[position]!r}: {option}"
+        names += cast("tuple[NodeName, ...]", scope.require_list(what, listed))
+    names += node.args_from.values()
+    written = _written_references(node)
+    names += [each.source for each in written if not (each.from_outside or each.is_literal)]
+    positions: set[int] = set()
+    for name in {id(name): name for name in names}.values():  # each one is reported once
         dependency = scope.position_of(name)
         if dependency is None:
             scope.report(position, scope.unknown_node_problem(name))
         else:
-            found.add(dependency)
-    return sorted(found)
-
-
-def _named_nodes(scope: Scope, position: int) -> Iterator[NodeName]:
-    node = scope.nodes[position]
-    if not isinstance(node, TaskNode | SubgraphNode):
-        return
-    lists: dict[str, Any] = {"waits_for": node.waits_for}
-    if isinstance(node, TaskNode):
-        lists["workflow_ctx_from"] = node.workflow_ctx_from or ()
-    for option, names in lists.items():
-        what = f"node {scope.node_ids[position]!r}: {option}"
-        yield from cast("tuple[NodeName, ...]", scope.require_list(what, names))
-    yield from node.args_from.values()
-    for reference in _written_references(node):
-        if not (reference.from_outside or reference.is_literal):
-            yield reference.source
+            positions.add(dependency)
+    return sorted(positions)
 
 
 def _written_references(node: KnownNode) -> Iterator[Reference]:

@@ -12,7 +12,7 @@ same body: what its names refer to outside is stored as well.
 
 import builtins
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -140,13 +140,21 @@ def _to_draft(definition: type[WorkflowDefinition[Any]]) -> WorkflowDraft:
         options["output"] = _intended_node(options["output"], nodes, outer)
     if isinstance(policy := options.get("success_policy"), SuccessPolicy):
         options["success_policy"] = _intended_policy(policy, nodes, outer)
+    problems: list[str] = []
+    if not hasattr(definition, "name"):
+        problems.append(f'it has no name; write name = "..." in {definition.__name__}')
+    problems.extend(
+        f"Meta has the unknown option {option!r}; use {', '.join(META_OPTIONS)}"
+        for option in (vars(meta) if isinstance(meta, type) else ())
+        if not option.startswith("_") and option not in META_OPTIONS
+    )
     return WorkflowDraft(
         name=getattr(definition, "name", definition.__name__),
         nodes=tuple(nodes.values()),
         names=tuple(nodes),
         definition_key=definition.definition_key,
         value_type=_value_type(definition),
-        problems=tuple(_definition_problems(definition, meta)),
+        problems=tuple(problems),
         **options,
     )
 
@@ -183,14 +191,6 @@ def _value_type(definition: type) -> Any:
             if get_origin(base) is WorkflowDefinition:
                 return get_args(base)[0]
     return Any
-
-
-def _definition_problems(definition: type, meta: Any) -> Iterator[str]:
-    if not hasattr(definition, "name"):
-        yield f'it has no name; write name = "..." in {definition.__name__}'
-    for option in vars(meta) if isinstance(meta, type) else ():
-        if not option.startswith("_") and option not in META_OPTIONS:
-            yield f"Meta has the unknown option {option!r}; use {', '.join(META_OPTIONS)}"
 
 
 _depth: ContextVar[int] = ContextVar("depth", default=0)  # of the sub-workflow whose build_with() runs now

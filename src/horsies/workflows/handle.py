@@ -14,9 +14,8 @@ from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError, SendSuppressed
 from horsies.model.graph import BuiltTask, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError, TaskResult
-from horsies.tasks.handle import refuse_in_event_loop
+from horsies.tasks.handle import deadline_from_timeout, refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode, NodeName
-from horsies.tasks.wait import deadline_from_timeout
 from horsies.workflows import control
 from horsies.workflows.control import OVERDUE
 from horsies.workflows.inputs import NodeResult, StoredResult, node_id_of

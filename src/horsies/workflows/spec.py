@@ -13,8 +13,8 @@ from horsies.model.graph import Graph, Node
 from horsies.subscribers import emit, subscribers
 from horsies.tasks.handle import warn_in_event_loop
 from horsies.tasks.ids import to_workflow_id
-from horsies.tasks.import_guard import sends_are_suppressed
 from horsies.tasks.nodes import NodeKey, NodeName, WorkflowDraft, WorkflowNode
+from horsies.tasks.sender import sends_are_suppressed
 from horsies.workflows.compile import compile_graph
 from horsies.workflows.handle import InertWorkflowHandle, WorkflowHandle
 from horsies.workflows.render import render_mermaid, render_text
