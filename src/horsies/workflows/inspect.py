@@ -94,7 +94,7 @@ def get_graph_view(workflow_id: str) -> Op[tuple[Graph, States]]:
     """Return the graph of a run, as far as rendering needs it, and the state of each node."""
     found = yield from rows(SQL["get_tree"](id=workflow_id))
     if not found:
-        raise NodeNotFoundError(f"workflow {workflow_id} does not exist")
+        raise NodeNotFoundError(f"there is no workflow {workflow_id}")
     rows_by_run: dict[str, list[Row]] = {}  # the deepest runs first, so the root is the last
     for row in found:
         rows_by_run.setdefault(row[0], []).append(row)
@@ -211,7 +211,7 @@ def get_run_tree(workflow_id: str) -> Op[RunTree]:
     """Return a run with its nodes and the runs of its sub-workflows. Items of maps inside it are only counted."""
     runs = yield from rows(SQL["get_descendant_runs"](id=workflow_id))
     if not runs:
-        raise NodeNotFoundError(f"workflow {workflow_id} does not exist")
+        raise NodeNotFoundError(f"there is no workflow {workflow_id}")
     item_counts: dict[str, dict[str, int]] = {row[0]: {} for row in runs[:-1] if row[-2]}  # by the run of a map
     others = [row[0] for row in runs if row[0] not in item_counts]
     nodes, counts = yield from execute(
