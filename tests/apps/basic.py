@@ -42,7 +42,7 @@ def raise_error(message: str) -> TaskResult[None, TaskError]:
 
 @app.task("decline")
 def decline(code: str) -> TaskResult[None, TaskError]:
-    """A domain error: returned, not raised."""
+    """Return a domain error; it is not raised."""
     return TaskResult(err=TaskError(error_code=code, message="declined", data={"by": "bank"}))
 
 
@@ -64,14 +64,14 @@ def exit_now(code: int) -> TaskResult[None, TaskError]:
 
 @app.task("write_line")
 def write_line(path: str, line: str) -> TaskResult[None, TaskError]:
-    """One write, so that lines of several processes do not mix."""
+    """Append a line with one write, so that lines of several processes do not mix."""
     _append(path, line)
     return TaskResult(ok=None)
 
 
 @app.task("gate")
 def gate(begun: str, until: str) -> TaskResult[int, TaskError]:
-    """Writes its process id to the file `begun`, then waits until the file `until` exists."""
+    """Write the process id to the file `begun`, then wait until the file `until` exists."""
     _append(begun, str(os.getpid()))
     while not Path(until).exists():
         time.sleep(POLL_S)
@@ -88,7 +88,7 @@ async def gate_async(begun: str, until: str) -> TaskResult[int, TaskError]:
 
 @app.task("send_add")
 def send_add(left: int, right: int) -> TaskResult[str, TaskError]:
-    """Sends another task from inside a task."""
+    """Send another task from inside a task."""
     return TaskResult(ok=add.send(left, right).task_id)
 
 

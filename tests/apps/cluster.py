@@ -19,7 +19,7 @@ for task in basic.app.tasks.values():
 
 @app.task("span", queue_name=queue, retry_policy=after_crashes)
 def span(log: str, number: int, seconds: float) -> TaskResult[None, TaskError]:
-    """Notes when it begins and ends, on a clock that all processes of the machine share."""
+    """Log when it begins and ends, on a clock that all processes of the machine share."""
     _note(log, number, "begins")
     time.sleep(seconds)
     _note(log, number, "ends")

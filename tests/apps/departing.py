@@ -36,7 +36,7 @@ gate_not_again = app.task("gate_not_again", retry_policy=on_timeout)(gate.functi
 
 @app.task("finish_early")
 def finish_early(begun: str) -> TaskResult[str, TaskError]:
-    """Asked to stop, it ends with a result."""
+    """End with a result when asked to stop."""
     try:
         gate.function(begun, "never")
     except TaskCancelledError:
@@ -46,7 +46,7 @@ def finish_early(begun: str) -> TaskResult[str, TaskError]:
 
 @app.task("stubborn", retry_policy=on_crash)
 def stubborn(begun: str, until: str, note: str) -> TaskResult[None, TaskError]:
-    """Notes that it was asked to stop, and goes on."""
+    """Log that it was asked to stop, and continue."""
     try:
         gate.function(begun, until)
     except TaskCancelledError:

@@ -20,7 +20,7 @@ for task in paces.app.tasks.values():
 
 
 def worker_socket() -> int | None:
-    """The descriptor of the socket to the worker: the one that another process has created."""
+    """Return the descriptor of the socket to the worker: the one that another process has created."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers
         try:
             found = socket.socket(fileno=os.dup(int(name)))
@@ -97,7 +97,7 @@ def _end_of(pid: int) -> int:
 
 @app.task("fork_a_copy")
 def fork_a_copy(how: str) -> TaskResult[int, TaskError]:
-    """Both go on from here. The original returns how the copy ended."""
+    """Fork. Both processes continue; the original returns how the copy ended."""
     fd = worker_socket()
     if pid := os.fork():
         return TaskResult(ok=_end_of(pid))
@@ -131,7 +131,7 @@ def end_a_process() -> TaskResult[int | None, TaskError]:
 
 @app.task("note_async")
 async def note_async(path: str, until: str) -> TaskResult[None, TaskError]:
-    """Every pass through its loop is written down, with the process it happens in."""
+    """Log every pass through the loop, with the process id."""
     while True:
         with Path(path).open("a") as file:  # noqa: ASYNC230 - tiny
             file.write(f"{os.getpid()}\n")
@@ -145,7 +145,7 @@ async def note_async(path: str, until: str) -> TaskResult[None, TaskError]:
 
 @app.task("sleep_in_c")
 def sleep_in_c(seconds: int, *, holding: bool) -> TaskResult[None, TaskError]:
-    """A call into C that takes long, with or without releasing the GIL."""
+    """Make a long call into C, with or without releasing the GIL."""
     library = ctypes.PyDLL(None) if holding else ctypes.CDLL(None)
     library.sleep(seconds)
     return TaskResult(ok=None)
@@ -153,5 +153,5 @@ def sleep_in_c(seconds: int, *, holding: bool) -> TaskResult[None, TaskError]:
 
 @app.task("work_in_c")
 def work_in_c() -> TaskResult[int, TaskError]:
-    """Hours in C code that never lets another thread run."""
+    """Run C code for hours that never lets another thread run."""
     return TaskResult(ok=sum(range(10**12)))

@@ -62,7 +62,7 @@ def refuse(code: str = "REFUSED") -> TaskResult[int, TaskError]:
 
 @app.task("refuse_until")
 def refuse_until(path: str) -> TaskResult[int, TaskError]:
-    """Fails as long as there is no such file."""
+    """Fail until the file exists."""
     if Path(path).exists():
         return TaskResult(ok=7)
     return TaskResult(err=TaskError(error_code="NOT_YET", message=path))
@@ -70,7 +70,7 @@ def refuse_until(path: str) -> TaskResult[int, TaskError]:
 
 @app.task("wait_until")
 def wait_until(path: str) -> TaskResult[int, TaskError]:
-    """Returns when there is such a file."""
+    """Wait until the file exists."""
     while not Path(path).exists():
         time.sleep(0.005)
     return TaskResult(ok=7)
@@ -78,7 +78,7 @@ def wait_until(path: str) -> TaskResult[int, TaskError]:
 
 @app.task("flaky", retry_policy=AGAIN)
 def flaky(path: str) -> TaskResult[int, TaskError]:
-    """Fails at its first attempt."""
+    """Fail in the first attempt."""
     seen = Path(path)
     if seen.exists():
         return TaskResult(ok=1)
@@ -119,7 +119,7 @@ def code_at(place: int, results: list[TaskResult[int, TaskError]]) -> TaskResult
 
 @app.task("echo")
 def echo(text: str) -> TaskResult[str, TaskError]:
-    """A text that begins with an exclamation mark comes back as an error."""
+    """Return the text, or an error if it begins with an exclamation mark."""
     if text.startswith("!"):
         return TaskResult(err=TaskError(error_code="LOUD", message=text, data=[text]))
     return TaskResult(ok=text)
@@ -146,7 +146,7 @@ class CodesOf(WorkflowDefinition[list[str]]):
 
 @app.task("look_at")
 def look_at(names: list[str] | None = None, *, workflow_ctx: WorkflowContext) -> TaskResult[list[str], TaskError]:
-    """What the context says of these nodes: a value, or the code of an error."""
+    """Return what the context has for these nodes: a value, or the code of an error."""
     results = [workflow_ctx.result_for(NodeKey[int](name)) for name in names or []]
     return TaskResult(
         ok=[str(result.ok_value) if result.is_ok() else result.err_value.error_code for result in results]

@@ -71,7 +71,7 @@ async def return_anything_async(what: str) -> TaskResult[int, TaskError]:
 
 @app.task("call_in_place")
 def call_in_place(begun: str) -> TaskResult[bool, TaskError]:
-    """Calls a task that never ends by itself."""
+    """Call a task that never ends by itself."""
     return TaskResult(ok=sleep_long(begun).is_ok())
 
 

@@ -151,7 +151,7 @@ async def dwell_async() -> TaskResult[None, TaskError]:
 
 
 def _say_inside() -> None:
-    """A soft stop from now on strikes the task's own code."""
+    """Report that the task's own code runs: a soft stop from now on interrupts that code."""
     current_task().progress(None, "inside")
 
 
@@ -195,7 +195,7 @@ def fail_at_clean_up() -> TaskResult[None, TaskError]:
 
 @app.task("shrug")
 def shrug() -> TaskResult[str, TaskError]:
-    """Swallows the soft stop and returns a result."""
+    """Swallow the soft stop and return a result."""
     try:
         _say_inside()
         time.sleep(600)
@@ -226,7 +226,7 @@ async def shrug_async() -> TaskResult[str, TaskError]:
 
 @app.task("spin")
 def spin() -> TaskResult[None, TaskError]:
-    """Busy in Python: only an exception out of nowhere ends it."""
+    """Loop in Python: only an asynchronous exception ends it."""
     _say_inside()
     while True:
         pass
@@ -251,7 +251,7 @@ def quick_report() -> TaskResult[int, TaskError]:
 
 @app.task("run_loop")
 def run_loop() -> TaskResult[str, TaskError]:
-    """Sync tasks may run a loop of their own, on whatever thread they are."""
+    """Run an event loop: sync tasks may have their own, on any thread."""
     asyncio.run(asyncio.sleep(0))
     return TaskResult(ok=threading.current_thread().name)
 
@@ -354,7 +354,7 @@ def report_nonsense(fraction: Any, message: Any) -> TaskResult[str, TaskError]:
 
 @app.task("leave_a_mark")
 def leave_a_mark(value: int) -> TaskResult[int, TaskError]:
-    """What the task before has set is not seen."""
+    """Set a context variable. Returns its value before, which no earlier task may have set."""
     before = mark.get()
     mark.set(value)
     return TaskResult(ok=before)

@@ -1,4 +1,4 @@
-"""Every kind of value that can be sent, each with tasks that take it and give it. The table in docs/payloads.md is made of this."""
+"""Every kind of value that can be sent, each with tasks that take and return it. The table in docs/payloads.md is made from this."""
 
 import collections
 import ipaddress
@@ -142,7 +142,7 @@ class Shortening(BaseModel):
 
 
 class SameId(BaseModel):
-    """Equal to every other with its id."""
+    """Equal to every other instance with the same id."""
 
     id: int
     note: str = Field(default="", exclude=True)

@@ -1,4 +1,4 @@
-"""Functions of plain values only: what a child imports for these, it imports for all tasks."""
+"""Tasks with plain values only: what a child imports for these, it imports for all tasks."""
 
 import sys
 

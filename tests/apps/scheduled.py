@@ -18,7 +18,7 @@ app = Horsies(
         resilience=WorkerResilienceConfig(
             db_retry_initial_ms=100,
             db_retry_max_ms=500,
-            notify_poll_interval_ms=60_000,  # only what wakes it, wakes it
+            notify_poll_interval_ms=60_000,  # no polling: only notifications and timers wake it
             db_retry_max_attempts=int(os.environ.get("HORSIES_TEST_ATTEMPTS", "0")),
         ),
         schedule=ScheduleConfig(

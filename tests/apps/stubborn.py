@@ -30,7 +30,7 @@ def fail(how: str, retry_after_seconds: float | None = None) -> TaskResult[int, 
 
 
 def fail_at_first(how: str, failures: int, retry_after_seconds: float | None = None) -> TaskResult[int, TaskError]:
-    """Fails so often; then returns the number of the attempt."""
+    """Fail the given number of times, then return the number of the attempt."""
     attempt = current_task().attempt
     return fail(how, retry_after_seconds) if attempt <= failures else TaskResult(ok=attempt)
 
@@ -56,7 +56,7 @@ many = app.task("many", retry_policy=RetryPolicy.fixed([0.0] * 30, auto_retry_fo
 
 @app.task("overstay", timeout_ms=300)
 def overstay(path: str) -> TaskResult[None, TaskError]:
-    """Runs for longer than it may, and cleans up. In naps: a thread hears nothing while it sleeps."""
+    """Run longer than the time-out, and clean up. Sleeps in short naps: a sleeping thread cannot be interrupted."""
     try:
         while True:
             time.sleep(0.01)
@@ -75,7 +75,7 @@ async def overstay_async(path: str) -> TaskResult[None, TaskError]:
 
 @app.task("hurry_up", timeout_ms=300, retry_policy=RetryPolicy.fixed([0.0], auto_retry_for=["TASK_TIMEOUT"]))
 def hurry_up(*, deaf: bool) -> TaskResult[int, TaskError]:
-    """Too slow at first. A deaf one does not hear that its time is over, and must be killed."""
+    """Exceed the time-out in the first attempt. With `deaf`, ignore the soft stop, so that it must be killed."""
     attempt = current_task().attempt
     while attempt == 1:
         try:
@@ -88,7 +88,7 @@ def hurry_up(*, deaf: bool) -> TaskResult[int, TaskError]:
 
 @app.task("tidy")
 def tidy(path: str) -> TaskResult[None, TaskError]:
-    """Cleans up when it is cancelled."""
+    """Wait, and clean up when cancelled."""
     current_task().progress(None, "inside")
     try:
         while True:
@@ -100,7 +100,7 @@ def tidy(path: str) -> TaskResult[None, TaskError]:
 
 @app.task("deaf")
 def deaf(begun: str) -> TaskResult[None, TaskError]:
-    """Swallows whatever it is told, for ever."""
+    """Swallow every exception and never end."""
     Path(begun).write_text(f"{os.getpid()}\n")
     while True:
         try:
@@ -111,7 +111,7 @@ def deaf(begun: str) -> TaskResult[None, TaskError]:
 
 @app.task("block_loop")
 async def block_loop(begun: str, until: str) -> TaskResult[str, TaskError]:
-    """A coroutine that never awaits: nothing else runs on its event loop until the file is there."""
+    """Block the event loop: nothing else runs on it until the file exists."""
     Path(begun).write_text(f"{os.getpid()}\n")  # noqa: ASYNC240 - tiny
     while not Path(until).exists():  # noqa: ASYNC240 - that is what it is for
         time.sleep(0.05)  # noqa: ASYNC251 - that is what it is for

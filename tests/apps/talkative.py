@@ -20,7 +20,7 @@ def talk(words: str) -> TaskResult[None, TaskError]:
 
 @app.task("chat")
 async def chat(words: str) -> TaskResult[None, TaskError]:
-    """On the loop, in tasks on it, in a thread beside it: all at the same time as others of its kind."""
+    """Log from the event loop, from tasks on it and from a thread, concurrently with other runs of this task."""
 
     async def say(number: int) -> None:
         await asyncio.sleep(0.01)

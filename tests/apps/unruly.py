@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from horsies import AppConfig, Horsies, RecoveryConfig, TaskError, TaskResult
 from tests.apps import basic
 
-# What it cannot run fails soon: it does not wait for another release, of which there is none.
+# Tasks that it cannot run fail soon: no other release will run them.
 app = Horsies(
     AppConfig(recovery=RecoveryConfig(maintenance_ms=100, unknown_task_patience_ms=0, changed_task_patience_ms=0))
 )
@@ -24,13 +24,13 @@ for task in basic.app.tasks.values():
 
 
 class UnprintableError(Exception):
-    """Fails once more when somebody asks what it has to say."""
+    """An exception whose `__str__` fails too."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-# -- what is raised
+# -- exceptions
 
 
 @app.task("exit_politely")
@@ -87,7 +87,7 @@ def recurse() -> TaskResult[None, TaskError]:
     return recurse()
 
 
-# -- what comes back
+# -- results
 
 
 @app.task("return_odd_text")
@@ -180,21 +180,21 @@ def close_descriptors() -> TaskResult[None, TaskError]:
 
 @app.task("scribble")
 def scribble() -> TaskResult[None, TaskError]:
-    """Writes nonsense where only the protocol should be."""
+    """Write invalid data to the protocol's socket."""
     os.write(int(sys.argv[2]), b"nonsense, a lot of it")
     return TaskResult(ok=None)
 
 
 @app.task("start_program")
 def start_program() -> TaskResult[int, TaskError]:
-    """Starts a program that outlives this process and keeps every descriptor it can get."""
+    """Start a program that outlives this process and keeps every descriptor it can inherit."""
     program = subprocess.Popen(["/bin/sleep", "600"], close_fds=False, start_new_session=True)
     return TaskResult(ok=program.pid)
 
 
 @app.task("fork_and_die")
 def fork_and_die(note: str) -> TaskResult[None, TaskError]:
-    """Dies, leaving behind a copy of itself that holds the socket to the worker open."""
+    """Die, and leave a forked copy that keeps the socket to the worker open."""
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -206,20 +206,20 @@ def fork_and_die(note: str) -> TaskResult[None, TaskError]:
 
 @app.task("leave_a_thread")
 def leave_a_thread() -> TaskResult[None, TaskError]:
-    """Python waits for such a thread before it exits."""
+    """Leave a thread behind for which Python waits before it exits."""
     threading.Thread(target=threading.Event().wait, name="stays").start()
     return TaskResult(ok=None)
 
 
 @app.task("hold_the_gil")
 def hold_the_gil(begun: str) -> TaskResult[int, TaskError]:
-    """Hours in C code that never lets another thread run."""
+    """Run C code for hours that never lets another thread run."""
     Path(begun).touch()
     return TaskResult(ok=sum(range(10**12)))
 
 
 @app.task("hash_for_hours")
 def hash_for_hours(begun: str) -> TaskResult[str, TaskError]:
-    """Hours in C code that lets other threads run."""
+    """Run C code for hours that lets other threads run."""
     Path(begun).touch()
     return TaskResult(ok=hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 2**31 - 1).hex())

@@ -1,4 +1,4 @@
-"""The apps of these tests, as producers."""
+"""Fixtures with the apps of these tests as producers."""
 
 from collections.abc import Generator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows as no library writes them, by a generator with a fixed seed: what the constraints accept must be served."""
+"""Invalid rows from a generator with a fixed seed: workers must handle every row that the constraints accept."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,17 +184,17 @@ NODES = {
 
 
 def hostile(
-    columns: Mapping[str, Sequence[str]], honest: Mapping[str, str], count: int, seed: int
+    columns: Mapping[str, Sequence[str]], valid: Mapping[str, str], count: int, seed: int
 ) -> Iterator[dict[str, str]]:
-    """Rows as expressions by column: honest ones, of which one to three columns are not."""
-    chance = random.Random(seed)  # noqa: S311 - repeatable
+    """Yield rows as SQL expressions by column: valid rows with one to three hostile columns."""
+    chance = random.Random(seed)  # noqa: S311 - must be repeatable
     for _ in range(count):
         picked = chance.sample(sorted(columns), chance.randint(1, 3))
-        yield {**honest, **{column: chance.choice(columns[column]) for column in picked}}
+        yield {**valid, **{column: chance.choice(columns[column]) for column in picked}}
 
 
 def insert(sql: psycopg.Connection, table: str, values: Mapping[str, str], returning: str) -> tuple[object, ...] | None:
-    """What it returned, or None if the database refused the row."""
+    """Insert a row. Returns the `returning` columns, or None if the database refused the row."""
     statement = syntax.SQL("insert into horsies.{} ({}) values ({}) returning {}").format(
         syntax.Identifier(table),
         syntax.SQL(", ").join(map(syntax.Identifier, values)),

@@ -1,4 +1,4 @@
-"""What the tests of caps and recovery do again and again: settings for `tests/apps`, rows by hand, sweeps over intervals."""
+"""Steps shared by the tests of caps and recovery: settings for `tests/apps`, inserted rows, intervals."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from tests.apps.settings import VARIABLE
 from tests.fixtures.journey import column, row
 
 CLUSTER = "tests.apps.cluster:app"
-FORKED = ("--max-tasks-per-child=0",)  # quicker to start, where recycling is not what is tested
+FORKED = ("--max-tasks-per-child=0",)  # starts faster; for tests that do not need recycling
 
 Interval = tuple[float, float]
 
@@ -29,7 +29,7 @@ def insert_rows(
     queue_name: str = "default",
     **columns: Any,
 ) -> list[str]:
-    """Rows written by hand in one statement; further columns are SQL expressions."""
+    """Insert rows in one statement. Further columns are SQL expressions. Returns the ids."""
     names = "".join(f", {column}" for column in columns)
     values = "".join(f", {value}" for value in columns.values())
     return [
@@ -45,7 +45,7 @@ def insert_rows(
 def insert_spans(
     sql: psycopg.Connection, log: Path, count: int, seconds: float, *, name: str = "span", queue_name: str = "default"
 ) -> list[str]:
-    """Tasks that note when they run, and run again after a crash."""
+    """Insert tasks that log when they run, and run again after a crash."""
     return insert_rows(
         sql,
         name,
@@ -69,7 +69,7 @@ def notes(log: Path) -> list[Note]:
 
 
 def noted_intervals(log: Path, died: dict[int, float]) -> list[Interval]:
-    """When tasks ran by their own account. What never ended was in a process that died at that moment."""
+    """Return when tasks ran, by their own log. A task without an end ran in a process that died at the time in `died`."""
     begun: dict[tuple[int, int], float] = {}
     found: list[Interval] = []
     for note in notes(log):
@@ -83,7 +83,7 @@ def noted_intervals(log: Path, died: dict[int, float]) -> list[Interval]:
 
 
 def held_intervals(sql: psycopg.Connection, queue_name: str | None = None) -> list[Interval]:
-    """When every attempt held its place, by the database's clock: from its claim to its ending."""
+    """Return when each attempt held its slot, from claim to ending, by the database's clock."""
     where = "where queue_name = %(queue)s or %(queue)s::text is null"
     query = f"""
         select extract(epoch from claimed_at)::float8, extract(epoch from finished_at)::float8
@@ -98,17 +98,17 @@ def held_intervals(sql: psycopg.Connection, queue_name: str | None = None) -> li
 
 
 def most_at_once(intervals: Iterable[Interval]) -> int:
-    """The sweep. An interval that ends at the moment another begins does not overlap it."""
+    """Return the highest number of overlapping intervals. One that ends when another begins does not overlap it."""
     moments = [(moment, change) for begin, end in intervals for moment, change in ((begin, 1), (end, -1))]
     return max(accumulate(change for _, change in sorted(moments)))
 
 
 def each_ended_once(sql: psycopg.Connection, count: int) -> None:
-    """Nothing is live, nothing is lost, nothing has two endings."""
+    """Check that no task is live or lost, and none has two endings."""
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
     assert row(sql, "select count(*), count(distinct id) from horsies.finished") == (count, count)
 
 
 def workers(sql: psycopg.Connection) -> list[str]:
-    """The registered incarnations, oldest first."""
+    """Return the registered incarnations, oldest first."""
     return [str(worker) for worker in column(sql, "select id::text from horsies.workers order by started_at")]

@@ -1,4 +1,4 @@
-"""A coroutine that blocks the event loop of its child: the others in it end by their policy, and the worker goes on."""
+"""A coroutine blocks the event loop of its child: the other tasks in it end by their policy, and the worker continues."""
 
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ STUBBORN = "tests.apps.stubborn:app"
 
 
 class Blocked:
-    """A child with five places, one of which is taken by a coroutine that never awaits."""
+    """A child with five slots, one of which runs a coroutine that never awaits."""
 
     def __init__(self, stubborn: Any, running: Worker, sql: psycopg.Connection, folder: Path) -> None:
         self.stubborn, self.running, self.sql, self.folder = stubborn, running, sql, folder
-        self.door = folder / "door"
+        self.gate = folder / "gate"
         self.pid = 0
 
     def run_sibling(self, name: str = "gate_async", **columns: str) -> str:
-        """One that would go on if the loop did; it runs when this returns."""
-        (task_id,) = insert_rows(self.sql, name, [{"until": str(self.door)}], **columns)
+        """Start a task that ends when the gate opens, unless the loop is blocked. It runs when this returns."""
+        (task_id,) = insert_rows(self.sql, name, [{"until": str(self.gate)}], **columns)
         eventually(lambda: self.status(task_id) == "RUNNING")
         return task_id
 
@@ -55,11 +55,11 @@ def blocked(stubborn: Any, worker: StartWorker, sql: psycopg.Connection, tmp_pat
 
 
 @pytest.mark.promise("X3", "X4", "W9")
-def test_the_siblings_of_a_coroutine_that_blocks_its_loop_end_by_their_policy(blocked: Blocked) -> None:
+def test_the_siblings_of_a_blocking_coroutine_end_by_their_policy(blocked: Blocked) -> None:
     siblings = [blocked.run_sibling(name) for name in ("gate_async", "gate")]
     retried = blocked.run_sibling(retry_delays_ms="array[50]", retry_for="array['WORKER_CRASHED']")
     blocker = blocked.block(timeout_ms="300")
-    blocked.door.touch()  # from now on all of them could end
+    blocked.gate.touch()  # from now on all of them could end if the loop ran
     assert blocked.error(blocker)[0] == "TASK_TIMEOUT"
     for sibling in siblings:
         code, message = blocked.error(sibling)
@@ -73,8 +73,8 @@ def test_the_siblings_of_a_coroutine_that_blocks_its_loop_end_by_their_policy(bl
 
 
 @pytest.mark.promise("W9")
-def test_what_waits_in_a_blocked_child_is_run_by_another_uncounted(blocked: Blocked) -> None:
-    """It was given to the child and never begun. Without a time-out the child is not killed, but reported, and given nothing more."""
+def test_a_task_that_waits_in_a_blocked_child_is_released_uncounted(blocked: Blocked) -> None:
+    """It was assigned to the child but has not begun. Without a time-out the child is not killed, but logged and assigned nothing more."""
     blocked.run_sibling()
     blocker = blocked.block()
     waiting = blocked.stubborn.app.tasks["whoami"].send()
@@ -83,11 +83,11 @@ def test_what_waits_in_a_blocked_child_is_run_by_another_uncounted(blocked: Bloc
     blocked.running.wait_for_log(line)
     eventually(lambda: waiting.status() == "PENDING")
     assert blocked.status(blocker) == "RUNNING"
-    (blocked.folder / "never").touch()  # from now on its loop runs, though the sibling does not end
+    (blocked.folder / "never").touch()  # unblocks the loop; the sibling does not end yet
     assert waiting.get(PATIENCE_MS).ok_value == blocked.pid
     assert waiting.info().attempts == 1
     eventually(lambda: blocked.status(blocker) == "COMPLETED")
-    blocked.door.touch()
+    blocked.gate.touch()
 
 
 @pytest.mark.promise("X4")
@@ -106,7 +106,7 @@ def test_cancelling_works_in_a_blocked_child(blocked: Blocked, which: str) -> No
 
 
 @pytest.mark.promise("W10", "X4")
-def test_a_worker_with_a_blocked_child_stops_when_its_patience_is_over(
+def test_a_worker_with_a_blocked_child_stops_after_its_shutdown_timeout(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     running = worker(STUBBORN, options=("--concurrency=5", "--shutdown-timeout=1"))
@@ -117,16 +117,16 @@ def test_a_worker_with_a_blocked_child_stops_when_its_patience_is_over(
 
 
 @pytest.mark.promise("X3", "X4")
-def test_an_abandoned_thread_does_not_cost_the_others_their_child(blocked: Blocked) -> None:
-    """It does not stop, but the event loop runs: the others go on in the same child, however long they take."""
+def test_an_abandoned_thread_does_not_end_the_child_of_the_others(blocked: Blocked) -> None:
+    """The thread does not stop, but the event loop runs: the other tasks continue in the same child."""
     sibling = blocked.run_sibling()
     insert_rows(blocked.sql, "deaf", [{"begun": str(blocked.folder / "deaf")}], timeout_ms=300)
     pid = begun(blocked.folder / "deaf")
     eventually(lambda: column(blocked.sql, "select error_code from horsies.finished") == ["TASK_TIMEOUT"])
-    blocked.block(timeout_ms="300")  # in the other child, whose loop is looked at later than the first one's
+    blocked.block(timeout_ms="300")  # in the other child, whose loop is checked later than that of the first
     blocked.wait_until_replaced()
     assert psutil.pid_exists(pid)
-    blocked.door.touch()
+    blocked.gate.touch()
     eventually(lambda: blocked.status(sibling) == "COMPLETED")
     eventually(lambda: not psutil.pid_exists(pid))
     wait_until_ended(blocked.sql, 4)

@@ -1,4 +1,4 @@
-"""`handle.cancel()` wherever the task is, and what a task can know and say of itself."""
+"""`handle.cancel()` in every state of a task, and `current_task()`: information and progress."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_pending_task_ends_at_once_and_never_runs(
     assert row(sql, "select attempts, claim_no from horsies.finished where status = 'CANCELLED'") == (0, 0)
 
 
-def test_a_task_that_waits_for_its_retry_is_cancelled_too(stubborn: Any, worker: StartWorker) -> None:
+def test_a_task_that_waits_for_its_retry_ends_at_once(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN)
     handle = stubborn.slow_retry.send("BUSY", 1)
     eventually(lambda: handle.info().attempts == 1)
@@ -65,14 +65,14 @@ def test_a_claimed_task_that_has_not_begun_ends_at_once_and_never_runs(
     buffered: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     worker(STUBBORN)
-    tasks, door = buffered.app.tasks, tmp_path / "open"
-    gate = tasks["gate"].send(str(door))
+    tasks, gate_file = buffered.app.tasks, tmp_path / "open"
+    gate = tasks["gate"].send(str(gate_file))
     eventually(lambda: gate.status() == "RUNNING")
     note = tasks["overstay"].send(str(tmp_path / "note"))
     eventually(lambda: note.status() == "CLAIMED")
     assert note.cancel() is CancelOutcome.CANCELLED
     assert_cancelled(note)
-    door.touch()
+    gate_file.touch()
     assert gate.get(PATIENCE_MS).ok_value == "through"
     assert tasks["quick"].send().get(PATIENCE_MS).ok_value == 1
     assert not (tmp_path / "note").exists()
@@ -109,7 +109,7 @@ def test_a_task_that_ignores_the_cancellation_is_killed_after_its_grace_period(
 def test_a_cancelled_task_is_never_retried(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Not even when its child dies first, of something that its policy lists."""
+    """Not even when its child dies first with an error that its policy lists."""
     worker(STUBBORN)
     (task_id,) = insert_rows(
         sql,
@@ -126,7 +126,7 @@ def test_a_cancelled_task_is_never_retried(
     assert row(sql, "select attempts from horsies.finished") == (1,)
 
 
-def test_cancel_distinguishes_tasks_that_ended_and_that_were_never_sent(stubborn: Any, worker: StartWorker) -> None:
+def test_cancel_distinguishes_ended_and_unknown_tasks(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN)
     handle = stubborn.app.tasks["quick"].send()
     assert handle.get(PATIENCE_MS).ok_value == 1
@@ -154,19 +154,19 @@ def test_a_cancellation_without_a_notification_is_read_at_the_next_heartbeat(
     assert_cancelled(handle)
 
 
-def test_progress_is_seen_while_the_task_runs(stubborn: Any, worker: StartWorker, tmp_path: Path) -> None:
+def test_progress_is_visible_while_the_task_runs(stubborn: Any, worker: StartWorker, tmp_path: Path) -> None:
     worker(STUBBORN)
-    door = tmp_path / "open"
-    handle = stubborn.app.tasks["report_and_wait"].send(str(door))
+    gate_file = tmp_path / "open"
+    handle = stubborn.app.tasks["report_and_wait"].send(str(gate_file))
     expected = {"fraction": 0.2, "message": "and now it takes long"}
     eventually(lambda: handle.info().progress == expected, seen=lambda: handle.info().progress)
     assert handle.status() == "RUNNING"
-    door.touch()
+    gate_file.touch()
     handle.get(PATIENCE_MS)
     assert handle.info().progress == expected
 
 
-def test_a_task_knows_itself(stubborn: Any, worker: StartWorker) -> None:
+def test_a_task_can_read_its_own_id_and_attempt(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN)
     handle = stubborn.app.tasks["myself"].send()
     assert handle.get(PATIENCE_MS).ok_value == [handle.task_id, "myself", "default", 1, None, "None", False]

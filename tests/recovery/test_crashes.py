@@ -1,4 +1,4 @@
-"""Workers are killed and the database restarted, again and again: every task ends once, as its policy says."""
+"""Workers are killed and the database is restarted repeatedly: every task ends once, by its policy."""
 
 import time
 from collections import Counter
@@ -22,7 +22,7 @@ TASKS = 2_000
 
 @pytest.fixture
 def own_server() -> Generator[EmbeddedServer]:
-    """The server of the whole run cannot be stopped: others are using it."""
+    """Start a server for this test. The server of the whole run cannot be stopped, because other tests use it."""
     with scratch_server(settings={"fsync": "off"}) as server:
         yield server
 
@@ -57,7 +57,7 @@ def ended_count(url: str) -> int:
 
 
 def insert(url: str, log: Path) -> None:
-    """Half of them may run again after a crash."""
+    """Insert the tasks. Half of them may run again after a crash."""
     arguments: list[dict[str, Any]] = [{"log": str(log), "number": n, "seconds": 0.01} for n in range(TASKS)]
     with psycopg.connect(url, autocommit=True) as sql:
         insert_rows(sql, "span", arguments[::2])
@@ -92,18 +92,18 @@ def test_every_task_ends_once_while_workers_die_and_the_database_restarts(
             kills += 1
             eventually(lambda before=before, at=at: ended_count(url) > before and time.monotonic() > at + 1, 60)
         eventually(lambda: ended_count(url) >= TASKS, 60, what="all have ended", seen=lambda: ended_count(url))
-        assert not any(one.process.poll() is not None for one in cluster.live)  # the others have seen it all through
+        assert not any(one.process.poll() is not None for one in cluster.live)  # the others ran all the time
     finally:
         cluster.close()
     with psycopg.connect(url, autocommit=True) as sql:
         found = account(sql, log)
     with capsys.disabled():
-        print(f"\n  {TASKS} tasks, {kills} workers killed, 2 restarts of the database: {found}")  # noqa: T201 - as the issue asks
+        print(f"\n  {TASKS} tasks, {kills} workers killed, 2 restarts of the database: {found}")  # noqa: T201 - the counts are shown in every run
     assert found["lost"] == found["ended twice"] == 0
 
 
 def account(sql: psycopg.Connection, log: Path) -> dict[str, int]:
-    """Compares what the database says with what the tasks wrote; the counts."""
+    """Compare the rows of the database with the log of the tasks. Returns the counts."""
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
     begun = Counter(note.number for note in notes(log) if note.what == "begins")
     done = Counter(note.number for note in notes(log) if note.what == "ends")
@@ -117,7 +117,7 @@ def account(sql: psycopg.Connection, log: Path) -> dict[str, int]:
             assert done[number] >= 1
             assert failures == attempts - 1
         else:
-            # Only what its policy does not let run again may end by a crash, and it has run once at most.
+            # Only a task that may not run again may end by a crash, and it has run at most once.
             assert (status, code, may_retry, attempts) == ("FAILED", "WORKER_CRASHED", False, 1)
     endings = Counter(number for number, *_ in rows)
     return {

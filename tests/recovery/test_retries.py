@@ -1,4 +1,4 @@
-"""Retries through a real worker: when, how often, for what; and what is remembered of them."""
+"""Retries with a real worker: when, how often, for which errors, and what is stored."""
 
 from datetime import timedelta
 from typing import Any
@@ -16,12 +16,12 @@ from tests.recovery.steps import FORKED, insert_rows, settings
 from tests.worker.steps import PATIENCE_MS
 
 STUBBORN = "tests.apps.stubborn:app"
-SLACK = timedelta(seconds=3)  # of a busy machine; nothing polls in this time
+SLACK = timedelta(seconds=3)  # for a busy machine; shorter than any poll interval
 
 
 @pytest.fixture(autouse=True)
 def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs on time here does so by a timer."""
+    """Without polls, only timers can start retries on time."""
     for name, value in settings(resilience={"notify_poll_interval_ms": 300_000}).items():
         monkeypatch.setenv(name, value)
 
@@ -33,7 +33,7 @@ def info_of(handle: Any) -> TaskInfo:
 
 
 def pauses(info: TaskInfo) -> list[timedelta]:
-    """From the end of each failed attempt to the start of the next, by the database's clock."""
+    """Return the seconds from the end of each failed attempt to the start of the next, by the database's clock."""
     assert info.started_at is not None
     ends = [attempt.ended_at for attempt in info.failed_attempts]
     starts = [*(attempt.started_at for attempt in info.failed_attempts[1:]), info.started_at]
@@ -78,7 +78,7 @@ def test_an_exception_is_retried_by_the_code_it_is_mapped_to(stubborn: Any, work
 
 
 @pytest.mark.promise("T1")
-def test_pauses_double_up_to_the_longest(stubborn: Any, worker: StartWorker) -> None:
+def test_pauses_double_up_to_the_maximum(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN, options=FORKED)
     handle = stubborn.exponential.send("BUSY", 3)
     assert handle.get(PATIENCE_MS).ok_value == 4
@@ -86,7 +86,7 @@ def test_pauses_double_up_to_the_longest(stubborn: Any, worker: StartWorker) -> 
 
 
 @pytest.mark.promise("T1")
-def test_jitter_moves_pauses_apart(stubborn: Any, worker: StartWorker) -> None:
+def test_jitter_varies_the_pauses(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN, processes=2, options=FORKED)
     handles = [stubborn.jittered.send("BUSY", 1) for _ in range(8)]
     assert [handle.get(PATIENCE_MS).ok_value for handle in handles] == [2] * 8
@@ -105,7 +105,9 @@ def test_async_tasks_are_retried_too(stubborn: Any, worker: StartWorker) -> None
 
 @pytest.mark.promise("T1", "W9")
 @pytest.mark.parametrize(("how", "code"), [("OTHER", "OTHER"), ("value", "UNHANDLED_ERROR"), ("die", "WORKER_CRASHED")])
-def test_what_the_policy_does_not_list_is_not_retried(stubborn: Any, worker: StartWorker, how: str, code: str) -> None:
+def test_an_error_that_the_policy_does_not_list_is_not_retried(
+    stubborn: Any, worker: StartWorker, how: str, code: str
+) -> None:
     worker(STUBBORN, options=FORKED)
     handle = stubborn.busy_only.send(how, 1)
     assert handle.get(PATIENCE_MS).err_value.error_code == code
@@ -114,7 +116,7 @@ def test_what_the_policy_does_not_list_is_not_retried(stubborn: Any, worker: Sta
 
 
 @pytest.mark.promise("T1")
-def test_when_the_retries_are_used_up_the_last_error_is_the_result(stubborn: Any, worker: StartWorker) -> None:
+def test_after_the_last_retry_its_error_is_the_result(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN, options=FORKED)
     handle = stubborn.fixed.send("BUSY", 99)
     result: TaskResult[int, Any] = handle.get(PATIENCE_MS)
@@ -124,7 +126,7 @@ def test_when_the_retries_are_used_up_the_last_error_is_the_result(stubborn: Any
 
 
 @pytest.mark.promise("T1", "W9")
-def test_a_task_that_kills_its_child_again_and_again_is_given_up(stubborn: Any, worker: StartWorker) -> None:
+def test_a_task_that_kills_its_child_repeatedly_fails_after_its_retries(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN, options=FORKED)
     handle = stubborn.fixed.send("die", 99)
     assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
@@ -133,7 +135,7 @@ def test_a_task_that_kills_its_child_again_and_again_is_given_up(stubborn: Any, 
 
 
 @pytest.mark.promise("T1")
-def test_an_error_may_say_when_to_try_again(stubborn: Any, worker: StartWorker) -> None:
+def test_an_error_may_set_the_time_of_its_retry(stubborn: Any, worker: StartWorker) -> None:
     worker(STUBBORN, options=FORKED)
     handle = stubborn.slow_retry.send("BUSY", 1, 0.2)
     assert handle.get(PATIENCE_MS).ok_value == 2
@@ -149,7 +151,9 @@ def test_only_the_last_twenty_failures_are_kept(stubborn: Any, worker: StartWork
 
 
 @pytest.mark.promise("T1")
-def test_nothing_is_retried_past_its_good_until(stubborn: Any, worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_a_task_is_not_retried_after_its_good_until(
+    stubborn: Any, worker: StartWorker, sql: psycopg.Connection
+) -> None:
     """The retry would be due after its `good_until`, so the failure is final."""
     (task_id,) = insert_rows(
         sql,
@@ -166,7 +170,7 @@ def test_nothing_is_retried_past_its_good_until(stubborn: Any, worker: StartWork
 
 
 @pytest.mark.promise("T1")
-def test_a_retry_that_waits_is_pending_and_shows_what_happened(
+def test_a_waiting_retry_is_pending_and_shows_its_failed_attempts(
     stubborn: Any, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     worker(STUBBORN, options=FORKED)
@@ -178,7 +182,7 @@ def test_a_retry_that_waits_is_pending_and_shows_what_happened(
 
 
 @pytest.mark.promise("T1")
-def test_a_retry_is_run_by_another_worker_when_the_first_has_left(stubborn: Any, worker: StartWorker) -> None:
+def test_another_worker_runs_the_retry_when_the_first_has_exited(stubborn: Any, worker: StartWorker) -> None:
     first = worker(STUBBORN, options=FORKED)
     handle = stubborn.slow_retry.send("BUSY", 1, 3.0)
     eventually(lambda: info_of(handle).attempts == 1)

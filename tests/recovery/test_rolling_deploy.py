@@ -1,4 +1,4 @@
-"""A rolling deploy: two releases of one app, producers and workers of both, and nothing is lost between them.
+"""A rolling deploy: producers and workers of two releases of one app run side by side, and no task is lost.
 
 The new release adds a task, renames one and keeps its old name as an alias, adds a parameter, removes a task, and changes a workflow.
 """
@@ -136,7 +136,7 @@ def producers(database: str, *files: Path) -> Generator[list[Producer]]:
 
 @pytest.mark.promise("D1", "D2")
 @pytest.mark.parametrize("prefetch", [0, "auto"])
-def test_a_rolling_deploy_loses_nothing_and_fails_nothing(
+def test_a_rolling_deploy_loses_no_task_and_fails_none(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, database: str, prefetch: int | str
 ) -> None:
     files: list[Path] = []
@@ -153,7 +153,7 @@ def test_a_rolling_deploy_loses_nothing_and_fails_nothing(
         for stage in range(STAGES):
             for producer in sending:
                 producer.begin()
-            # In turns: the new one first, as most do, and the old one first, as those do who have no room for both.
+            # Alternate: start the new worker first, or stop the old one first, as deployments without capacity for both do.
             if stage % 2:
                 assert running[stage].terminate() == 0
                 worker(new, options=("--max-tasks-per-child=0",))
@@ -162,10 +162,10 @@ def test_a_rolling_deploy_loses_nothing_and_fails_nothing(
                 assert running[stage].terminate() == 0
             for producer in sending:
                 producer.wait()
-    # Without any wait: with the last worker of the new release, all tasks that it knows continue at once.
+    # As soon as the last worker runs the new release, all tasks that it knows continue without a wait.
     left = "select distinct task_name from horsies.tasks"
     eventually(lambda: set(column(sql, left)) <= {"removed"}, 90, seen=lambda: (column(sql, left), statuses(sql)))
-    eventually(lambda: not column(sql, left), 60, what="what no release knows any more ends by its good_until")
+    eventually(lambda: not column(sql, left), 60, what="the tasks that no running release knows expire")
     runs = Counter(column(sql, "select status from horsies.workflows"))
     assert runs == {"COMPLETED": 2 * STAGES * RUNS}
     endings = Counter(

@@ -1,4 +1,4 @@
-"""Whatever several workers, a leader and a user do, in whatever order: one owner, one ending, nothing lost, no cap exceeded."""
+"""Workers, a leader and a user act in any order: each task has one owner and one ending, none is lost, no cap is exceeded."""
 
 import json
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ QUEUES = ["capped", "free"]
 CAPS = Caps(cluster_wide=4, queues={"capped": 2})
 CODES = ["BROKEN", "WORKER_CRASHED"]
 
-# `sql` and `broker` come from the test's fixtures, because hypothesis makes the machines itself.
+# Hypothesis creates the machines itself, so `sql` and `broker` are passed to them from the test's fixtures.
 
 
 @dataclass(slots=True)
@@ -38,23 +38,23 @@ class Given:
 
 
 @dataclass(slots=True)
-class Known:
-    """A task as the test remembers it."""
+class Expected:
+    """The state that a task should have, by what the verbs returned."""
 
     retries: int
     claim_no: int = 0
     owner: str | None = None
-    """By what the verbs returned; None if it has no owner."""
+    """None if it is not claimed."""
     ending: tuple[Any, ...] | None = None
 
 
-class Journeys(RuleBasedStateMachine):
+class TaskLifecycles(RuleBasedStateMachine):
     def __init__(self, given: Given) -> None:
         super().__init__()
         self.given = given
-        self.tasks: dict[str, Known] = {}
+        self.tasks: dict[str, Expected] = {}
         self.claims: list[tuple[str, Claim]] = []
-        """Every claim that was ever answered, the lost ones too: its holder may use it at any time."""
+        """Every claim that was ever made, the lost ones too: its holder may use it at any time."""
         self.registered: set[str] = set()
         given.sql.execute("truncate horsies.tasks, horsies.finished, horsies.workers, horsies.queues")
         for worker in WORKERS:
@@ -75,13 +75,13 @@ class Journeys(RuleBasedStateMachine):
         self.given.broker.run(partial(enqueue, [new]))
         if good_s is not None:
             self._sql("update horsies.tasks set good_until = now() + %s * interval '1 s' where id = %s", good_s, new.id)
-        self.tasks[new.id] = Known(retries)
+        self.tasks[new.id] = Expected(retries)
 
     @precondition(lambda self: self.tasks)
     @rule(data=st.data())
-    def ask_to_cancel(self, data: st.DataObject) -> None:
+    def request_cancellation(self, data: st.DataObject) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
-        known = self.tasks[task_id]
+        expected = self.tasks[task_id]
         before = self._status(task_id)
         outcome = self.given.broker.run(partial(cancel_task, task_id))
         if before.is_final:
@@ -90,7 +90,7 @@ class Journeys(RuleBasedStateMachine):
             assert outcome is CancelOutcome.REQUESTED
         else:
             assert outcome is CancelOutcome.CANCELLED
-            known.owner = None
+            expected.owner = None
 
     @rule(queue=st.sampled_from(QUEUES), paused=st.sampled_from(["now()", "null"]))
     def switch_queue(self, queue: str, paused: str) -> None:
@@ -99,10 +99,10 @@ class Journeys(RuleBasedStateMachine):
             queue,
         )
 
-    # -- time, as the database sees it
+    # -- time in the database
 
     @rule(column_name=st.sampled_from(["good_until", "lease_until"]))
-    def time_is_over(self, column_name: str) -> None:
+    def let_expire(self, column_name: str) -> None:
         self._sql(f"update horsies.tasks set {column_name} = now() - interval '1 s' where {column_name} is not null")
 
     # -- workers
@@ -116,11 +116,11 @@ class Journeys(RuleBasedStateMachine):
         (claimed,) = outcome.claimed
         assert len(claimed) <= limit
         for found in claimed:
-            known = self.tasks[found.id]
-            assert known.owner is None, "taken from its owner"
-            assert known.ending is None
-            assert found.claim_no > known.claim_no
-            known.owner, known.claim_no = worker, found.claim_no
+            expected = self.tasks[found.id]
+            assert expected.owner is None, "claimed while it had an owner"
+            assert expected.ending is None
+            assert found.claim_no > expected.claim_no
+            expected.owner, expected.claim_no = worker, found.claim_no
             self.claims.append((worker, found))
 
     @precondition(lambda self: self.claims)
@@ -134,9 +134,9 @@ class Journeys(RuleBasedStateMachine):
             assert before is TaskStatus.CLAIMED
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), failure=st.none() | st.sampled_from(CODES), fused=st.integers(0, 2))
-    def finish(self, data: st.DataObject, failure: str | None, fused: int) -> None:
-        """One claim that ended, and perhaps, in the same turn, a claim into the place it leaves."""
+    @rule(data=st.data(), failure=st.none() | st.sampled_from(CODES), claims_after=st.integers(0, 2))
+    def finish(self, data: st.DataObject, failure: str | None, claims_after: int) -> None:
+        """End one claim, and perhaps claim tasks for the free slot."""
         worker, held = data.draw(st.sampled_from(self.claims))
         assume(self._status(held.id) is not TaskStatus.CLAIMED or not self._is_current(worker, held))
         ending = Ending(held.id, held.claim_no, TaskStatus.COMPLETED, "1")
@@ -147,11 +147,11 @@ class Journeys(RuleBasedStateMachine):
             )
         was_current = self._is_current(worker, held)
         outcome = self._batch(worker, endings=[ending])
-        assert bool(outcome.ended) == was_current, "only the holder ends a task, and the holder always can"
+        assert bool(outcome.ended) == was_current, "the holder, and only the holder, can end a task"
         if was_current:
             self.tasks[held.id].owner = None
-        if fused:
-            self.claim(worker, fused, "RUNNING")
+        if claims_after:
+            self.claim(worker, claims_after, "RUNNING")
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -171,7 +171,7 @@ class Journeys(RuleBasedStateMachine):
     # -- the maintenance leader
 
     @rule(worker=st.sampled_from(WORKERS), returns=st.booleans())
-    def die(self, worker: str, returns: bool) -> None:  # noqa: FBT001 - drawn
+    def declare_dead(self, worker: str, returns: bool) -> None:  # noqa: FBT001 - drawn
         """Its claims stay in `self.claims`: a worker that was declared dead may still use them."""
         run = self.given.broker.run
         heartbeat = run(rescue.get_heartbeats).get(worker)
@@ -185,42 +185,42 @@ class Journeys(RuleBasedStateMachine):
             self._register(worker)
 
     @rule()
-    def reap_orphans(self) -> None:
-        """Those of a worker that claimed after it was declared dead too; no others."""
+    def rescue_orphans(self) -> None:
+        """Rescue also the claims that a worker made after it was declared dead, and no others."""
         self.given.broker.run(rescue.rescue_orphans)
         self._forget_orphans()
 
     @rule(duty=st.sampled_from([rescue.expire_tasks, rescue.release_expired_claims, rescue.cancel_pending_tasks]))
-    def keep(self, duty: Any) -> None:
-        """What has not begun may be taken from its owner; what runs may not."""
-        unbegun = column(self.given.sql, "select id::text from horsies.tasks where status = 'CLAIMED'")
+    def do_maintenance(self, duty: Any) -> None:
+        """Maintenance may take tasks that have not begun from their owner, but no running ones."""
+        not_started = column(self.given.sql, "select id::text from horsies.tasks where status = 'CLAIMED'")
         self.given.broker.run(duty)
-        for task_id in map(str, unbegun):
+        for task_id in map(str, not_started):
             if self._status(task_id) is not TaskStatus.CLAIMED:
                 self.tasks[task_id].owner = None
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
-    def nothing_is_lost_and_nothing_is_there_twice(self) -> None:
+    def each_task_exists_exactly_once(self) -> None:
         ids = column(self.given.sql, "select id::text from horsies.all_tasks")
         assert sorted(map(str, ids)) == sorted(self.tasks)
 
     @invariant()
-    def every_row_is_as_its_story_tells(self) -> None:
+    def rows_match_what_the_verbs_returned(self) -> None:
         rows = self.given.sql.execute(
             "select id::text, status, claim_no, attempts, claimed_by::text, coalesce(cardinality(failed_attempts), 0) "
             "from horsies.all_tasks"
         ).fetchall()
         for task_id, status, claim_no, attempts, claimed_by, failures in rows:
-            known = self.tasks[task_id]
-            assert claim_no == known.claim_no, "every claim is counted, and the number never falls"
+            expected = self.tasks[task_id]
+            assert claim_no == expected.claim_no, "every claim is counted, and the number never falls"
             assert attempts <= claim_no
-            assert attempts <= known.retries + 1
+            assert attempts <= expected.retries + 1
             assert failures <= attempts
             if not TaskStatus(status).is_final:
-                assert known.ending is None, "an ending is final"
-                assert claimed_by == known.owner
+                assert expected.ending is None, "an ending is final"
+                assert claimed_by == expected.owner
 
     @invariant()
     def an_ending_never_changes(self) -> None:
@@ -228,9 +228,9 @@ class Journeys(RuleBasedStateMachine):
             "select id::text, status, result::text, error_code, attempts, finished_at from horsies.finished"
         ).fetchall()
         for task_id, *ending in rows:
-            known = self.tasks[task_id]
-            assert known.ending in (None, tuple(ending))
-            known.ending = tuple(ending)
+            expected = self.tasks[task_id]
+            assert expected.ending in (None, tuple(ending))
+            expected.ending = tuple(ending)
 
     @invariant()
     def caps_hold(self) -> None:
@@ -241,17 +241,17 @@ class Journeys(RuleBasedStateMachine):
     # -- helpers
 
     def _forget_orphans(self) -> None:
-        for known in self.tasks.values():
-            if known.owner not in self.registered:
-                known.owner = None
+        for expected in self.tasks.values():
+            if expected.owner not in self.registered:
+                expected.owner = None
 
     def _batch(self, worker: str, **what: Any) -> BatchResult:
         batch = replace(Batch(worker, self.given.broker.config, CAPS, endings=()), **what)
         return self.given.broker.run(partial(run_batch, batch))
 
     def _is_current(self, worker: str, held: Claim) -> bool:
-        known = self.tasks[held.id]
-        return known.owner == worker and known.claim_no == held.claim_no
+        expected = self.tasks[held.id]
+        return expected.owner == worker and expected.claim_no == held.claim_no
 
     def _status(self, task_id: str) -> TaskStatus:
         (status,) = column(self.given.sql, "select status from horsies.all_tasks where id = %s", task_id)
@@ -271,9 +271,11 @@ class Journeys(RuleBasedStateMachine):
 
 @pytest.mark.timeout(120)
 @pytest.mark.promise("W4", "W5", "W9", "C10", "C11", "C12", "C22", "T1", "T2")
-def test_whatever_happens_in_whatever_order_the_promises_hold(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_the_promises_hold_for_any_order_of_events(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     run_state_machine_as_test(
-        cast("type[Journeys]", partial(Journeys, Given(broker, sql))),  # any maker of machines will do
+        cast(
+            "type[TaskLifecycles]", partial(TaskLifecycles, Given(broker, sql))
+        ),  # any factory of machines is accepted
         settings=settings(
             max_examples=100,
             stateful_step_count=40,

@@ -1,4 +1,4 @@
-"""Two apps in one schema and one queue, each with tasks and schedules, restarted in turns: neither touches what is the other's."""
+"""Two apps in one schema and one queue, each with tasks and schedules, are restarted in turns: neither affects the other."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ SCHEDULED = ("--scheduler",)
 
 
 @pytest.mark.promise("D1", "D3")
-def test_two_apps_that_are_restarted_in_turns_leave_each_other_alone(
+def test_two_apps_that_are_restarted_in_turns_do_not_affect_each_other(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     apps: dict[str, str] = {}
@@ -72,7 +72,7 @@ def test_two_apps_that_are_restarted_in_turns_leave_each_other_alone(
 
 
 @pytest.mark.promise("D3")
-def test_a_task_name_that_both_apps_have_is_said_at_start_up(
+def test_a_task_name_that_both_apps_use_is_logged_at_start_up(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     for name in ("shop", "bank"):

@@ -1,4 +1,4 @@
-"""The slots of a pattern, found the slow way: minute by minute, looking at the clock on the wall. Shares nothing with the product."""
+"""The slots of a pattern, computed minute by minute in local time. Shares no code with the product."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,8 +11,9 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 def slots_between(wanted: Wanted, zone: str, after: datetime, until: datetime) -> Iterator[datetime]:
-    """Later than `after`, not later than `until`. Time runs in UTC: a local time that does not exist never comes by, and one that comes
-    by for the second time is marked as such (`fold`).
+    """Return the slots later than `after` and not later than `until`.
+
+    The loop runs in UTC: a local time that does not exist never occurs, and the second occurrence of one has `fold` set.
     """
     clock, moment = ZoneInfo(zone), after.astimezone(UTC).replace(second=0, microsecond=0) + MINUTE
     while moment <= until:
@@ -23,7 +24,7 @@ def slots_between(wanted: Wanted, zone: str, after: datetime, until: datetime) -
 
 
 def cron(expression: str) -> Wanted:
-    """Numbers, names of days, lists, ranges and steps: what the tests use."""
+    """Parse a cron expression with numbers, names of days, lists, ranges and steps: what the tests use."""
     minute, hour, day, month, weekday = expression.split()
     minutes, hours, months = field(minute, 0, 59), field(hour, 0, 23), field(month, 1, 12)
     days = field(day, 1, 31)

@@ -1,4 +1,4 @@
-"""Schedules in short words: declared without an app, stored, and looked at."""
+"""Short forms to declare schedules without an app, store them and read them."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -45,7 +45,7 @@ def outcomes(ticked: TickResult) -> list[tuple[str, datetime]]:
 
 
 def history(broker: PostgresBroker, name: str, limit: int = 1_000) -> list[ScheduleRun]:
-    """Oldest first."""
+    """Return the runs of a schedule, oldest first."""
     return broker.run(partial(get_schedule_runs, name, limit))[::-1]
 
 
@@ -63,8 +63,8 @@ def end_all_tasks(sql: psycopg.Connection) -> None:
     sql.execute("delete from horsies.tasks")
 
 
-class ByHand(Generic[T]):
-    """A verb that is answered request by request, on a connection of its own: it can be left, or robbed, in between."""
+class Stepper(Generic[T]):
+    """A verb that is executed request by request on its own connection, so that a test can stop it in between."""
 
     def __init__(self, connection: psycopg.Connection, op: Op[T]) -> None:
         self._connection = connection
@@ -74,11 +74,11 @@ class ByHand(Generic[T]):
 
     @property
     def names(self) -> list[str]:
-        """The statements that come next."""
+        """Return the names of the next statements."""
         return [query.statement.name for query in self.request.queries] if isinstance(self.request, Request) else []
 
     def step(self) -> bool:
-        """Whether there is more to do."""
+        """Execute the next request. Returns whether there is another one."""
         assert isinstance(self.request, Request)
         answer = execute_on(self._connection, self.request, "horsies")
         try:

@@ -24,7 +24,7 @@ def report(broker: PostgresBroker) -> None:
     store(broker, declare("report", IntervalSchedule(hours=1), terms=TaskOptions("pack", "parcels", 3)), now=NOON)
 
 
-def test_a_paused_schedule_goes_on_with_its_first_slot_after_the_pause(broker: PostgresBroker) -> None:
+def test_a_resumed_schedule_continues_with_its_first_slot_after_the_pause(broker: PostgresBroker) -> None:
     assert broker.run(partial(pause_schedule, "report"))
     assert tick_at(broker, NOON + 3 * HOUR).decisions == []
     assert tick_at(broker, NOON).next_due_s is None
@@ -33,19 +33,19 @@ def test_a_paused_schedule_goes_on_with_its_first_slot_after_the_pause(broker: P
     assert outcomes(tick_at(broker, NOON + 4 * HOUR)) == [("ENQUEUED", NOON + 4 * HOUR)]
 
 
-def test_resuming_what_is_not_paused_changes_nothing(broker: PostgresBroker) -> None:
+def test_resuming_a_schedule_that_is_not_paused_changes_nothing(broker: PostgresBroker) -> None:
     assert broker.run(partial(resume_schedule, "report", NOON + 3.5 * HOUR))
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
 
 
-def test_resuming_what_the_app_has_disabled_leaves_it_disabled(broker: PostgresBroker) -> None:
+def test_resuming_a_disabled_schedule_leaves_it_disabled(broker: PostgresBroker) -> None:
     broker.run(partial(pause_schedule, "report"))
     store(broker, declare("report", IntervalSchedule(hours=1), enabled=False), now=NOON)
     assert broker.run(partial(resume_schedule, "report", NOON))
     assert tick_at(broker, NOON + HOUR).decisions == []
 
 
-def test_resuming_in_a_zone_that_is_not_known_here_says_so(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_resuming_a_schedule_with_an_unknown_time_zone_raises(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     broker.run(partial(pause_schedule, "report"))
     sql.execute(
         """update horsies.schedules set timezone = 'Mars/Olympus', pattern = '{"kind": "daily", "time": "09:00:00"}'"""
@@ -55,7 +55,7 @@ def test_resuming_in_a_zone_that_is_not_known_here_says_so(broker: PostgresBroke
     assert stored_row(sql, "report")["paused_at"] is not None
 
 
-def test_a_run_by_hand_enqueues_now_and_moves_no_slot(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_manual_run_enqueues_now_and_moves_no_slot(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     task_id = new_task_id()
     assert broker.run(partial(run_schedule, "report", task_id))
     assert row(sql, "select id::text, task_name, queue_name, priority from horsies.tasks") == (
@@ -69,28 +69,26 @@ def test_a_run_by_hand_enqueues_now_and_moves_no_slot(broker: PostgresBroker, sq
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
 
 
-def test_a_run_by_hand_is_a_last_run_that_others_must_not_overlap(broker: PostgresBroker) -> None:
+def test_a_manual_run_counts_for_the_overlap_rule(broker: PostgresBroker) -> None:
     store(broker, declare("report", IntervalSchedule(hours=1), overlap="skip"), now=NOON)
     broker.run(partial(run_schedule, "report", new_task_id()))
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("SKIPPED", NOON + HOUR)]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_by_hand_whose_answer_was_lost_is_not_run_twice(
+def test_a_manual_run_with_a_lost_answer_runs_once(
     broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, when: str
 ) -> None:
-    faults("run_schedule", "before" if when == "before" else "after", "drop")  # it travels with its COMMIT
+    faults("run_schedule", "before" if when == "before" else "after", "drop")  # sent together with its COMMIT
     verb = partial(run_schedule, "report", new_task_id())
     assert broker.run(verb, again=verb)
-    sql.execute("delete from horsies.tasks")  # as if it had been run meanwhile
+    sql.execute("delete from horsies.tasks")  # as if it had ended
     assert broker.run(verb)
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
     assert len(history(broker, "report")) == 1
 
 
-def test_two_attempts_of_one_run_by_hand_at_once_enqueue_it_once(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_concurrent_attempts_of_one_manual_run_enqueue_it_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     verb = partial(run_schedule, "report", new_task_id())
     with ThreadPoolExecutor(4) as threads:
         attempts = [threads.submit(broker.run, verb) for _ in range(4)]
@@ -98,7 +96,7 @@ def test_two_attempts_of_one_run_by_hand_at_once_enqueue_it_once(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-def test_a_name_that_is_not_there_is_said_to_be_none(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_an_unknown_name_is_reported(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     for verb in (
         partial(pause_schedule, "mail"),
         partial(resume_schedule, "mail"),

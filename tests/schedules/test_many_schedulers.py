@@ -1,4 +1,4 @@
-"""Many schedulers at once, over months, dying all the time: each slot exactly once, by an oracle that shares nothing with the product."""
+"""Concurrent schedulers that die repeatedly, over months: each slot exactly once, compared with an independent oracle."""
 
 import random
 import threading
@@ -15,10 +15,10 @@ from horsies.schedules.tick import tick
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
 from tests.schedules.oracle import Wanted, cron, is_last_day, slots_between
-from tests.schedules.steps import ByHand, declare, history, store, tick_at
+from tests.schedules.steps import Stepper, declare, history, store, tick_at
 
 SCHEDULERS = 3
-DEADLY = 0.3  # of the ticks
+DEATH_RATE = 0.3  # of the ticks
 STEP = timedelta(hours=7)
 MONTHS = datetime(2026, 9, 20, tzinfo=UTC), datetime(2026, 11, 20, tzinfo=UTC)
 SPRING = datetime(2026, 2, 20, tzinfo=UTC), datetime(2026, 4, 20, tzinfo=UTC)
@@ -45,7 +45,7 @@ SCHEDULES: list[tuple[str, Pattern, Wanted]] = [
 
 
 class Clock:
-    """The moment that all schedulers go by; moves on when anybody has looked often enough."""
+    """The clock that all schedulers share. Each reading moves it on."""
 
     def __init__(self, start: datetime, end: datetime) -> None:
         self._lock = threading.Lock()
@@ -58,10 +58,10 @@ class Clock:
 
 
 def run_scheduler(url: str, clock: Clock) -> int:
-    """How often it died."""
+    """Run ticks until the clock ends. Returns how often the scheduler died."""
     deaths, connection = 0, psycopg.connect(url, autocommit=True)
     while (now := clock.next()) is not None:
-        fatal = random.randrange(6) if random.random() < DEADLY else None  # noqa: S311 - no secret
+        fatal = random.randrange(6) if random.random() < DEATH_RATE else None  # noqa: S311 - no secret
         if not tick_or_die(connection, now, fatal):
             deaths, connection = deaths + 1, psycopg.connect(url, autocommit=True)
     connection.close()
@@ -69,8 +69,11 @@ def run_scheduler(url: str, clock: Clock) -> int:
 
 
 def tick_or_die(connection: psycopg.Connection, now: datetime, fatal: int | None) -> bool:
-    """At an even step before the request is made, at an odd one after it was answered and before the answer is read."""
-    ticking, step = ByHand(connection, tick(now, limit=3)), 0
+    """Tick, or die at step `fatal`: before a request if it is even, between its answer and the read if it is odd.
+
+    Returns whether the tick was completed.
+    """
+    ticking, step = Stepper(connection, tick(now, limit=3)), 0
     while True:
         if step == fatal:
             connection.close()
@@ -86,7 +89,7 @@ def tick_or_die(connection: psycopg.Connection, now: datetime, fatal: int | None
 
 @pytest.mark.promise("T4")
 @pytest.mark.parametrize("months", [MONTHS, SPRING], ids=["autumn", "spring"])
-def test_schedulers_that_die_all_the_time_deal_with_each_slot_exactly_once(
+def test_schedulers_that_die_repeatedly_decide_each_slot_exactly_once(
     database: str, broker: PostgresBroker, sql: psycopg.Connection, months: tuple[datetime, datetime]
 ) -> None:
     start, end = months
@@ -100,7 +103,7 @@ def test_schedulers_that_die_all_the_time_deal_with_each_slot_exactly_once(
     with ThreadPoolExecutor(SCHEDULERS) as threads:
         deaths = [threads.submit(run_scheduler, database, clock) for _ in range(SCHEDULERS)]
         assert sum(each.result() for each in deaths) > 20
-    eventually(lambda: (tick_at(broker, end).next_due_s or 1) > 0, what="everything is made up for")
+    eventually(lambda: (tick_at(broker, end).next_due_s or 1) > 0, what="all slots are decided")
     for name, (zone, _, wanted) in zip(names, SCHEDULES, strict=True):
         runs = history(broker, name, 10_000)
         seen = Counter(run.slot_at for run in runs)

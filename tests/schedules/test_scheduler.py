@@ -1,4 +1,4 @@
-"""Schedulers as processes: they start, ride out outages, die, and stop when they are told to."""
+"""Scheduler processes: start, outages, kills and shutdown."""
 
 import asyncio
 import signal
@@ -27,8 +27,8 @@ from tests.schedules.steps import declare, store
 APP = "tests.apps.scheduled:app"
 READY = "scheduler is ready"
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
-# Every slot of every schedule from its first to its last, each of them once, with a task of its own.
-FAULTS = (
+# Counts the schedules that have not run every slot from the first to the last exactly once, each with its own task.
+INCOMPLETE_SCHEDULES = (
     "select count(*) from (select schedule_name, count(*), count(distinct slot_at) as slots, count(distinct task_id) as tasks, "
     "extract(epoch from max(slot_at) - min(slot_at)) + 1 as seconds from horsies.schedule_runs where outcome = 'ENQUEUED' "
     "group by schedule_name) as runs where count <> slots or tasks <> slots or slots <> seconds"
@@ -76,7 +76,7 @@ def runs(sql: psycopg.Connection) -> int:
 
 
 def wait_until_settled(sql: psycopg.Connection) -> None:
-    """It has enqueued, and it listens: no connection is being made that a cut could pass by."""
+    """Wait until it has enqueued and listens, so that all its connections exist before a cut."""
     listening = (
         "select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%%_schedules\"'"
     )
@@ -85,7 +85,7 @@ def wait_until_settled(sql: psycopg.Connection) -> None:
 
 
 @pytest.mark.promise("A1", "A9", "T4")
-def test_a_scheduler_enqueues_what_is_due_and_a_worker_runs_it(
+def test_a_scheduler_enqueues_due_tasks_and_a_worker_runs_them(
     scheduler: StartScheduler, worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     worker(APP)
@@ -94,20 +94,18 @@ def test_a_scheduler_enqueues_what_is_due_and_a_worker_runs_it(
     eventually(lambda: row(sql, finished) >= (2,), what="two runs are done")
     assert running.terminate() == 0
     assert "stopped" in running.logs[-1]
-    assert row(sql, FAULTS) == (0,)
+    assert row(sql, INCOMPLETE_SCHEDULES) == (0,)
 
 
 @pytest.mark.promise("T4")
-def test_a_worker_can_be_the_scheduler_as_well(worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_a_worker_can_also_be_the_scheduler(worker: StartWorker, sql: psycopg.Connection) -> None:
     running = worker(APP, options=("--scheduler",))
     eventually(lambda: row(sql, "select count(*) from horsies.finished") >= (1,), what="a run is done")
     assert running.terminate() == 0
 
 
 @pytest.mark.promise("T4")
-def test_schedulers_that_are_killed_leave_no_slot_out_and_none_twice(
-    scheduler: StartScheduler, sql: psycopg.Connection
-) -> None:
+def test_killed_schedulers_neither_skip_nor_repeat_a_slot(scheduler: StartScheduler, sql: psycopg.Connection) -> None:
     env = {"HORSIES_TEST_SCHEDULES": "5"}
     steady = scheduler(env=env)
     doomed = [
@@ -122,11 +120,11 @@ def test_schedulers_that_are_killed_leave_no_slot_out_and_none_twice(
     before = runs(sql)
     eventually(lambda: runs(sql) >= before + 5, what="another second is enqueued")
     assert last.terminate() == 0
-    assert row(sql, FAULTS) == (0,)
+    assert row(sql, INCOMPLETE_SCHEDULES) == (0,)
 
 
 @pytest.mark.promise("T4")
-def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy) -> None:
+def test_a_scheduler_survives_an_outage(scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy) -> None:
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
     wait_until_settled(sql)
     proxy.cut()
@@ -135,17 +133,17 @@ def test_an_outage_is_ridden_out(scheduler: StartScheduler, sql: psycopg.Connect
     before = runs(sql)
     eventually(lambda: runs(sql) > before, what="it works again")
     assert running.terminate() == 0
-    assert row(sql, FAULTS) == (0,)
+    assert row(sql, INCOMPLETE_SCHEDULES) == (0,)
 
 
-def test_a_scheduler_tells_over_http_what_it_has_done_and_whether_its_database_answers(
+def test_a_scheduler_serves_metrics_and_readiness_over_http(
     scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
 ) -> None:
     port = free_port()
     running = scheduler(options=(f"--metrics-port={port}",), env={"HORSIES_DATABASE_URL": proxy.url})
     eventually(lambda: fetch(port, "/readyz").status == 200)
     eventually(lambda: enqueued(fetch(port, "/metrics")) >= 1, what="its slots are counted")
-    assert enqueued(fetch(port, "/metrics")) <= runs(sql)  # counted when they are committed
+    assert enqueued(fetch(port, "/metrics")) <= runs(sql)  # counted after the commit
     seen = fetch(port, "/metrics").samples()
     assert seen["horsies_database_up"] == 1
     assert seen["horsies_pool_connections"] >= 1
@@ -162,11 +160,11 @@ def test_a_scheduler_tells_over_http_what_it_has_done_and_whether_its_database_a
     assert fetch(port, "/healthz").status == 0
 
 
-def enqueued(said: Response) -> float:
-    return said.samples().get('horsies_schedule_slots_total{outcome="ENQUEUED"}', 0.0)
+def enqueued(response: Response) -> float:
+    return response.samples().get('horsies_schedule_slots_total{outcome="ENQUEUED"}', 0.0)
 
 
-def test_a_scheduler_that_still_looks_for_its_database_lives_but_is_not_ready(scheduler: StartScheduler) -> None:
+def test_a_scheduler_that_waits_for_its_database_is_alive_but_not_ready(scheduler: StartScheduler) -> None:
     port = free_port()
     env = {"HORSIES_DATABASE_URL": "postgresql://127.0.0.1:1/nothing"}
     scheduler(options=(f"--metrics-port={port}",), env=env, until_ready=False)
@@ -174,19 +172,19 @@ def test_a_scheduler_that_still_looks_for_its_database_lives_but_is_not_ready(sc
     assert fetch(port, "/readyz").json["reasons"] == ["the database has not been reached yet"]
 
 
-def test_schedulers_work_through_a_transaction_pooler_and_leave_nothing_in_its_sessions(
+def test_a_scheduler_works_through_a_transaction_pooler_and_leaves_no_session_settings(
     scheduler: StartScheduler, sql: psycopg.Connection, pgbouncer: StartPgBouncer
 ) -> None:
     pooler = pgbouncer(server_round_robin=1)
     running = scheduler(env={"HORSIES_DATABASE_URL": pooler.url})
     eventually(lambda: runs(sql) >= 2, what="it works")
-    with psycopg.connect(pooler.url, autocommit=True, prepare_threshold=None) as stranger:
-        assert {row(stranger, "select current_setting('enable_nestloop')") for _ in range(6)} == {("on",)}
+    with psycopg.connect(pooler.url, autocommit=True, prepare_threshold=None) as other_client:
+        assert {row(other_client, "select current_setting('enable_nestloop')") for _ in range(6)} == {("on",)}
     assert running.terminate() == 0
-    assert row(sql, FAULTS) == (0,)
+    assert row(sql, INCOMPLETE_SCHEDULES) == (0,)
 
 
-def test_a_scheduler_that_was_told_not_to_wait_for_ever_gives_up(
+def test_a_scheduler_with_limited_retries_gives_up(
     scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
 ) -> None:
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url, "HORSIES_TEST_ATTEMPTS": "1"})
@@ -196,7 +194,7 @@ def test_a_scheduler_that_was_told_not_to_wait_for_ever_gives_up(
     assert any("gave up after 1 failed attempts" in line for line in running.logs)
 
 
-def test_a_scheduler_that_sleeps_is_woken_when_schedules_change(
+def test_a_sleeping_scheduler_wakes_when_schedules_change(
     scheduler: StartScheduler, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     running = scheduler(env={"HORSIES_TEST_SCHEDULES": "0"})
@@ -206,10 +204,10 @@ def test_a_scheduler_that_sleeps_is_woken_when_schedules_change(
     broker.run(partial(pause_schedule, "report"))
     paused_at = runs(sql)
     broker.run(partial(resume_schedule, "report"))
-    eventually(lambda: runs(sql) > paused_at, what="it goes on")
+    eventually(lambda: runs(sql) > paused_at, what="it continues")
 
 
-def test_an_app_that_declares_no_schedules_leaves_those_that_are_stored_alone(
+def test_an_app_without_declared_schedules_serves_the_stored_ones(
     scheduler: StartScheduler, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     store(broker, declare("report", IntervalSchedule(seconds=1)))
@@ -239,12 +237,12 @@ unnamed = make(None, "tidy")
 
 
 @pytest.mark.promise("D3")
-def test_apps_in_one_schema_that_are_restarted_in_turns_leave_each_other_s_schedules_alone(
+def test_apps_in_one_schema_do_not_change_each_other_s_schedules(
     database: str, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
 
-    def restarted(app: str, command: tuple[str, ...] = ("scheduler",)) -> list[str]:
+    def restart(app: str, command: tuple[str, ...] = ("scheduler",)) -> list[str]:
         program = Program(*command, f"several:{app}", env={"HORSIES_DATABASE_URL": database}, cwd=tmp_path)
         try:
             program.wait_for_log("schedules are declared")
@@ -257,8 +255,8 @@ def test_apps_in_one_schema_that_are_restarted_in_turns_leave_each_other_s_sched
         found = sql.execute("select name, app, declared, task_name from horsies.schedules").fetchall()
         return {name: (app, declared, task) for name, app, declared, task in found}
 
-    def said(logs: list[str], words: str) -> bool:
-        return any(words in line for line in logs)
+    def has_logged(logs: list[str], text: str) -> bool:
+        return any(text in line for line in logs)
 
     expected = {
         "report": ("shop", True, "report task"),
@@ -266,19 +264,19 @@ def test_apps_in_one_schema_that_are_restarted_in_turns_leave_each_other_s_sched
         "count": ("bank", True, "count task"),
         "tidy": ("several:unnamed", True, "tidy task"),
     }
-    restarted("shop")
+    restart("shop")
     clash = "schedule 'report' belongs to app 'shop' and is not stored for app 'bank'"
-    assert said(restarted("bank"), clash)
-    restarted("unnamed", ("worker", "--scheduler", "--processes=1"))
+    assert has_logged(restart("bank"), clash)
+    restart("unnamed", ("worker", "--scheduler", "--processes=1"))
     assert stored() == expected
     for app in ("shop", "unnamed", "bank"):
-        restarted(app)
+        restart(app)
         assert stored() == expected
-    assert said(restarted("smaller_shop"), "0 new, 0 changed, 1 removed ('mail')")
+    assert has_logged(restart("smaller_shop"), "0 new, 0 changed, 1 removed ('mail')")
     assert stored() == expected | {"mail": ("shop", False, "mail task")}
 
 
-def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
+def test_ctrl_c_stops_a_scheduler_during_an_outage(
     scheduler: StartScheduler, sql: psycopg.Connection, proxy: Proxy
 ) -> None:
     running = scheduler(env={"HORSIES_DATABASE_URL": proxy.url})
@@ -290,16 +288,16 @@ def test_a_scheduler_is_stopped_by_ctrl_c_also_while_the_database_is_away(
     assert not any("Traceback" in line for line in running.logs)
 
 
-async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: PostgresBroker) -> None:
+async def test_a_scheduler_publishes_an_event_for_each_decided_slot(broker: PostgresBroker) -> None:
     await asyncio.to_thread(store, broker, declare("report", IntervalSchedule(hours=1)), now=LONG_AGO)
-    heard: list[events.ScheduleSlotDecided] = []
-    is_told = asyncio.Event()
+    received: list[events.ScheduleSlotDecided] = []
+    is_enqueued = asyncio.Event()
 
     def receive_message(event: events.Event) -> None:
         if isinstance(event, events.ScheduleSlotDecided):
-            heard.append(event)
+            received.append(event)
             if event.outcome == "ENQUEUED":
-                is_told.set()
+                is_enqueued.set()
 
     events.subscribe(receive_message)
     app = Horsies(AppConfig(broker=broker.config))
@@ -309,8 +307,11 @@ async def test_a_scheduler_tells_subscribers_what_became_of_slots(broker: Postgr
             asyncio.TaskGroup() as group,
             Scheduler(group, app, declared=None),
         ):
-            await is_told.wait()
+            await is_enqueued.wait()
     finally:
         events.unsubscribe(receive_message)
         await app.close_async()
-    assert heard == [events.ScheduleSlotDecided("report", "MISSED"), events.ScheduleSlotDecided("report", "ENQUEUED")]
+    assert received == [
+        events.ScheduleSlotDecided("report", "MISSED"),
+        events.ScheduleSlotDecided("report", "ENQUEUED"),
+    ]

@@ -25,14 +25,14 @@ from horsies.schedules.control import get_schedules, pause_schedule
 from horsies.schedules.sync import SyncResult, declared_schedules, sync_schedules
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import row
-from tests.schedules.steps import ByHand, declare, history, store, stored_row, tick_at
+from tests.schedules.steps import Stepper, declare, history, store, stored_row, tick_at
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 HOURLY = IntervalSchedule(hours=1)
 
 
-# -- what an app may declare
+# -- declarations
 
 
 def app_with(*schedules: TaskSchedule) -> Horsies:
@@ -50,7 +50,7 @@ def app_with(*schedules: TaskSchedule) -> Horsies:
     return app
 
 
-def test_a_declared_schedule_has_the_terms_of_its_task_and_its_encoded_arguments() -> None:
+def test_a_declared_schedule_has_the_options_of_its_task_and_encoded_arguments() -> None:
     app = app_with(
         TaskSchedule(name="b", task_name="pack", pattern=HOURLY, kwargs={"number": 1, "at": time(9)}),
         TaskSchedule(name="a", task_name="pack", pattern=HOURLY, kwargs={"number": 2}, queue_name="letters"),
@@ -63,12 +63,12 @@ def test_a_declared_schedule_has_the_terms_of_its_task_and_its_encoded_arguments
     assert [each.args for each in found] == ['{"number":2}', '{"number":1,"at":"09:00:00"}']
 
 
-def test_an_app_may_say_nothing_about_schedules() -> None:
+def test_an_app_may_declare_no_schedules() -> None:
     app = Horsies()
     assert declared_schedules(app.config, app.tasks) is None
 
 
-def test_everything_that_is_wrong_with_schedules_is_told_at_once() -> None:
+def test_all_problems_of_all_schedules_are_reported_at_once() -> None:
     app = app_with(
         TaskSchedule(name="lost", task_name="unpack", pattern=HOURLY),
         TaskSchedule(name="typed", task_name="pack", pattern=HOURLY, kwargs={"number": "one"}),
@@ -76,17 +76,17 @@ def test_everything_that_is_wrong_with_schedules_is_told_at_once() -> None:
     )
     with pytest.raises(ConfigError) as raised:
         declared_schedules(app.config, app.tasks)
-    told = str(raised.value)
+    message = str(raised.value)
     for expected in (
         "schedule 'lost': there is no task 'unpack'; this app has 'pack'",
         "schedule 'typed': kwargs: pack() cannot be sent",
         "schedule 'short': kwargs: pack() cannot be called like this: missing a required argument: 'number'",
         "schedule 'short': queue_name: there is no queue 'pigeons'; this app has 'parcels', 'letters'",
     ):
-        assert expected in told
+        assert expected in message
 
 
-def test_everything_that_is_wrong_with_one_schedule_is_told_at_once() -> None:
+def test_all_problems_of_one_schedule_are_reported_at_once() -> None:
     wrong: dict[str, object] = {
         "name": "",
         "task_name": 7,
@@ -101,14 +101,14 @@ def test_everything_that_is_wrong_with_one_schedule_is_told_at_once() -> None:
     }
     with pytest.raises(ConfigError) as raised:
         TaskSchedule(**wrong)  # pyright: ignore[reportArgumentType] - wrong types are the point
-    told = str(raised.value)
-    assert "10 problems" in told
-    assert "pattern must be one of IntervalSchedule" in told
-    assert "timezone 'Europe/Atlantis' is not known; choose an IANA name" in told
-    assert "choose at most a day" in told
+    message = str(raised.value)
+    assert "10 problems" in message
+    assert "pattern must be one of IntervalSchedule" in message
+    assert "timezone 'Europe/Atlantis' is not known; choose an IANA name" in message
+    assert "choose at most a day" in message
 
 
-def test_two_schedules_of_one_name_are_refused() -> None:
+def test_two_schedules_with_the_same_name_are_refused() -> None:
     same = TaskSchedule(name="a", task_name="pack", pattern=HOURLY)
     with pytest.raises(ConfigError, match="there are 2 schedules named 'a'; give each its own name"):
         ScheduleConfig(schedules=[same, same])
@@ -120,7 +120,7 @@ def test_two_schedules_of_one_name_are_refused() -> None:
         AppConfig(schedule=[same])  # pyright: ignore[reportArgumentType]
 
 
-def test_a_schedule_cannot_be_changed_afterwards() -> None:
+def test_a_schedule_is_immutable() -> None:
     kwargs = {"number": 1}
     schedule = TaskSchedule(name="a", task_name="pack", pattern=HOURLY, kwargs=kwargs)
     kwargs["number"] = 2
@@ -129,10 +129,10 @@ def test_a_schedule_cannot_be_changed_afterwards() -> None:
         schedule.kwargs["number"] = 3  # pyright: ignore[reportIndexIssue]
 
 
-# -- what becomes of it
+# -- storing
 
 
-def test_what_did_not_change_is_not_touched(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_an_unchanged_schedule_is_not_written(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     made = [declare("report", HOURLY, args='{"a":1}'), declare("mail", CronSchedule("0 9 * * mon-fri"))]
     assert store(broker, *made, now=NOON) == SyncResult(["mail", "report"], [], [])
     before = sql.execute("select xmin, name, next_slot_at from horsies.schedules order by name").fetchall()
@@ -141,7 +141,7 @@ def test_what_did_not_change_is_not_touched(broker: PostgresBroker, sql: psycopg
     assert after == before
 
 
-def test_a_changed_pattern_begins_anew_and_says_what_it_left_behind(
+def test_a_changed_pattern_starts_from_now_and_records_missed_slots(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     store(broker, declare("report", HOURLY), declare("zoned", DailySchedule(time(9))), now=NOON)
@@ -156,7 +156,7 @@ def test_a_changed_pattern_begins_anew_and_says_what_it_left_behind(
     assert history(broker, "zoned") == []
 
 
-def test_any_other_change_leaves_the_next_slot_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_any_other_change_keeps_the_next_slot(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     terms = TaskOptions("pack", "parcels", 3, timeout_ms=5)
     changed = declare("report", HOURLY, args='{"n":2}', terms=terms, jitter=1.5, catch_up_missed=True)
@@ -167,7 +167,7 @@ def test_any_other_change_leaves_the_next_slot_alone(broker: PostgresBroker, sql
     assert history(broker, "report") == []
 
 
-def test_what_is_no_longer_declared_is_kept_but_never_due(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_removed_schedule_is_kept_but_never_due(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
     assert store(broker, declare("mail", HOURLY), now=NOON).retired == ["report"]
     assert [decision.name for decision in tick_at(broker, NOON + 5 * HOUR).decisions if decision.name == "report"] == []
@@ -178,14 +178,14 @@ def test_what_is_no_longer_declared_is_kept_but_never_due(broker: PostgresBroker
     assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T22:00:00+00:00"
 
 
-def test_a_schedule_that_is_disabled_is_stored_and_never_due(broker: PostgresBroker) -> None:
+def test_a_disabled_schedule_is_stored_but_never_due(broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY, enabled=False), now=NOON)
     assert tick_at(broker, NOON + 5 * HOUR).decisions == []
     store(broker, declare("report", HOURLY), now=NOON + 9 * HOUR)
     assert [decision.slot_at for decision in tick_at(broker, NOON + 10 * HOUR).decisions] == [NOON + 10 * HOUR]
 
 
-def test_a_pause_outlives_every_change_of_the_app(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_pause_survives_changes_of_the_declaration(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     assert broker.run(partial(pause_schedule, "report"))
     store(broker, declare("report", IntervalSchedule(minutes=5)), now=NOON)
@@ -194,19 +194,19 @@ def test_a_pause_outlives_every_change_of_the_app(broker: PostgresBroker, sql: p
     assert history(broker, "report") == []
 
 
-def test_a_sync_whose_answer_was_lost_can_be_repeated(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_sync_can_be_repeated(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     store(broker, declare("report", HOURLY), now=NOON)
     assert row(sql, "select count(*) from horsies.schedules") == (1,)
 
 
 @pytest.mark.promise("T4")
-def test_two_that_store_a_new_schedule_at_once_follow_each_other(
+def test_concurrent_syncs_of_a_new_schedule_wait_for_each_other(
     database: str, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    """Else the second, which has not seen the row of the first, would move its next slot."""
+    """Otherwise the second, which has not seen the row of the first, would move its next slot."""
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
-        first = ByHand(connection, sync_schedules([declare("report", HOURLY, args='{"n":1}')], app="shop", now=NOON))
+        first = Stepper(connection, sync_schedules([declare("report", HOURLY, args='{"n":1}')], app="shop", now=NOON))
         first.until("store_schedules")
         second = threads.submit(store, broker, declare("report", HOURLY, args='{"n":2}'), now=NOON + 5 * HOUR)
         wait_until_blocked(sql, on=connection)
@@ -216,10 +216,10 @@ def test_two_that_store_a_new_schedule_at_once_follow_each_other(
     assert stored_row(sql, "report")["next_slot_at"] == "2026-06-01T13:00:00+00:00"
 
 
-def test_a_sync_under_way_keeps_no_tick_waiting(database: str, broker: PostgresBroker) -> None:
+def test_a_tick_does_not_wait_for_a_running_sync(database: str, broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection:
-        syncing = ByHand(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
+        syncing = Stepper(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
         syncing.until("store_schedules")
         assert tick_at(broker, NOON + HOUR).decisions == []
         while syncing.step():
@@ -231,8 +231,10 @@ def test_a_sync_under_way_keeps_no_tick_waiting(database: str, broker: PostgresB
 
 
 @pytest.mark.promise("D3")
-def test_an_app_s_start_changes_nothing_of_another_app(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    """Not even when slots of the other app are overdue: they are still to be enqueued."""
+def test_the_sync_of_an_app_does_not_change_another_app_s_schedules(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """Not even when slots of the other app are overdue: they must still be enqueued."""
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON, app="shop")
     before = sql.execute("select xmin, * from horsies.schedules order by name").fetchall()
     assert store(broker, declare("count", HOURLY), now=NOON + 5 * HOUR, app="bank") == SyncResult(["count"], [], [])
@@ -244,7 +246,7 @@ def test_an_app_s_start_changes_nothing_of_another_app(broker: PostgresBroker, s
 
 
 @pytest.mark.promise("D3")
-def test_a_schedule_that_two_apps_declare_stays_with_the_first_and_the_second_is_told(
+def test_a_schedule_of_two_apps_stays_with_the_first_and_the_clash_is_reported(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     store(broker, declare("report", HOURLY), now=NOON, app="shop")
@@ -256,19 +258,17 @@ def test_a_schedule_that_two_apps_declare_stays_with_the_first_and_the_second_is
     assert before["app"] == "shop"
 
 
-def test_a_removed_schedule_belongs_to_the_next_app_that_declares_it(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_the_next_app_that_declares_a_removed_schedule_owns_it(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON, app="shop")
     store(broker, now=NOON, app="shop")
     assert store(broker, declare("report", HOURLY), now=NOON, app="bank") == SyncResult([], ["report"], [])
     assert stored_row(sql, "report")["app"] == "bank"
 
 
-def test_what_an_older_release_stored_belongs_to_the_first_app_that_declares_it(
+def test_the_first_app_that_declares_a_schedule_without_an_owner_owns_it(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    """It keeps its next slot. What no app declares is not removed: it may be another app's, whose scheduler has not started yet."""
+    """It keeps its next slot. Others without an owner are not removed: they may belong to an app whose scheduler has not started yet."""
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
     sql.execute("update horsies.schedules set app = null")
     synced = store(broker, declare("report", HOURLY), now=NOON + 5 * HOUR, app="shop")
@@ -279,10 +279,10 @@ def test_what_an_older_release_stored_belongs_to_the_first_app_that_declares_it(
     assert store(broker, declare("report", HOURLY), now=NOON, app="bank").clashes == {"report": "shop"}
 
 
-def test_an_app_that_is_given_a_name_keeps_what_it_has_stored_under_its_locator(
+def test_an_app_that_gets_a_name_keeps_the_schedules_stored_under_its_locator(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    """But it removes nothing of that name: another app may be started by the same locator."""
+    """But it removes no schedule of that locator: another app may be started by the same one."""
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON, app="tasks:app")
     synced = store(broker, declare("report", HOURLY), now=NOON, app="shop", locator="tasks:app")
     assert synced == SyncResult([], ["report"], [])
@@ -291,11 +291,11 @@ def test_an_app_that_is_given_a_name_keeps_what_it_has_stored_under_its_locator(
     assert stored_row(sql, "mail")["declared"] is True
 
 
-def test_two_apps_that_store_the_same_new_schedule_at_once_do_not_overwrite_each_other(
+def test_concurrent_syncs_of_two_apps_do_not_overwrite_each_other(
     database: str, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
-        first = ByHand(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
+        first = Stepper(connection, sync_schedules([declare("report", HOURLY)], app="shop", now=NOON))
         first.until("store_schedules")
         second = threads.submit(store, broker, declare("report", HOURLY), now=NOON, app="bank")
         wait_until_blocked(sql, on=connection)

@@ -25,7 +25,7 @@ from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, row
 from tests.fixtures.proxies import Proxy
 from tests.schedules.steps import (
-    ByHand,
+    Stepper,
     declare,
     end_all_tasks,
     history,
@@ -41,7 +41,7 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 HOURLY = IntervalSchedule(hours=1)
 
 
-def test_a_new_schedule_begins_with_its_first_slot_from_now_on(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_new_schedule_starts_with_its_next_slot(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     assert tick_at(broker, NOON + 59 * MINUTE).decisions == []
     assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
@@ -49,14 +49,14 @@ def test_a_new_schedule_begins_with_its_first_slot_from_now_on(broker: PostgresB
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-def test_a_tick_says_in_how_long_there_is_something_to_do(broker: PostgresBroker) -> None:
+def test_a_tick_returns_the_time_until_the_next_slot(broker: PostgresBroker) -> None:
     assert tick_at(broker, NOON).next_due_s is None
     store(broker, declare("report", HOURLY), declare("mail", DailySchedule(time(12, 10))), now=NOON)
     assert tick_at(broker, NOON).next_due_s == 600
     assert tick_at(broker, NOON + 10 * MINUTE).next_due_s == 3_000
 
 
-def test_a_task_is_enqueued_on_the_terms_that_were_stored(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_task_is_enqueued_with_the_stored_options(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     retry = RetryPolicy.fixed([1, 5], auto_retry_for=["TASK_TIMEOUT"], jitter=0.5)
     terms = TaskOptions("pack", "parcels", 7, timeout_ms=9_000, retry=retry)
     store(broker, declare("pack", HOURLY, args='{"n": "\\u0000 \\"x\\""}', terms=terms), now=NOON)
@@ -69,7 +69,7 @@ def test_a_task_is_enqueued_on_the_terms_that_were_stored(broker: PostgresBroker
     assert stored == (*expected, True, "PENDING")
 
 
-# -- after a time without a scheduler
+# -- missed slots
 
 
 def test_only_the_newest_missed_slot_runs_and_the_others_are_recorded(broker: PostgresBroker) -> None:
@@ -81,9 +81,7 @@ def test_only_the_newest_missed_slot_runs_and_the_others_are_recorded(broker: Po
     assert outcomes(tick_at(broker, NOON + 6 * HOUR)) == [("ENQUEUED", NOON + 6 * HOUR)]
 
 
-def test_all_missed_slots_run_in_their_order_when_they_are_to_be_caught_up(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_with_catch_up_all_missed_slots_run_in_order(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", HOURLY, catch_up_missed=True), now=NOON)
     ticked = tick_at(broker, NOON + 5.5 * HOUR)
     assert outcomes(ticked) == [("ENQUEUED", NOON + n * HOUR) for n in range(1, 6)]
@@ -91,7 +89,7 @@ def test_all_missed_slots_run_in_their_order_when_they_are_to_be_caught_up(
     assert column(sql, "select id::text from horsies.tasks order by enqueued_at, id") == ids
 
 
-def test_no_more_than_the_newest_so_many_are_caught_up(broker: PostgresBroker) -> None:
+def test_only_the_newest_max_catch_up_runs_are_caught_up(broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY, catch_up_missed=True, max_catch_up_runs=2), now=NOON)
     assert outcomes(tick_at(broker, NOON + 5.5 * HOUR)) == [
         ("MISSED", NOON + HOUR),
@@ -101,7 +99,7 @@ def test_no_more_than_the_newest_so_many_are_caught_up(broker: PostgresBroker) -
     assert history(broker, "report")[0].last_slot_at == NOON + 3 * HOUR
 
 
-def test_nothing_is_caught_up_but_what_is_on_time_runs(broker: PostgresBroker) -> None:
+def test_without_catch_up_only_slots_on_time_run(broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY, max_catch_up_runs=0), now=NOON)
     assert outcomes(tick_at(broker, NOON + 3.5 * HOUR)) == [("MISSED", NOON + HOUR)]
     assert history(broker, "report")[0].last_slot_at == NOON + 3 * HOUR
@@ -112,7 +110,7 @@ def test_nothing_is_caught_up_but_what_is_on_time_runs(broker: PostgresBroker) -
 # -- overlap and jitter
 
 
-def test_a_slot_is_skipped_while_the_last_run_is_still_going(broker: PostgresBroker) -> None:
+def test_a_slot_is_skipped_while_the_last_run_is_live(broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY, overlap="skip"), now=NOON)
     tick_at(broker, NOON + HOUR)
     assert outcomes(tick_at(broker, NOON + 2 * HOUR)) == [("SKIPPED", NOON + 2 * HOUR)]  # it waits
@@ -123,12 +121,12 @@ def test_a_slot_is_skipped_while_the_last_run_is_still_going(broker: PostgresBro
     assert [run.outcome for run in history(broker, "report")] == ["ENQUEUED", "SKIPPED", "SKIPPED", "ENQUEUED"]
 
 
-def test_where_runs_must_not_overlap_only_the_newest_slot_is_caught_up(broker: PostgresBroker) -> None:
+def test_without_overlap_only_the_newest_slot_is_caught_up(broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY, overlap="skip", catch_up_missed=True), now=NOON)
     assert outcomes(tick_at(broker, NOON + 3 * HOUR)) == [("MISSED", NOON + HOUR), ("ENQUEUED", NOON + 3 * HOUR)]
 
 
-def test_jitter_delays_each_slot_by_its_own_share_the_same_for_everybody(
+def test_jitter_delays_each_slot_by_a_repeatable_time_of_its_own(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     def due_in() -> float:
@@ -150,7 +148,7 @@ def test_jitter_delays_each_slot_by_its_own_share_the_same_for_everybody(
     assert abs(due_in() - delays[0]) < 1
 
 
-def test_what_is_so_late_that_its_delay_is_over_runs_at_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_slot_that_is_later_than_its_jitter_runs_at_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("report", DailySchedule(time(13)), jitter=60), now=NOON)
     tick_at(broker, NOON + 2 * HOUR)
     assert row(sql, "select ready from horsies.tasks") == (True,)
@@ -160,7 +158,7 @@ def test_what_is_so_late_that_its_delay_is_over_runs_at_once(broker: PostgresBro
 
 
 @pytest.mark.promise("T4")
-def test_a_schedule_that_another_scheduler_is_busy_with_is_its_own(database: str, broker: PostgresBroker) -> None:
+def test_a_schedule_that_another_scheduler_has_locked_is_skipped(database: str, broker: PostgresBroker) -> None:
     store(broker, declare("report", HOURLY), declare("mail", HOURLY), now=NOON)
     with psycopg.connect(database) as other:
         other.execute("select from horsies.schedules where name = 'report' for update")
@@ -170,14 +168,14 @@ def test_a_schedule_that_another_scheduler_is_busy_with_is_its_own(database: str
 
 
 @pytest.mark.promise("T4")
-def test_what_was_decided_on_a_slot_that_others_have_dealt_with_meanwhile_changes_nothing(
+def test_a_late_decision_on_a_decided_slot_changes_nothing(
     database: str, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection:
-        late = ByHand(connection, tick(NOON + HOUR))
+        late = Stepper(connection, tick(NOON + HOUR))
         late.until("record_decisions")
-        connection.execute("rollback")  # its locks are gone, and it does not know
+        connection.execute("rollback")  # it has lost its locks without noticing
         assert outcomes(tick_at(broker, NOON + HOUR)) == [("ENQUEUED", NOON + HOUR)]
         while late.step():
             pass
@@ -186,12 +184,12 @@ def test_what_was_decided_on_a_slot_that_others_have_dealt_with_meanwhile_change
     assert stored_row(sql, "report")["last_task_id"] == history(broker, "report")[0].task_id
 
 
-def test_a_schedule_that_is_paused_while_it_is_decided_on_waits_for_the_tick_and_is_paused_then(
+def test_a_pause_during_a_tick_waits_and_then_takes_effect(
     database: str, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     store(broker, declare("report", HOURLY), now=NOON)
     with psycopg.connect(database, autocommit=True) as connection, ThreadPoolExecutor(1) as threads:
-        ticking = ByHand(connection, tick(NOON + HOUR))
+        ticking = Stepper(connection, tick(NOON + HOUR))
         ticking.until("record_decisions")
         pausing = threads.submit(broker.run, partial(pause_schedule, "report"))
         wait_until_blocked(sql, on=connection)
@@ -209,15 +207,15 @@ STATEMENTS = ["begin_tick", "lock_due_schedules", "record_decisions", "get_next_
 @pytest.mark.promise("T4")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_a_tick_whose_connection_is_lost_anywhere_is_made_up_for_once(
+def test_after_a_lost_connection_the_slot_is_decided_exactly_once(
     broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, statement: str, when: When
 ) -> None:
-    """`record_decisions` travels with the COMMIT: lost after it, nobody knows what became of it."""
+    """`record_decisions` is sent with the COMMIT: if the connection is lost after it, the outcome is unknown."""
     store(broker, declare("report", HOURLY), now=NOON)
     faults(statement, when, "drop")
     with pytest.raises(BrokerError, match="planted fault"):
         tick_at(broker, NOON + HOUR)
-    # The server may take a moment to notice, and until then its rows are locked: a tick passes them over.
+    # The server may take a moment to notice, and until then the rows are locked: a tick skips them.
     eventually(lambda: row(sql, IN_TRANSACTION) == (0,))
     again = tick_at(broker, NOON + HOUR)
     committed = (statement, when) in (("record_decisions", "after"), ("get_next_due", "after"))
@@ -226,38 +224,38 @@ def test_a_tick_whose_connection_is_lost_anywhere_is_made_up_for_once(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-def test_a_connection_that_is_cut_in_the_network_leaves_each_slot_dealt_with_once(
+def test_wherever_a_connection_is_cut_each_slot_is_decided_exactly_once(
     broker: PostgresBroker, proxy: Proxy, sql: psycopg.Connection
 ) -> None:
-    """At every piece of data that goes over the wire, the COMMIT and its answer among them."""
+    """Cut it at every chunk of data, the COMMIT and its answer among them."""
     store(broker, declare("report", IntervalSchedule(minutes=1), catch_up_missed=True), now=NOON)
     config = PostgresConfig(database_url=proxy.url)
-    slot, piece, was_cut = NOON, 0, True
+    slot, chunk, was_cut = NOON, 0, True
     while was_cut:
-        slot, piece = slot + MINUTE, piece + 1
-        link = DedicatedConnection(config, "tests")
-        link.run(rows(TICK["get_tick_time"](now=None)))  # the connection is there
-        proxy.cut_at(piece)
+        slot, chunk = slot + MINUTE, chunk + 1
+        session = DedicatedConnection(config, "tests")
+        session.run(rows(TICK["get_tick_time"](now=None)))  # connect before the cut is set
+        proxy.cut_at(chunk)
         with suppress(DriverError):
-            link.run(tick(slot))
+            session.run(tick(slot))
         was_cut = not proxy.disarm()
-        link.close()
+        session.close()
         tick_at(broker, slot)
-    # The server may not have noticed yet that a tick was cut off, and keep its lock for it.
+    # The server may not have noticed yet that a tick was cut off, and may keep its locks.
     eventually(lambda: not (tick_at(broker, slot).next_due_s or 0) <= 0, what="nothing is left to do")
-    assert piece > 4
-    assert slots_of(history(broker, "report")) == [NOON + n * MINUTE for n in range(1, piece + 1)]
-    assert row(sql, "select count(*), count(distinct id) from horsies.tasks") == (piece, piece)
+    assert chunk > 4
+    assert slots_of(history(broker, "report")) == [NOON + n * MINUTE for n in range(1, chunk + 1)]
+    assert row(sql, "select count(*), count(distinct id) from horsies.tasks") == (chunk, chunk)
 
 
-# -- many
+# -- many schedules
 
 
 @pytest.mark.promise("T4")
-def test_ten_thousand_that_are_due_at_once_take_a_bounded_number_of_statements(
+def test_ten_thousand_due_schedules_need_a_bounded_number_of_statements(
     database: str, broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    """Of different tasks, patterns and zones, some with a delay and some that must not overlap."""
+    """They have different tasks, patterns and zones, some have jitter, and some must not overlap."""
     zones, count = ["UTC", "Europe/Berlin", "Asia/Kolkata"], 10_000
     made = [
         declare(
@@ -276,7 +274,7 @@ def test_ten_thousand_that_are_due_at_once_take_a_bounded_number_of_statements(
     is_full = True
     with psycopg.connect(database, autocommit=True) as connection:
         while is_full:
-            ticking = ByHand(connection, tick(NOON + DAY))
+            ticking = Stepper(connection, tick(NOON + DAY))
             while True:
                 statements += ticking.names
                 if not ticking.step():
@@ -288,10 +286,10 @@ def test_ten_thousand_that_are_due_at_once_take_a_bounded_number_of_statements(
     assert len(statements) <= 11 * 7
 
 
-# -- the rest
+# -- schedules that cannot be decided
 
 
-def test_a_schedule_that_this_process_cannot_read_is_left_to_others(
+def test_a_schedule_that_cannot_be_read_is_skipped_and_reported(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     store(broker, declare("report", HOURLY), declare("odd", HOURLY), declare("moon", HOURLY), now=NOON)
@@ -306,7 +304,7 @@ def test_a_schedule_that_this_process_cannot_read_is_left_to_others(
 
 
 @pytest.mark.promise("D6")
-def test_a_schedule_whose_task_is_refused_keeps_no_other(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_schedule_with_a_refused_task_does_not_block_others(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     store(broker, declare("a", HOURLY), declare("bad", HOURLY), declare("c", HOURLY), now=NOON)
     sql.execute("update horsies.schedules set queue_name = 'bad' where name = 'bad'")
     sql.execute(

@@ -1,4 +1,4 @@
-"""A task that is called in place gives what a worker would have stored."""
+"""Calling a task in place returns what a worker would have stored."""
 
 import asyncio
 from collections.abc import Generator
@@ -25,7 +25,7 @@ def mapped(database: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
 
 
 def shown(result: TaskResult[Any, TaskError]) -> object:
-    """What of a result does not depend on where it ran."""
+    """Return the part of a result that does not depend on where the task ran."""
     if result.is_ok():
         return result.unwrap()
     error = result.unwrap_err()
@@ -43,7 +43,7 @@ CALLS = [
 ]
 
 
-def test_a_call_in_place_gives_what_a_worker_gives(mapped: Any, worker: StartWorker) -> None:
+def test_a_call_in_place_returns_what_a_worker_stores(mapped: Any, worker: StartWorker) -> None:
     worker("tests.apps.mapped:app")
     handles = {call: mapped.app.tasks[call[0]].send(call[1]) for call in CALLS}
 
@@ -60,14 +60,14 @@ def test_a_call_in_place_gives_what_a_worker_gives(mapped: Any, worker: StartWor
     assert "call_in_place" not in here["raise_it", "value"].unwrap_err().data["traceback"]
 
 
-def test_arguments_that_do_not_fit_are_raised_where_the_call_is(mapped: Any) -> None:
+def test_invalid_arguments_raise_at_the_call(mapped: Any) -> None:
     for name in ("raise_it", "raise_mapped"):
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
             mapped.app.tasks[name]()
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, TaskCancelledError])
-def test_what_concerns_the_caller_passes_through(raised: type[BaseException]) -> None:
+def test_exceptions_meant_for_the_caller_are_not_caught(raised: type[BaseException]) -> None:
     app = Horsies()
 
     @app.task("stop")
@@ -89,8 +89,8 @@ def test_what_concerns_the_caller_passes_through(raised: type[BaseException]) ->
         asyncio.run(stop_async())
 
 
-def test_a_timeout_of_asyncio_is_an_error_like_others() -> None:
-    """It is raised from a CancelledError, which is over then."""
+def test_an_asyncio_timeout_is_an_ordinary_error() -> None:
+    """It is raised from a CancelledError, but the cancellation is over by then."""
     app = Horsies()
 
     @app.task("wait")
@@ -102,10 +102,8 @@ def test_a_timeout_of_asyncio_is_an_error_like_others() -> None:
     assert asyncio.run(wait()).unwrap_err().error_code == OperationalErrorCode.UNHANDLED_ERROR
 
 
-def test_a_task_that_is_cancelled_within_a_call_in_place_stops(
-    mapped: Any, worker: StartWorker, tmp_path: Path
-) -> None:
-    """The request is for the task that makes the call: it must not become the result of the call."""
+def test_cancelling_a_task_during_a_call_in_place_stops_it(mapped: Any, worker: StartWorker, tmp_path: Path) -> None:
+    """The request is for the calling task: it must not become the result of the call."""
     worker("tests.apps.mapped:app")
     begun = tmp_path / "begun"
     handle = mapped.call_in_place.send(str(begun))
@@ -114,10 +112,10 @@ def test_a_task_that_is_cancelled_within_a_call_in_place_stops(
     assert handle.get(timeout_ms=TIMEOUT_MS).unwrap_err().error_code == "TASK_CANCELLED"
 
 
-# -- codes of the library
+# -- error codes of the library
 
 
-def test_a_code_of_the_library_ends_the_task_as_a_broken_contract_and_is_not_retried(
+def test_returning_a_library_error_code_breaks_the_contract_and_is_not_retried(
     mapped: Any, worker: StartWorker
 ) -> None:
     worker("tests.apps.mapped:app")
@@ -138,14 +136,14 @@ def test_a_code_of_the_library_ends_the_task_as_a_broken_contract_and_is_not_ret
 
 
 @pytest.mark.parametrize("code", ["UNHANDLED_ERROR", "WORKER_TIRED", "MY_TASK_TIMEOUT"])
-def test_other_codes_are_the_users_own(mapped: Any, code: str) -> None:
+def test_other_error_codes_belong_to_the_user(mapped: Any, code: str) -> None:
     assert mapped.claim_code(code).unwrap_err() == TaskError(error_code=code, message="as if", data=[1])
 
 
-# -- whose error it is
+# -- the task of an error
 
 
-def test_errors_that_the_library_makes_name_their_task(mapped: Any, worker: StartWorker) -> None:
+def test_library_errors_name_their_task(mapped: Any, worker: StartWorker) -> None:
     waiting = mapped.return_anything.send("good")
     gone = mapped.return_anything.send("good")
     gone.cancel()

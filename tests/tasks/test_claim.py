@@ -20,7 +20,7 @@ Take = Callable[..., list[str]]
 
 @pytest.fixture(params=["from_start", "from_watermarks"])
 def take(request: pytest.FixtureRequest, broker: PostgresBroker) -> Take:
-    """Claims by one of the two statements; the names of what was taken."""
+    """Claim with one of the two statements. Returns the names of the claimed tasks."""
 
     def from_start(limit: int = 10) -> list[str]:
         return sorted(held.task_name for held in claim(broker, limit))
@@ -36,11 +36,11 @@ def insert(sql: psycopg.Connection, name: str, columns: str = "", values: str = 
     sql.execute(f"insert into horsies.tasks (task_name{columns}) values ('{name}'{values})".encode())
 
 
-# -- what is taken, in which order
+# -- which tasks are claimed, and in which order
 
 
 @pytest.mark.promise("W4")
-def test_priority_comes_first_then_age_then_id(sql: psycopg.Connection, take: Take) -> None:
+def test_tasks_are_claimed_by_priority_then_age_then_id(sql: psycopg.Connection, take: Take) -> None:
     rows = [
         ("fifth", 200, 0, "1"),
         ("fourth", 100, 2, "1"),
@@ -58,7 +58,7 @@ def test_priority_comes_first_then_age_then_id(sql: psycopg.Connection, take: Ta
 
 
 @pytest.mark.promise("W4")
-def test_only_what_is_due_ready_and_good_is_taken(sql: psycopg.Connection, take: Take) -> None:
+def test_only_tasks_that_are_due_ready_and_not_expired_are_claimed(sql: psycopg.Connection, take: Take) -> None:
     insert(sql, "not_due", ", enqueued_at", ", now() + interval '1 hour'")
     insert(sql, "not_ready", ", ready", ", false")
     insert(sql, "expired", ", good_until", ", now() - interval '1 ms'")
@@ -69,14 +69,14 @@ def test_only_what_is_due_ready_and_good_is_taken(sql: psycopg.Connection, take:
     assert take() == ["due", "still_good"]
 
 
-def test_a_claim_takes_no_more_than_it_wants(broker: PostgresBroker, sql: psycopg.Connection, take: Take) -> None:
+def test_a_claim_takes_no_more_than_its_limit(broker: PostgresBroker, sql: psycopg.Connection, take: Take) -> None:
     send_new(broker, 20)
     assert len(take(7)) == 7
     assert row(sql, "select count(*) from horsies.tasks where status = 'PENDING'") == (13,)
 
 
 @pytest.mark.promise("C20")
-def test_what_the_first_queue_leaves_of_the_budget_goes_to_the_next(broker: PostgresBroker) -> None:
+def test_the_next_queue_gets_what_the_first_leaves_of_the_limit(broker: PostgresBroker) -> None:
     for queue_name, count in (("low", 5), ("high", 2), ("middle", 1)):
         send(broker, *(new_task(queue_name=queue_name) for _ in range(count)))
     taken = claim(broker, 5, queues=["high", "middle", "low"])
@@ -84,7 +84,7 @@ def test_what_the_first_queue_leaves_of_the_budget_goes_to_the_next(broker: Post
 
 
 @pytest.mark.promise("C20")
-def test_the_queues_are_served_in_the_order_given_whatever_their_names(broker: PostgresBroker) -> None:
+def test_queues_are_served_in_the_order_given_and_not_by_name(broker: PostgresBroker) -> None:
     for queue_name in ("a", "b", "c"):
         send(broker, *(new_task(queue_name=queue_name, priority=1) for _ in range(2)))
     assert [held.queue_name for held in claim(broker, 2, queues=["c", "a"])] == ["c", "c"]
@@ -99,7 +99,7 @@ def test_lanes_are_served_in_the_order_given(broker: PostgresBroker) -> None:
     assert sorted((held.queue_name, held.priority) for held in taken) == [("a", 2), ("a", 2), ("b", 1)]
 
 
-def test_what_is_before_the_mark_is_not_looked_at(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_rows_before_the_watermark_are_not_read(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     for age in range(5):
         insert(sql, f"t{age}", ", enqueued_at", f", to_timestamp({1_000_000_000 + age})")
     mark = datetime.fromtimestamp(1_000_000_002, UTC)
@@ -109,10 +109,10 @@ def test_what_is_before_the_mark_is_not_looked_at(broker: PostgresBroker, sql: p
     assert [held.task_name for held in claim(broker)] == ["t0"], "a claim from the start finds it"
 
 
-# -- what a claim is
+# -- the claimed row
 
 
-def test_a_claim_into_a_free_slot_is_running_at_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_claim_for_a_free_slot_is_running_at_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     sent = new_task("resize", priority=7, args='{"n": 1}')
     send(broker, sent)
     (held,) = claim(broker)
@@ -145,11 +145,11 @@ def test_the_claim_number_rises_with_every_claim_and_is_never_reset(
     assert row(sql, "select claim_no, attempts from horsies.tasks") == (3, 0)
 
 
-# -- together with others
+# -- concurrent claims
 
 
 @pytest.mark.promise("W4", "W14")
-def test_a_row_that_another_holds_locked_is_passed_over_without_waiting(
+def test_a_locked_row_is_skipped_without_waiting(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     first, second = send_new(broker, 2)
@@ -162,7 +162,7 @@ def test_a_row_that_another_holds_locked_is_passed_over_without_waiting(
 
 
 @pytest.mark.promise("W4", "W14")
-def test_no_row_is_ever_given_to_two_claimers(database: str, sql: psycopg.Connection) -> None:
+def test_no_row_is_claimed_twice(database: str, sql: psycopg.Connection) -> None:
     claimers, count = 8, 400
     config = PostgresConfig(database_url=database, pool_max_size=claimers)
     with PostgresBroker(config) as broker, ThreadPoolExecutor(claimers) as threads:
@@ -180,9 +180,7 @@ def test_no_row_is_ever_given_to_two_claimers(database: str, sql: psycopg.Connec
     assert row(sql, "select max(claim_no), count(*) from horsies.tasks where status = 'RUNNING'") == (1, count)
 
 
-def test_a_survey_tells_of_the_first_row_in_each_queue_that_has_any(
-    sql: psycopg.Connection, broker: PostgresBroker
-) -> None:
+def test_a_survey_finds_the_first_row_of_each_queue(sql: psycopg.Connection, broker: PostgresBroker) -> None:
     sql.execute(
         "insert into horsies.tasks (task_name, queue_name, priority, enqueued_at, ready) "
         "select 'add', queue, priority, to_timestamp(moment), ready from (values "

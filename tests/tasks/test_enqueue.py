@@ -18,7 +18,7 @@ from tests.fixtures.journey import ME, claim, column, completed, do, new_task, r
 
 
 def send_safely(broker: PostgresBroker, tasks: list[NewTask], before_again: Callable[[], object] | None = None) -> None:
-    """As `Task.send` does it. `before_again` happens between a first send of unknown outcome and its repetition."""
+    """Send as `Task.send` does. `before_again` runs between a send of unknown outcome and its repetition."""
 
     def again() -> Op[list[str]]:
         if before_again:
@@ -32,15 +32,15 @@ def listen_to_new(sql: psycopg.Connection) -> None:
     sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
 
 
-def heard(sql: psycopg.Connection) -> list[str]:
-    """What was notified so far: a notification of our own marks the end."""
+def read_notifications(sql: psycopg.Connection) -> list[str]:
+    """Return the payloads received so far. A notification of our own marks the end."""
     sql.execute("select pg_notify(%s, 'end')", [Channel.NEW.name_in("horsies")])
     payloads: list[str] = []
     for notification in sql.notifies(timeout=5.0):
         if notification.payload == "end":
             return payloads
         payloads.append(notification.payload)
-    raise AssertionError("the end was never heard")
+    raise AssertionError("the end was never read_notifications")
 
 
 @pytest.mark.promise("A3")
@@ -56,19 +56,19 @@ def test_a_task_becomes_a_pending_row(broker: PostgresBroker, sql: psycopg.Conne
     assert found[5:] == ("PENDING", True, 0, 0, None, True, True)
 
 
-def test_many_are_claimed_in_the_order_they_were_sent(broker: PostgresBroker) -> None:
+def test_tasks_are_claimed_in_the_order_they_were_sent(broker: PostgresBroker) -> None:
     tasks = send_new(broker, 500)
     found = [claim(broker, 1)[0].id for _ in range(5)] + [held.id for held in claim(broker, 500)]
     assert found == [task.id for task in tasks]
 
 
-def test_all_or_none_of_them_are_sent(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_batch_is_sent_completely_or_not_at_all(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     with pytest.raises(BrokerError, match="invalid input syntax for type json"):
         send(broker, new_task(), new_task(args="{"), new_task())
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
 
 
-def test_an_id_that_exists_is_not_sent_again(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_an_existing_id_is_not_sent_again(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     (sent,) = send_new(broker)
     with pytest.raises(BrokerError, match="tasks_pkey"):
         send(broker, new_task(), sent)
@@ -79,41 +79,46 @@ def test_an_id_that_exists_is_not_sent_again(broker: PostgresBroker, sql: psycop
 
 
 @pytest.mark.promise("A7")
-def test_a_hand_written_insert_wakes_workers(sql: psycopg.Connection) -> None:
+def test_an_insert_with_sql_wakes_workers(sql: psycopg.Connection) -> None:
     listen_to_new(sql)
     sql.execute("insert into horsies.tasks (task_name, enqueued_at) values ('add', '2001-02-03 04:05:06.000007+00')")
-    assert heard(sql) == ["100 981173106000007 default"]
+    assert read_notifications(sql) == ["100 981173106000007 default"]
 
 
 @pytest.mark.promise("A7")
-def test_one_statement_notifies_once_for_each_queue_and_priority_naming_the_oldest(sql: psycopg.Connection) -> None:
+def test_a_statement_notifies_once_per_queue_and_priority_with_the_oldest_row(sql: psycopg.Connection) -> None:
     listen_to_new(sql)
     sql.execute(
         "insert into horsies.tasks (task_name, queue_name, priority, enqueued_at) "
         "select 'add', queue, priority, to_timestamp(1000 + n) "
         "from generate_series(1, 300) as n, unnest(array['a', 'b c']) as queue, unnest(array[1, 2]) as priority"
     )
-    assert sorted(heard(sql)) == ["1 1001000000 a", "1 1001000000 b c", "2 1001000000 a", "2 1001000000 b c"]
+    assert sorted(read_notifications(sql)) == [
+        "1 1001000000 a",
+        "1 1001000000 b c",
+        "2 1001000000 a",
+        "2 1001000000 b c",
+    ]
 
 
-def test_an_insert_of_nothing_notifies_nobody(sql: psycopg.Connection) -> None:
+def test_an_insert_without_rows_sends_no_notification(sql: psycopg.Connection) -> None:
     listen_to_new(sql)
     sql.execute("insert into horsies.tasks (task_name) select 'add' where false")
-    assert heard(sql) == []
+    assert read_notifications(sql) == []
 
 
-def test_a_send_that_is_rolled_back_notifies_nobody(database: str, sql: psycopg.Connection) -> None:
+def test_a_send_that_is_rolled_back_sends_no_notification(database: str, sql: psycopg.Connection) -> None:
     listen_to_new(sql)
     with psycopg.connect(database) as connection:
         connection.execute("insert into horsies.tasks (task_name) values ('add')")
         connection.rollback()
-    assert heard(sql) == []
+    assert read_notifications(sql) == []
 
 
 # -- a send whose outcome is unknown
 
 
-def test_a_send_that_never_arrived_is_sent_again(
+def test_a_send_that_did_not_reach_the_server_is_repeated(
     broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     tasks = [new_task(), new_task()]
@@ -122,7 +127,7 @@ def test_a_send_that_never_arrived_is_sent_again(
     assert column(sql, "select id::text from horsies.tasks order by id") == [task.id for task in tasks]
 
 
-def test_a_send_whose_answer_was_lost_is_not_doubled(
+def test_a_send_with_a_lost_answer_enqueues_once(
     broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     tasks = [new_task(), new_task()]
@@ -131,7 +136,7 @@ def test_a_send_whose_answer_was_lost_is_not_doubled(
     assert column(sql, "select id::text from horsies.tasks order by id") == [task.id for task in tasks]
 
 
-def test_a_send_whose_answer_was_lost_twice_is_not_doubled(
+def test_a_send_with_two_lost_answers_enqueues_once(
     broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     faults("enqueue_tasks", "after", "drop")
@@ -140,7 +145,7 @@ def test_a_send_whose_answer_was_lost_twice_is_not_doubled(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-async def test_an_async_send_whose_answer_was_lost_is_not_doubled(
+async def test_an_async_send_with_a_lost_answer_enqueues_once(
     async_broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     tasks = [new_task()]
@@ -149,7 +154,7 @@ async def test_an_async_send_whose_answer_was_lost_is_not_doubled(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-def test_a_lost_send_that_was_already_claimed_stays_claimed(
+def test_a_repeated_send_leaves_a_claimed_task_claimed(
     broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     faults("enqueue_tasks", "after", "drop")
@@ -157,7 +162,7 @@ def test_a_lost_send_that_was_already_claimed_stays_claimed(
     assert row(sql, "select status, claim_no, claimed_by::text from horsies.tasks") == ("RUNNING", 1, ME)
 
 
-def test_a_lost_send_that_has_already_finished_does_not_run_again(
+def test_a_repeated_send_does_not_run_a_finished_task_again(
     broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
 ) -> None:
     finished, pending = new_task(), new_task()
@@ -172,7 +177,7 @@ def test_a_lost_send_that_has_already_finished_does_not_run_again(
     assert column(sql, "select id::text from horsies.tasks") == [pending.id]
 
 
-def test_a_lost_send_that_is_just_being_finished_does_not_run_again(
+def test_a_repeated_send_does_not_run_a_task_again_that_is_being_finished(
     broker: PostgresBroker, database: str, faults: Plant, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database) as finisher, ThreadPoolExecutor(1) as thread:
@@ -180,7 +185,7 @@ def test_a_lost_send_that_is_just_being_finished_does_not_run_again(
         def begin_to_finish() -> None:
             (held,) = claim(broker)
             query = finish_tasks(ME, [completed(held)])
-            finisher.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
+            finisher.execute(query.statement.for_schema("horsies"), query.params)  # not committed yet
 
         faults("enqueue_tasks", "after", "drop")
         sending = thread.submit(send_safely, broker, [new_task()], begin_to_finish)
@@ -191,9 +196,7 @@ def test_a_lost_send_that_is_just_being_finished_does_not_run_again(
     assert row(sql, "select count(*) from horsies.finished") == (1,)
 
 
-def test_an_error_that_is_no_lost_connection_is_not_answered_by_another_send(
-    broker: PostgresBroker, faults: Plant, sql: psycopg.Connection
-) -> None:
+def test_only_a_lost_connection_repeats_a_send(broker: PostgresBroker, faults: Plant, sql: psycopg.Connection) -> None:
     faults("enqueue_tasks", "after", "error")
     with pytest.raises(BrokerError, match="planted fault"):
         send_safely(broker, [new_task()])

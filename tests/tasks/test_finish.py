@@ -22,7 +22,7 @@ from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, fail
 
 
 def execute(connection: psycopg.Connection, query: Query) -> list[str]:
-    """On a connection of the test's own, whose transaction stays open."""
+    """Execute on the test's own connection, and leave the transaction open."""
     cursor = connection.execute(query.statement.for_schema("horsies"), query.params)
     return [task_id for (task_id,) in cursor.fetchall()]
 
@@ -33,7 +33,9 @@ def ended(broker: PostgresBroker, query: Query) -> list[str]:
 
 
 @pytest.mark.promise("W7")
-def test_a_completed_task_moves_to_the_finished_ones_whole(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_completed_task_moves_to_the_finished_table_with_all_columns(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
     send(broker, new_task("resize", queue_name="default", priority=7, args='{"n": 1}'))
     columns = "id, task_name, queue_name, priority, args::text, sent_at, enqueued_at, good_until"
     before = row(sql, f"select {columns} from horsies.tasks")
@@ -65,7 +67,7 @@ LONG = '{"error_code":"BUSY","message":"so it began\\u0000","data":"' + 50_000 *
 
 
 def retried(broker: PostgresBroker, error: str) -> FailedAttempt:
-    """What is remembered of an attempt that failed so."""
+    """Fail a task with this error and retry it. Returns what is stored of the attempt."""
     terms = TaskOptions("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["BUSY"]))
     task = NewTask(new_task_id(), "{}", terms)
     send(broker, task)
@@ -77,8 +79,8 @@ def retried(broker: PostgresBroker, error: str) -> FailedAttempt:
 
 
 @pytest.mark.promise("T1")
-def test_of_a_long_error_a_failed_attempt_keeps_the_beginning_and_the_end(broker: PostgresBroker) -> None:
-    """The row is written anew at each attempt, with all that it remembers."""
+def test_a_failed_attempt_keeps_the_start_and_the_end_of_a_long_error(broker: PostgresBroker) -> None:
+    """Every attempt rewrites the row with all stored attempts."""
     error = retried(broker, LONG).error
     assert error is not None
     assert (error.error_code, error.message) == (
@@ -92,7 +94,7 @@ def test_of_a_long_error_a_failed_attempt_keeps_the_beginning_and_the_end(broker
 
 
 @pytest.mark.promise("T1")
-def test_an_error_of_usual_length_is_kept_whole(broker: PostgresBroker) -> None:
+def test_an_error_of_usual_length_is_not_shortened(broker: PostgresBroker) -> None:
     error = TaskError(error_code="BUSY", message="\0", data={"traceback": 10_000 * "x"})
     assert retried(broker, encode_error(error)).error == error
 
@@ -110,7 +112,7 @@ def test_a_batch_is_one_statement(broker: PostgresBroker, sql: psycopg.Connectio
 
 
 def test_a_late_finisher_changes_nothing(broker: PostgresBroker, sql: psycopg.Connection) -> None:
-    """Its claim was taken from it, and the task belongs to another by now."""
+    """It has lost its claim, and another worker holds the task."""
     send_new(broker)
     (late,) = claim(broker, worker=ME)
     do(broker, release_tasks(ME, [late]))
@@ -121,7 +123,9 @@ def test_a_late_finisher_changes_nothing(broker: PostgresBroker, sql: psycopg.Co
     assert row(sql, "select result::text from horsies.finished") == ('"in time"',)
 
 
-def test_an_earlier_claim_of_the_same_worker_is_not_this_claim(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_an_earlier_claim_of_the_same_worker_cannot_end_the_task(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
     send_new(broker)
     (first,) = claim(broker)
     do(broker, release_tasks(ME, [first]))
@@ -130,14 +134,14 @@ def test_an_earlier_claim_of_the_same_worker_is_not_this_claim(broker: PostgresB
     assert ended(broker, finish_tasks(ME, [completed(second)])) == [second.id]
 
 
-def test_another_incarnation_cannot_end_what_is_not_its_own(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_another_incarnation_cannot_end_the_task(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (held,) = claim(broker)
     assert ended(broker, finish_tasks(OTHER, [completed(held)])) == []
     assert row(sql, "select count(*) from horsies.finished") == (0,)
 
 
-def test_an_ending_written_twice_is_written_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_repeated_ending_is_stored_once(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     (held,) = claim(broker)
     assert ended(broker, finish_tasks(ME, [completed(held)])) == [held.id]
@@ -145,7 +149,7 @@ def test_an_ending_written_twice_is_written_once(broker: PostgresBroker, sql: ps
     assert row(sql, "select count(*) from horsies.finished") == (1,)
 
 
-def test_what_is_not_ours_does_not_hold_up_the_rest_of_the_batch(broker: PostgresBroker) -> None:
+def test_a_lost_claim_does_not_block_the_rest_of_the_batch(broker: PostgresBroker) -> None:
     send_new(broker, 3)
     mine = claim(broker, 2, worker=ME)
     (theirs,) = claim(broker, 1, worker=OTHER)
@@ -153,7 +157,7 @@ def test_what_is_not_ours_does_not_hold_up_the_rest_of_the_batch(broker: Postgre
     assert ended(broker, finish_tasks(ME, [completed(stale), completed(mine[1]), completed(theirs)])) == [mine[1].id]
 
 
-def test_of_two_finishers_the_one_who_waits_for_the_others_lock_changes_nothing(
+def test_a_finisher_that_waits_for_another_changes_nothing(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     send_new(broker)
@@ -167,7 +171,7 @@ def test_of_two_finishers_the_one_who_waits_for_the_others_lock_changes_nothing(
     assert column(sql, "select result::text from horsies.finished") == ['"winner"']
 
 
-def test_the_one_who_waits_wins_when_the_other_gives_up(
+def test_a_waiting_finisher_succeeds_when_the_other_rolls_back(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     send_new(broker)
@@ -181,7 +185,7 @@ def test_the_one_who_waits_wins_when_the_other_gives_up(
     assert column(sql, "select result::text from horsies.finished") == ['"second"']
 
 
-def test_a_finisher_who_waits_for_a_release_finds_its_claim_gone(
+def test_a_finisher_that_waits_for_a_release_changes_nothing(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     send_new(broker)
@@ -205,18 +209,18 @@ def test_two_batches_in_opposite_order_do_not_deadlock(
         execute(first, finish_tasks(ME, [completed(held) for held in claims[10:]]))
         second = thread.submit(ended, broker, finish_tasks(ME, [completed(held) for held in reversed(claims)]))
         wait_until_blocked(sql, on=first)
-        # The second holds the locks of the lower ids now. Asking for them in turn would close the circle, had it taken
+        # The second holds the locks of the lower ids now. A request for them would close the cycle, had it locked
         # the higher ones first.
         first.commit()
         assert second.result() == [held.id for held in claims[:10]]
     assert row(sql, "select count(*) from horsies.finished") == (20,)
 
 
-# -- telling the waiters
+# -- notifying waiters
 
 
 @pytest.mark.parametrize(("count", "named"), [(1, True), (200, True), (201, False)])
-def test_up_to_200_ids_are_named_and_beyond_everyone_looks(broker: PostgresBroker, count: int, named: bool) -> None:  # noqa: FBT001 - a row of a table
+def test_up_to_200_ids_are_named_and_beyond_all_waiters_read(broker: PostgresBroker, count: int, named: bool) -> None:  # noqa: FBT001 - a row of a table
     ids = [new_task().id for _ in range(count)]
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     if not broker.listener().subscribe(Channel.DONE, None, heard.put):
@@ -230,9 +234,7 @@ def test_up_to_200_ids_are_named_and_beyond_everyone_looks(broker: PostgresBroke
 # -- release
 
 
-def test_a_release_puts_the_task_back_as_if_nobody_had_claimed_it(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_a_release_makes_the_task_pending_again(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker)
     columns = "status, claimed_by, claimed_at, lease_until, started_at, enqueued_at, attempts, ready"
     before = row(sql, f"select {columns} from horsies.tasks")
@@ -251,7 +253,7 @@ def test_a_late_release_changes_nothing(broker: PostgresBroker, sql: psycopg.Con
     assert row(sql, "select status, claimed_by::text from horsies.tasks") == ("RUNNING", OTHER)
 
 
-# -- both as one
+# -- the view
 
 
 @pytest.mark.promise("A2")

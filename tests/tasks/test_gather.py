@@ -1,4 +1,4 @@
-"""Waiting for many at once, as users call it; the worker's part is done by SQL."""
+"""`gather` and `as_completed` as users call them. SQL does the worker's part."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ LISTENERS = (
 
 
 def end(sql: psycopg.Connection, ids: Sequence[str], *, named: bool = True) -> None:
-    """Each ends with its `left` as the result, and that is announced."""
+    """End each task with its `left` as the result, and notify."""
     sql.execute(
         "with gone as (delete from horsies.tasks where id = any(%s::uuid[]) returning *) "
         "insert into horsies.finished (id, task_name, queue_name, priority, status, args, result, sent_at, enqueued_at, "
@@ -45,7 +45,7 @@ def end(sql: psycopg.Connection, ids: Sequence[str], *, named: bool = True) -> N
 
 
 def insert(sql: psycopg.Connection, count: int) -> list[str]:
-    """Tasks with the numbers from 0 on."""
+    """Insert tasks numbered from 0."""
     inserted = sql.execute(
         "insert into horsies.tasks (task_name, args) select 'add', json_build_object('left', n, 'right', 0) "
         "from generate_series(0, %s - 1) as n returning id::text, (args->>'left')::integer",
@@ -69,20 +69,20 @@ def codes(results: Sequence[TaskResult[int, Any]]) -> list[object]:
 # -- gather
 
 
-def test_results_come_in_the_order_of_the_handles(basic: Any, sql: psycopg.Connection) -> None:
+def test_results_are_in_the_order_of_the_handles(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 3)
     end(sql, ids_of(handles)[::-1])
     assert basic.app.gather(handles) == [TaskResult(ok=0), TaskResult(ok=1), TaskResult(ok=2)]
 
 
-def test_nothing_to_wait_for_touches_no_database() -> None:
+def test_an_empty_gather_does_not_connect() -> None:
     app, nothing = Horsies(), list[TaskHandle[int]]()  # an app without a database
     assert app.gather(nothing) == []
     assert list(app.as_completed(nothing)) == []
     assert asyncio.run(app.gather_async(nothing)) == []
 
 
-def test_one_task_may_stand_in_several_places(basic: Any, sql: psycopg.Connection) -> None:
+def test_a_task_may_be_listed_several_times(basic: Any, sql: psycopg.Connection) -> None:
     first, second = send(basic, 2)
     twin = basic.app.handle(first.task_id, basic.add)
     end(sql, ids_of([first, second]))
@@ -90,7 +90,7 @@ def test_one_task_may_stand_in_several_places(basic: Any, sql: psycopg.Connectio
     assert twin.ended is first.ended is not None
 
 
-def test_what_is_known_already_is_not_asked_for_again(basic: Any, sql: psycopg.Connection) -> None:
+def test_known_results_are_not_read_again(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 2)
     end(sql, ids_of(handles))
     assert handles[0].get() == TaskResult(ok=0)
@@ -100,7 +100,7 @@ def test_what_is_known_already_is_not_asked_for_again(basic: Any, sql: psycopg.C
     assert codes(basic.app.gather(handles)) == [0, 1]
 
 
-def test_what_has_not_ended_in_time_is_told_one_by_one(basic: Any, sql: psycopg.Connection) -> None:
+def test_gather_reports_each_missing_result_separately(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 3)
     end(sql, ids_of(handles[:1]))
     sql.execute("delete from horsies.tasks where id = %s", [handles[2].task_id])
@@ -110,7 +110,7 @@ def test_what_has_not_ended_in_time_is_told_one_by_one(basic: Any, sql: psycopg.
     assert codes(basic.app.gather(handles, timeout_ms=0)) == [0, 1, RetrievalCode.TASK_NOT_FOUND]
 
 
-def test_a_result_that_cannot_be_read_spoils_no_other(basic: Any, sql: psycopg.Connection) -> None:
+def test_a_result_that_cannot_be_decoded_does_not_lose_the_others(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 2)
     end(sql, ids_of(handles))
     sql.execute("update horsies.finished set result = '\"no number\"' where id = %s", [handles[0].task_id])
@@ -145,11 +145,11 @@ async def test_blocking_forms_are_refused_in_an_event_loop(basic: Any) -> None:
     await basic.app.close_async()
 
 
-# -- as completed
+# -- as_completed
 
 
 @without_polling
-def test_handles_come_as_their_tasks_end(basic: Any, sql: psycopg.Connection) -> None:
+def test_handles_are_yielded_as_their_tasks_end(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 4)
     end(sql, [handles[3].task_id])
     seen = list[Any]()
@@ -157,12 +157,12 @@ def test_handles_come_as_their_tasks_end(basic: Any, sql: psycopg.Connection) ->
         seen.append(handle.get())
         left = [other for other in handles if other.ended is None]
         if left:
-            end(sql, [left[-1].task_id])  # while nobody waits
+            end(sql, [left[-1].task_id])  # between two waits
     assert codes(seen) == [3, 2, 1, 0]
 
 
 @without_polling
-async def test_the_same_in_an_event_loop(basic: Any, sql: psycopg.Connection) -> None:
+async def test_handles_are_yielded_as_their_tasks_end_in_an_event_loop(basic: Any, sql: psycopg.Connection) -> None:
     handles = [await basic.add.send_async(number, 0) for number in range(3)]
     end(sql, [handles[0].task_id])
     seen = list[Any]()
@@ -174,7 +174,7 @@ async def test_the_same_in_an_event_loop(basic: Any, sql: psycopg.Connection) ->
     await basic.app.close_async()
 
 
-def test_when_the_time_runs_out_it_says_what_is_missing(basic: Any, sql: psycopg.Connection) -> None:
+def test_a_timeout_names_the_missing_tasks(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 6)
     end(sql, ids_of(handles[:1]))
     completed = basic.app.as_completed(handles, timeout_ms=50)
@@ -184,13 +184,13 @@ def test_when_the_time_runs_out_it_says_what_is_missing(basic: Any, sql: psycopg
     assert isinstance(WaitTimeoutError(), TimeoutError)
 
 
-def test_what_has_ended_at_the_end_of_the_time_is_not_lost(basic: Any, sql: psycopg.Connection) -> None:
+def test_a_task_that_ended_before_the_timeout_is_still_yielded(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 2)
     end(sql, ids_of(handles))
     assert list(basic.app.as_completed(handles, timeout_ms=0)) == handles
 
 
-def test_who_stops_early_leaves_nothing_behind(basic: Any, sql: psycopg.Connection) -> None:
+def test_stopping_early_leaves_no_waiter_behind(basic: Any, sql: psycopg.Connection) -> None:
     handles = send(basic, 2)
     end(sql, ids_of(handles[:1]))
     for handle in basic.app.as_completed(handles):
@@ -200,7 +200,7 @@ def test_who_stops_early_leaves_nothing_behind(basic: Any, sql: psycopg.Connecti
     assert codes(basic.app.gather(handles)) == [0, 1]
 
 
-async def test_who_stops_early_in_an_event_loop_leaves_nothing_behind(basic: Any, sql: psycopg.Connection) -> None:
+async def test_stopping_early_in_an_event_loop_leaves_no_waiter_behind(basic: Any, sql: psycopg.Connection) -> None:
     handles = [await basic.add.send_async(number, 0) for number in range(2)]
     end(sql, [handles[0].task_id])
     async for handle in basic.app.as_completed_async(handles):
@@ -216,7 +216,7 @@ async def test_who_stops_early_in_an_event_loop_leaves_nothing_behind(basic: Any
     await basic.app.close_async()
 
 
-# -- thousands
+# -- thousands of tasks
 
 
 async def by_gather(app: Horsies, handles: list[TaskHandle[int]]) -> list[Any]:
@@ -235,7 +235,7 @@ async def by_as_completed(app: Horsies, handles: list[TaskHandle[int]]) -> list[
 
 @pytest.mark.parametrize("how", [by_gather, by_get, by_as_completed])
 @without_polling
-async def test_thousands_are_waited_for_with_one_listen_connection_and_few_reads(
+async def test_thousands_of_waits_need_one_listen_connection_and_few_reads(
     basic: Any, sql: psycopg.Connection, how: Any
 ) -> None:
     ids = insert(sql, MANY)
@@ -256,6 +256,6 @@ async def test_thousands_are_waited_for_with_one_listen_connection_and_few_reads
 
 
 def transactions(sql: psycopg.Connection) -> int:
-    """Of this database; a session adds what it did at the latest when it ends."""
+    """Count the transactions of this database. A session reports its own when it ends, or before."""
     (count,) = row(sql, "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()")
     return int(count)

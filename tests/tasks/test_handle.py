@@ -1,4 +1,4 @@
-"""A task's `send` and its handle, as users call them; the worker's part is done by hand."""
+"""A task's `send` and its handle, as users call them. The tests do the worker's part."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -51,14 +51,14 @@ def test_a_send_commits_a_row_and_returns_its_handle(basic: Any, sql: psycopg.Co
 
 
 @pytest.mark.promise("A3")
-async def test_an_async_send_is_the_same(basic: Any, sql: psycopg.Connection) -> None:
+async def test_an_async_send_commits_a_row_and_returns_its_handle(basic: Any, sql: psycopg.Connection) -> None:
     handle = await basic.echo_async.send_async("x")
     assert row(sql, "select id::text, task_name from horsies.tasks") == (handle.task_id, "echo_async")
     await basic.app.close_async()
 
 
 @pytest.mark.promise("A3")
-def test_bad_arguments_are_refused_in_the_producer(basic: Any, sql: psycopg.Connection) -> None:
+def test_invalid_arguments_are_refused_in_the_producer(basic: Any, sql: psycopg.Connection) -> None:
     with pytest.raises(PayloadError, match="right"):
         basic.add.send(1, "two")
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
@@ -76,7 +76,7 @@ def test_a_result_is_decoded_and_kept_on_the_handle(
 
 
 @pytest.mark.promise("A4")
-async def test_the_same_for_asyncio(basic: Any, broker: PostgresBroker) -> None:
+async def test_an_async_get_decodes_the_result_and_keeps_it_on_the_handle(basic: Any, broker: PostgresBroker) -> None:
     handle = await basic.add.send_async(1, 2)
     waiting = asyncio.ensure_future(handle.get_async(10_000))
     await asyncio.to_thread(answer, broker, "3")
@@ -86,7 +86,7 @@ async def test_the_same_for_asyncio(basic: Any, broker: PostgresBroker) -> None:
     await basic.app.close_async()
 
 
-def test_an_error_comes_back_whole(basic: Any, broker: PostgresBroker) -> None:
+def test_an_error_keeps_all_its_fields(basic: Any, broker: PostgresBroker) -> None:
     error = TaskError(error_code="CARD_DECLINED", message="no", data={"limit": [1, None]})
     handle = basic.add.send(1, 2)
     (held,) = claim(broker)
@@ -94,14 +94,14 @@ def test_an_error_comes_back_whole(basic: Any, broker: PostgresBroker) -> None:
     assert handle.get() == TaskResult(err=error)
 
 
-def test_a_wait_that_runs_out_is_a_value_and_can_be_repeated(basic: Any, broker: PostgresBroker) -> None:
+def test_a_wait_timeout_is_a_value_and_the_wait_can_be_repeated(basic: Any, broker: PostgresBroker) -> None:
     handle = basic.add.send(1, 2)
     assert handle.get(timeout_ms=50).unwrap_err().error_code == RetrievalCode.WAIT_TIMEOUT
     answer(broker, "3")
     assert handle.get(timeout_ms=50) == TaskResult(ok=3)
 
 
-def test_a_task_that_nobody_knows_is_a_value_too(basic: Any, sql: psycopg.Connection) -> None:
+def test_an_unknown_task_is_a_value_too(basic: Any, sql: psycopg.Connection) -> None:
     handle = basic.add.send(1, 2)
     sql.execute("truncate horsies.tasks")
     assert handle.get(timeout_ms=50).unwrap_err().error_code == RetrievalCode.TASK_NOT_FOUND
@@ -131,7 +131,9 @@ def test_a_suppressed_send_enqueues_nothing_and_returns_an_inert_handle(basic: A
 
 
 @pytest.mark.promise("W3")
-async def test_a_suppressed_async_send_is_the_same(basic: Any, sql: psycopg.Connection) -> None:
+async def test_a_suppressed_async_send_enqueues_nothing_and_returns_an_inert_handle(
+    basic: Any, sql: psycopg.Connection
+) -> None:
     with suppress_sends():
         handle = await basic.add.send_async(1, 2)
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
@@ -139,13 +141,13 @@ async def test_a_suppressed_async_send_is_the_same(basic: Any, sql: psycopg.Conn
         await handle.get_async()
 
 
-def test_calling_a_task_runs_it_here(basic: Any) -> None:
+def test_calling_a_task_runs_it_in_place(basic: Any) -> None:
     assert basic.add(1, 2) == TaskResult(ok=3)
     assert asyncio.run(basic.nap(0.0)) == TaskResult(ok=0.0)
 
 
 @pytest.mark.parametrize("timeout_ms", [-1, float("nan"), "5"])
-def test_a_wait_of_no_length_at_all_is_refused(basic: Any, timeout_ms: Any) -> None:
+def test_an_invalid_timeout_is_refused(basic: Any, timeout_ms: Any) -> None:
     handle = basic.add.send(1, 2)
     with pytest.raises(ValueError, match="timeout_ms is"):
         handle.get(timeout_ms)
@@ -162,7 +164,7 @@ def test_a_handle_can_be_made_from_a_stored_id(basic: Any, broker: PostgresBroke
     assert basic.app.handle(UUID(stored)).task_id == stored
 
 
-def test_without_its_task_a_result_is_json(basic: Any, broker: PostgresBroker) -> None:
+def test_a_handle_without_its_task_returns_json(basic: Any, broker: PostgresBroker) -> None:
     stored = basic.echo.send({"a": 1}).task_id
     answer(broker, '{"at": "2026-01-01T00:00:00Z", "n": [1, null]}')
     assert basic.app.handle(stored).get().unwrap() == {"at": "2026-01-01T00:00:00Z", "n": [1, None]}
@@ -185,12 +187,12 @@ def test_a_handle_from_an_id_decodes_by_the_type_of_its_task(database: str, brok
 
 
 @pytest.mark.parametrize("task_id", ["", "17", "d48151dd-5865-42cb-8499", "'; drop schema horsies"])
-def test_what_is_no_id_is_refused(basic: Any, task_id: str) -> None:
+def test_a_value_that_is_not_an_id_is_refused(basic: Any, task_id: str) -> None:
     with pytest.raises(ValueError, match=r"is not a valid task id; pass the value of `handle\.task_id`"):
         basic.app.handle(task_id)
 
 
-def test_a_name_is_no_task(basic: Any) -> None:
+def test_a_name_is_refused_in_place_of_a_task(basic: Any) -> None:
     with pytest.raises(TypeError, match=r"app\.tasks\['add'\]"):
         basic.app.handle(new_task_id(), "add")
 
@@ -198,7 +200,7 @@ def test_a_name_is_no_task(basic: Any) -> None:
 # -- status and info
 
 
-def test_an_id_that_nobody_knows_has_no_status(basic: Any) -> None:
+def test_an_unknown_id_has_no_status(basic: Any) -> None:
     handle = basic.app.handle(new_task_id())
     assert (handle.status(), handle.info()) == (None, None)
 
@@ -213,7 +215,7 @@ async def test_status_follows_the_task(basic: Any, broker: PostgresBroker) -> No
     await basic.app.close_async()
 
 
-def test_what_is_past_its_time_has_expired_for_everyone_who_asks(basic: Any, sql: psycopg.Connection) -> None:
+def test_a_task_past_its_good_until_is_shown_as_expired(basic: Any, sql: psycopg.Connection) -> None:
     handle = basic.add.send(1, 2)
     sql.execute("update horsies.tasks set good_until = now()")
     assert handle.status() is TaskStatus.EXPIRED
@@ -221,7 +223,7 @@ def test_what_is_past_its_time_has_expired_for_everyone_who_asks(basic: Any, sql
     assert handle.get().unwrap_err().error_code == "TASK_EXPIRED"
 
 
-def test_info_tells_all_there_is_to_know(basic: Any, broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_info_has_all_fields(basic: Any, broker: PostgresBroker, sql: psycopg.Connection) -> None:
     handle = basic.add.send(1, 2)
     good_until = datetime(2100, 1, 1, tzinfo=UTC)
     sql.execute(

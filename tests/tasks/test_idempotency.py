@@ -1,4 +1,4 @@
-"""Idempotency keys: at most one live task for each key of a task name, whoever sends at the same time."""
+"""Idempotency keys: at most one live task per task name and key, also with concurrent senders."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from horsies.tasks.finish import end_or_retry_tasks, finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.journey import ME, claim, column, completed, do, failed, row
 from tests.fixtures.shops import Shop
-from tests.tasks.test_enqueue import heard, listen_to_new
+from tests.tasks.test_enqueue import listen_to_new, read_notifications
 
 QUEUES = ["parcels", "letters"]
 
@@ -42,7 +42,7 @@ def live(sql: psycopg.Connection) -> list[object]:
     return column(sql, "select id::text from horsies.tasks order by id")
 
 
-# -- who holds a key
+# -- the holder of a key
 
 
 def test_a_second_send_returns_the_first_task(shop: Shop, sql: psycopg.Connection) -> None:
@@ -52,7 +52,7 @@ def test_a_second_send_returns_the_first_task(shop: Shop, sql: psycopg.Connectio
     assert live(sql) == [first.task_id]
 
 
-async def test_a_second_send_by_asyncio_code_returns_the_first_task(shop: Shop, sql: psycopg.Connection) -> None:
+async def test_a_second_async_send_returns_the_first_task(shop: Shop, sql: psycopg.Connection) -> None:
     first = await shop.pack.with_options(key="k").send_async(1)
     (second,) = await shop.pack.with_options(key="k").send_many_async([shop.pack.call(1)])
     third = await shop.pack.with_options(key="k").schedule_async(5, 1)
@@ -86,12 +86,12 @@ def test_a_key_is_free_when_its_task_has_ended(shop: Shop, sql: psycopg.Connecti
     assert keyed.send(2).task_id == second.task_id
 
 
-def test_a_key_holds_for_its_window_after_the_end(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_key_is_held_for_its_window_after_the_end(shop: Shop, sql: psycopg.Connection) -> None:
     keyed = shop.pack.with_options(key="k", key_window=timedelta(hours=1))
     first = keyed.send(1)
     run(shop)
     assert keyed.send(1).task_id == first.task_id
-    assert shop.pack.with_options(key="k").send(1).task_id == first.task_id  # the holder's own window counts
+    assert shop.pack.with_options(key="k").send(1).task_id == first.task_id  # the window of the holder counts
     sql.execute("update horsies.finished set finished_at = finished_at - interval '1 hour'")
     assert keyed.send(1).task_id != first.task_id
 
@@ -102,18 +102,18 @@ def test_a_task_that_waits_for_its_retry_holds_its_key(shop: Shop) -> None:
     do(shop.app.broker, end_or_retry_tasks(ME, [failed(claim_one(shop), code="OUT_OF_PAPER")]))
     assert first.status() is TaskStatus.PENDING
     assert keyed.send(1).task_id == first.task_id
-    with pytest.raises(KeyConflictError):  # it has begun with the arguments it has
+    with pytest.raises(KeyConflictError):  # it has begun with its present arguments
         keyed.send(2)
 
 
-def test_an_expired_task_is_as_good_as_ended(shop: Shop, sql: psycopg.Connection) -> None:
+def test_an_expired_task_frees_its_key(shop: Shop, sql: psycopg.Connection) -> None:
     keyed = shop.pack.with_options(key="k", good_until=datetime(2001, 1, 1, tzinfo=UTC), on_conflict="replace")
     first = keyed.send(1)
     second = keyed.send(2)
     assert live(sql) == [first.task_id, second.task_id]
 
 
-def test_a_key_whose_task_was_removed_by_hand_is_free(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_key_is_free_when_its_task_was_deleted_with_sql(shop: Shop, sql: psycopg.Connection) -> None:
     shop.pack.with_options(key="k").send(1)
     sql.execute("truncate horsies.tasks")
     second = shop.pack.with_options(key="k").send(1)
@@ -139,7 +139,7 @@ def test_other_arguments_under_the_same_key_are_refused(shop: Shop, on_conflict:
     assert refused.value.task_id == first.task_id
 
 
-def test_the_order_in_which_a_dict_was_filled_makes_no_other_arguments(shop: Shop) -> None:
+def test_the_order_of_dict_keys_does_not_make_arguments_different(shop: Shop) -> None:
     keyed = shop.label.with_options(key="k")
     assert keyed.send("x", {"a": 1, "b": 2}).task_id == keyed.send("x", {"b": 2, "a": 1}).task_id
 
@@ -164,7 +164,7 @@ def test_replace_changes_the_waiting_task_in_place(shop: Shop, sql: psycopg.Conn
     assert shop.pack.with_options(key="k").send(2).task_id == first.task_id  # these are its arguments now
 
 
-def test_replace_can_put_a_task_off_again_and_again(shop: Shop, sql: psycopg.Connection) -> None:
+def test_replace_can_postpone_a_task_repeatedly(shop: Shop, sql: psycopg.Connection) -> None:
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
     keyed.schedule(60, 1)
     keyed.schedule(600, 2)
@@ -174,12 +174,12 @@ def test_replace_can_put_a_task_off_again_and_again(shop: Shop, sql: psycopg.Con
     listen_to_new(sql)
     keyed.send(3)
     assert row(sql, "select args::text, ready, enqueued_at <= now() from horsies.tasks") == ('{"number":3}', True, True)
-    assert [payload.split()[2] for payload in heard(sql)] == ["parcels"]
+    assert [payload.split()[2] for payload in read_notifications(sql)] == ["parcels"]
     keyed.schedule(60, 4)
-    assert [payload.split()[0] for payload in heard(sql)] == ["later"]
+    assert [payload.split()[0] for payload in read_notifications(sql)] == ["later"]
 
 
-def test_replace_sends_anew_when_the_task_has_ended(shop: Shop, sql: psycopg.Connection) -> None:
+def test_replace_sends_a_new_task_when_the_old_one_has_ended(shop: Shop, sql: psycopg.Connection) -> None:
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
     keyed.send(1)
     run(shop)
@@ -204,7 +204,7 @@ def test_a_replacement_that_waits_for_a_claim_leaves_the_started_task_alone(
     keyed.send(1)
     with psycopg.connect(database) as worker:
         query = claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(QUEUES))
-        worker.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
+        worker.execute(query.statement.for_schema("horsies"), query.params)  # not committed yet
         replacing = thread.submit(keyed.send, 2)
         wait_until_blocked(sql, on=worker)
         worker.commit()
@@ -213,7 +213,7 @@ def test_a_replacement_that_waits_for_a_claim_leaves_the_started_task_alone(
     assert row(sql, "select args::text, status from horsies.tasks") == ('{"number":1}', "RUNNING")
 
 
-def test_a_replacement_that_waits_for_a_cancellation_is_sent_anew(
+def test_a_replacement_that_waits_for_a_cancellation_sends_a_new_task(
     shop: Shop, database: str, sql: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
@@ -227,10 +227,10 @@ def test_a_replacement_that_waits_for_a_cancellation_is_sent_anew(
     assert live(sql) == [second.task_id] != [first.task_id]
 
 
-def test_a_claim_gets_the_new_arguments_or_the_old_never_a_mixture(
+def test_a_claim_gets_the_old_or_the_new_arguments_and_never_a_mixture(
     shop: Shop, database: str, sql: psycopg.Connection
 ) -> None:
-    """A claim skips a task that is being replaced; it finds it when that is committed."""
+    """A claim skips a task that is being replaced, and finds it after the commit."""
     first = shop.pack.with_options(key="k").send(1)
     with psycopg.connect(database) as caller:
         shop.pack.with_options(key="k", on_conflict="replace", connection=caller).send(2)
@@ -243,7 +243,7 @@ def test_a_claim_gets_the_new_arguments_or_the_old_never_a_mixture(
 
 
 def test_of_many_producers_one_sends_and_all_get_its_task(shop: Shop, sql: psycopg.Connection) -> None:
-    """Again and again: with a key that nobody has, and with one whose task has ended."""
+    """Repeatedly: with a key that is free, and with one whose task has ended."""
     together = Barrier(8)
 
     def produce(keyed: Sender[[int], int]) -> str:
@@ -259,7 +259,7 @@ def test_of_many_producers_one_sends_and_all_get_its_task(shop: Shop, sql: psyco
 
 
 @pytest.mark.parametrize("had_a_task_before", ["a new key", "a key to take over"])
-def test_a_send_waits_for_anothers_uncommitted_holder_and_returns_it(
+def test_a_send_waits_for_an_uncommitted_holder_and_returns_it(
     shop: Shop, database: str, sql: psycopg.Connection, thread: ThreadPoolExecutor, had_a_task_before: str
 ) -> None:
     keyed = shop.pack.with_options(key="k")
@@ -276,7 +276,7 @@ def test_a_send_waits_for_anothers_uncommitted_holder_and_returns_it(
 
 
 @pytest.mark.parametrize("had_a_task_before", ["a new key", "a key to take over"])
-def test_a_send_that_waited_for_a_holder_that_was_rolled_back_is_sent(
+def test_a_send_that_waits_for_a_holder_is_sent_when_that_is_rolled_back(
     shop: Shop, database: str, sql: psycopg.Connection, thread: ThreadPoolExecutor, had_a_task_before: str
 ) -> None:
     keyed = shop.pack.with_options(key="k", on_conflict="raise")
@@ -292,15 +292,15 @@ def test_a_send_that_waited_for_a_holder_that_was_rolled_back_is_sent(
     assert live(sql) == [second.task_id] != [first.task_id]
 
 
-def test_a_holder_that_ends_while_a_second_send_waits_gives_its_key_up(
+def test_a_holder_that_ends_while_a_second_send_waits_frees_its_key(
     shop: Shop, database: str, sql: psycopg.Connection, thread: ThreadPoolExecutor
 ) -> None:
-    """The second waits for the first to commit; by then the first has run, too."""
+    """The second send waits for the first to commit. By then the first task has run."""
     with psycopg.connect(database) as caller:
         first = shop.pack.with_options(key="k", connection=caller).send(1)
         waiting = thread.submit(shop.pack.with_options(key="k").send, 2)
         wait_until_blocked(sql, on=caller)
-        # As a worker would, at once: its ending comes with the commit that the other waits for.
+        # End it as a worker would, in the transaction that the other send waits for.
         caller.execute(
             "with gone as (delete from horsies.tasks returning *) insert into horsies.finished (id, task_name, queue_name, "
             "priority, status, args, sent_at, enqueued_at, attempts, claim_no, finished_at) select id, task_name, "
@@ -312,17 +312,17 @@ def test_a_holder_that_ends_while_a_second_send_waits_gives_its_key_up(
     assert live(sql) == [second.task_id]
 
 
-def test_a_holder_that_is_just_ending_still_holds(shop: Shop, database: str) -> None:
+def test_a_holder_whose_ending_is_not_committed_still_holds_its_key(shop: Shop, database: str) -> None:
     first = shop.pack.with_options(key="k").send(1)
     with psycopg.connect(database) as finisher:
         query = finish_tasks(ME, [completed(claim_one(shop))])
-        finisher.execute(query.statement.for_schema("horsies"), query.params)  # and no COMMIT yet
+        finisher.execute(query.statement.for_schema("horsies"), query.params)  # not committed yet
         assert shop.pack.with_options(key="k").send(1).task_id == first.task_id
         finisher.commit()
     assert shop.pack.with_options(key="k").send(1).task_id != first.task_id
 
 
-def test_a_key_works_twice_in_one_transaction(shop: Shop, database: str, sql: psycopg.Connection) -> None:
+def test_a_key_can_be_sent_twice_in_one_transaction(shop: Shop, database: str, sql: psycopg.Connection) -> None:
     with psycopg.connect(database) as caller:
         keyed = shop.pack.with_options(key="k", connection=caller)
         with caller.transaction(force_rollback=True):
@@ -332,7 +332,7 @@ def test_a_key_works_twice_in_one_transaction(shop: Shop, database: str, sql: ps
     assert live(sql) == [first.task_id]
 
 
-def test_a_serializable_caller_gets_the_error_of_their_own_database(
+def test_a_serializable_caller_gets_the_serialization_error(
     shop: Shop, database: str, thread: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database) as caller:
@@ -344,7 +344,7 @@ def test_a_serializable_caller_gets_the_error_of_their_own_database(
     assert len(live(sql)) == 1
 
 
-def test_a_cancelled_task_gives_its_key_up(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_cancelled_task_frees_its_key(shop: Shop, sql: psycopg.Connection) -> None:
     first = shop.pack.with_options(key="k").send(1)
     shop.app.broker.run(partial(cancel_task, first.task_id))
     second = shop.pack.with_options(key="k").send(1)

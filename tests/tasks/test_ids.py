@@ -16,7 +16,7 @@ def test_ids_are_version_7_and_carry_the_time() -> None:
     made = UUID(new_task_id())
     after = time.time_ns() // 1_000_000
     assert (made.version, made.variant) == (7, "specified in RFC 4122")
-    assert before - 50 <= made.int >> 80 <= after + 50  # many made in one millisecond may run ahead of the clock
+    assert before - 50 <= made.int >> 80 <= after + 50  # many ids in one millisecond may be ahead of the clock
 
 
 def test_ids_increase_strictly_however_fast_they_are_made() -> None:
@@ -39,10 +39,10 @@ def test_threads_never_get_the_same_id() -> None:
     assert len({task_id for own in made for task_id in own}) == 16_000
 
 
-def test_a_child_forked_while_another_thread_makes_ids_makes_its_own() -> None:
-    """`send_many` in a thread of a server that forks: the child inherits the lock, but not the thread that would let it go."""
+def test_a_child_forked_while_another_thread_makes_ids_can_make_ids() -> None:
+    """`send_many` in a thread of a forking server: the child inherits the lock, but not the thread that would release it."""
     child = multiprocessing.get_context("fork").Process(target=new_task_id)
-    with vars(ids)["_lock"]:  # as that thread has it for a moment
+    with vars(ids)["_lock"]:  # as the other thread does for a moment
         child.start()
     child.join(5)
     is_stuck = child.is_alive()
@@ -52,7 +52,7 @@ def test_a_child_forked_while_another_thread_makes_ids_makes_its_own() -> None:
 
 
 @pytest.mark.promise("A7")
-def test_rows_inserted_by_hand_get_such_an_id_too(sql: psycopg.Connection) -> None:
+def test_rows_inserted_with_sql_get_a_version_7_id_too(sql: psycopg.Connection) -> None:
     sql.execute("insert into horsies.tasks (task_name) select 'add' from generate_series(1, 100)")
     now_ms = time.time_ns() // 1_000_000
     for text in column(sql, "select id::text from horsies.tasks"):

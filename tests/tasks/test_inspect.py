@@ -1,4 +1,4 @@
-"""Listing tasks: every filter, the order, and the pages."""
+"""Listing tasks: filters, order and pages."""
 
 from datetime import timedelta
 from functools import partial
@@ -16,7 +16,7 @@ from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, fail
 
 @pytest.fixture
 def ids(broker: PostgresBroker, sql: psycopg.Connection) -> dict[str, str]:
-    """One task of each kind, by what became of it; sent in this order."""
+    """Send one task of each kind, in this order. Returns their ids by what became of them."""
     names = ["completed", "failed", "running", "pending", "elsewhere", "late"]
     tasks = {
         name: new_task("pay" if name == "failed" else "add", queue_name="mail" if name == "elsewhere" else "default")
@@ -49,7 +49,7 @@ def ids(broker: PostgresBroker, sql: psycopg.Connection) -> dict[str, str]:
         (TaskFilter(queue_name="default", statuses=[TaskStatus.PENDING]), ["pending"]),
     ],
 )
-def test_what_matches_is_listed_newest_first(
+def test_matching_tasks_are_listed_newest_first(
     broker: PostgresBroker, ids: dict[str, str], wanted: TaskFilter, expected: list[str]
 ) -> None:
     found = broker.run(partial(list_tasks, wanted, limit=10))
@@ -58,7 +58,7 @@ def test_what_matches_is_listed_newest_first(
     assert broker.run(partial(count_tasks, wanted)) == len(expected)
 
 
-def test_a_moment_is_when_a_task_ended_or_if_it_is_live_was_sent(
+def test_time_filters_use_the_end_of_a_task_or_the_send_time_of_a_live_one(
     broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str]
 ) -> None:
     hour = timedelta(hours=1)
@@ -72,7 +72,7 @@ def test_a_moment_is_when_a_task_ended_or_if_it_is_live_was_sent(
     assert {line.id for line in recent} == set(ids.values()) - {ids["pending"], ids["failed"]}
 
 
-def test_pages_follow_one_another_without_a_gap(broker: PostgresBroker, ids: dict[str, str]) -> None:
+def test_pages_have_no_gaps(broker: PostgresBroker, ids: dict[str, str]) -> None:
     seen, after = list[str](), None
     while page := broker.run(partial(list_tasks, TaskFilter(), limit=2, after=after)):
         assert len(page) <= 2
@@ -81,7 +81,7 @@ def test_pages_follow_one_another_without_a_gap(broker: PostgresBroker, ids: dic
     assert seen == sorted(ids.values(), reverse=True)
 
 
-def test_purging_deletes_the_endings_that_were_seen_and_nothing_else(
+def test_a_purge_deletes_only_the_listed_endings(
     broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str]
 ) -> None:
     seen = broker.run(partial(list_tasks, TaskFilter(), limit=10))

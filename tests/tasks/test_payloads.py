@@ -1,4 +1,4 @@
-"""Large payloads: left out of the claim, and read by themselves."""
+"""Large payloads are not part of the claim and are read separately."""
 
 from dataclasses import replace
 
@@ -43,16 +43,14 @@ def load(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> dict[
 
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("limit", [1, 2, 100, 1_000, 100_000])
-def test_a_claim_brings_a_bounded_number_of_bytes(limit: int) -> None:
+def test_a_claim_returns_a_bounded_number_of_bytes(limit: int) -> None:
     inline_bytes = ClaimRequest(ME, TaskStatus.RUNNING, limit, 1_000).inline_bytes
     assert INLINE_BYTES_MIN <= inline_bytes <= INLINE_BYTES_MAX
     assert inline_bytes * limit <= max(MAX_CLAIM_BYTES, INLINE_BYTES_MIN * limit)
 
 
-def test_small_arguments_come_with_the_claim_and_large_ones_do_not(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
-    """By their size as text, however well they can be compressed."""
+def test_a_claim_returns_small_arguments_and_no_large_ones(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    """Their size as text counts, not the compressed size."""
     insert(sql, 1_000)
     insert(sql, INLINE_BYTES_MAX)
     found = claim(broker)
@@ -64,7 +62,7 @@ def test_small_arguments_come_with_the_claim_and_large_ones_do_not(
     assert not payload.is_too_large
 
 
-def test_as_much_is_read_at_once_as_the_budget_has_room_for(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_one_read_returns_as_many_payloads_as_fit_its_limit(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     size = MAX_LOAD_BYTES * 2 // 5
     insert(sql, size, count=5)
     left = claim(broker)
@@ -77,15 +75,13 @@ def test_as_much_is_read_at_once_as_the_budget_has_room_for(broker: PostgresBrok
     assert read == [2, 2, 1]
 
 
-def test_one_that_is_larger_than_the_budget_is_read_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_payload_above_the_limit_of_a_read_is_read_alone(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     insert(sql, MAX_LOAD_BYTES + 1, count=2)
     found = load(broker, claim(broker))
     assert sorted(payload.args is None for payload in found.values()) == [False, True]
 
 
-def test_one_that_is_larger_than_a_task_may_be_does_not_keep_others_from_being_read(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_a_payload_above_the_size_limit_does_not_block_others(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     insert(sql, MOST_BYTES)
     insert(sql, INLINE_BYTES_MAX)
     found = load(broker, claim(broker))
@@ -95,27 +91,27 @@ def test_one_that_is_larger_than_a_task_may_be_does_not_keep_others_from_being_r
     ]
 
 
-def test_only_the_holder_of_the_very_claim_reads(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_only_the_holder_of_the_claim_reads_its_payload(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     insert(sql, INLINE_BYTES_MAX)
     (held,) = claim(broker)
     assert load(broker, [held], worker=OTHER) == {}
     assert load(broker, [replace(held, claim_no=held.claim_no + 1)]) == {}
 
 
-def test_deaths_of_children_stay_with_the_task(broker: PostgresBroker) -> None:
+def test_a_task_keeps_its_count_of_child_deaths(broker: PostgresBroker) -> None:
     send_new(broker)
     (held,) = claim(broker)
     do(broker, release_tasks(ME, [held], {held.id: 2}))
     (again,) = claim(broker)
     assert again.child_deaths == 2
     do(broker, release_tasks(ME, [again]))
-    assert claim(broker)[0].child_deaths == 2, "a release for another reason takes none back"
+    assert claim(broker)[0].child_deaths == 2, "a release for another reason does not lower the count"
 
 
 # -- a row that cannot be claimed
 
 
-def test_a_trial_changes_nothing_and_lists_the_order_of_service(
+def test_a_trial_claim_changes_nothing_and_the_list_is_in_claim_order(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     send_new(broker, 3)
@@ -131,7 +127,7 @@ def test_a_trial_changes_nothing_and_lists_the_order_of_service(
     assert len(rest) == 2
 
 
-def test_only_what_still_waits_is_ended_as_unclaimable(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_only_a_pending_task_is_ended_as_unclaimable(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send_new(broker, 2)
     (held,) = claim(broker, 1)
     (waiting,) = row(sql, "select id::text from horsies.tasks where status = 'PENDING'")
@@ -146,7 +142,7 @@ def test_only_what_still_waits_is_ended_as_unclaimable(broker: PostgresBroker, s
 
 
 @pytest.mark.promise("D6")
-def test_a_row_that_claims_to_take_the_inputs_of_no_node_is_read_without_them(
+def test_a_row_with_takes_inputs_but_without_a_node_is_read_without_inputs(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     sql.execute("insert into horsies.tasks (task_name, takes_inputs) values ('echo', true)")

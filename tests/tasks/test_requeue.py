@@ -1,4 +1,4 @@
-"""Retrying a finished task: it comes back once, whoever asks and however often."""
+"""Retrying a finished task: it is enqueued once, however many callers retry it."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ QUEUES = ("parcels", "letters")
 
 
 def run_one(broker: PostgresBroker, ending: Callable[[Claim], Any] = failed) -> Claim:
-    """The task that is waiting, claimed and ended."""
+    """Claim and end the pending task."""
     (held,) = claim(broker, queues=("default", *QUEUES))
     do(broker, finish_tasks(ME, [ending(held)]))
     return held
@@ -41,9 +41,7 @@ def retry(broker: PostgresBroker, task_id: str, *, force: bool = False) -> Retry
     return broker.run(verb, again=verb)[task_id]
 
 
-def test_a_failed_task_comes_back_due_now_with_a_new_claim_number(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_a_retried_task_is_due_now_with_a_new_claim_number(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     first = fail_one(broker)
     assert retry(broker, first.id) is RetryOutcome.RETRIED
     assert column(sql, "select id from horsies.finished") == []
@@ -57,7 +55,7 @@ def test_a_failed_task_comes_back_due_now_with_a_new_claim_number(
     assert (second.id, second.attempt, second.claim_no) == (first.id, 2, first.claim_no + 2)
 
 
-def test_a_late_finisher_of_the_ending_that_was_undone_changes_nothing(broker: PostgresBroker) -> None:
+def test_a_late_finisher_of_the_attempt_before_the_retry_changes_nothing(broker: PostgresBroker) -> None:
     first = fail_one(broker)
     retry(broker, first.id)
     assert do(broker, finish_tasks(ME, [completed(first)])) == [[]]
@@ -66,7 +64,7 @@ def test_a_late_finisher_of_the_ending_that_was_undone_changes_nothing(broker: P
     assert do(broker, finish_tasks(ME, [completed(second)])) == [[(first.id,)]]
 
 
-def test_a_handle_forgets_the_ending_that_was_undone(shop: Shop) -> None:
+def test_a_retry_clears_the_result_kept_on_the_handle(shop: Shop) -> None:
     handle = shop.pack.send(7)
     run_one(shop.app.broker)
     assert handle.get().err_value.error_code == "BROKEN"
@@ -76,7 +74,7 @@ def test_a_handle_forgets_the_ending_that_was_undone(shop: Shop) -> None:
     assert handle.get().ok_value == 7
 
 
-async def test_a_coroutine_retries_too(shop: Shop) -> None:
+async def test_an_async_retry_makes_the_task_pending(shop: Shop) -> None:
     handle = await shop.pack.send_async(7)
     run_one(shop.app.broker)
     assert await handle.retry_async() is RetryOutcome.RETRIED
@@ -84,13 +82,13 @@ async def test_a_coroutine_retries_too(shop: Shop) -> None:
     await shop.app.close_async()
 
 
-def test_who_retries_what_has_not_ended_or_is_not_there_is_told(broker: PostgresBroker) -> None:
+def test_a_retry_distinguishes_live_and_unknown_tasks(broker: PostgresBroker) -> None:
     (task,) = send_new(broker)
     assert retry(broker, task.id) is RetryOutcome.NOT_ENDED
     assert retry(broker, new_task_id()) is RetryOutcome.NOT_FOUND
 
 
-def test_what_has_succeeded_runs_again_only_by_force(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_task_that_succeeded_runs_again_only_with_force(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     (task,) = send_new(broker)
     run_one(broker, completed)
     assert retry(broker, task.id) is RetryOutcome.SUCCEEDED
@@ -98,7 +96,7 @@ def test_what_has_succeeded_runs_again_only_by_force(broker: PostgresBroker, sql
     assert row(sql, "select failed_attempts from horsies.tasks") == (None,)
 
 
-def test_what_is_past_its_time_runs_again_only_by_force_and_then_without_one(
+def test_a_task_past_its_good_until_runs_again_only_with_force_and_loses_it(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     ended = fail_one(broker)
@@ -108,7 +106,7 @@ def test_what_is_past_its_time_runs_again_only_by_force_and_then_without_one(
     assert row(sql, "select good_until from horsies.tasks") == (None,)
 
 
-def test_a_time_that_is_still_to_come_is_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_good_until_in_the_future_is_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     ended = fail_one(broker)
     sql.execute("update horsies.finished set good_until = now() + interval '1 h'")
     assert retry(broker, ended.id) is RetryOutcome.RETRIED
@@ -116,7 +114,7 @@ def test_a_time_that_is_still_to_come_is_kept(broker: PostgresBroker, sql: psyco
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_the_task_of_a_node_is_left_to_its_workflow(
+def test_the_task_of_a_workflow_node_is_not_retried(
     broker: PostgresBroker, sql: psycopg.Connection, *, force: bool
 ) -> None:
     ended = fail_one(broker)
@@ -132,7 +130,7 @@ def test_the_task_of_a_node_is_left_to_its_workflow(
     ("statement", "when"),
     [("get_finished_tasks", "after"), ("lock_keys", "after"), ("requeue_tasks", "before"), ("commit_retry", "after")],
 )
-def test_a_retry_whose_answer_was_lost_is_made_once(
+def test_a_retry_with_a_lost_answer_is_made_once(
     broker: PostgresBroker, sql: psycopg.Connection, faults: Plant, statement: str, when: When
 ) -> None:
     ended = fail_one(broker)
@@ -142,7 +140,7 @@ def test_a_retry_whose_answer_was_lost_is_made_once(
 
 
 @pytest.mark.parametrize("ended_by", ["a worker", "a cancellation"])
-def test_a_repeated_retry_leaves_an_ending_alone_that_came_after_it(
+def test_a_repeated_retry_does_not_undo_a_later_ending(
     broker: PostgresBroker, sql: psycopg.Connection, ended_by: str
 ) -> None:
     ended = fail_one(broker)
@@ -159,10 +157,10 @@ def test_a_repeated_retry_leaves_an_ending_alone_that_came_after_it(
     assert row(sql, "select count(*) from horsies.finished") == (1,)
 
 
-# -- two at once
+# -- concurrent changes
 
 
-def test_two_who_retry_at_once_bring_it_back_once(
+def test_two_concurrent_retries_enqueue_the_task_once(
     broker: PostgresBroker, sql: psycopg.Connection, database: str
 ) -> None:
     ended = fail_one(broker)
@@ -179,7 +177,7 @@ def test_two_who_retry_at_once_bring_it_back_once(
 BLOCKED = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
-def test_a_retry_that_comes_while_its_day_is_dropped_finds_nothing(
+def test_a_retry_while_the_partition_is_dropped_finds_nothing(
     broker: PostgresBroker, sql: psycopg.Connection, database: str
 ) -> None:
     ended = fail_one(broker)
@@ -188,12 +186,12 @@ def test_a_retry_that_comes_while_its_day_is_dropped_finds_nothing(
         leader.execute(f"truncate {day}".encode())
         late = threads.submit(retry, broker, ended.id)
         wait_until_blocked(sql, leader)
-        leader.commit()  # emptied first, as the keeper does it; what is dropped then has nothing in it
+        leader.commit()  # the maintenance leader truncates a partition before it drops it
         assert late.result(10) is RetryOutcome.NOT_FOUND
     assert column(sql, "select id from horsies.tasks") == []
 
 
-def test_of_a_cancellation_and_an_ending_at_once_one_happens(
+def test_of_a_concurrent_cancellation_and_ending_one_takes_effect(
     broker: PostgresBroker, sql: psycopg.Connection, database: str
 ) -> None:
     (task,) = send_new(broker)
@@ -213,7 +211,7 @@ def test_of_a_cancellation_and_an_ending_at_once_one_happens(
 # -- keys
 
 
-def test_a_task_that_still_has_its_key_holds_it_again(shop: Shop) -> None:
+def test_a_retried_task_holds_its_key_again(shop: Shop) -> None:
     keyed = shop.pack.with_options(key="invoice-7")
     first = keyed.send(7)
     run_one(shop.app.broker)
@@ -222,7 +220,7 @@ def test_a_task_that_still_has_its_key_holds_it_again(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_a_task_whose_key_stands_for_another_now_is_brought_back_only_by_force(shop: Shop, *, is_live: bool) -> None:
+def test_a_task_whose_key_was_taken_is_retried_only_with_force(shop: Shop, *, is_live: bool) -> None:
     keyed = shop.pack.with_options(key="invoice-7")
     first = keyed.send(7)
     run_one(shop.app.broker)
@@ -235,7 +233,7 @@ def test_a_task_whose_key_stands_for_another_now_is_brought_back_only_by_force(s
     assert keyed.send(7).task_id == second.task_id if is_live else True
 
 
-def test_a_key_is_remembered_over_many_who_had_it(shop: Shop) -> None:
+def test_a_taken_key_is_noticed_after_many_holders(shop: Shop) -> None:
     keyed = shop.pack.with_options(key="invoice-7")
     handles = [keyed.send(7)]
     for _ in range(3):
@@ -244,7 +242,7 @@ def test_a_key_is_remembered_over_many_who_had_it(shop: Shop) -> None:
     assert [handle.retry() for handle in handles] == [*[RetryOutcome.KEY_TAKEN] * 3, RetryOutcome.NOT_ENDED]
 
 
-def test_who_takes_a_key_over_while_its_former_holder_is_retried_gets_that_one(
+def test_a_send_during_the_retry_of_the_former_holder_returns_that_task(
     shop: Shop, sql: psycopg.Connection, database: str
 ) -> None:
     keyed = shop.pack.with_options(key="invoice-7")
@@ -253,7 +251,7 @@ def test_who_takes_a_key_over_while_its_former_holder_is_retried_gets_that_one(
     with psycopg.connect(database) as holder, ThreadPoolExecutor(2) as threads:
         holder.execute("select from horsies.finished for update")
         retried = threads.submit(first.retry)
-        wait_until_blocked(sql, holder)  # it has locked the key
+        wait_until_blocked(sql, holder)  # the retry has locked the key
         sent = threads.submit(keyed.send, 7)
         eventually(lambda: len(column(sql, BLOCKED)) == 2, what="the send waits for the key")
         holder.rollback()
@@ -262,7 +260,9 @@ def test_who_takes_a_key_over_while_its_former_holder_is_retried_gets_that_one(
     assert row(sql, "select count(*) from horsies.tasks") == (1,)
 
 
-def test_who_retries_while_the_key_is_taken_over_is_refused(shop: Shop, sql: psycopg.Connection, database: str) -> None:
+def test_a_retry_while_another_send_takes_the_key_is_refused(
+    shop: Shop, sql: psycopg.Connection, database: str
+) -> None:
     keyed = shop.pack.with_options(key="invoice-7")
     first = keyed.send(7)
     run_one(shop.app.broker)

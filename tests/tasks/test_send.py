@@ -1,4 +1,4 @@
-"""The verbs of a producer: many at once, later, and with options."""
+"""Sending many tasks, with a delay, and with options."""
 
 import re
 from collections.abc import Iterator
@@ -35,11 +35,11 @@ def sent(sql: psycopg.Connection) -> int:
     return count
 
 
-# -- many at once
+# -- many tasks
 
 
 @pytest.mark.parametrize("count", MANY)
-def test_many_are_sent_with_a_handle_each_in_order(shop: Shop, sql: psycopg.Connection, count: int) -> None:
+def test_send_many_returns_a_handle_for_each_task_in_order(shop: Shop, sql: psycopg.Connection, count: int) -> None:
     handles = shop.pack.send_many(shop.pack.call(number) for number in range(count))
     assert column(sql, "select id::text from horsies.tasks order by (args->>'number')::integer") == [
         handle.task_id for handle in handles
@@ -47,7 +47,7 @@ def test_many_are_sent_with_a_handle_each_in_order(shop: Shop, sql: psycopg.Conn
 
 
 @pytest.mark.parametrize("eta", [None, BEFORE_LONG])
-def test_many_are_served_in_the_order_of_the_list(shop: Shop, eta: datetime | None) -> None:
+def test_tasks_of_send_many_are_claimed_in_the_order_of_the_list(shop: Shop, eta: datetime | None) -> None:
     handles = shop.pack.with_options(eta=eta).send_many(
         [shop.pack.call(number) for number in range(2 * SLICE_ROWS + 1)]
     )
@@ -59,7 +59,7 @@ def test_many_are_served_in_the_order_of_the_list(shop: Shop, eta: datetime | No
 
 @pytest.mark.parametrize("count", MANY)
 @pytest.mark.parametrize("options", [{}, {"good_until": TOMORROW, "priority": 3, "queue_name": "letters"}])
-def test_one_of_many_is_sent_on_the_same_terms_as_one_alone(
+def test_send_many_uses_the_same_options_as_send(
     shop: Shop, sql: psycopg.Connection, count: int, options: dict[str, Any]
 ) -> None:
     shop.pack.with_options(**options).send(0)
@@ -73,15 +73,15 @@ def test_one_of_many_is_sent_on_the_same_terms_as_one_alone(
 
 
 @pytest.mark.parametrize("count", MANY)
-async def test_many_can_be_sent_by_asyncio_code(shop: Shop, sql: psycopg.Connection, count: int) -> None:
+async def test_send_many_has_an_async_twin(shop: Shop, sql: psycopg.Connection, count: int) -> None:
     handles = await shop.pack.send_many_async([shop.pack.call(number) for number in range(count)])
     assert column(sql, "select id::text from horsies.tasks order by id") == [handle.task_id for handle in handles]
     await shop.app.close_async()
 
 
 @pytest.mark.parametrize("count", MANY)
-def test_all_of_them_are_sent_or_none(shop: Shop, sql: psycopg.Connection, count: int) -> None:
-    """The database refuses the last one."""
+def test_send_many_sends_all_tasks_or_none(shop: Shop, sql: psycopg.Connection, count: int) -> None:
+    """The database refuses the last row."""
     sql.execute("alter table horsies.tasks add constraint no_last check (args->>'number' <> '-1')")
     with pytest.raises(Exception, match="no_last"):
         shop.pack.send_many([shop.pack.call(number) for number in [*range(count), -1]])
@@ -99,23 +99,23 @@ def test_a_generator_that_fails_sends_nothing(shop: Shop, sql: psycopg.Connectio
     assert sent(sql) == 0
 
 
-async def test_sending_none_is_no_mistake(shop: Shop) -> None:
+async def test_send_many_accepts_an_empty_list(shop: Shop) -> None:
     assert shop.pack.send_many([]) == []
     assert await shop.pack.send_many_async(iter(())) == []
 
 
-def test_large_ones_travel_in_small_slices(shop: Shop, sql: psycopg.Connection) -> None:
+def test_large_arguments_are_sent_in_small_slices(shop: Shop, sql: psycopg.Connection) -> None:
     shop.label.send_many([shop.label.call("x" * 1_500_000, {}) for _ in range(6)])
     assert row(sql, "select count(*), min(length(args->>'text')) from horsies.tasks") == (6, 1_500_000)
 
 
-def test_a_bad_argument_is_refused_where_the_call_is_made(shop: Shop) -> None:
+def test_an_invalid_argument_raises_at_the_call(shop: Shop) -> None:
     wrong: Any = "one"
     with pytest.raises(PayloadError, match="argument 'number'"):
         shop.pack.call(wrong)
 
 
-def test_a_call_of_another_task_is_refused_by_its_name(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_call_of_another_task_is_refused_with_its_name(shop: Shop, sql: psycopg.Connection) -> None:
     stray: Any = shop.label.call("a", {})
     with pytest.raises(TypeError, match=r"send_many\(\) of task 'pack': item 1 is a call of 'label'"):
         shop.pack.send_many([shop.pack.call(1), stray])
@@ -128,7 +128,7 @@ def test_arguments_in_place_of_a_call_are_refused(shop: Shop) -> None:
         shop.pack.send_many(wrong)
 
 
-async def test_sending_many_at_import_sends_nothing(shop: Shop, sql: psycopg.Connection) -> None:
+async def test_send_many_during_an_import_sends_nothing(shop: Shop, sql: psycopg.Connection) -> None:
     with suppress_sends():
         handles = [*shop.pack.send_many([shop.pack.call(1)]), *await shop.pack.send_many_async([shop.pack.call(2)])]
     assert sent(sql) == 0
@@ -137,7 +137,7 @@ async def test_sending_many_at_import_sends_nothing(shop: Shop, sql: psycopg.Con
             handle.get()
 
 
-async def test_every_blocking_verb_warns_in_an_event_loop_where_it_was_called(shop: Shop) -> None:
+async def test_every_blocking_verb_warns_in_an_event_loop_at_the_call(shop: Shop) -> None:
     for act in (
         lambda: shop.pack.send_many([shop.pack.call(1)]),
         lambda: shop.pack.schedule(1, 1),
@@ -148,7 +148,7 @@ async def test_every_blocking_verb_warns_in_an_event_loop_where_it_was_called(sh
         assert caught[0].filename == __file__
 
 
-# -- later
+# -- delays
 
 
 @pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
@@ -162,13 +162,13 @@ def test_a_delayed_task_is_due_by_the_clock_of_the_database(
     assert claim(shop.app.broker, queues=["parcels"]) == []
 
 
-async def test_a_delayed_task_can_be_sent_by_asyncio_code(shop: Shop, sql: psycopg.Connection) -> None:
+async def test_a_delayed_send_has_an_async_twin(shop: Shop, sql: psycopg.Connection) -> None:
     handle = await shop.pack.schedule_async(90, 1)
     assert row(sql, "select id::text, ready from horsies.tasks") == (handle.task_id, False)
     await shop.app.close_async()
 
 
-def test_a_delay_counts_from_the_call_also_in_an_old_transaction(
+def test_a_delay_counts_from_the_call_and_not_from_the_start_of_the_transaction(
     shop: Shop, database: str, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database) as connection:
@@ -177,7 +177,7 @@ def test_a_delay_counts_from_the_call_also_in_an_old_transaction(
     assert row(sql, "select enqueued_at - sent_at > interval '50 ms' from horsies.tasks") == (True,)
 
 
-def test_no_delay_is_now(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_delay_of_zero_is_due_now(shop: Shop, sql: psycopg.Connection) -> None:
     shop.pack.schedule(0, 1)
     shop.pack.schedule(timedelta(0), 2)
     assert column(sql, "select ready and enqueued_at = sent_at from horsies.tasks") == [True, True]
@@ -197,12 +197,12 @@ def test_no_delay_is_now(shop: Shop, sql: psycopg.Connection) -> None:
         (timedelta(days=4_000), "at most ten years"),
     ],
 )
-def test_a_delay_that_makes_no_sense_is_refused(shop: Shop, delay: Any, says: str) -> None:
+def test_an_invalid_delay_is_refused(shop: Shop, delay: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"schedule\(\) of task 'pack':\n  - delay.*{says}"):
         shop.pack.schedule(delay, 1)
 
 
-def test_an_argument_may_be_called_delay(basic: Any, sql: psycopg.Connection) -> None:
+def test_an_argument_may_be_named_delay(basic: Any, sql: psycopg.Connection) -> None:
     @basic.app.task("wait")
     def wait(delay: int, self: int) -> TaskResult[int, TaskError]:
         return TaskResult(ok=delay + self)
@@ -222,31 +222,31 @@ def test_options_are_stored_with_the_task(shop: Shop, sql: psycopg.Connection) -
     )  # fmt: skip
 
 
-def test_a_task_without_options_stays_as_it_was(shop: Shop, sql: psycopg.Connection) -> None:
+def test_with_options_does_not_change_the_task_itself(shop: Shop, sql: psycopg.Connection) -> None:
     shop.pack.with_options(queue_name="letters", priority=1)
     shop.pack.send(1)
     assert row(sql, "select queue_name, priority from horsies.tasks") == ("parcels", 100)
 
 
-def test_a_lower_priority_is_served_sooner(shop: Shop) -> None:
+def test_a_lower_priority_number_is_claimed_first(shop: Shop) -> None:
     for priority in (5, -(2**31), 2**31 - 1):
         shop.pack.with_options(priority=priority).send(priority)
     served = [claim(shop.app.broker, 1, queues=["parcels"])[0].priority for _ in range(3)]
     assert served == [-(2**31), 5, 2**31 - 1]
 
 
-def test_a_moment_in_the_past_is_now(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_time_in_the_past_is_due_now(shop: Shop, sql: psycopg.Connection) -> None:
     shop.pack.with_options(eta=BEFORE_LONG).send(1)
     assert row(sql, "select ready, enqueued_at = sent_at from horsies.tasks") == (True, True)
 
 
-def test_a_task_that_was_good_until_yesterday_is_accepted_and_has_expired(shop: Shop) -> None:
+def test_a_good_until_in_the_past_is_accepted_and_the_task_has_expired(shop: Shop) -> None:
     handle = shop.pack.with_options(good_until=BEFORE_LONG).send(1)
     assert handle.get(timeout_ms=1_000).unwrap_err().error_code == OutcomeCode.TASK_EXPIRED
-    assert handle.status() is TaskStatus.EXPIRED  # whether or not a keeper has written it down
+    assert handle.status() is TaskStatus.EXPIRED  # even before the maintenance leader has stored it
 
 
-def test_all_that_is_wrong_with_options_is_said_at_once(shop: Shop) -> None:
+def test_all_problems_of_options_are_reported_at_once(shop: Shop) -> None:
     with pytest.raises(ConfigError) as refused:
         shop.pack.with_options(
             good_until=datetime(2030, 1, 1),  # noqa: DTZ001 - that is what is wrong with it
@@ -277,29 +277,29 @@ def test_all_that_is_wrong_with_options_is_said_at_once(shop: Shop) -> None:
         ({"key": "k", "key_window": True}, "key_window must be a number of seconds"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(shop: Shop, options: dict[str, Any], says: str) -> None:
+def test_an_invalid_option_is_refused(shop: Shop, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         shop.pack.with_options(**options)
 
 
-def test_a_queue_that_the_app_does_not_have_is_refused_with_all_else(shop: Shop, basic: Any) -> None:
+def test_an_unknown_queue_is_reported_with_the_other_problems(shop: Shop, basic: Any) -> None:
     with pytest.raises(QueueError, match=r"there is no queue 'boxes'; this app has 'parcels', 'letters'"):
         shop.pack.with_options(queue_name="boxes")
     with pytest.raises(QueueError, match=r"(?s)2 problems.*no queue 'boxes'.*priority is"):
         basic.add.with_options(queue_name="boxes", priority=2**40)
 
 
-def test_the_only_queue_may_be_named(basic: Any, sql: psycopg.Connection) -> None:
+def test_the_default_queue_may_be_named(basic: Any, sql: psycopg.Connection) -> None:
     basic.add.with_options(queue_name="default").send(1, 2)
     assert row(sql, "select queue_name from horsies.tasks") == ("default",)
 
 
-def test_a_moment_and_a_delay_are_one_too_many(shop: Shop) -> None:
+def test_a_time_and_a_delay_together_are_refused(shop: Shop) -> None:
     with pytest.raises(ConfigError, match=r"eta and schedule\(\) both set the time"):
         shop.pack.with_options(eta=TOMORROW).schedule(1, 1)
 
 
-def test_a_key_stands_for_one_task_only(shop: Shop, sql: psycopg.Connection) -> None:
+def test_a_key_is_refused_for_many_tasks(shop: Shop, sql: psycopg.Connection) -> None:
     keyed = shop.pack.with_options(key="k")
     with pytest.raises(ConfigError, match="key 'k' stands for one task, not for 2"):
         keyed.send_many([shop.pack.call(1), shop.pack.call(1)])
@@ -312,14 +312,16 @@ def test_a_key_stands_for_one_task_only(shop: Shop, sql: psycopg.Connection) -> 
 
 
 @pytest.mark.parametrize("count", MANY)
-def test_many_appear_with_the_callers_commit(shop: Shop, database: str, sql: psycopg.Connection, count: int) -> None:
+def test_tasks_become_visible_with_the_callers_commit(
+    shop: Shop, database: str, sql: psycopg.Connection, count: int
+) -> None:
     with psycopg.connect(database) as connection:
         handles = shop.pack.with_options(connection=connection).send_many([shop.pack.call(1)] * count)
         assert sent(sql) == 0
     assert sent(sql) == len(handles) == count
 
 
-def test_many_appear_at_once_on_a_connection_that_commits_by_itself(
+def test_tasks_become_visible_at_once_on_an_autocommit_connection(
     shop: Shop, database: str, sql: psycopg.Connection
 ) -> None:
     sql.execute("alter table horsies.tasks add constraint no_last check (args->>'number' <> '-1')")
@@ -332,7 +334,7 @@ def test_many_appear_at_once_on_a_connection_that_commits_by_itself(
     assert sent(sql) == SLICE_ROWS + 1
 
 
-def test_many_vanish_with_the_callers_rollback(shop: Shop, database: str, sql: psycopg.Connection) -> None:
+def test_tasks_are_not_sent_when_the_caller_rolls_back(shop: Shop, database: str, sql: psycopg.Connection) -> None:
     with psycopg.connect(database) as connection:
         shop.pack.with_options(connection=connection).send_many([shop.pack.call(1)] * (SLICE_ROWS + 1))
         connection.rollback()

@@ -1,4 +1,4 @@
-"""Sends whose outcome is unknown: the connection is lost before, or just after, the server has committed."""
+"""Sends of unknown outcome: the connection is lost before or just after the commit."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ Handles = Sequence[TaskHandle[int]]
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A way to send, the statement that commits it, and how many it sends."""
+    """A way to send, the statement that commits it, and the number of tasks it sends."""
 
     send: Callable[[Shop], Handles]
     commits: str
@@ -51,7 +51,7 @@ def ids(handles: Handles) -> list[object]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
-def test_a_lost_answer_leaves_each_task_once(
+def test_a_lost_answer_enqueues_each_task_once(
     shop: Shop, faults: Plant, sql: psycopg.Connection, verb: Verb, when: When
 ) -> None:
     faults(verb.commits, when, "drop")
@@ -61,7 +61,9 @@ def test_a_lost_answer_leaves_each_task_once(
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS.keys())
-def test_two_lost_answers_leave_each_task_once(shop: Shop, faults: Plant, sql: psycopg.Connection, verb: Verb) -> None:
+def test_two_lost_answers_enqueue_each_task_once(
+    shop: Shop, faults: Plant, sql: psycopg.Connection, verb: Verb
+) -> None:
     faults(verb.commits, "after", "drop")
     faults("delete_probe", "after", "drop")
     faults("commit_send", "after", "drop")
@@ -71,7 +73,7 @@ def test_two_lost_answers_leave_each_task_once(shop: Shop, faults: Plant, sql: p
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_connection_lost_within_a_copy_sends_all_of_it_once(
+def test_a_connection_lost_during_copy_enqueues_each_task_once(
     shop: Shop, faults: Plant, sql: psycopg.Connection, when: When
 ) -> None:
     faults("copy_tasks", when, "drop")
@@ -81,7 +83,7 @@ def test_a_connection_lost_within_a_copy_sends_all_of_it_once(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["very many", "a key"])
-async def test_a_lost_answer_of_an_async_send_leaves_each_task_once(
+async def test_a_lost_answer_of_an_async_send_enqueues_each_task_once(
     shop: Shop, faults: Plant, sql: psycopg.Connection, name: str, when: When
 ) -> None:
     faults("commit_send", when, "drop")
@@ -93,16 +95,16 @@ async def test_a_lost_answer_of_an_async_send_leaves_each_task_once(
     await shop.app.close_async()
 
 
-# -- and by the time it is repeated, something has happened
+# -- changes between a lost send and its repetition
 
 
-def send_lost(
-    shop: Shop, faults: Plant, tasks: Sequence[NewTask], key: Key | None = None, *, meanwhile: Callable[[], object]
+def send_with_lost_answer(
+    shop: Shop, faults: Plant, tasks: Sequence[NewTask], key: Key | None = None, *, before_again: Callable[[], object]
 ) -> list[str]:
-    """As a `Sender` does it; the first answer is lost, and `meanwhile` happens before it is sent again."""
+    """Send as a `Sender` does. The first answer is lost, and `before_again` runs before the repetition."""
 
     def again() -> Op[list[str]]:
-        meanwhile()
+        before_again()
         return enqueue_again(tasks, key)
 
     faults("enqueue_tasks" if key is None and len(tasks) <= SLICE_ROWS else "commit_send", "after", "drop")
@@ -125,16 +127,16 @@ KEYS = [Key("k", on_conflict, timedelta(0)) for on_conflict in ("return", "raise
 @pytest.mark.parametrize(
     ("count", "key"), [(1, None), (SLICE_ROWS, None), (SLICE_ROWS + 1, None), *((1, key) for key in KEYS)]
 )
-def test_a_lost_send_that_has_already_run_does_not_run_again(
+def test_a_repeated_send_does_not_run_an_ended_task_again(
     shop: Shop, faults: Plant, sql: psycopg.Connection, count: int, key: Key | None
 ) -> None:
-    sent = send_lost(shop, faults, parcels(count), key, meanwhile=lambda: run_all(shop))
+    sent = send_with_lost_answer(shop, faults, parcels(count), key, before_again=lambda: run_all(shop))
     assert column(sql, "select id::text from horsies.finished order by id") == sent
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_lost_send_that_has_run_and_lost_its_key_does_not_run_again(
+def test_a_repeated_send_does_not_run_an_ended_task_again_after_its_key_was_taken(
     shop: Shop, faults: Plant, sql: psycopg.Connection, key: Key
 ) -> None:
     others: list[object] = []
@@ -143,24 +145,24 @@ def test_a_lost_send_that_has_run_and_lost_its_key_does_not_run_again(
         run_all(shop)
         others.append(shop.pack.with_options(key="k").send(2).task_id)
 
-    sent = send_lost(shop, faults, parcels(), key, meanwhile=run_it_and_send_another)
+    sent = send_with_lost_answer(shop, faults, parcels(), key, before_again=run_it_and_send_another)
     assert column(sql, "select id::text from horsies.finished") == sent
     assert column(sql, "select id::text from horsies.tasks") == others
 
 
-def test_a_lost_replacement_that_has_already_run_does_not_run_again(
+def test_a_repeated_replacement_does_not_run_an_ended_task_again(
     shop: Shop, faults: Plant, sql: psycopg.Connection
 ) -> None:
     first = shop.pack.with_options(key="k").send(1)
     replacement = Key("k", "replace", timedelta(0))
-    sent = send_lost(shop, faults, parcels(number=2), replacement, meanwhile=lambda: run_all(shop))
+    sent = send_with_lost_answer(shop, faults, parcels(number=2), replacement, before_again=lambda: run_all(shop))
     assert sent == [first.task_id]
     assert row(sql, "select id::text, args::text from horsies.finished") == (first.task_id, '{"number":2}')
     assert row(sql, "select count(*) from horsies.tasks") == (0,)
 
 
-def test_a_send_that_is_still_being_committed_is_waited_for(shop: Shop, database: str, sql: psycopg.Connection) -> None:
-    """The client has given up on its connection, and the server is not through with what came over it."""
+def test_a_repeated_send_waits_for_the_first_one_to_commit(shop: Shop, database: str, sql: psycopg.Connection) -> None:
+    """The client has lost the connection, but the server still executes what it received."""
     tasks = parcels(2)
     with psycopg.connect(database) as slow, ThreadPoolExecutor(1) as thread:
         shop.app.broker.run_on(slow, partial(enqueue_within, tasks))
@@ -171,7 +173,7 @@ def test_a_send_that_is_still_being_committed_is_waited_for(shop: Shop, database
     assert column(sql, "select id::text from horsies.tasks order by id") == [task.id for task in tasks]
 
 
-def test_nothing_is_sent_twice_on_a_callers_connection(
+def test_a_send_on_the_callers_connection_is_not_repeated(
     shop: Shop, faults: Plant, database: str, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database) as caller:

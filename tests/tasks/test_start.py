@@ -30,21 +30,21 @@ def test_buffered_claims_start_together(broker: PostgresBroker, sql: psycopg.Con
 
 
 @pytest.mark.promise("C14")
-def test_a_claim_whose_lease_ran_out_does_not_start(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_claim_with_an_expired_lease_does_not_start(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     claims = buffer(broker, 2)
     sql.execute("update horsies.tasks set lease_until = now() - interval '1 ms' where id = %s", [claims[0].id])
     assert started(broker, claims) == [claims[1].id]
 
 
 @pytest.mark.promise("W5")
-def test_a_task_whose_time_passed_in_the_buffer_does_not_start(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_task_that_expired_in_the_buffer_does_not_start(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     claims = buffer(broker, 2)
     sql.execute("update horsies.tasks set good_until = now() - interval '1 ms' where id = %s", [claims[0].id])
     assert started(broker, claims) == [claims[1].id]
 
 
 @pytest.mark.promise("C14")
-def test_a_claim_that_was_taken_away_does_not_start(broker: PostgresBroker) -> None:
+def test_a_lost_claim_does_not_start(broker: PostgresBroker) -> None:
     claims = buffer(broker)
     do(broker, release_tasks(ME, claims))
     again = claim(broker, worker=OTHER, status=TaskStatus.CLAIMED)
@@ -65,10 +65,10 @@ def test_a_started_claim_ends_under_the_same_number(broker: PostgresBroker) -> N
     assert do(broker, finish_tasks(ME, [completed(claims[0])])) == [[(claims[0].id,)]]
 
 
-# -- what a worker holds, and what it gives back
+# -- held and released tasks
 
 
-def test_a_worker_can_ask_what_it_holds(broker: PostgresBroker) -> None:
+def test_a_worker_can_list_its_claims(broker: PostgresBroker) -> None:
     send_new(broker, 4)
     mine = claim(broker, 1) + claim(broker, 1, status=TaskStatus.CLAIMED)
     claim(broker, 1, worker=OTHER)
@@ -76,9 +76,7 @@ def test_a_worker_can_ask_what_it_holds(broker: PostgresBroker) -> None:
     assert sorted((row[0], row[1]) for row in rows) == [(held.id, held.claim_no) for held in mine]
 
 
-def test_what_is_given_back_wakes_workers_once_per_queue_and_priority(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_a_release_notifies_once_per_queue_and_priority(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     sql.execute(
         "insert into horsies.tasks (task_name, queue_name, priority, enqueued_at) "
         "select 'add', queue, priority, to_timestamp(1000 + n) "
@@ -92,7 +90,9 @@ def test_what_is_given_back_wakes_workers_once_per_queue_and_priority(
     assert sorted(heard) == ["1 1001000000 a", "1 1001000000 b", "2 1001000000 a", "2 1001000000 b"]
 
 
-def test_the_notification_is_the_same_as_that_of_the_insert(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_a_release_notifies_with_the_same_payload_as_the_insert(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
     sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
     send(broker, new_task(queue_name="odd:queue.name", priority=3))
     (held,) = claim(broker, queues=["odd:queue.name"])

@@ -1,4 +1,4 @@
-"""Sends on the caller's own connection: a task comes and goes with their transaction, whatever library the connection is of."""
+"""Sends on the caller's connection are part of its transaction, with every supported library."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,21 +19,21 @@ from tests.fixtures.proxies import Proxy
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
 
-CUTS = 20  # at least, on each of a dozen kinds of connection: 240 in all
-EVERY_OUTCOME = {(True, 0), (True, 1), (False, 1)}  # cut before the COMMIT, cut at its answer, not cut at all
+CUTS = 20  # at least, on each of a dozen kinds of connection: 240 in total
+EVERY_OUTCOME = {(True, 0), (True, 1), (False, 1)}  # cut before the COMMIT, cut at its answer, not cut
 ONE_OF_EACH = ["psycopg", "psycopg-async", "sqlalchemy-session", "django", "asyncpg"]
 
 
-class RegretError(Exception):
-    """Why a caller rolls back."""
+class RollbackError(Exception):
+    """Makes a caller roll back."""
 
 
 @contextmanager
 def rolled_back(scope: AbstractContextManager[object]) -> Generator[None]:
-    """The caller does it all, and then regrets it."""
-    with suppress(RegretError), scope:
+    """Run the block in `scope`, then roll back."""
+    with suppress(RollbackError), scope:
         yield
-        raise RegretError
+        raise RollbackError
 
 
 @contextmanager
@@ -51,11 +51,11 @@ def orders(sql: psycopg.Connection) -> None:
 
 
 def committed(sql: psycopg.Connection) -> tuple[list[object], list[object]]:
-    """What others see: the caller's own rows, and the tasks."""
+    """Return what other sessions see: the caller's own rows, and the tasks."""
     return column(sql, "select n from orders order by n"), column(sql, "select id::text from horsies.tasks order by id")
 
 
-def test_a_task_appears_when_the_caller_commits(caller: Caller, basic: Any, sql: psycopg.Connection) -> None:
+def test_a_task_becomes_visible_when_the_caller_commits(caller: Caller, basic: Any, sql: psycopg.Connection) -> None:
     text = '100 % "é" $1 {schema} %(id)s'
     with caller.transaction():
         first = caller.send(basic.echo, text)
@@ -66,14 +66,14 @@ def test_a_task_appears_when_the_caller_commits(caller: Caller, basic: Any, sql:
     assert column(sql, "select args ->> 'value' from horsies.tasks") == [text, text]
 
 
-def test_a_task_never_appears_when_the_caller_rolls_back(caller: Caller, basic: Any, sql: psycopg.Connection) -> None:
+def test_a_task_is_not_sent_when_the_caller_rolls_back(caller: Caller, basic: Any, sql: psycopg.Connection) -> None:
     with rolled_back(caller.transaction()):
         caller.send(basic.echo, 1)
         caller.execute("insert into orders values (1)")
     assert committed(sql) == ([], [])
 
 
-def test_a_task_goes_with_the_savepoint_it_was_sent_in(caller: Caller, basic: Any, sql: psycopg.Connection) -> None:
+def test_a_task_is_undone_with_its_savepoint(caller: Caller, basic: Any, sql: psycopg.Connection) -> None:
     with caller.transaction():
         kept = caller.send(basic.echo, 1)
         with rolled_back(caller.savepoint()):
@@ -85,7 +85,7 @@ def test_a_task_goes_with_the_savepoint_it_was_sent_in(caller: Caller, basic: An
     assert committed(sql) == ([2], [kept.task_id, also_kept.task_id])
 
 
-def test_many_at_once_and_later_are_part_of_the_transaction_too(
+def test_many_and_delayed_tasks_are_part_of_the_transaction_too(
     database: str, basic: Any, sql: psycopg.Connection
 ) -> None:
     with psycopg.connect(database) as connection:
@@ -114,9 +114,7 @@ def test_a_key_is_taken_with_the_commit_and_free_after_a_rollback(
     assert committed(sql) == ([], [first.task_id])
 
 
-def test_a_key_that_is_refused_leaves_the_transaction_in_order(
-    database: str, basic: Any, sql: psycopg.Connection
-) -> None:
+def test_a_refused_key_leaves_the_transaction_usable(database: str, basic: Any, sql: psycopg.Connection) -> None:
     basic.echo.with_options(key="k").send(1)
     with psycopg.connect(database) as connection:
         connection.execute("insert into orders values (1)")
@@ -125,9 +123,7 @@ def test_a_key_that_is_refused_leaves_the_transaction_in_order(
     assert column(sql, "select n from orders") == [1]
 
 
-def test_a_key_taken_since_the_snapshot_of_a_repeatable_read_is_a_serialization_failure(
-    database: str, basic: Any
-) -> None:
+def test_a_key_taken_after_the_snapshot_is_a_serialization_failure(database: str, basic: Any) -> None:
     with psycopg.connect(database) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("select * from orders")
@@ -137,7 +133,9 @@ def test_a_key_taken_since_the_snapshot_of_a_repeatable_read_is_a_serialization_
         connection.rollback()
 
 
-def test_a_bad_argument_does_not_reach_the_transaction(database: str, basic: Any, sql: psycopg.Connection) -> None:
+def test_an_invalid_argument_does_not_affect_the_transaction(
+    database: str, basic: Any, sql: psycopg.Connection
+) -> None:
     with psycopg.connect(database) as connection:
         connection.execute("insert into orders values (1)")
         with pytest.raises(PayloadError):
@@ -167,7 +165,7 @@ def test_a_user_with_the_documented_grants_can_send(
     assert committed(sql) == ([], [sent[0].task_id, sent[1].task_id])
 
 
-async def test_a_blocking_session_inside_an_async_one_is_no_blocking_call(
+async def test_a_blocking_session_inside_an_async_one_does_not_warn(
     database: str, basic: Any, sql: psycopg.Connection
 ) -> None:
     """`AsyncSession.run_sync` is how SQLAlchemy lets blocking code wait without blocking the loop."""
@@ -181,20 +179,23 @@ async def test_a_blocking_session_inside_an_async_one_is_no_blocking_call(
     assert committed(sql) == ([], [handle.task_id])
 
 
-# -- connections that are lost
+# -- lost connections
 
 
 def send_order(kind: str, proxy: Proxy, task: Any, *, number: int, cut_at: int) -> bool:
-    """An order and its task in one transaction, on a connection that breaks at this piece of data; whether it came so far."""
+    """Insert an order and send its task in one transaction, on a connection that is cut at this chunk of data.
+
+    Returns whether it was cut.
+    """
     caller = KINDS[kind](proxy.url)
     try:
         with caller.transaction():
-            caller.execute("select 1")  # some connect at their first statement only
+            caller.execute("select 1")  # some libraries connect at their first statement
         proxy.cut_at(cut_at)
         with caller.transaction():
             caller.execute(f"insert into orders values ({number})")
             caller.send(task, number)
-    except Exception:  # noqa: BLE001 - each library has its own
+    except Exception:  # noqa: BLE001 - each library has its own exceptions
         assert not proxy.disarm()
         return True
     else:
@@ -205,20 +206,20 @@ def send_order(kind: str, proxy: Proxy, task: Any, *, number: int, cut_at: int) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_committed_is_queued_once_and_what_was_not_is_absent_wherever_the_connection_breaks(
+def test_a_broken_connection_leaves_order_and_task_both_committed_or_both_absent(
     kind: str, proxy: Proxy, basic: Any, sql: psycopg.Connection
 ) -> None:
     outcomes: list[tuple[bool, int]] = []
-    piece = 1
-    # Not every library makes the same pieces each time, so go on until each outcome has been seen.
+    chunk = 1
+    # The chunks of a library may differ from run to run, so continue until each outcome has been seen.
     while sum(was_cut for was_cut, _ in outcomes) < CUTS or set(outcomes) != EVERY_OUTCOME:
         number = len(outcomes)
-        was_cut = send_order(kind, proxy, basic.echo, number=number, cut_at=piece)
+        was_cut = send_order(kind, proxy, basic.echo, number=number, cut_at=chunk)
         orders = column(sql, "select n from orders where n = %s", number)
         tasks = column(sql, "select id from horsies.tasks where args ->> 'value' = %s::text", number)
-        assert len(tasks) == len(orders), f"cut at {piece}"
+        assert len(tasks) == len(orders), f"cut at {chunk}"
         outcomes.append((was_cut, len(tasks)))
-        piece = piece + 1 if was_cut else 1
+        chunk = chunk + 1 if was_cut else 1
 
 
 # -- workers and waiters
@@ -233,7 +234,7 @@ def test_the_worker_wakes_at_the_commit(worker: StartWorker, basic: Any, databas
             assert handle.get(20_000).unwrap() == 3, kind
 
 
-def test_a_handle_waits_for_a_commit_that_is_still_to_come(
+def test_a_handle_waits_for_the_callers_commit(
     worker: StartWorker, basic: Any, database: str, sql: psycopg.Connection
 ) -> None:
     worker()
@@ -254,7 +255,7 @@ def last_read(sql: psycopg.Connection) -> str:
     return str(row(sql, queries)[0])
 
 
-def test_an_uncommitted_task_is_unknown_when_the_time_runs_out(basic: Any, database: str) -> None:
+def test_an_uncommitted_task_is_unknown_at_the_timeout(basic: Any, database: str) -> None:
     with psycopg.connect(database) as connection:
         handle = basic.add.with_options(connection=connection).send(1, 2)
         assert handle.get(0).unwrap_err().error_code == RetrievalCode.TASK_NOT_FOUND

@@ -61,13 +61,13 @@ def threads() -> Generator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def other(database: str) -> Generator[PostgresBroker]:
-    """Another process, as far as the database can tell: it works and notifies, and waits for nothing."""
+    """A second process from the database's point of view: it ends tasks and notifies, and waits for none."""
     with PostgresBroker(PostgresConfig(database_url=database)) as made:
         yield made
 
 
 def run_all(broker: PostgresBroker) -> list[str]:
-    """Claim and complete whatever there is, unannounced."""
+    """Claim and complete all tasks, without a notification."""
     claims = claim(broker, 1_000)
     do(broker, finish_tasks(ME, [completed(held, '"done"') for held in claims]))
     return [held.id for held in claims]
@@ -76,23 +76,23 @@ def run_all(broker: PostgresBroker) -> list[str]:
 def begin_to_wait(
     threads: ThreadPoolExecutor, broker: PostgresBroker, task: NewTask, sql: psycopg.Connection
 ) -> "Future[Ended | NotEnded]":
-    """Returns when the waiter has looked for the first time and found nothing."""
+    """Start a wait. Returns after its first read, which found nothing."""
     waiting = threads.submit(wait_for, broker, task.id, 20.0)
     eventually(lambda: row(sql, READS)[0], what="the first read")
     return waiting
 
 
 async def until_read(sql: psycopg.Connection) -> None:
-    """Somebody has looked, or is looking, for an ending."""
+    """Wait until a session has read results, or is reading them."""
     while not row(sql, READS)[0]:  # noqa: ASYNC110 - the database gives no signal of its own
         await asyncio.sleep(0.01)
 
 
-# -- before, during, never
+# -- one task
 
 
 @pytest.mark.promise("A4")
-def test_a_result_that_is_there_already_is_read_at_once(broker: PostgresBroker) -> None:
+def test_a_stored_result_is_read_at_once(broker: PostgresBroker) -> None:
     (sent,) = send_new(broker)
     run_all(broker)
     assert wait_for(broker, sent.id) == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
@@ -126,20 +126,20 @@ async def test_a_waiting_coroutine_is_woken_by_the_notification(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @without_polling
-def test_an_ending_around_the_first_look_is_not_missed(
+def test_an_ending_just_before_or_after_the_first_read_is_not_missed(
     broker: PostgresBroker, other: PostgresBroker, moment: str
 ) -> None:
-    """Just before it, the look must see it; just after it, somebody must be known to wait."""
+    """Just before, the read must find it; just after, the waiter must already be registered."""
     (sent,) = send_new(other)
-    looks: list[str] = []
+    reads: list[str] = []
 
     def read(ids: list[str]) -> Op[Mapping[str, ReadResult[WaitAnswer]]]:
-        looks.append("before")
-        if looks == [moment]:
+        reads.append("before")
+        if reads == [moment]:
             do(other, notify_done(run_all(other)))
         found = yield from get_results(ids)
-        looks.append("after")
-        if looks[1:] == [moment]:
+        reads.append("after")
+        if reads[1:] == [moment]:
             do(other, notify_done(run_all(other)))
         return found
 
@@ -148,42 +148,42 @@ def test_an_ending_around_the_first_look_is_not_missed(
     with waiter.register(waiting):
         broker.wait(waiter, waiting, time.monotonic() + 10.0)
     assert waiting.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
-    assert not waiting.timed_out, "it was told, and did not find it at the end of its time"
+    assert not waiting.timed_out, "the notification woke it, not the timeout"
 
 
-def test_endings_are_announced_only_while_somebody_waits(
+def test_endings_are_announced_only_while_there_is_a_waiter(
     broker: PostgresBroker, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
     """A notification wakes every session of the database that listens to anything."""
     sql.execute(f'listen "{Channel.DONE.name_in("horsies")}"'.encode())
 
-    def heard() -> list[str]:
+    def read_notifications() -> list[str]:
         sql.execute("select pg_notify(%s, 'last')", [Channel.DONE.name_in("horsies")])
         return [notification.payload for notification in sql.notifies(timeout=0)]
 
     (unwanted,) = send_new(other)
     do(other, notify_done(run_all(other)))
-    assert heard() == ["last"]
+    assert read_notifications() == ["last"]
     assert wait_for(broker, unwanted.id) == Ended(unwanted.id, TaskStatus.COMPLETED, '"done"', None)
 
     (wanted,) = send_new(other)
     waiting = begin_to_wait(threads, broker, wanted, sql)
     do(other, notify_done(run_all(other)))
     waiting.result(10.0)
-    assert heard() == [wanted.id, "last"]
+    assert read_notifications() == [wanted.id, "last"]
 
     (last,) = send_new(other)
     broker.close()
-    eventually(lambda: column(sql, LISTENERS) == [], what="the server has noticed that it left")
+    eventually(lambda: column(sql, LISTENERS) == [], what="the server has noticed the disconnect")
     do(other, notify_done(run_all(other)))
-    assert heard() == ["last"]
+    assert read_notifications() == ["last"]
     assert isinstance(wait_for(other, last.id), Ended)
 
 
-def test_whoever_cannot_have_the_lock_of_those_who_wait_polls_until_it_can(
+def test_a_waiter_that_cannot_get_the_waiters_lock_polls_until_it_can(
     broker: PostgresBroker, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
-    """Somebody has hung at announcing an ending."""
+    """A session that announces an ending hangs and holds the lock."""
     sql.execute("select pg_advisory_lock(%s)", [waiters_lock("horsies")])
     (task,) = send_new(other)
     waiting = threads.submit(wait_for, broker, task.id)
@@ -200,7 +200,7 @@ def test_whoever_cannot_have_the_lock_of_those_who_wait_polls_until_it_can(
 
 @pytest.mark.promise("A4")
 @pytest.mark.parametrize("waiter_timings", [WaiterTimings(poll_s=0.3)], ids=["polls_often"])
-def test_a_lost_notification_costs_one_poll(
+def test_after_a_lost_notification_the_next_poll_finds_the_ending(
     broker: PostgresBroker,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
@@ -208,11 +208,11 @@ def test_a_lost_notification_costs_one_poll(
 ) -> None:
     (sent,) = send_new(other)
     waiting = begin_to_wait(threads, broker, sent, sql)
-    run_all(other)  # and nobody is told
+    run_all(other)  # without a notification
     assert isinstance(waiting.result(5.0), Ended)
 
 
-def test_a_wait_that_runs_out_says_that_the_task_is_alive(broker: PostgresBroker) -> None:
+def test_a_wait_that_times_out_reports_a_live_task(broker: PostgresBroker) -> None:
     (sent,) = send_new(broker)
     began = time.monotonic()
     assert wait_for(broker, sent.id, 0.2) is NotEnded.LIVE
@@ -221,11 +221,11 @@ def test_a_wait_that_runs_out_says_that_the_task_is_alive(broker: PostgresBroker
     assert wait_for(broker, sent.id, 0.0) is NotEnded.LIVE
 
 
-def test_an_unknown_id_is_unknown_when_the_time_is_over(broker: PostgresBroker) -> None:
+def test_an_unknown_id_is_unknown_at_the_timeout(broker: PostgresBroker) -> None:
     assert wait_for(broker, new_task_id(), 0.1) is NotEnded.UNKNOWN
 
 
-def test_a_task_that_is_sent_while_it_is_waited_for_is_found(
+def test_a_task_that_is_sent_during_the_wait_is_found(
     broker: PostgresBroker, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
     task = new_task()
@@ -250,9 +250,7 @@ def test_a_failure_is_read_with_its_error(broker: PostgresBroker) -> None:
         "00000000-0000-0000-0000-000000000000",
     ],
 )
-def test_an_id_that_was_not_made_by_us_is_found_too(
-    task_id: str, broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
+def test_an_id_of_another_version_is_found_too(task_id: str, broker: PostgresBroker, sql: psycopg.Connection) -> None:
     send(broker, new_task(task_id=task_id))
     assert wait_for(broker, task_id, 0.0) is NotEnded.LIVE
     run_all(broker)
@@ -260,7 +258,7 @@ def test_an_id_that_was_not_made_by_us_is_found_too(
     assert isinstance(wait_for(broker, task_id), Ended)
 
 
-# -- many
+# -- many waiters
 
 
 @without_polling
@@ -288,7 +286,7 @@ def test_200_waiting_threads_use_one_listen_connection(
 
 
 @without_polling
-def test_everyone_looks_when_too_many_have_ended_to_name_them(
+def test_all_waiters_read_when_too_many_tasks_ended_to_name_them(
     broker: PostgresBroker,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
@@ -316,7 +314,7 @@ async def test_threads_and_coroutines_wait_for_the_same_task(
 
 
 @without_polling
-async def test_when_the_one_who_reads_is_cancelled_another_takes_over(
+async def test_when_the_reading_waiter_is_cancelled_another_takes_over(
     async_broker: PostgresBroker, other: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     first, second = send_new(other, 2)
@@ -332,7 +330,7 @@ async def test_when_the_one_who_reads_is_cancelled_another_takes_over(
 
 
 @without_polling
-def test_a_task_whose_transaction_commits_later_is_waited_for(
+def test_a_task_that_is_committed_during_the_wait_is_found(
     database: str,
     broker: PostgresBroker,
     other: PostgresBroker,
@@ -348,10 +346,10 @@ def test_a_task_whose_transaction_commits_later_is_waited_for(
     assert isinstance(waiting.result(10.0), Ended)
 
 
-# -- trouble
+# -- failures
 
 
-def test_a_deaf_waiter_polls_instead_and_says_so_once(
+def test_a_waiter_without_notifications_polls_and_logs_it_once(
     database: str,
     empty_database: str,
     other: PostgresBroker,
@@ -359,7 +357,7 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
     sql: psycopg.Connection,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # NOTIFY does not cross databases, so this listener hears nothing, as behind a transaction pooler.
+    # NOTIFY does not cross databases, so this listener receives nothing, as behind a transaction pooler.
     config = PostgresConfig(database_url=database, listen_url=empty_database)
     timings = ListenerTimings(first_test_s=0.0, test_timeout_s=0.2)
     with (
@@ -371,11 +369,11 @@ def test_a_deaf_waiter_polls_instead_and_says_so_once(
         eventually(lambda: broker.listener().is_polling)
         do(other, notify_done(run_all(other)))
         assert isinstance(waiting.result(10.0), Ended)
-    said = [record.name for record in caplog.records if record.name.startswith("horsies")]
-    assert said == ["horsies.listen"]
+    logged = [record.name for record in caplog.records if record.name.startswith("horsies")]
+    assert logged == ["horsies.listen"]
 
 
-def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
+def test_a_waiter_polls_while_its_listener_is_disconnected(
     database: str,
     proxy: Proxy,
     other: PostgresBroker,
@@ -392,7 +390,7 @@ def test_a_waiter_whose_listener_is_cut_off_polls_until_it_is_back(
         assert isinstance(waiting.result(10.0), Ended)
 
 
-def test_a_listen_connection_that_is_killed_costs_nobody_an_answer(
+def test_killing_the_listen_connection_loses_no_answer(
     database: str,
     other: PostgresBroker,
     threads: ThreadPoolExecutor,
@@ -406,11 +404,11 @@ def test_a_listen_connection_that_is_killed_costs_nobody_an_answer(
         (killed,) = column(sql, LISTENERS)
         sql.execute("select pg_terminate_backend(%s)", [killed])
         eventually(lambda: killed not in column(sql, LISTENERS))
-        do(other, notify_done(run_all(other)))  # perhaps to nobody
+        do(other, notify_done(run_all(other)))  # there may be no listener
         assert isinstance(waiting.result(10.0), Ended)
 
 
-def test_a_waiter_outlives_an_outage_of_the_whole_database(
+def test_a_waiter_survives_an_outage_of_the_database(
     proxy: Proxy, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
     config = PostgresConfig(database_url=proxy.url, connect_timeout_s=5)
@@ -424,7 +422,7 @@ def test_a_waiter_outlives_an_outage_of_the_whole_database(
         assert isinstance(waiting.result(15.0), Ended)
 
 
-def test_when_the_database_stays_away_every_waiter_is_told(
+def test_when_the_database_stays_unavailable_every_waiter_raises(
     proxy: Proxy, other: PostgresBroker, threads: ThreadPoolExecutor, sql: psycopg.Connection
 ) -> None:
     config = PostgresConfig(database_url=proxy.url, connect_timeout_s=1)
@@ -438,7 +436,7 @@ def test_when_the_database_stays_away_every_waiter_is_told(
             assert caught.value.retryable
 
 
-def test_an_answer_lost_while_reading_is_asked_for_again(broker: PostgresBroker, faults: Plant) -> None:
+def test_a_read_with_a_lost_answer_is_repeated(broker: PostgresBroker, faults: Plant) -> None:
     (sent,) = send_new(broker)
     run_all(broker)
     faults("get_results", "after", "drop")
@@ -456,7 +454,7 @@ def add() -> TaskResult[int, TaskError]: ...
 handle, found = add.send(), []
 waiting = threading.Thread(target=lambda: found.append(handle.get()))
 waiting.start()
-add.send().get(50)  # by then the other sits
+add.send().get(50)  # by then the other thread waits
 child = os.fork()
 if child == 0:
     os._exit(0 if handle.get(10).unwrap_err().error_code == "WAIT_TIMEOUT" else 9)
@@ -467,7 +465,7 @@ print(os.waitstatus_to_exitcode(status), found[0].unwrap_err().error_code)
 """
 
 
-def test_after_a_fork_the_child_waits_on_its_own_and_the_parent_goes_on(database: str) -> None:
+def test_after_a_fork_child_and_parent_wait_independently(database: str) -> None:
     env = {**os.environ, "HORSIES_DATABASE_URL": database, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
     done = subprocess.run(
         [sys.executable, "-c", FORKING], env=env, capture_output=True, text=True, timeout=20, check=False
@@ -489,7 +487,7 @@ add.send().get(50)
 """
 
 
-def test_a_process_leaves_without_a_word_while_its_daemon_threads_wait(database: str) -> None:
+def test_a_process_exits_without_output_while_its_daemon_threads_wait(database: str) -> None:
     env = {**os.environ, "HORSIES_DATABASE_URL": database}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", LEAVING], env=env, capture_output=True, text=True, timeout=20, check=False

@@ -1,4 +1,4 @@
-"""The pauses after a database that failed: they double, vary, have an end, and start again after a success."""
+"""The pauses after database failures double, vary, are limited in number, and start again after a success."""
 
 import pytest
 
@@ -12,7 +12,7 @@ DOUBLED = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
 class Clock:
-    """Stands still until a pause is waited for."""
+    """A clock that moves only when a pause is waited for."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
     def pauses(self, backoff: Backoff, failures: int, *, unreached: bool = False) -> list[float]:
-        """Of so many failures, each after the pause of the one before."""
+        """Return the pauses of consecutive failures, each after the pause of the one before."""
         found: list[float] = []
         for _ in range(failures):
             backoff.failed(LOST, unreached=unreached)
@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.mark.promise("W13")
 @pytest.mark.parametrize("unreached", [False, True])
-def test_pauses_double_with_each_failure_in_a_row_up_to_the_longest(clock: Clock, *, unreached: bool) -> None:
+def test_pauses_double_with_each_consecutive_failure_up_to_the_maximum(clock: Clock, *, unreached: bool) -> None:
     backoff = Backoff(CONFIG, clock=clock, jitter=lambda: 0.0)
     assert clock.pauses(backoff, 8, unreached=unreached) == pytest.approx(DOUBLED)
 
@@ -66,8 +66,8 @@ def test_the_jitter_of_a_worker_is_random_and_uses_the_whole_quarter(clock: Cloc
 
 
 @pytest.mark.promise("W13")
-def test_failures_of_one_moment_count_once(clock: Clock) -> None:
-    """Batches that were under way together fail together."""
+def test_simultaneous_failures_count_once(clock: Clock) -> None:
+    """Batches that are in flight together fail together."""
     backoff = Backoff(CONFIG, clock=clock, jitter=lambda: 0.0)
     for _ in range(10):
         backoff.failed(LOST)
@@ -75,7 +75,7 @@ def test_failures_of_one_moment_count_once(clock: Clock) -> None:
 
 
 @pytest.mark.promise("W13")
-def test_when_the_attempts_are_used_up_it_gives_up_and_a_success_gives_all_of_them_back(clock: Clock) -> None:
+def test_it_gives_up_after_the_last_attempt_and_a_success_resets_the_count(clock: Clock) -> None:
     config = WorkerResilienceConfig(db_retry_max_attempts=3)
     backoff = Backoff(config, clock=clock, jitter=lambda: 0.0)
     clock.pauses(backoff, 2)

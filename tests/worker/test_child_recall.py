@@ -8,7 +8,7 @@ from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
 def send_together(dispatcher: FakeDispatcher, *tasks: tuple[str, dict[str, Any]]) -> list[str]:
-    """In one message."""
+    """Assign tasks to a child in one message."""
     dispatcher.is_paused = True
     ids = [dispatcher.send(name, **arguments) for name, arguments in tasks]
     dispatcher.is_paused = False
@@ -16,7 +16,7 @@ def send_together(dispatcher: FakeDispatcher, *tasks: tuple[str, dict[str, Any]]
     return ids
 
 
-async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
+async def test_tasks_that_wait_behind_a_slow_task_are_returned(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(prefetch=3) as dispatcher:
         slow, *behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
@@ -35,7 +35,7 @@ async def test_what_waits_behind_a_slow_task_comes_back(tmp_path: Path) -> None:
         assert (child.load, child.is_open) == (0, True)
 
 
-async def test_what_waits_behind_many_tasks_that_take_long_together_is_asked_for_too(tmp_path: Path) -> None:
+async def test_tasks_that_wait_behind_many_short_ones_are_recalled_too(tmp_path: Path) -> None:
     """None of them need be slow for the last one to wait long."""
     go = tmp_path / "go"
     async with open_pool(prefetch=5) as dispatcher:
@@ -72,7 +72,7 @@ async def test_nothing_is_assigned_to_a_child_whose_task_is_slow(tmp_path: Path)
         assert child.is_open
 
 
-async def test_tasks_that_came_back_do_not_count(tmp_path: Path) -> None:
+async def test_returned_tasks_do_not_count(tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with open_pool(prefetch=3, max_tasks=10) as dispatcher:
         slow, *_behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))

@@ -59,7 +59,7 @@ def most_at_once(sql: psycopg.Connection) -> int:
 
 
 @pytest.mark.promise("C17", "C13")
-def test_with_a_buffer_max_claim_per_worker_limits_what_waits(
+def test_with_a_buffer_max_claim_per_worker_limits_the_waiting_claims(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     env = {"HORSIES_TEST_PREFETCH": "8"}
@@ -86,8 +86,8 @@ def test_the_ceiling_holds_for_each_worker_whatever_its_processes(
     """Without a buffer it counts what runs, too; with one only what waits."""
     for _ in range(2):
         worker(TUNED, processes=4, options=("--max-claim-per-worker=2",), env={"HORSIES_TEST_PREFETCH": prefetch})
-    door = tmp_path / "open"
-    insert_rows(sql, "gate", [{"begun": str(tmp_path / str(number)), "until": str(door)} for number in range(20)])
+    gate_file = tmp_path / "open"
+    insert_rows(sql, "gate", [{"begun": str(tmp_path / str(number)), "until": str(gate_file)} for number in range(20)])
     per_worker = "select status, count(*)::integer from horsies.tasks where claimed_by = %s group by status"
 
     def held_by_each() -> list[dict[str, int]]:
@@ -95,5 +95,5 @@ def test_the_ceiling_holds_for_each_worker_whatever_its_processes(
         return [dict(sql.execute(per_worker.encode(), [worker_id]).fetchall()) for worker_id in ids]
 
     eventually(lambda: held_by_each() == [held, held], what="each holds its ceiling", seen=held_by_each)
-    door.touch()
+    gate_file.touch()
     assert wait_until_ended(sql, 20, 60) == {"COMPLETED": 20}

@@ -170,9 +170,7 @@ class RecordingLoop(asyncio.SelectorEventLoop):
         return super().call_later(delay, *args, **kwargs)
 
 
-def test_what_waits_for_a_batch_in_flight_does_not_keep_the_worker_awake(
-    database: str, sql: psycopg.Connection
-) -> None:
+def test_an_ending_that_waits_for_a_batch_in_flight_sets_no_timer(database: str, sql: psycopg.Connection) -> None:
     """The ending of a workflow that a batch in flight advances, whose delay is over: it is sent when that batch is done."""
 
     async def wait_for_the_batch(delays: "asyncio.Queue[float]") -> list[float]:

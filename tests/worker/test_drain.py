@@ -106,7 +106,7 @@ def test_a_worker_holds_no_more_than_its_processes_and_its_buffer(
 
 
 @pytest.mark.parametrize("prefetch", MODES)
-def test_a_slow_task_delays_no_other(
+def test_a_slow_task_does_not_delay_others(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
     """What was prefetched behind it in its child is recalled and runs in the other child while the slow task still runs."""

@@ -156,11 +156,11 @@ async def test_two_workers_may_run_side_by_side_in_one_process(sql: psycopg.Conn
     assert_nothing_is_left()
 
 
-# -- what cannot start
+# -- failed starts
 
 
 @pytest.mark.usefixtures("_closed_loop")
-async def test_why_a_worker_cannot_start_is_raised_where_it_is_entered() -> None:
+async def test_a_worker_that_cannot_start_raises_at_the_start_of_its_block() -> None:
     with pytest.raises(HorsiesError, match="no_such_module"):
         async with app.worker(WorkerConfig(processes=1, app_locator="no_such_module:app")):
             pytest.fail("it has no children")
@@ -182,7 +182,7 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(proxy: Proxy) -> No
     assert_nothing_is_left()
 
 
-def test_a_worker_object_runs_once_and_says_what_it_is_not_for() -> None:
+def test_a_worker_object_runs_once_and_refuses_other_uses() -> None:
     worker = app.worker(ONE)
     with pytest.raises(HorsiesError, match="has not been started"):
         worker.wait()

@@ -47,7 +47,7 @@ def request(port: int, words: bytes) -> bytes:
             client.sendall(words)
             return client.makefile("rb").read()
         except ConnectionResetError:
-            return b""  # closed while some of the words were unread
+            return b""  # closed before the whole request was read
 
 
 def read_until_closed(client: socket.socket) -> bytes:
@@ -58,25 +58,25 @@ def read_until_closed(client: socket.socket) -> bytes:
         return b""
 
 
-def test_a_large_answer_arrives_whole(port: int) -> None:
+def test_a_large_response_arrives_completely(port: int) -> None:
     assert fetch(port, "/?any=query") == (200, "x" * 1_000_000)
 
 
-def test_an_unknown_path_is_told_which_there_are(port: int) -> None:
+def test_the_response_to_an_unknown_path_lists_the_paths(port: int) -> None:
     assert fetch(port, "/other") == (404, "there is /, /broken\n")
 
 
-def test_a_head_gets_no_body(port: int) -> None:
+def test_a_head_request_gets_no_body(port: int) -> None:
     answer = request(port, b"HEAD / HTTP/1.1\r\n\r\n")
     assert b"Content-Length: 1000000" in answer
     assert answer.endswith(b"\r\n\r\n")
 
 
-def test_nothing_can_be_posted(port: int) -> None:
+def test_a_post_is_refused(port: int) -> None:
     assert request(port, b"POST / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
 
 
-def test_an_answer_that_cannot_be_made_is_an_error_of_the_server(port: int) -> None:
+def test_a_handler_that_fails_is_a_server_error(port: int) -> None:
     assert fetch(port, "/broken").status == 500
 
 
@@ -89,7 +89,7 @@ def test_a_client_without_a_complete_request_is_disconnected(port: int, words: b
 
 
 @pytest.mark.promise("D6")
-def test_clients_that_only_wait_keep_no_other_out() -> None:
+def test_idle_clients_do_not_block_others() -> None:
     """Their time does not run out here: only a new connection ends them, the oldest first."""
     limits = HttpLimits(request_s=600.0, clients=4)
     with ExitStack() as stack:
@@ -101,8 +101,8 @@ def test_clients_that_only_wait_keep_no_other_out() -> None:
 
 
 @pytest.mark.promise("D6")
-def test_clients_whose_answers_take_long_keep_no_other_out() -> None:
-    """Nor do they take a thread each: one answer serves all who request it while it is made."""
+def test_slow_responses_do_not_block_other_clients() -> None:
+    """Nor do they need a thread each: one response serves all clients that request it while it is made."""
     made, go_on = list[int](), threading.Event()
 
     def slow() -> HttpAnswer:
@@ -120,7 +120,7 @@ def test_clients_whose_answers_take_long_keep_no_other_out() -> None:
         assert made == [1]
 
 
-def test_an_answer_is_made_again_for_a_later_request() -> None:
+def test_a_later_request_gets_a_new_response() -> None:
     made = list[int]()
 
     def counted() -> HttpAnswer:

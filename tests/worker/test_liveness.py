@@ -97,7 +97,7 @@ def test_a_child_that_stays_stopped_is_killed_soon(
 
 
 @given(looks)
-def test_with_a_number_silence_alone_counts(seen: list[tuple[float, ProcessActivity]]) -> None:
+def test_with_a_number_only_the_length_of_the_silence_counts(seen: list[tuple[float, ProcessActivity]]) -> None:
     policy = AUTO._replace(frozen_after=30.0)
     silence = silence_after(seen, policy)
     silent_s = sum(gap for gap, _ in seen[1:])
@@ -106,7 +106,7 @@ def test_with_a_number_silence_alone_counts(seen: list[tuple[float, ProcessActiv
 
 
 @given(looks)
-def test_switched_off_no_child_is_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
+def test_when_switched_off_no_child_is_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
     assert why_kill(silence_after(seen, OFF), OFF) is None
 
 
@@ -121,7 +121,7 @@ threads = st.dictionaries(
 
 
 @given(threads, threads, st.floats(0.1, 10.0))
-def test_idle_is_a_process_in_which_no_thread_works(
+def test_a_process_is_idle_when_none_of_its_threads_works(
     before: dict[int, ThreadTimes], now: dict[int, ThreadTimes], elapsed_s: float
 ) -> None:
     activity = compare_threads(before, now, elapsed_s)
@@ -204,7 +204,7 @@ async def test_a_child_that_waits_in_c_and_lets_others_run_is_never_silent() -> 
 
 
 @linux_only
-async def test_an_idle_child_that_is_stopped_is_replaced_and_what_it_was_given_runs_elsewhere() -> None:
+async def test_a_stopped_idle_child_is_replaced_and_its_tasks_run_elsewhere() -> None:
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         (child,) = dispatcher.children
         os.kill(child.pid, signal.SIGSTOP)
@@ -217,7 +217,7 @@ async def test_an_idle_child_that_is_stopped_is_replaced_and_what_it_was_given_r
 
 
 @linux_only
-async def test_a_stopped_child_lives_while_the_watch_is_off() -> None:
+async def test_a_stopped_child_is_not_killed_when_the_check_is_off() -> None:
     async with open_pool(FORGING, recovery=UNWATCHED) as dispatcher:
         (child,) = dispatcher.children
         os.kill(child.pid, signal.SIGSTOP)

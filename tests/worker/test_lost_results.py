@@ -57,7 +57,7 @@ def test_every_task_ends_exactly_once_whatever_answer_is_lost(
 
 
 @pytest.mark.promise("W11")
-def test_a_batch_that_starts_tasks_and_whose_answer_is_lost_runs_them_once(
+def test_a_batch_with_a_lost_answer_runs_the_tasks_it_started_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -69,7 +69,7 @@ def test_a_batch_that_starts_tasks_and_whose_answer_is_lost_runs_them_once(
 
 
 @pytest.mark.promise("W11")
-def test_claims_whose_answer_was_lost_are_released_and_run_once(
+def test_claims_with_a_lost_answer_are_released_and_run_once(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -81,9 +81,7 @@ def test_claims_whose_answer_was_lost_are_released_and_run_once(
     assert row(sql, "select claim_no, attempts from horsies.finished") == (2, 1)
 
 
-def test_a_release_whose_answer_is_lost_is_repeated(
-    worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
-) -> None:
+def test_a_release_with_a_lost_answer_is_repeated(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> None:
     """During a shutdown: buffered claims must not stay with a worker that has exited."""
     log, gate_file = tmp_path / "log", tmp_path / "open"
     running = worker("tests.apps.tuned:app", processes=1, env=tuned("8"), faults="release_tasks:after:drop")
@@ -102,7 +100,7 @@ def test_a_release_whose_answer_is_lost_is_repeated(
 @pytest.mark.promise("W11")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("statement", ["register_worker", "record_heartbeat", "deregister_worker"])
-def test_a_heartbeat_that_is_lost_does_no_harm(
+def test_a_lost_heartbeat_does_no_harm(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, statement: str, when: str
 ) -> None:
     # The lost claim causes a heartbeat at once.

@@ -30,12 +30,12 @@ def test_results_arrive_when_the_connection_is_back(
     running = worker(
         "tests.apps.tuned:app", processes=2, env={"HORSIES_TEST_PREFETCH": prefetch}, database_url=proxy.url
     )
-    door, log = tmp_path / "open", tmp_path / "log"
-    gates = [basic.gate.send(str(tmp_path / str(n)), str(door)) for n in range(2)]
+    gate_file, log = tmp_path / "open", tmp_path / "log"
+    gates = [basic.gate.send(str(tmp_path / str(n)), str(gate_file)) for n in range(2)]
     pids = [begun(tmp_path / str(n)) for n in range(2)]
     insert_lines(sql, log, 20)
     proxy.cut()
-    door.touch()  # both end while the results cannot be saved
+    gate_file.touch()  # both end while the results cannot be saved
     running.wait_for_log("database unavailable")
     proxy.heal()
     assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
@@ -110,7 +110,7 @@ def logged_pauses(running: Worker, after: int) -> list[float]:
 
 
 @pytest.mark.promise("W11")
-def test_a_worker_waits_for_a_database_that_is_not_there_yet(
+def test_a_worker_waits_for_a_database_that_does_not_exist_yet(
     basic: Any, worker: StartWorker, proxy: Proxy, sql: psycopg.Connection
 ) -> None:
     proxy.cut()
@@ -144,14 +144,14 @@ def test_a_worker_asked_to_stop_during_an_outage_saves_its_results_first(
 
 @pytest.fixture
 def own_server() -> Generator[EmbeddedServer]:
-    """The server of the whole run cannot be stopped: others are using it."""
+    """Start a server for this test. The server of the whole run cannot be stopped, because other tests use it."""
     with scratch_server(settings={"fsync": "off"}) as server:
         yield server
 
 
 @pytest.mark.promise("W11")
 def test_a_worker_survives_a_restart_of_the_server(own_server: EmbeddedServer, tmp_path: Path) -> None:
-    url, log, door = own_server.url(), tmp_path / "log", tmp_path / "open"
+    url, log, gate_file = own_server.url(), tmp_path / "log", tmp_path / "open"
     app = Horsies(AppConfig.for_database_url(url))
     for task in load_fresh("basic").app.tasks.values():
         app.task(task.name)(task.function)
@@ -160,12 +160,12 @@ def test_a_worker_survives_a_restart_of_the_server(own_server: EmbeddedServer, t
     running = Worker("tests.apps.tuned:app", processes=2, options=(), env=env)
     try:
         running.wait_for_log(READY)
-        gate = tasks["gate"].send(str(tmp_path / "begun"), str(door))
+        gate = tasks["gate"].send(str(tmp_path / "begun"), str(gate_file))
         pid = begun(tmp_path / "begun")
         with psycopg.connect(url, autocommit=True) as sql:
             insert_lines(sql, log, 500)
         own_server.restart()
-        door.touch()
+        gate_file.touch()
         assert gate.get(PATIENCE_MS).ok_value == pid
         assert tasks["add"].send(1, 1).get(PATIENCE_MS).ok_value == 2
         with psycopg.connect(url, autocommit=True) as sql:

@@ -328,7 +328,7 @@ def test_starts_of_a_failed_batch_are_released_because_their_outcome_is_unknown(
     assert made.releases == [started]
 
 
-def test_what_was_not_started_is_not_run() -> None:
+def test_tasks_that_were_not_started_are_not_run() -> None:
     made = pending(prefetch=4)
     kept, lost = claim(), claim()
     planned = starting(made, kept, lost)
@@ -340,7 +340,7 @@ def test_what_was_not_started_is_not_run() -> None:
 
 
 @pytest.mark.promise("C1", "C12")
-def test_without_a_buffer_only_what_can_run_at_once_is_claimed() -> None:
+def test_without_a_buffer_only_tasks_that_can_run_at_once_are_claimed() -> None:
     made = pending(Child(), Child(load=1), Child(is_open=False), processes=3)
     planned = taken(made)
     assert claimed_by(planned) == {"RUNNING": 1}
@@ -348,7 +348,7 @@ def test_without_a_buffer_only_what_can_run_at_once_is_claimed() -> None:
 
 
 @pytest.mark.promise("C13")
-def test_with_a_buffer_some_run_at_once_and_some_wait() -> None:
+def test_with_a_buffer_some_claims_run_at_once_and_some_wait() -> None:
     made = pending(Child(), Child(load=1), prefetch=4)
     assert claimed_by(taken(made)) == {"RUNNING": 1, "CLAIMED": 4}
 
@@ -389,7 +389,7 @@ def test_with_caps_one_batch_at_a_time_claims_and_the_others_still_end_tasks(cap
 
 
 @pytest.mark.promise("C17")
-def test_without_a_buffer_max_claim_per_worker_counts_all_that_is_held() -> None:
+def test_without_a_buffer_max_claim_per_worker_counts_all_held_claims() -> None:
     busy = [Child(load=1), Child(load=1), Child(), Child(), Child()]
     made = pending(*busy, processes=5, max_claim_per_worker=3)
     assert claimed_by(taken(made)) == {"RUNNING": 1}
@@ -410,7 +410,7 @@ def test_without_a_buffer_max_claim_per_worker_counts_endings_until_they_are_com
 
 
 @pytest.mark.promise("C17")
-def test_with_a_buffer_max_claim_per_worker_counts_only_what_waits() -> None:
+def test_with_a_buffer_max_claim_per_worker_counts_only_waiting_claims() -> None:
     made = pending(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
     made.buffer.append(BufferedClaim(claim(), 100.0))
     assert claimed_by(taken(made)) == {"CLAIMED": 3}

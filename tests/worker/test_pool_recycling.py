@@ -16,7 +16,7 @@ from tests.fixtures.pools import FakeDispatcher, open_pool
 
 
 def lowest_count_of_warm_children(dispatcher: FakeDispatcher) -> list[int]:
-    """Filled from now on, with every report of every child."""
+    """Return a list that gets the number of warm children at every report of a child."""
     seen: list[int] = []
     dispatcher.watchers.append(lambda: seen.append(len(dispatcher.warm())))
     return seen
@@ -75,7 +75,7 @@ async def test_the_replacement_is_started_ahead_of_time_and_waits() -> None:
         spare = await dispatcher.until(
             lambda: next((m for m in dispatcher.warm() if m is not old), None), "a spare is warm"
         )
-        assert not spare.is_open  # it has no place yet
+        assert not spare.is_open  # it has no slot yet
         assert old.is_open
         assert await dispatcher.value("whoami") == old.pid
         assert await dispatcher.value("whoami") == old.pid  # its tenth and last
@@ -152,7 +152,7 @@ async def test_a_child_below_the_limit_stays() -> None:
 
 
 @pytest.mark.promise("C5")
-async def test_what_waits_behind_the_task_that_was_too_much_goes_back() -> None:
+async def test_tasks_that_wait_behind_the_one_above_the_memory_limit_are_returned() -> None:
     limit_mb = await baseline_mb() + 60
     async with open_pool(max_memory_mb=limit_mb, prefetch=5) as dispatcher:
         dispatcher.is_paused = True
@@ -183,7 +183,7 @@ async def test_a_limit_below_the_baseline_is_refused_with_both_numbers() -> None
 
 
 @pytest.mark.promise("C6")
-async def test_a_baseline_close_to_the_limit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_baseline_close_to_the_limit_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     limit_mb = await baseline_mb() * 1.15
     with caplog.at_level(logging.WARNING, "horsies.worker"):
         async with open_pool(max_memory_mb=limit_mb):
@@ -191,7 +191,7 @@ async def test_a_baseline_close_to_the_limit_is_warned_of(caplog: pytest.LogCapt
 
 
 @pytest.mark.promise("C6")
-async def test_a_baseline_below_80_percent_of_the_limit_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_baseline_below_80_percent_of_the_limit_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     limit_mb = await baseline_mb() * 1.4
     with caplog.at_level(logging.WARNING, "horsies.worker"):
         async with open_pool(max_memory_mb=limit_mb):

@@ -130,7 +130,7 @@ def test_a_result_that_a_trigger_refuses_is_kept_until_it_is_accepted_and_delays
 
 
 @pytest.mark.promise("D6", "W8")
-def test_a_result_whose_values_are_refused_becomes_an_error_and_those_beside_it_do_not(
+def test_a_result_with_refused_values_becomes_an_error_and_others_do_not(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     refuse(sql, "finished", "insert", "new.task_name = 'echo' and new.status = 'COMPLETED'", BY_VALUES)
@@ -142,7 +142,7 @@ def test_a_result_whose_values_are_refused_becomes_an_error_and_those_beside_it_
 
 
 @pytest.mark.promise("D6", "W9")
-def test_a_failure_whose_retry_is_refused_keeps_its_own_error(
+def test_a_failure_with_a_refused_retry_keeps_its_own_error(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
     """If the retry cannot be stored, the failure is final and keeps its error."""

@@ -32,7 +32,7 @@ def end_sessions(sql: psycopg.Connection, database: str) -> None:
 def test_a_database_that_became_read_only_is_waited_for(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, tmp_path: Path
 ) -> None:
-    """As a standby is, until it is promoted."""
+    """Such as a standby before its promotion."""
     name = str(conninfo_to_dict(database)["dbname"])
     running = worker("tests.apps.tuned:app", processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
@@ -109,7 +109,7 @@ def grant_everything(sql: psycopg.Connection, user: PlainUser) -> None:
 
 
 @pytest.mark.promise("W11")
-def test_a_server_without_a_free_connection_is_served_by_those_that_are_open(
+def test_with_no_free_connection_the_open_ones_continue_to_serve(
     worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
 ) -> None:
     grant_everything(sql, plain_user)
@@ -137,7 +137,7 @@ def test_a_server_without_a_free_connection_is_served_by_those_that_are_open(
 
 
 @pytest.mark.promise("W11", "T2")
-def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_taken_for_dead(
+def test_a_worker_whose_heartbeat_finds_no_free_connection_is_not_declared_dead(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
 ) -> None:
     grant_everything(sql, plain_user)
@@ -209,15 +209,15 @@ def test_a_minute_without_the_database_ends_no_task_of_four_healthy_workers(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, proxy: Proxy, tmp_path: Path
 ) -> None:
     """With default settings: six times `dead_after_ms`."""
-    door = tmp_path / "open"
+    gate_file = tmp_path / "open"
     running = [worker("tests.apps.tuned:app", processes=1, database_url=proxy.url) for _ in range(4)]
-    gates = [basic.gate.send(str(tmp_path / str(n)), str(door)) for n in range(4)]
+    gates = [basic.gate.send(str(tmp_path / str(n)), str(gate_file)) for n in range(4)]
     pids = [begun(tmp_path / str(n)) for n in range(4)]
     before = sorted(map(str, column(sql, "select id::text from horsies.workers")))
     proxy.cut()
     time.sleep(60)  # the outage itself
     proxy.heal()
-    door.touch()
+    gate_file.touch()
     assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
     assert sorted(map(str, column(sql, "select id::text from horsies.workers"))) == before
     assert column(sql, "select distinct attempts from horsies.finished") == [1]

@@ -1,4 +1,4 @@
-"""`app.run_worker(WorkerConfig(...))`: a worker from a script of the user's own."""
+"""`app.run_worker(WorkerConfig(...))`: a worker in the user's own script."""
 
 import os
 import re
@@ -60,7 +60,7 @@ class Script:
         env = {name: value for name, value in os.environ.items() if not name.endswith("DATABASE_URL")}
         self.process = subprocess.Popen(
             [sys.executable, str(folder / "shop.py")],
-            cwd=folder.parent,  # not where it lies: the children must find it all the same
+            cwd=folder.parent,  # not the folder of the script: the children must still find it
             env=env | ({"HORSIES_DATABASE_URL": database_url} if database_url else {}),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -126,7 +126,7 @@ def script(tmp_path: Path, database: str) -> Generator[Scripts]:
 
 @pytest.mark.promise("W15", "W10")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_script_runs_a_worker_until_it_is_asked_to_stop(
+def test_a_script_runs_a_worker_until_it_receives_a_stop_signal(
     script: Scripts, sql: psycopg.Connection, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Without a locator: the children find the app in the script, which they import under its own name."""
@@ -184,7 +184,7 @@ def test_the_script_s_own_logging_is_left_alone(script: Scripts) -> None:
 
 
 @pytest.mark.promise("W15", "W3")
-def test_a_script_that_runs_its_worker_unguarded_gets_an_error_and_no_endless_workers(script: Scripts) -> None:
+def test_a_script_without_a_main_guard_gets_an_error_and_starts_no_endless_workers(script: Scripts) -> None:
     running = script(SIMPLE.replace("{options}", "").replace('if __name__ == "__main__":', "if True:"))
     assert running.wait() == 1
     assert 'write it below `if __name__ == "__main__":`' in running.output
@@ -238,7 +238,7 @@ async def test_a_worker_is_refused_where_an_event_loop_is_running() -> None:
         Horsies().run_worker()
 
 
-# -- what the configuration says
+# -- the configuration
 
 
 @pytest.mark.promise("W15")
@@ -330,7 +330,7 @@ def test_an_import_that_fails_is_named(script: Scripts) -> None:
 
 
 @pytest.mark.promise("W15")
-def test_the_dsn_wins_over_everything_and_the_tasks_send_there_too(
+def test_the_dsn_overrides_other_settings_also_for_sends_in_tasks(
     script: Scripts, sql: psycopg.Connection, database: str
 ) -> None:
     """The app itself is configured for a database that does not exist, and so is the environment."""
@@ -384,7 +384,7 @@ def insert_into(sql: psycopg.Connection, queue: str) -> None:
 
 
 @pytest.mark.promise("W15")
-def test_only_the_queues_that_are_named_are_served(script: Scripts, sql: psycopg.Connection) -> None:
+def test_only_the_named_queues_are_served(script: Scripts, sql: psycopg.Connection) -> None:
     for queue in ("first", "second", "third"):
         insert_into(sql, queue)
     running = script(QUEUES.replace("{options}", "queues=['third', 'first']"))
@@ -395,7 +395,7 @@ def test_only_the_queues_that_are_named_are_served(script: Scripts, sql: psycopg
 
 
 @pytest.mark.promise("W15", "C20")
-def test_a_worker_may_serve_the_queues_in_an_order_of_its_own(script: Scripts, sql: psycopg.Connection) -> None:
+def test_a_worker_may_serve_the_queues_in_its_own_order(script: Scripts, sql: psycopg.Connection) -> None:
     for queue in ("first", "second", "third"):
         insert_into(sql, queue)
     running = script(QUEUES.replace("{options}", "queue_priorities={'third': 0, 'first': 9}"))
@@ -406,9 +406,7 @@ def test_a_worker_may_serve_the_queues_in_an_order_of_its_own(script: Scripts, s
 
 
 @pytest.mark.promise("W15", "C10")
-def test_a_worker_may_cap_the_queues_by_numbers_of_its_own(
-    script: Scripts, sql: psycopg.Connection, tmp_path: Path
-) -> None:
+def test_a_worker_may_set_its_own_caps(script: Scripts, sql: psycopg.Connection, tmp_path: Path) -> None:
     """`first` is paused here, and the app's cap on `third` does not hold."""
     options = "queue_max_concurrency={'first': 0, 'third': None}"
     script(QUEUES.replace("processes=1", "processes=3").replace("{options}", options)).wait_until_ready()

@@ -56,14 +56,14 @@ def test_running_tasks_end_and_nothing_more_is_claimed(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, number: signal.Signals, *, to_group: bool
 ) -> None:
     running = worker(processes=2)
-    door = tmp_path / "open"
-    gates = [basic.gate.send(str(tmp_path / str(n)), str(door)) for n in range(2)]
+    gate_file = tmp_path / "open"
+    gates = [basic.gate.send(str(tmp_path / str(n)), str(gate_file)) for n in range(2)]
     for n in range(2):
         begun(tmp_path / str(n))
     waiting = basic.echo.send("later")
     os.killpg(running.pid, number) if to_group else running.signal(number)
     running.wait_for_log("shutdown: claiming no more tasks")
-    door.touch()
+    gate_file.touch()
     assert running.wait() == 0
     assert all(gate.get(PATIENCE_MS).is_ok() for gate in gates)
     assert row(sql, "select status, claim_no from horsies.tasks where id = %s", waiting.task_id) == ("PENDING", 0)
@@ -76,11 +76,11 @@ def test_tasks_that_have_not_begun_are_released_at_once(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
     """Other workers need not wait until the slow task of this one has ended."""
-    log, door = tmp_path / "log", tmp_path / "open"
+    log, gate_file = tmp_path / "log", tmp_path / "open"
     first = worker("tests.apps.tuned:app", processes=1, env={"HORSIES_TEST_PREFETCH": prefetch})
     warm_up(basic)
     with sql.transaction():
-        gate = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(door))
+        gate = insert(sql, "gate", begun=str(tmp_path / "begun"), until=str(gate_file))
         insert_lines(sql, log, 30)
     begun(tmp_path / "begun")
     first.signal(signal.SIGTERM)
@@ -89,7 +89,7 @@ def test_tasks_that_have_not_begun_are_released_at_once(
 
     second = worker("tests.apps.tuned:app", processes=1, env={"HORSIES_TEST_PREFETCH": prefetch})
     eventually(lambda: len(numbers(log)) == 30)
-    door.touch()
+    gate_file.touch()
     assert first.wait() == 0
     wait_until_ended(sql, 91)
     assert sorted(numbers(log)) == list(range(30))
@@ -98,7 +98,7 @@ def test_tasks_that_have_not_begun_are_released_at_once(
     assert second.terminate() == 0
 
 
-# -- what does not end in time
+# -- tasks that do not end in time
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_task_that_ends_with_a_result_when_it_is_interrupted_keeps_it(
 @pytest.mark.promise("D4", "W10", "T1")
 @pytest.mark.parametrize("name", ["gate_again", "gate_not_again"], ids=["for crashes", "for something else"])
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_an_interrupted_task_with_a_retry_policy_goes_back_uncounted(
+def test_an_interrupted_task_with_a_retry_policy_is_released_uncounted(
     departing: Any, worker: StartWorker, tmp_path: Path, name: str, concurrency: int
 ) -> None:
     """Whatever the policy lists: a deploy is not the task's fault."""
@@ -276,7 +276,7 @@ def test_a_task_that_was_cancelled_before_it_is_interrupted_ends_as_cancelled(
     assert (handle.info().status, handle.get(PATIENCE_MS).err_value.error_code) == ("CANCELLED", "TASK_CANCELLED")
 
 
-# -- what it says
+# -- logs
 
 
 def test_a_stopping_worker_logs_at_once_what_it_waits_for_and_how_long(
@@ -318,7 +318,7 @@ def test_an_idle_worker_logs_that_nothing_runs(worker: StartWorker) -> None:
 
 
 @pytest.mark.promise("D4")
-def test_the_shutdown_timeout_may_come_from_the_environment_and_the_flag_wins(
+def test_the_shutdown_timeout_is_read_from_the_environment_unless_the_flag_is_given(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     env = {"HORSIES_SHUTDOWN_TIMEOUT": "0.2"}
@@ -395,7 +395,7 @@ def test_no_child_survives_its_worker_not_even_in_c_code(
 
 @pytest.mark.promise("W9")
 @pytest.mark.parametrize("prefetch", ["0", "8", "auto"])
-def test_a_killed_worker_s_tasks_stay_running_under_its_name(
+def test_tasks_of_a_killed_worker_stay_running_with_their_owner(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, prefetch: str
 ) -> None:
     running = worker("tests.apps.tuned:app", processes=2, env={"HORSIES_TEST_PREFETCH": prefetch})
@@ -413,10 +413,10 @@ def test_a_killed_worker_s_tasks_stay_running_under_its_name(
 
 
 @pytest.mark.promise("W9", "T2")
-def test_another_worker_leaves_the_dead_one_s_tasks_alone_until_it_is_known_to_be_dead(
+def test_tasks_of_a_dead_worker_are_not_touched_before_it_is_declared_dead(
     basic: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Another worker serves the queue, but these are not ended before the leader has declared the first one dead."""
+    """Another worker serves the queue, but does not end them before the leader has declared the first one dead."""
     first = worker(processes=1)
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "never"))
     begun(tmp_path / "begun")
@@ -425,7 +425,7 @@ def test_another_worker_leaves_the_dead_one_s_tasks_alone_until_it_is_known_to_b
     second = worker(processes=1)
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
     status = gate.info().status
-    if incarnation in workers_rows(sql):  # asked later: it was not known to be dead then
+    if incarnation in workers_rows(sql):  # read later: it was not declared dead before
         assert status == "RUNNING"
     error = gate.get(30_000).err_value
     second.wait_for_log(f"worker {incarnation} is dead")

@@ -30,7 +30,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.promise("W1", "C21")
-def test_a_worker_says_how_it_runs_and_registers_itself(worker: StartWorker, sql: psycopg.Connection) -> None:
+def test_a_worker_logs_how_it_runs_and_registers_itself(worker: StartWorker, sql: psycopg.Connection) -> None:
     running = worker(processes=3)
     running.wait_for_log(
         "Concurrency config: processes=3, cluster_wide_cap=None, max_claim_per_worker=3, max_claim_batch=0, concurrency=1"
@@ -56,7 +56,7 @@ def test_a_worker_says_how_it_runs_and_registers_itself(worker: StartWorker, sql
         ("auto", ("--concurrency=5",), r"max_claim_per_worker=10, .* concurrency=5, prefetch_buffer=auto$"),
     ],
 )
-def test_a_worker_says_how_many_tasks_it_may_hold(
+def test_a_worker_logs_how_many_tasks_it_may_hold(
     worker: StartWorker, prefetch: str, options: tuple[str, ...], expected: str
 ) -> None:
     env = {"HORSIES_TEST_PREFETCH": prefetch}
@@ -65,7 +65,7 @@ def test_a_worker_says_how_many_tasks_it_may_hold(
 
 
 @pytest.mark.promise("D3")
-def test_a_worker_registers_its_app_and_says_which_tasks_another_app_has_too(
+def test_a_worker_registers_its_app_and_logs_tasks_that_another_app_has_too(
     worker: StartWorker, sql: psycopg.Connection
 ) -> None:
     for app, names, queues in (("bank", ["add", "count"], ["default"]), ("mill", ["add"], ["flour"])):
@@ -168,7 +168,7 @@ def test_children_load_the_app_by_themselves(worker: StartWorker, sql: psycopg.C
     assert len(loaded) == 3
 
 
-# -- children that do not come up
+# -- children that do not start
 
 
 IN_A_CHILD = "import sys\nif 'horsies/executor' in sys.argv[0]:\n    "
@@ -186,7 +186,7 @@ IN_A_CHILD = "import sys\nif 'horsies/executor' in sys.argv[0]:\n    "
         ),
     ],
 )
-def test_a_worker_whose_children_cannot_load_the_app_says_why_and_exits_with_1(
+def test_a_worker_whose_children_cannot_load_the_app_logs_why_and_exits_with_1(
     worker: StartWorker, tmp_path: Path, failure: str, message: str
 ) -> None:
     path = written(tmp_path, "only_at_home.py", f"{TASK}\n{IN_A_CHILD}{failure}\n")
@@ -211,7 +211,7 @@ def test_a_replacement_that_cannot_load_the_app_is_tried_again(
     assert basic.add.send(1, 1).get(PATIENCE_MS).ok_value == 2
     flag.unlink()
     gates = [basic.gate.send(str(tmp_path / str(n)), str(tmp_path / "open")) for n in range(2)]
-    pids = {begun(tmp_path / str(n)) for n in range(2)}  # both places are filled again
+    pids = {begun(tmp_path / str(n)) for n in range(2)}  # there are two children again
     (tmp_path / "open").touch()
     assert {gate.get(PATIENCE_MS).ok_value for gate in gates} == pids
     assert len(pids) == 2
