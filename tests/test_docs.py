@@ -110,7 +110,7 @@ def part(page: str, heading: str) -> str:
     return re.split(rf"^#{{2,{rank}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def told(default: object) -> str:
+def default_text(default: object) -> str:
     """As the page writes a default."""
     match default:
         case str() if not isinstance(default, StrEnum):
@@ -135,7 +135,7 @@ def test_every_setting_is_explained_with_its_default(config: Any) -> None:
     )
     needed = NEEDED.get(config, {})
     made = config(**needed)
-    defaults = {each.name: f"`{told(getattr(made, each.name))}`" for each in fields(config)}
+    defaults = {each.name: f"`{default_text(getattr(made, each.name))}`" for each in fields(config)}
     defaults |= dict.fromkeys(needed, "") | ({"processes": "the CPUs"} if config is horsies.WorkerConfig else {})
     assert {name: default.strip() for name, default in rows} == defaults
 

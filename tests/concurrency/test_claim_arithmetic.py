@@ -151,7 +151,7 @@ class Gates:
 
 @pytest.fixture
 def gates(worker: StartWorker, sql: psycopg.Connection, tmp_path: Path) -> Generator[Gates]:
-    """They are opened before the workers are told to stop, which wait for them."""
+    """They are opened before the workers are asked to stop, which wait for them."""
     made = Gates(sql, tmp_path)
     yield made
     made.open()

@@ -320,7 +320,7 @@ RECOVERY_RANGES = {
 
 @pytest.mark.promise("T2")
 def test_by_default_a_dead_worker_is_detected_within_15_seconds():
-    """It may have beaten just before, and the keeper looks once per `maintenance_ms`, a fifth later at most."""
+    """It may have beaten just before, and the maintenance leader looks once per `maintenance_ms`, a fifth later at most."""
     recovery = AppConfig().recovery
     assert recovery.dead_after_ms + 2 * recovery.maintenance_ms * 1.2 <= 15_000
     assert recovery.dead_after_ms >= 2 * recovery.heartbeat_ms

@@ -188,4 +188,4 @@ def test_a_survey_finds_the_first_row_of_each_queue(sql: psycopg.Connection, bro
         ") as new (queue, priority, moment, ready)"
     )
     (surveyed,) = do(broker, get_queue_heads(lanes_from_start(["a", "b", "c", "empty"])))
-    assert sorted(told for (told,) in surveyed) == ["1 8000000 a", "100 5000000 b"]
+    assert sorted(payload for (payload,) in surveyed) == ["1 8000000 a", "100 5000000 b"]
