@@ -29,12 +29,13 @@ demo: $(ready) ## a worker, a few tasks and their results, on a PostgreSQL of it
 test: $(ready) ## the tests, in random order and in parallel
 	$(bin)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-check: $(ready) ## layout, lint, types, and who may import whom
+check: $(ready) ## layout, lint, types, who may import whom, and the budgets
 	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/pyright --pythonpath $(bin)/python
 	$(bin)/mypy
 	$(bin)/lint-imports
+	$(bin)/python -m tools.budgets
 
 format: $(ready) ## lay out the code and mend what can be mended by rule
 	$(bin)/ruff format

@@ -11,7 +11,7 @@ from benchmarks.place import open_place
 from benchmarks.report import LATEST, print_report, write_report
 from benchmarks.rounds import run_round
 from benchmarks.sizes import FULL, QUICK, Sizes
-from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
+from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, show_progress
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     try:
         return _run(_sizes())
     except KeyboardInterrupt:
-        say("interrupted; the worker and the server are gone")
+        show_progress("interrupted; the worker and the server are stopped")
         return INTERRUPTED
 
 
@@ -39,22 +39,22 @@ def _sizes() -> Sizes:
 def _run(sizes: Sizes) -> int:
     numbers = Numbers()
     problems: list[str] = []
-    say("starting a PostgreSQL of our own")
+    show_progress("starting a PostgreSQL server")
     with open_place() as place:
         settings = place.settings()
         for number in range(1, sizes.rounds + 1):
             problems += run_round(
-                place, sizes, numbers, lambda what, n=number: say(f"round {n}/{sizes.rounds}: {what}")
+                place, sizes, numbers, lambda what, n=number: show_progress(f"round {n}/{sizes.rounds}: {what}")
             )
-        say("counting round trips and commits")
+        show_progress("counting round trips and commits")
         one = cost_of_one(place, sizes.costs)
         group = cost_of_group(place)
         two_nodes = cost_of_two_nodes(place, sizes.costs)
-        say("done, stopping")
+        show_progress("done, stopping")
     judged = list(bars(numbers, one, two_nodes))
     print_report(numbers, one, group, judged, problems)
     write_report(numbers, one, group, judged, problems, sizes=sizes, settings=settings)
-    say(f"written to {LATEST}")
+    show_progress(f"written to {LATEST}")
     return 1 if problems else 0
 
 

@@ -3,7 +3,7 @@
 A *round trip* is one ReadyForQuery that the server sent to a client. A *durable commit* is a transaction that wrote something besides
 its commit record to the write-ahead log, so that COMMIT waited for the disk; a lone NOTIFY is none. Everything is
 warm: a task has gone through, LISTEN is in force, the listeners' first self-tests are over. What beats whether or not there are tasks is
-left out by name: the connections of heartbeat and keeper, and the self-tests.
+left out by name: the connections of the heartbeat and of maintenance, and the self-tests.
 """
 
 import time
@@ -106,7 +106,7 @@ def cost_of_group(place: Place) -> Cost:
 def _wait_for_self_tests(tap: Tap, worker: Worker) -> None:
     """The producer and the worker each test their listener once, a second after it connects; then seldom."""
     deadline = time.monotonic() + SELF_TESTS_S
-    while sum(event.text.endswith("_test") for event in tap.events if event.kind is Kind.HEARD) < 2:
+    while sum(event.text.endswith("_test") for event in tap.events if event.kind is Kind.RECEIVED) < 2:
         worker.insist()
         if time.monotonic() > deadline:
             return
@@ -133,9 +133,9 @@ def _wait_until_quiet(tap: Tap) -> None:
 
 def _cost(events: list[Event], durable_commits: int) -> Cost:
     trips = _trips(events)
-    heard = {event.text for event in events if event.kind is Kind.HEARD and not event.text.endswith("_test")}
+    received = {event.text for event in events if event.kind is Kind.RECEIVED and not event.text.endswith("_test")}
     statements = sum(len(trip.split()) - 1 for trip in trips)
-    return Cost(trips, statements, durable_commits, len(heard))
+    return Cost(trips, statements, durable_commits, len(received))
 
 
 def _trips(events: list[Event]) -> list[str]:

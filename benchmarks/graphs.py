@@ -32,7 +32,7 @@ def fan(app: Horsies, note_start: Task[[int], int], width: int) -> WorkflowSpec[
 
 
 def run_chains(place: Place, count: int) -> dict[Measure, float]:
-    """An idle worker; each chain is started when the result of the last one is here. Beside it, single tasks, in turns."""
+    """Measure an idle worker: each chain is started after the result of the last one, alternating with single tasks."""
     place.clear("horsies")
     app, note_start = make_app(place.url, 0)
     spec = chain(app, note_start, STEPS)

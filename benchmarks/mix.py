@@ -1,8 +1,8 @@
 """`python -m benchmarks.mix`: tasks of 0 ms, 10 ms and 5 s in random order on two workers of two processes each.
 
-With `prefetch_buffer="auto"` a child is handed many tasks at a time. It must not show: no fast task may lie behind a slow one, nor wait at all while a
-child is free, for longer than it takes to notice that a task is slow and to hand on what is behind it. Once all at once, and once as a stream;
-`prefetch_buffer=0`, which hands out single tasks, takes turns with it for comparison. Exit code 1 when a result was wrong, never for being slow.
+With `prefetch_buffer="auto"` a child prefetches many tasks. This must have no disadvantage: no fast task may be behind a slow one, or wait while a child
+is idle, for longer than it takes to notice that a task is slow and to release the tasks behind it. Once all at once, and once as a stream. It alternates
+with `prefetch_buffer=0`, which assigns single tasks, for comparison. Exit code 1 if a result was wrong, never because it was slow.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from benchmarks.measures import percentile
 from benchmarks.place import Place, open_place
 from benchmarks.report import LATEST, WIDTH, about_machine, bars_table
 from benchmarks.tasks import Prefetch, make_app
-from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
-from benchmarks.waits import Stay, behind_s, by_child, free_spans, in_vain_s
+from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, show_progress
+from benchmarks.waits import Stay, avoidable_wait_s, behind_s, by_child, free_spans
 from benchmarks.worker import NO_RECYCLING, PROCESSES, Worker, running_worker
 from horsies.worker.child import SLOW_AFTER_S
 
@@ -39,9 +39,9 @@ BURSTS = {"all at once": 1, "stream": 80}
 BURST_EVERY_S = 0.25
 WARM_UP, WARM_UPS = 400, 25
 SEED = 7
-TURN_S = 0.02
-LIMIT_S = SLOW_AFTER_S + SLOW_AFTER_S / 2 + TURN_S
-"""Until a task counts as slow, until that is looked for (at least twice in that time), and for the turns that give back and claim what is behind it."""
+BATCHES_S = 0.02
+LIMIT_S = SLOW_AFTER_S + SLOW_AFTER_S / 2 + BATCHES_S
+"""The time until a task counts as slow, until this is checked (at least twice in that time), and for the batches that release and claim the tasks behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Passage:
     waits: dict[str, dict[str, float]]
     behind: int
     behind_max: float
-    in_vain_max: float
-    given_back: int
+    avoidable_wait_max: float
+    released: int
     """Claims beyond the one that each task needs."""
     problems: list[str] = field(default_factory=list[str])
 
@@ -70,7 +70,7 @@ def main() -> int:
     try:
         return _run(options.rounds)
     except KeyboardInterrupt:
-        say("interrupted; the workers and the server are gone")
+        show_progress("interrupted; the workers and the server are stopped")
         return INTERRUPTED
 
 
@@ -80,7 +80,7 @@ def _run(rounds: int) -> int:
         for number in range(1, rounds + 1):
             for load in BURSTS:
                 for prefetch in ("auto", 0):
-                    say(f"round {number}/{rounds}: {load}, prefetch_buffer={prefetch}")
+                    show_progress(f"round {number}/{rounds}: {load}, prefetch_buffer={prefetch}")
                     passages.append(_pass(place, load, prefetch))
         settings = place.settings()
     judged = list(_bars(passages))
@@ -105,7 +105,7 @@ def _pass(place: Place, load: str, prefetch: Prefetch) -> Passage:
             if _are_warm(workers):
                 break
         place.clear("horsies")
-        _forget(workers)
+        _clear_notes(workers)
         kinds = _shuffled()
         calls = [task.call(number, seconds) for number, seconds in enumerate(kinds)]
         began = time.monotonic()
@@ -123,18 +123,18 @@ def _shuffled() -> list[float]:
 
 
 def _notes(workers: Sequence[Worker]) -> Iterator[Path]:
-    """A file of each child."""
+    """Return the file of each child."""
     for worker in workers:
         yield from worker.folder.iterdir()
 
 
 def _are_warm(workers: Sequence[Worker]) -> bool:
-    """All children have run so many that their frames are large."""
+    """Whether all children have run enough tasks to prefetch as many as possible."""
     sizes = [len(path.read_text(encoding="ascii").splitlines()) for path in _notes(workers)]
     return len(sizes) == WORKERS * PROCESSES and min(sizes) >= WARM_UP // 4
 
 
-def _forget(workers: Sequence[Worker]) -> None:
+def _clear_notes(workers: Sequence[Worker]) -> None:
     for path in _notes(workers):
         path.write_bytes(b"")  # written by appending: what follows starts at the front
 
@@ -154,7 +154,7 @@ def _stays(place: Place, workers: Sequence[Worker], kinds: Sequence[float]) -> l
 
 
 def _problems(place: Place, count: int) -> tuple[int, list[str]]:
-    """How many claims there were beyond one for each, and what was wrong."""
+    """Return the number of claims beyond one for each task, and what was wrong."""
     ended, claims = place.admin.execute(
         "select count(distinct args ->> 'n') filter (where status = 'COMPLETED'), sum(claim_no)::integer from horsies.finished"
     ).fetchone() or (0, 0)
@@ -162,7 +162,7 @@ def _problems(place: Place, count: int) -> tuple[int, list[str]]:
 
 
 def _account(load: str, prefetch: Prefetch, stays: list[Stay], checked: tuple[int, list[str]]) -> Passage:
-    given_back, problems = checked
+    released, problems = checked
     children = by_child(stays, WORKERS * PROCESSES)
     first, last = min(stay.sent for stay in stays), max(stay.ended for stay in stays)
     slow = {child: [stay for stay in those if stay.seconds == SLOW_S] for child, those in children.items()}
@@ -176,8 +176,8 @@ def _account(load: str, prefetch: Prefetch, stays: list[Stay], checked: tuple[in
         waits={_name(seconds): _waits(stays, seconds) for seconds in COUNTS},
         behind=sum(seconds > LIMIT_S for seconds in behind),
         behind_max=max(behind) * 1000,
-        in_vain_max=max(in_vain_s(stay, free) for stay in fast) * 1000,
-        given_back=given_back,
+        avoidable_wait_max=max(avoidable_wait_s(stay, free) for stay in fast) * 1000,
+        released=released,
         problems=problems,
     )
 
@@ -192,16 +192,16 @@ def _waits(stays: Sequence[Stay], seconds: float) -> dict[str, float]:
 
 
 def _bars(passages: Sequence[Passage]) -> Iterator[Bar]:
-    """What waits although a child is free waits for the machine too; with single tasks it waits for nothing else."""
+    """The avoidable wait includes the delays of the machine: with single tasks it consists of nothing else."""
     limit_ms = LIMIT_S * 1000
     for load in BURSTS:
         auto, single = (_of(passages, load, prefetch) for prefetch in ("auto", 0))
         behind = sum(passage.behind for passage in auto)
-        yield Bar(f"{load}: fast tasks that lay behind a slow one for more than {limit_ms:g} ms", behind, 0, "<=", "")
+        yield Bar(f"{load}: fast tasks behind a slow one for more than {limit_ms:g} ms", behind, 0, "<=", "")
         yield Bar(
-            f"{load}: a fast task's longest wait while a child was free; limit: {limit_ms:g} ms, or that of prefetch_buffer=0",
-            max(passage.in_vain_max for passage in auto),
-            max(limit_ms, *(passage.in_vain_max for passage in single)),
+            f"{load}: avoidable wait of a fast task; limit: {limit_ms:g} ms, or that of prefetch_buffer=0",
+            max(passage.avoidable_wait_max for passage in auto),
+            max(limit_ms, *(passage.avoidable_wait_max for passage in single)),
             "<=",
             "ms",
         )
@@ -215,15 +215,15 @@ def _table(passages: Sequence[Passage]) -> Table:
     table = Table("load", "prefetch", title="each run; waits from send to start, in ms", title_justify="left")
     for seconds in COUNTS:
         table.add_column(f"{_name(seconds)} p50 / p99 / max", justify="right")
-    for head in ("total s", "behind max", "in vain max", "given back"):
+    for head in ("total s", "behind max", "avoidable wait", "released"):
         table.add_column(head, justify="right")
     for passage in passages:
         waits = [" / ".join(f"{value:,.0f}" for value in found.values()) for found in passage.waits.values()]
         numbers = (
             f"{passage.seconds:.1f}",
             f"{passage.behind_max:.0f}",
-            f"{passage.in_vain_max:.0f}",
-            str(passage.given_back),
+            f"{passage.avoidable_wait_max:.0f}",
+            str(passage.released),
         )
         table.add_row(passage.load, str(passage.prefetch), *waits, *numbers)
     return table

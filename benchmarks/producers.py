@@ -1,7 +1,7 @@
 """Several producers, each a process of its own, committing single sends at once: ours beside the bare statement.
 
 NOTIFY takes a lock of the whole cluster at COMMIT, so commits that notify go one after the other. What it costs is the difference between the two
-bare rates. The three ways take turns, a few sends each, so that whatever else the machine does falls on all of them.
+bare rates. The three ways alternate, a few sends each, so that other load on the machine affects all of them.
 """
 
 import multiprocessing
@@ -19,24 +19,24 @@ from benchmarks.raw.inserts import SQL, row_of, silence
 from benchmarks.tasks import make_app
 
 PRODUCERS: Final = 8
-TURN: Final = 20
+BATCH: Final = 20
 PATIENCE_S: Final = 120
 
 Act = Callable[[], object]
 
 
 def send_at_once(place: Place, count: int) -> dict[Measure, float]:
-    """So many by each producer, in each way."""
+    """Return the rates of this number of sends by each producer, in each way."""
     place.clear("horsies")
     place.clear("raw")
-    batches = max(1, count // TURN)
+    batches = max(1, count // BATCH)
     with silence(place):
         seconds = _seconds(place.url, batches)
-    return {measure: PRODUCERS * TURN * batches / seconds[measure] for measure in WAYS}
+    return {measure: PRODUCERS * BATCH * batches / seconds[measure] for measure in WAYS}
 
 
 def _seconds(url: str, batches: int) -> dict[Measure, float]:
-    """For each way, from the moment all are ready to the moment the last one is done, over all turns."""
+    """For each way, from the moment all are ready to the moment the last one is done, over all batches."""
     context = multiprocessing.get_context("spawn")  # connections and pools do not survive a fork
     together = context.Barrier(PRODUCERS + 1)
     producers = [context.Process(target=_produce, args=(url, batches, together), daemon=True) for _ in range(PRODUCERS)]
@@ -61,7 +61,7 @@ def _produce(url: str, batches: int, together: Barrier) -> None:
         for _ in range(batches + 1):
             for act in acts:
                 together.wait(PATIENCE_S)
-                for _ in range(TURN):
+                for _ in range(BATCH):
                     act()
                 together.wait(PATIENCE_S)
 

@@ -5,8 +5,8 @@ Each part uses a PostgreSQL of its own, a real worker with default settings, and
 - *outages*: the server is stopped, or the network is cut by a proxy, for 30 s. From the moment at which a plain connection is served again: when
   the worker starts a task that is sent then, and when a blocking and an asyncio producer have sent their first.
 - *killed connections*: a steady stream of tasks, once undisturbed and once while one connection of the worker after the other is ended by the server.
-- *full server*: the worker has one connection for its turns and gets no other. How long 300 tasks take, beside an unlimited server.
-- *killed worker*: SIGKILL, to the keeper, to another worker, and to the only one, which is started again at once. When it is noticed.
+- *full server*: the worker has one connection for its batches and gets no other. How long 300 tasks take, beside an unlimited server.
+- *killed worker*: SIGKILL to the leader, to another worker, and to the only one, which is restarted immediately. When it is noticed.
 
 Exit code 1 when a task was lost or a part did not come to its end, never for being slow.
 """
@@ -33,7 +33,7 @@ from benchmarks.measures import percentile
 from benchmarks.place import SETTINGS, Place
 from benchmarks.report import WIDTH, about_machine, bars_table
 from benchmarks.tasks import make_app
-from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
+from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, show_progress
 from benchmarks.worker import NO_RECYCLING, Worker, running_worker
 from horsies import Horsies
 from horsies.db.broker import PostgresBroker
@@ -48,7 +48,7 @@ PATIENCE_S = 90.0
 BACK_S = 2.0
 STREAM_S, STREAM_EVERY_S, KILL_EVERY_S = 10.0, 0.02, 0.4
 KILLED_EXTRA_MS = 100.0
-CROWD = 300
+MANY_TASKS = 300
 FULL_TIMES = 5.0
 NOTICED_S = 6.0
 ROLE = "bench_few"
@@ -56,7 +56,7 @@ ROLE = "bench_few"
 T = TypeVar("T")
 
 
-class NotInTime(Exception):  # noqa: N818 - it says what happened
+class NotInTime(Exception):  # noqa: N818 - named after what happened
     """A part did not come to its end."""
 
 
@@ -84,16 +84,16 @@ def main() -> int:
         for name, part in PARTS.items():
             if options.only and name not in options.only:
                 continue
-            say(name)
+            show_progress(name)
             try:
                 for number in part(options.outage):
-                    say(f"  {number.what}: {number.value:.3f} {number.unit}")
+                    show_progress(f"  {number.what}: {number.value:.3f} {number.unit}")
                     numbers.append(number)
             except NotInTime as problem:
                 problems.append(f"{name}: {problem}")
-                say(f"  WRONG: {problem}")
+                show_progress(f"  WRONG: {problem}")
     except KeyboardInterrupt:
-        say("interrupted; the workers and the servers are gone")
+        show_progress("interrupted; the workers and the servers are stopped")
         return INTERRUPTED
     _print(numbers, problems, as_json=options.json)
     return 1 if problems else 0
@@ -337,8 +337,8 @@ def _full_server(_outage_s: float) -> Iterator[Number]:
             place.admin.execute(f"alter role {ROLE} connection limit -1".encode())
             time.sleep(6.0)
             free = _drain(place, worker, 20_000)
-    yield Number(part, f"{CROWD} tasks, with room for more connections", free, "s")
-    yield Number(part, f"{CROWD} tasks, without", limited, "s", FULL_TIMES * free + 1.0)
+    yield Number(part, f"{MANY_TASKS} tasks, with enough connections", free, "s")
+    yield Number(part, f"{MANY_TASKS} tasks, without", limited, "s", FULL_TIMES * free + 1.0)
 
 
 def _drain(place: Place, worker: Worker, first: int) -> float:
@@ -346,9 +346,9 @@ def _drain(place: Place, worker: Worker, first: int) -> float:
     place.admin.execute(
         "insert into horsies.tasks (task_name, args) "
         "select 'note_start', json_build_object('n', n) from generate_series(%s::integer, %s::integer) n",
-        [first, first + CROWD - 1],
+        [first, first + MANY_TASKS - 1],
     )
-    wanted = set(range(first, first + CROWD))
+    wanted = set(range(first, first + MANY_TASKS))
     _wait(lambda: wanted <= {number for number, _ in worker.starts()}, "all tasks have started")
     return time.monotonic() - began
 
@@ -359,20 +359,20 @@ def _drain(place: Place, worker: Worker, first: int) -> float:
 def _killed_workers(_outage_s: float) -> Iterator[Number]:
     part = "killed worker"
     with _open() as (_, place):
-        for what in ("another than the keeper", "the keeper"):
+        for what in ("not the leader", "the leader"):
             with ExitStack() as stack:
                 workers = [stack.enter_context(running_worker(place, 0, *NO_RECYCLING)) for _ in range(2)]
                 pids = {worker.process.pid: worker for worker in workers}
-                _wait(lambda: _are_settled(place, 2), "both workers are registered and have a keeper")
+                _wait(lambda: _are_settled(place, 2), "both workers are registered and have a leader")
                 (leader,) = place.admin.execute(
                     "select pid from horsies.workers join horsies.maintenance_lease on holder = workers.id"
                 ).fetchone() or (0,)
-                victim = leader if what == "the keeper" else next(pid for pid in pids if pid != leader)
+                victim = leader if what == "the leader" else next(pid for pid in pids if pid != leader)
                 pids[victim].process.kill()
                 yield Number(part, f"{what}, noticed after", _noticed(place, victim), "s", NOTICED_S)
             _wait(lambda: not _count(place), "both have left")
         with running_worker(place, 0, *NO_RECYCLING) as first:
-            _wait(lambda: _are_settled(place, 1), "the worker is registered and the keeper")
+            _wait(lambda: _are_settled(place, 1), "the worker is registered and the leader")
             first.process.kill()
             began = time.monotonic()
             with running_worker(place, 0, *NO_RECYCLING):
@@ -401,7 +401,7 @@ def _noticed(place: Place, pid: int) -> float:
     began = time.monotonic()
     _wait(
         lambda: not place.admin.execute("select pid from horsies.workers where pid = %s", [pid]).fetchone(),
-        "the dead worker is struck off",
+        "the dead worker is removed",
     )
     return time.monotonic() - began
 

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.retention`: what dropping a day of finished tasks costs those who claim and finish meanwhile.
+"""`python -m benchmarks.retention`: how dropping a day of finished tasks delays concurrent claims and endings.
 
 Four workers' conversations (finish, send and claim in one transaction, again and again) and one that looks tasks up go on all the time. How long they waited
-for a table is what the server itself says; waits below 10 ms it does not mention. The longest turn is the client's, with all that the machine did
-meanwhile; the one while nothing else happens says what it is worth. Exit code 1 when a bar is missed.
+for a table is what the server logs; it does not log waits below 10 ms. The longest batch is measured by the client, including all delays of the
+machine; compare it with the one while nothing else happens. Exit code 1 when a bar is missed.
 """
 
 import argparse
@@ -53,7 +53,7 @@ BEGIN, COMMIT = Statement("begin", "begin isolation level read committed"), Stat
 
 WAITED = re.compile(
     r"acquired \w+ on relation .* after (?P<ms>[\d.]+) ms"
-)  # not those of NOTIFY, which are nobody's table
+)  # not those of NOTIFY, which belong to no table
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class Shown:
 
 @dataclass(slots=True)
 class Traffic:
-    """What goes on meanwhile."""
+    """The concurrent load."""
 
     place: Place
     batches: list[Span] = field(default_factory=list[Span])
     waits: list[Span] = field(default_factory=list[Span])
-    """Of turns, for tables."""
+    """The waits of batches for tables."""
     look_waits: list[Span] = field(default_factory=list[Span])
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -170,7 +170,7 @@ def fill(place: Place, table: str, count: int, moment: str) -> None:
 
 
 def drop(place: Place) -> retention.RetentionResult:
-    """As the keeper does it."""
+    """Do it as the leader does."""
     return _run(place, retention.drop_old_partitions("horsies", KEEP, FailedRows()))
 
 
@@ -183,14 +183,14 @@ def _run(place: Place, op: Op[T]) -> T:
 
 
 def insist_on_drop(place: Place) -> None:
-    """Again and again, as the keeper does: under traffic one attempt may not get its lock in time."""
+    """Repeat it, as the leader does: under load one attempt may not get its lock in time."""
     while drop(place).postponed:
         time.sleep(0.05)
 
 
 @contextmanager
 def open_dump(place: Place) -> Generator[None]:
-    """A pg_dump that nobody reads from: it has locked all tables, and stays."""
+    """Start a pg_dump whose output is not read: it has locked all tables, and keeps them locked."""
     command = [str(find_binaries().program("pg_dump")), "--data-only", f"--dbname={place.url}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as dump:
         held = "select from pg_locks join pg_stat_activity using (pid) where application_name = 'pg_dump' and relation = 'horsies.finished'::regclass"
@@ -203,7 +203,7 @@ def open_dump(place: Place) -> Generator[None]:
 
 
 def make_today(place: Place) -> None:
-    """The day that everybody writes to, of which the default partition holds as much as may be moved."""
+    """The current day, which all tasks are written to and of which the default partition holds as much as may be moved."""
     today = f"{datetime.now(UTC):%Y%m%d}"
     with place.admin.transaction():
         place.admin.execute("lock table horsies.finished in access exclusive mode")
@@ -220,7 +220,7 @@ def measure(place: Place, count: int) -> Generator[Shown]:
     fill_day(place, OLD, count)
     began = time.perf_counter()
     insist_on_drop(place)
-    yield Shown("drop, nobody else there", time.perf_counter() - began, 0, 0.0, 0.0, 0.0)
+    yield Shown("drop, without load", time.perf_counter() - began, 0, 0.0, 0.0, 0.0)
     fill_day(place, OLD, count)
     traffic = Traffic(place)
     with traffic.flowing():
@@ -243,7 +243,7 @@ def main() -> int:
     with open_place() as place:
         shown = list(measure(place, count))
     table = Table("what", title=f"a day of {count} finished tasks", title_justify="left")
-    for head in ("took ms", "turns", "longest turn ms", "a turn waited ms", "a look waited ms"):
+    for head in ("took ms", "batches", "longest batch ms", "a batch waited ms", "a read waited ms"):
         table.add_column(head, justify="right")
     for one in shown:
         waits = (

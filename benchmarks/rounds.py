@@ -15,36 +15,42 @@ from benchmarks.sizes import Sizes
 from benchmarks.worker import NO_RECYCLING
 
 
-def run_round(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str], None]) -> list[str]:
+def run_round(place: Place, sizes: Sizes, numbers: Numbers, show_progress: Callable[[str], None]) -> list[str]:
     """Adds to the numbers; returns what was wrong."""
-    say("drain, default settings")
+    show_progress("drain, default settings")
     default = drain(place, 0, sizes.default_drain)
     numbers.add({Measure.DRAIN_DEFAULT: default.done_per_s, Measure.DRAIN_DEFAULT_STARTS: default.started_per_s})
-    say("drain, default settings but no recycling")
+    show_progress("drain, default settings but no recycling")
     steady = drain(place, 0, sizes.default_drain, *NO_RECYCLING)
     numbers.add({Measure.DRAIN_STEADY: steady.done_per_s})
     numbers.add({Measure.RAW_2_FUSED: fused(place, 2, sizes.default_drain)})
     numbers.add({Measure.RAW_2_APART: apart(place, 2, sizes.default_drain)})
-    say("drain, throughput settings")
+    show_progress("drain, throughput settings")
     auto = drain(place, "auto", sizes.auto_drain, *NO_RECYCLING)
     numbers.add({Measure.DRAIN_AUTO: auto.done_per_s, Measure.DRAIN_AUTO_STARTS: auto.started_per_s})
     numbers.add({Measure.RAW_100_FUSED: fused(place, 100, sizes.auto_drain)})
     numbers.add({Measure.RAW_100_APART: apart(place, 100, sizes.auto_drain)})
-    say("sends")
+    show_progress("sends")
     numbers.add(send_one_by_one(place, sizes.sends))
     numbers.add(insert_one_by_one(place, sizes.sends))
     numbers.add(send_at_once(place, sizes.producer_sends))
     numbers.add(send_in_bulk(place, sizes.bulk))
     numbers.add(insert_in_bulk(place, sizes.bulk))
-    say("latency")
+    show_progress("latency")
     latency, wrong = wait_one_by_one(place, sizes.latency)
     numbers.add(latency)
     numbers.add(socketpair_round_trips(sizes.prefetch))
-    return [*default.problems, *steady.problems, *auto.problems, *wrong, *_run_workflows(place, sizes, numbers, say)]
+    return [
+        *default.problems,
+        *steady.problems,
+        *auto.problems,
+        *wrong,
+        *_run_workflows(place, sizes, numbers, show_progress),
+    ]
 
 
-def _run_workflows(place: Place, sizes: Sizes, numbers: Numbers, say: Callable[[str], None]) -> list[str]:
-    say("workflows")
+def _run_workflows(place: Place, sizes: Sizes, numbers: Numbers, show_progress: Callable[[str], None]) -> list[str]:
+    show_progress("workflows")
     count = RUNS * (WIDTH + 1)
     plain = drain(place, 0, count, *NO_RECYCLING)
     numbers.add({Measure.FAN: run_fans(place, 0), Measure.FAN_PLAIN: plain.done_per_s})

@@ -44,7 +44,7 @@ def _declared(number: int) -> DeclaredSchedule:
 
 
 def _serve_all(place: Place, broker: PostgresBroker, slot: datetime) -> float:
-    """What was enqueued before has ended meanwhile, so that nothing overlaps."""
+    """Wait until what was enqueued before has ended, so that nothing overlaps."""
     place.admin.execute("truncate horsies.tasks")
     place.admin.execute("update horsies.schedules set next_slot_at = %s", [slot])
     began = time.perf_counter()

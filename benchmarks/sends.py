@@ -12,12 +12,12 @@ from benchmarks.tasks import make_app
 from benchmarks.worker import running_worker
 
 WARM_UP = 20
-TURN = 20
+BATCH = 20
 TIMEOUT_MS = 30_000
 
 
 def send_one_by_one(place: Place, count: int) -> dict[Measure, float]:
-    """In turns with the bare insert, so that whatever else the machine does falls on both."""
+    """Alternate with the bare insert, so that other load on the machine affects both."""
     place.clear("horsies")
     app, note_start = make_app(place.url, 0)
     for number in range(WARM_UP):
@@ -25,9 +25,9 @@ def send_one_by_one(place: Place, count: int) -> dict[Measure, float]:
     ours: list[float] = []
     raw: list[float] = []
     with one_inserted(place) as insert_one:
-        for first in range(0, count, TURN):
-            ours += _timed(note_start.send, range(first, first + TURN))
-            raw += _timed(insert_one, range(first, first + TURN))
+        for first in range(0, count, BATCH):
+            ours += _timed(note_start.send, range(first, first + BATCH))
+            raw += _timed(insert_one, range(first, first + BATCH))
     app.close()
     return {
         Measure.SEND: len(ours) / sum(ours),
@@ -64,7 +64,7 @@ def send_in_bulk(place: Place, count: int) -> dict[Measure, float]:
 
 
 def _memory_beyond_result(act: Callable[[], object]) -> int:
-    """Bytes at the peak above what is there at the end. Slows everything down, so nothing is timed meanwhile."""
+    """Bytes at the peak above what is there at the end. Slows everything down, so nothing is timed then."""
     tracemalloc.start()
     try:
         result = act()

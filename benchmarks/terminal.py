@@ -1,4 +1,4 @@
-"""What a benchmark says while it runs, and how it is interrupted."""
+"""The progress output of a benchmark, and its interruption."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from typing import NoReturn
 INTERRUPTED = 130
 
 
-def say(what: str) -> None:
+def show_progress(what: str) -> None:
     """A line with the time, beside the table: on the error output."""
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Who waited for what: computed from what tasks have noted and from the rows of the database, both by the same clock."""
+"""How long tasks waited: computed from the records of the tasks and from the rows of the database, both by the same clock."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One task as it happened."""
+    """One task with its times."""
 
     seconds: float
-    """How long it was told to take."""
+    """How long it is to take."""
     child: str
     sent: float
     claimed: float
-    """For the last time: what was given back has been claimed before."""
+    """The time of the last claim: a released task was claimed before."""
     began: float
     ended: float
 
@@ -27,24 +27,24 @@ Span = tuple[float, float]
 
 
 def behind_s(stay: Stay, slow: Iterable[Stay]) -> float:
-    """How long it lay in its child behind a slow task, the slow ones of that child being given."""
+    """Return how long it was in its child behind a slow task. `slow` has the slow tasks of that child."""
     return _longest((stay.claimed, stay.began), ((other.began, other.ended) for other in slow))
 
 
-def in_vain_s(stay: Stay, free: Iterable[Span]) -> float:
-    """The longest time that it waited while one and the same child had nothing to do. This sees also what was given back: where it was
-    before its last claim is written nowhere.
+def avoidable_wait_s(stay: Stay, free: Iterable[Span]) -> float:
+    """Return the longest time that it waited while the same child was idle. This includes released tasks: where they were before
+    their last claim is not recorded.
     """
     return _longest((stay.sent, stay.began), free)
 
 
 def _longest(span: Span, others: Iterable[Span]) -> float:
-    """That they have in common."""
+    """Return the longest overlap with one of the others."""
     return max([0.0, *(min(span[1], end) - max(span[0], start) for start, end in others)])
 
 
 def by_child(stays: Iterable[Stay], count: int) -> dict[str, list[Stay]]:
-    """In the order of time. There are so many children, also if some had nothing to do."""
+    """Group by child, in the order of time, with an entry for every child, also for those without tasks."""
     found: defaultdict[str, list[Stay]] = defaultdict(list)
     for stay in sorted(stays, key=lambda stay: stay.began):
         found[stay.child].append(stay)
@@ -52,7 +52,7 @@ def by_child(stays: Iterable[Stay], count: int) -> dict[str, list[Stay]]:
 
 
 def free_spans(children: Mapping[str, Sequence[Stay]], first: float, last: float, at_least_s: float) -> list[Span]:
-    """When a child had nothing to do for so long."""
+    """Return when a child was idle for at least this time."""
     spans: list[Span] = []
     for stays in children.values():
         ends = [first, *(stay.ended for stay in stays)]

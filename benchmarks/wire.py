@@ -1,4 +1,4 @@
-"""A tap on the wire: a socket between the clients and the server that passes everything on and notes what was said.
+"""A tap on the wire: a socket between the clients and the server that forwards everything and records it.
 
 It reads the messages of PostgreSQL's protocol, so it counts what really travelled, whatever the client library calls it. One
 ReadyForQuery is the end of one round trip, however many statements were pipelined in it.
@@ -27,7 +27,7 @@ class Kind(Enum):
     """Text: its SQL."""
     ROUND_TRIP = auto()
     """The server is ready for more."""
-    HEARD = auto()
+    RECEIVED = auto()
     """A notification arrived. Text: its channel."""
 
 
@@ -125,7 +125,7 @@ class _Conversation:
                 case b"Z":
                     self._tap.note(self._who, Kind.ROUND_TRIP)
                 case b"A":
-                    self._tap.note(self._who, Kind.HEARD, _text(body[4:]))
+                    self._tap.note(self._who, Kind.RECEIVED, _text(body[4:]))
                 case _:
                     pass
 

@@ -18,7 +18,7 @@ STOP_S = 20
 ROOT = Path(__file__).parent.parent
 
 
-class WorkerFailed(Exception):  # noqa: N818 - it says what happened
+class WorkerFailed(Exception):  # noqa: N818 - named after what happened
     """The worker ended by itself."""
 
 
@@ -47,7 +47,7 @@ def running_worker(
     processes: int = PROCESSES,
     queues: int = 0,
 ) -> Generator[Worker]:
-    """Its own session, so that Ctrl-C reaches it only through us. `queues`: so many of its own; 0 is the default one."""
+    """Run a worker in its own session: Ctrl-C must not reach it directly. `queues`: the number of its queues; 0 for the default one."""
     log = place.new_folder() / "worker.log"
     starts = place.new_folder()
     env = {

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.place import Place, open_place
 from benchmarks.report import LATEST, WIDTH, about_machine
 from benchmarks.tasks import make_app
-from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
+from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, show_progress
 from benchmarks.worker import Worker, running_worker
 from horsies import Horsies, WorkflowHandle, WorkflowSpec, each, from_node, results_from
 
@@ -124,7 +124,7 @@ def main() -> int:
     try:
         return _measure(shapes, options.nodes, options.small_runs, prints_json=options.json)
     except KeyboardInterrupt:
-        say("interrupted; the worker and the server are gone")
+        show_progress("interrupted; the worker and the server are stopped")
         return INTERRUPTED
 
 
@@ -173,7 +173,7 @@ def _run(place: Place, shape: str, nodes: int) -> Run:
     finally:
         app.close()
     run = Run(shape, nodes, built - began, started - built, ended - started, problem)
-    say(f"{shape} of {nodes:,}: {run.seconds:.1f} s, {run.ms_per_node:.2f} ms per node")
+    show_progress(f"{shape} of {nodes:,}: {run.seconds:.1f} s, {run.ms_per_node:.2f} ms per node")
     return run
 
 
@@ -187,7 +187,7 @@ def _finish(place: Place, worker: Worker, handle: WorkflowHandle[Any], wanted: o
         if time.monotonic() > next_word:
             next_word += SAY_EVERY_S
             row = place.admin.execute("select count(*) from horsies.finished").fetchone()
-            say(f"{what}: {row[0] if row else 0:,} nodes have ended")
+            show_progress(f"{what}: {row[0] if row else 0:,} nodes have ended")
     if result.is_err():
         return f"it ended with {result.unwrap_err()}"
     return None if result.unwrap() == wanted else "its result is wrong"

@@ -25,9 +25,9 @@ from tools.words import ALLOWED, RETIRED, RETIRED_PHRASES, Where, Word
 # -- budgets: raise one only with a reason in the commit
 
 MAX_MODULES: Final = 160  # .py files in src/horsies
-MAX_LINES: Final = 27_000  # of them, blank lines and comments included
+MAX_LINES: Final = 31_000  # of them, blank lines and comments included; only ever lower it, the goal is 22,000
 MAX_WALK_FILES: Final = 45  # that `add.send(1, 2).get()` passes through
-MAX_LOCAL_IMPORTS: Final = 48  # function-level imports of our own modules; only ever lower it, the goal is 0
+MAX_LOCAL_IMPORTS: Final = 42  # function-level imports of our own modules; only ever lower it, the goal is 0
 
 # Folders that may import our own modules inside functions: commands that must start quickly, and what needs an extra.
 LOCAL_IMPORTS_ALLOWED: Final = ("cli/*", "contrib/*", "testing/*")
@@ -40,14 +40,19 @@ SEAMS: Final = {
     "core/models/*.py": "import paths that older documents use",
     "db/caller_connection.py": "runs statements on connections of other libraries; tested against each of them",
     "db/loop_connection.py": "a connection driven by an event loop; tested without a worker",
+    "db/listen_check.py": "the round trip of a notification on connections of its own; the doctor is its only user",
     "doctor/*.py": "one group of checks each, run by doctor/run.py",
     "embedded/*.py": "needs an extra, and modules that exist on Linux and macOS only",
     "executor/concurrent.py": "needs asyncio, which a child that runs one task at a time does not load",
     "executor/fork_server.py": "loaded by name in the fork server's process",
     "executor/main.py": "loaded by name in a child process",
     "executor/sequential.py": "the counterpart of executor/concurrent.py",
+    "maintenance/failure_detector.py": "a pure decision; tested without a database",
     "model/pydantic_codec.py": "needs pydantic, which is loaded only for values that JSON does not have",
+    "tasks/gather.py": "waiting for many handles; imports the handle, so it cannot live there",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
+    "worker/reports.py": "what children report and which events follow; tested without a dispatcher",
+    "workflows/compile.py": "turns a definition into a graph; tested without a database",
 }
 
 ROOT: Final = Path(__file__).resolve().parents[1]

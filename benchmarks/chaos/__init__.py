@@ -1,1 +1,1 @@
-"""Chaos: load runs while everything that can break is broken, and a checker proves from what was written down that nothing went wrong."""
+"""Chaos: run load, inject faults, and check from what was recorded that nothing went wrong."""

@@ -1,12 +1,12 @@
-"""Break everything while tasks run, then prove from what was written down that nothing went wrong.
+"""Inject faults while tasks run, then check from what was recorded that nothing went wrong.
 
-Runs load (blocking and asyncio sends, retries, caps, keys, workflows, delays, expiry, cancellation) on PostgreSQL servers of its own while workers,
-children, servers and networks fail. At the end a checker compares what tasks and producers wrote down with the database.
+Runs load (blocking and asyncio sends, retries, caps, keys, workflows, delays, expiry, cancellation) on its own PostgreSQL servers while workers,
+children, servers and networks fail. At the end a checker compares what tasks and producers have recorded with the database.
 
-  python -m benchmarks.chaos                          ten minutes of everything
+  python -m benchmarks.chaos                          ten minutes, all faults
   python -m benchmarks.chaos --minutes 2 --only kill-worker,restart --seed 7
 
-Exit code: 0 no violation, 1 a violation, 2 wrong usage. Ctrl-C stops the faults and checks what has happened; once more stops at once.
+Exit code: 0 no violation, 1 a violation, 2 wrong usage. Ctrl-C stops the faults and checks what has happened; a second one stops immediately.
 """
 
 import argparse
@@ -28,14 +28,14 @@ INTERRUPTED = 130
 def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, _interrupt)
-    for name in ("horsies", "psycopg"):  # the producers' complaints about outages
+    for name in ("horsies", "psycopg"):  # producers log every outage
         logging.getLogger(name).setLevel(logging.CRITICAL)
     plan = Plan(seconds=options.minutes * 60, seed=options.seed, kinds=frozenset(options.only))
     progress, accounts = Progress(), list[Account]()
     try:
         accounts.extend(run_sections(plan, progress.show))
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; the workers and the servers are gone\n")
+        sys.stderr.write("\ninterrupted; the workers and the servers are stopped\n")
         return INTERRUPTED
     finally:
         progress.end()
@@ -59,14 +59,14 @@ def _options() -> argparse.Namespace:
 def _minutes(text: str) -> float:
     minutes = float(text)
     if not 0 < minutes <= 24 * 60:
-        raise argparse.ArgumentTypeError("give a number of minutes above 0, and at most a day")
+        raise argparse.ArgumentTypeError("must be above 0 and at most 1440 (a day)")
     return minutes
 
 
 def _kinds(text: str) -> list[str]:
     kinds = [kind.strip() for kind in text.split(",")]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise argparse.ArgumentTypeError(f"there is no fault {unknown[0]!r}; choose from {', '.join(KINDS)}")
+        raise argparse.ArgumentTypeError(f"unknown fault {unknown[0]!r}; choose from {', '.join(KINDS)}")
     return kinds
 
 

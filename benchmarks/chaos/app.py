@@ -1,4 +1,4 @@
-"""What the workers of a chaos run load."""
+"""The app that the workers of a chaos run load."""
 
 import os
 

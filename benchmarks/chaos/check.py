@@ -1,4 +1,4 @@
-"""The checker: every promise of delivery as a rule over a history. Pure; what it is to find is forged in its tests."""
+"""The checker: every guarantee of delivery as a rule over a history. Pure; its tests use forged histories."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -52,20 +52,20 @@ RULES: dict[Rule, Callable[[Evidence], Finding]] = {
 @dataclass(frozen=True, slots=True)
 class Violation:
     rule: Rule
-    subject: str
-    words: str
+    entity: str
+    problem: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.subject}: {self.words}"
+        return f"{self.rule}: {self.entity}: {self.problem}"
 
 
 def check(history: History) -> list[Violation]:
-    """All that is wrong with it."""
+    """Return everything that is wrong with it."""
     evidence = Evidence(history)
     return [Violation(rule, *found) for rule, find in RULES.items() for found in find(evidence)]
 
 
 def by_rule(violations: list[Violation]) -> dict[Rule, int]:
-    """A number for every rule, also for those that were kept."""
+    """Count the violations of every rule, including those with none."""
     counted = Counter(violation.rule for violation in violations)
     return {rule: counted[rule] for rule in Rule}

@@ -1,4 +1,4 @@
-"""A history, looked up: which attempts there were, by the database's account and by the tasks' own."""
+"""A history with indexes: the attempts as the database and as the tasks have recorded them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ FINAL = frozenset({"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"})
 
 Span = tuple[float, float]
 Finding = Iterator[tuple[str, str]]
-"""Whom it concerns, and what is wrong."""
+"""The entity, and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Evidence:
 
     @cached_property
     def ended_at(self) -> dict[tuple[str, int], float]:
-        """When each attempt ended by the database's account: from then on whoever still runs it does so in vain."""
+        """When each attempt ended in the database. A run that continues after that has no effect."""
         return {(attempt.row.task_id, attempt.number): attempt.ended for attempt in self.attempts}
 
     def start(self, task_id: str, attempt: int) -> Note | None:
@@ -58,9 +58,9 @@ class Evidence:
         return [note for number in range(1, attempts + 2) for note in self.starts.get((task_id, number), [])]
 
     def spans(self, rows: Iterable[Row]) -> list[Span]:
-        """When tasks ran while they held their claim: from their own first line to their last, or to the moment at which the database ended
-        the attempt, if that came first. A paused worker whose task was given to another goes on for a moment when it wakes; no
-        queue can prevent that, and what it then does counts for nothing.
+        """When tasks ran while they held their claim: from their start to their end, or until the database ended the attempt, if
+        that came first. A paused worker whose task went to another one continues for a moment when it is resumed. No queue can
+        prevent that, and it has no effect.
         """
         return [span for row in rows for span in self._held(row)]
 
@@ -73,8 +73,8 @@ class Evidence:
             if start and moments and min(moments) > start.clock:
                 yield start.clock, min(moments)
 
-    def in_vain(self) -> list[float]:
-        """For how long each run went on after its attempt had ended in the database, where it did."""
+    def late_runs(self) -> list[float]:
+        """Return how long each late run continued after its attempt had ended in the database."""
         late = [note.clock - self.ended_at.get(key, note.clock) for key, note in self.ends.items()]
         return [seconds for seconds in late if seconds > 0]
 
@@ -87,6 +87,6 @@ def _attempts(row: Row) -> Iterator[Attempt]:
 
 
 def most_at_once(spans: Iterable[Span]) -> int:
-    """What ends at the very moment at which another begins has made room for it."""
+    """Return the largest number of spans at one time. A span that ends when another begins does not overlap it."""
     changes = sorted(change for begin, end in spans for change in ((begin, 1), (end, -1)))
     return max(accumulate(change for _, change in changes), default=0)

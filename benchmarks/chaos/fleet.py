@@ -1,4 +1,4 @@
-"""The workers of a run: real `horsies worker` processes, each with a name that its tasks write into their notes."""
+"""The workers of a run: real `horsies worker` processes, each with a name that its tasks record in their notes."""
 
 import os
 import random
@@ -18,34 +18,34 @@ from benchmarks.chaos.notes import FILE, WORKER
 from benchmarks.chaos.shop import BULK, DATABASE_URL, DEAD_AFTER_MS, FLOWS, PREFETCH
 
 ROOT = Path(__file__).parent.parent.parent
-TOKEN = "CHAOS_RUN"  # noqa: S105 - a mark in the environment, by which nothing of a run can hide
+TOKEN = "CHAOS_RUN"  # noqa: S105 - an environment variable by which all processes of a run are found
 READY = b"is ready on queues"
 STOP_S = 60.0
 START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
-    """A place in the fleet: whoever holds it is replaced by one of the same kind. `before` is put before the command."""
+class WorkerSpec:
+    """How to start a worker, and its replacement. `before` is the prefix of the command."""
 
     url: str
     options: tuple[str, ...]
     prefetch: str = "0"
     before: tuple[str, ...] = ()
-    line: int = 0
-    """Which network it is on."""
+    proxy: int = 0
+    """The number of the proxy through which it connects."""
 
 
 ALL_ROUND = ("--processes=2",)
-CROWDED = ("--processes=1", "--concurrency=8", "--max-tasks-per-child=0")
+CONCURRENT = ("--processes=1", "--concurrency=8", "--max-tasks-per-child=0")
 BUFFERED = ("--processes=2", f"--queues={BULK},{FLOWS}", "--max-tasks-per-child=0")
-"""Without the capped queue: a buffer lets a cap be exceeded for a moment, which would be no violation."""
+"""Without the capped queue: a buffer lets a cap be exceeded for a moment, which is not a violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     name: str
-    post: Post
+    spec: WorkerSpec
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -82,11 +82,11 @@ class Worker:
 
 
 class Fleet:
-    """Leaving it ends every process that it has started, whatever state they are in."""
+    """Closing it kills every process that it has started, whatever state they are in."""
 
-    def __init__(self, folder: Path, posts: Sequence[Post], *, dead_after_ms: int, rng: random.Random) -> None:
+    def __init__(self, folder: Path, specs: Sequence[WorkerSpec], *, dead_after_ms: int, rng: random.Random) -> None:
         self.folder = folder
-        self._posts = posts
+        self._specs = specs
         self._dead_after_ms = dead_after_ms
         self._rng = rng
         self._token = secrets.token_hex(8)
@@ -96,7 +96,7 @@ class Fleet:
         self.problems: list[str] = []
 
     def start(self) -> None:
-        self.live = [self._start(post) for post in self._posts]
+        self.live = [self._start(spec) for spec in self._specs]
         for worker in self.live:
             worker.wait_until_ready()
 
@@ -107,24 +107,24 @@ class Fleet:
         return next((worker for worker in self.live if worker.pid == pid), None)
 
     def kill(self, worker: Worker) -> None:
-        """kill -9, and another one takes its place."""
+        """Kill it with SIGKILL, and start another one."""
         worker.kill()
         self._replace(worker)
 
     def leave(self, worker: Worker) -> None:
-        """SIGTERM: it ends what it runs and goes with code 0; another one takes its place."""
+        """Send SIGTERM: it must finish what it runs and exit with code 0. Start another one."""
         worker.process.terminate()
         self._wait_for_end(worker)
         self._replace(worker)
 
-    def tend(self) -> None:
-        """A worker that has ended by itself is a problem: none of the faults is a reason."""
+    def replace_exited(self) -> None:
+        """Replace the workers that have exited by themselves, which is a problem: no fault explains it."""
         for worker in [worker for worker in self.live if not worker.is_alive]:
-            self._report(worker, f"ended by itself with code {worker.process.returncode}")
+            self._report(worker, f"exited by itself with code {worker.process.returncode}")
             self._replace(worker)
 
     def stop(self) -> None:
-        """In peace, all of them."""
+        """Stop all of them with SIGTERM."""
         for worker in self.live:
             worker.process.terminate()
         for worker in self.live:
@@ -133,7 +133,7 @@ class Fleet:
         deadline = time.monotonic() + 10
         while (left := self.survivors()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.problems += [f"process {process.pid} has outlived its worker" for process in left]
+        self.problems += [f"process {process.pid} is still running after its worker has exited" for process in left]
 
     def close(self) -> None:
         for process in self.survivors():
@@ -149,56 +149,56 @@ class Fleet:
         try:
             return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(TOKEN) == self._token
         except (psutil.Error, OSError):
-            return False  # gone meanwhile, or somebody else's
+            return False  # it has exited, or belongs to another user
 
     def _wait_for_end(self, worker: Worker) -> None:
         try:
             code = worker.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            self._report(worker, f"did not leave within {STOP_S:g} s")
+            self._report(worker, f"did not exit within {STOP_S:g} s")
             worker.kill()
         else:
             if code != 0:
-                self._report(worker, f"was told to leave and did so with code {code}")
+                self._report(worker, f"exited with code {code}")
 
     def _report(self, worker: Worker, problem: str) -> None:
         tail = worker.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
         self.problems.append("\n    ".join([f"worker {worker.name} {problem}", *tail]))
 
     def _replace(self, worker: Worker) -> None:
-        self.live[self.live.index(worker)] = self._start(worker.post)
+        self.live[self.live.index(worker)] = self._start(worker.spec)
 
-    def _start(self, post: Post) -> Worker:
-        """A session of its own, so that Ctrl-C reaches it only through us."""
+    def _start(self, spec: WorkerSpec) -> Worker:
+        """Start it in its own session: Ctrl-C must not reach it directly."""
         self._count += 1
         name = f"w{self._count}"
         log = self.folder / f"{name}.log"
-        command = [*post.before, sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.chaos.app:app"]
+        command = [*spec.before, sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.chaos.app:app"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, *post.options],
+                [*command, *spec.options],
                 cwd=ROOT,
-                env={**os.environ, **self._environment(name, post)},
+                env={**os.environ, **self._environment(name, spec)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        return Worker(name, post, process, log)
+        return Worker(name, spec, process, log)
 
-    def _environment(self, name: str, post: Post) -> Mapping[str, str]:
+    def _environment(self, name: str, spec: WorkerSpec) -> Mapping[str, str]:
         return {
             TOKEN: self._token,
             WORKER: name,
             FILE: str(self.notes),
-            DATABASE_URL: post.url,
-            PREFETCH: post.prefetch,
+            DATABASE_URL: spec.url,
+            PREFETCH: spec.prefetch,
             DEAD_AFTER_MS: str(self._dead_after_ms),
         }
 
 
 def pause(pids: Sequence[int]) -> None:
-    """Parents first, so that they make no more of them."""
+    """Stop the processes, parents first, so that they start no more children."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Rules about workflows: each comes to an end, and each node runs when, and only when, those before it let it."""
+"""Rules about workflows: each ends, and each node runs if, and only if, its dependencies allow it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ def flow_wrong(evidence: Evidence) -> Finding:
     known = {flow.id for flow in evidence.history.flows}
     for workflow_id in evidence.history.started_flows:
         if workflow_id not in known:
-            yield f"workflow {workflow_id}", "was started, and is nowhere"
+            yield f"workflow {workflow_id}", "was started, and is not in the database"
     tasks = Counter(row.node for row in evidence.history.rows if row.node is not None)
     for flow in evidence.history.flows:
         nodes = {node.id: node for node in flow.nodes}
         for problem in [
             *_flow_problems(flow),
-            *(words for node in flow.nodes for words in _node_problems(evidence, node, nodes, tasks[node.id])),
+            *(problem for node in flow.nodes for problem in _node_problems(evidence, node, nodes, tasks[node.id])),
         ]:
             yield f"workflow {flow.id}", problem
 
@@ -50,11 +50,11 @@ def _node_problems(evidence: Evidence, node: Node, nodes: dict[str, Node], tasks
     ready_at = _ready_at(evidence, node, nodes)
     for start in evidence.starts_of(row.task_id, row.attempts):
         if ready_at is not None and start.clock < ready_at:
-            yield f"node {node.id} began {ready_at - start.clock:.3f} s before what it waits for had ended"
+            yield f"node {node.id} began {ready_at - start.clock:.3f} s before its dependencies had ended"
 
 
 def _ready_at(evidence: Evidence, node: Node, nodes: dict[str, Node]) -> float | None:
-    """When enough of what it waits for had ended; None where that cannot be told."""
+    """Return when enough of its dependencies had ended; None if that is unknown."""
     before = [nodes[other] for other in node.waits_for]
     if node.allow_failed_deps:
         ended = [_ended(evidence, other) for other in before if other.status != "SKIPPED"]

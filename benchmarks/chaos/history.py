@@ -1,4 +1,4 @@
-"""A history: all that was written down of one section of a run, as values. The checker knows nothing else."""
+"""A history: everything that was recorded in one section of a run, as values. The checker uses nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
     """It raised: the task is there once, or not at all."""
     ROLLED_BACK = "rolled back"
-    """It was part of a transaction that the producer gave up."""
+    """It was part of a transaction that the producer rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One task that a producer sent: `n` is in its arguments, so that it is found even if no id came back."""
+    """One task that a producer sent. `n` is in its arguments, so it can be found even if no id was returned."""
 
     n: int
     outcome: Outcome
@@ -32,7 +32,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class KeyedSend:
-    """A send under a key that came back."""
+    """A send with a key that returned."""
 
     key: str
     task_id: str
@@ -40,7 +40,7 @@ class KeyedSend:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A cancellation that came back: when, and the name of its outcome."""
+    """A cancellation that returned: when, and the name of its outcome."""
 
     task_id: str
     outcome: str
@@ -49,7 +49,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """What a waiter was told, written as in a note: `ok <JSON>` or `err <code>`."""
+    """What a waiter received, in the form of a note: `ok <JSON>` or `err <code>`."""
 
     task_id: str
     outcome: str
@@ -67,7 +67,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task in the database at the end of it all. Moments are times of day in seconds."""
+    """A task in the database at the end of the run. Times are times of day in seconds."""
 
     task_id: str
     task_name: str
@@ -82,7 +82,7 @@ class Row:
     result: str | None = None
     attempts: int = 0
     retries: int = 0
-    """How many its policy allows."""
+    """How many retries its policy allows."""
     retry_for: tuple[str, ...] = ()
     failed: tuple[Failed, ...] = ()
     started: float | None = None
@@ -92,7 +92,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a workflow at the end of it all; `waits_for` are ids of nodes."""
+    """A node of a workflow at the end of the run; `waits_for` are ids of nodes."""
 
     id: str
     status: str
@@ -104,7 +104,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A workflow run at the end of it all."""
+    """A workflow run at the end of the run."""
 
     id: str
     status: str
@@ -112,8 +112,8 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """A fault: when, and which workers and child processes may lawfully die of it."""
+class Injection:
+    """An injected fault: when, and which workers and child processes it may kill."""
 
     kind: str
     began: float
@@ -132,10 +132,10 @@ class History:
     rows: tuple[Row, ...] = ()
     flows: tuple[Flow, ...] = ()
     started_flows: tuple[str, ...] = ()
-    """Of workflows whose start came back."""
-    blows: tuple[Blow, ...] = ()
+    """Ids of the workflows whose start returned."""
+    injections: tuple[Injection, ...] = ()
     caps: Mapping[str, int] = field(default_factory=dict[str, int])
-    judges_deaths: bool = False
-    """Whether a crash must have a cause among the blows: not where a busy machine alone may silence a worker for so long."""
+    checks_crashes: bool = False
+    """Whether a crash must have a cause among the injected faults. Not if a busy machine alone may delay a worker for that long."""
     in_order: bool = False
-    """One worker with one slot found all tasks waiting: they begin by priority, and first come first served."""
+    """One worker with one slot found all tasks waiting: they begin by priority, then in the order of sending."""

@@ -1,6 +1,6 @@
-"""Hosts: network namespaces with an address of their own each, one cable each to the machine with the database.
+"""Hosts: network namespaces, each with an address and a virtual cable to the machine with the database.
 
-A cable is a pair of virtual interfaces. Taking our end down is what a pulled plug is: packets are dropped on both sides, and nobody is told.
+A cable is a pair of virtual interfaces. Taking our end down has the effect of a pulled plug: packets are dropped on both sides, and no error is reported.
 """
 
 import os
@@ -18,7 +18,7 @@ from benchmarks.chaos.scratch import scratch_folder
 from horsies.embedded.server import EmbeddedServer
 
 NETWORK = "198.18"
-"""Set aside for benchmarks (RFC 2544): nobody is reached by it."""
+"""Set aside for benchmarks (RFC 2544): it reaches no real host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Host:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """To be put before a command that is to run there."""
+        """The prefix of a command that is to run there."""
         return ("ip", "netns", "exec", self.name)
 
     def make(self) -> None:
@@ -50,7 +50,7 @@ class Host:
         _ip("link", "set", self.cable, "up")
 
     def remove(self) -> None:
-        """Its cable goes with it."""
+        """Remove the host and its cable."""
         for words in (["link", "del", self.cable], ["netns", "del", self.name]):
             with suppress(subprocess.CalledProcessError):
                 _ip(*words)
@@ -66,7 +66,7 @@ class Hosts:
 
 
 class ListeningServer(EmbeddedServer):
-    """A server that is reached from the hosts as well."""
+    """A server that the hosts can reach, too."""
 
     def __init__(self, folder: Path, settings: dict[str, str], port: int, hosts: list[Host]) -> None:
         super().__init__(folder, settings=settings, tcp_port=port)
@@ -83,17 +83,17 @@ class ListeningServer(EmbeddedServer):
             sql.execute("select pg_reload_conf()")
 
 
-def why_not() -> str | None:
-    """What is missing for hosts here; None if nothing is."""
+def why_unavailable() -> str | None:
+    """Return why this system cannot have hosts, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
-        return "there is no `ip` command (iproute2)"
+        return "the `ip` command (iproute2) is missing"
     host = _host(secrets.randbelow(16_000))
     try:
         host.make()
     except subprocess.CalledProcessError as error:
-        return f"this system makes no network namespaces: {error.stderr.strip()}"
+        return f"this system does not support network namespaces: {error.stderr.strip()}"
     finally:
         host.remove()
     return None
@@ -101,7 +101,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def scratch_hosts(count: int, settings: dict[str, str]) -> Generator[Hosts]:
-    """The hosts, and a server that they reach."""
+    """Create the hosts, and a server that they can reach."""
     first = secrets.randbelow(16_000 - count)
     hosts = [_host(first + i) for i in range(count)]
     with scratch_folder() as folder:
@@ -125,4 +125,4 @@ def _host(number: int) -> Host:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)  # noqa: S607 - wherever the system has it
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)  # noqa: S607 - found on the PATH

@@ -1,4 +1,4 @@
-"""The load: producers in threads of this process, who write down what they know of every send, and waiters who write down what they were told."""
+"""The load: producers in threads of this process, which record the outcome of every send, and waiters, which record the results."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ Handle = TaskHandle[Any]
 
 
 class Load:
-    """Runs between `start` and `stop`; what it wrote down may be read after that."""
+    """Runs between `start` and `stop`. What it has recorded may be read after that."""
 
     def __init__(self, shops: Sequence[Shop], direct_url: str, *, seed: int, pause_s: float, long_s: float) -> None:
         self._shops = shops
@@ -67,7 +67,7 @@ class Load:
     # -- for producers
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         return not self._over.wait(self._pause_s)
 
     @property
@@ -78,7 +78,7 @@ class Load:
         return next(self._numbers)
 
     def note(self, n: int, at: float, send: Callable[[], Handle], delay_s: float = 0.0) -> Handle | None:
-        """Send, and write down what is known of it then."""
+        """Send, and record the outcome."""
         try:
             handle = send()
         except HorsiesError:
@@ -94,7 +94,7 @@ class Load:
         def guarded() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 - told at the end: a producer that dies proves nothing
+            except BaseException as error:  # noqa: BLE001 - reported at the end: a run without its producers proves nothing
                 self.errors.append(f"{name}: {type(error).__name__}: {error}")
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
@@ -124,19 +124,19 @@ class Load:
                 result = handle.get(timeout_ms=WAIT_MS if not self._over.is_set() else 0)
             except HorsiesError:
                 continue
-            words = f"ok {json.dumps(result.ok_value)}" if result.is_ok() else f"err {result.err_value.error_code}"
-            if words != f"err {RetrievalCode.WAIT_TIMEOUT}":
-                self.got.append(Got(handle.task_id, words))
+            outcome = f"ok {json.dumps(result.ok_value)}" if result.is_ok() else f"err {result.err_value.error_code}"
+            if outcome != f"err {RetrievalCode.WAIT_TIMEOUT}":
+                self.got.append(Got(handle.task_id, outcome))
 
 
 class Producer:
-    """One blocking producer: again and again one of the things that an application does."""
+    """One blocking producer, which repeats random actions of an application."""
 
     def __init__(self, load: Load, shop: Shop, rng: random.Random) -> None:
         self._load = load
         self._shop = shop
         self._rng = rng
-        self._acts: dict[Callable[[], None], int] = {
+        self._actions: dict[Callable[[], None], int] = {
             self._steady: 30,
             self._once: 10,
             self._long: 2,
@@ -153,9 +153,9 @@ class Producer:
         }
 
     def produce(self) -> None:
-        acts, weights = list(self._acts), list(self._acts.values())
-        while self._load.goes_on:
-            self._rng.choices(acts, weights)[0]()
+        actions, weights = list(self._actions), list(self._actions.values())
+        while self._load.is_running:
+            self._rng.choices(actions, weights)[0]()
 
     def _steady(self) -> None:
         n = self._load.number()
@@ -167,7 +167,7 @@ class Producer:
         self._load.note(n, time.time(), lambda: self._shop.once.send(n, 0.02))
 
     def _long(self) -> None:
-        """Long enough to be at work when its worker has been given up."""
+        """Send a task that may still run when its worker is declared dead."""
         n, seconds = self._load.number(), self._rng.uniform(0.4, 2.0) * self._load.long_s
         self._load.note(n, time.time(), lambda: self._shop.steady.send(n, seconds))
 
@@ -176,7 +176,7 @@ class Producer:
         self._load.note(n, time.time(), lambda: self._shop.flaky.send(n, failures))
 
     def _capped(self) -> None:
-        """Several at once, so that all workers reach for them together."""
+        """Send several at once, so that all workers claim them at the same time."""
         seconds = self._rng.uniform(0.01, 0.05)
         self._batch(self._shop.capped, SEVERAL, seconds)
 
@@ -241,5 +241,5 @@ class Producer:
                 self._shop.steady.with_options(connection=connection).send(n, 0.0)
                 connection.rollback()
         except (psycopg.Error, HorsiesError):
-            pass  # not committed all the more
+            pass  # not committed either
         self._load.sent.append(Sent(n, Outcome.ROLLED_BACK, at))

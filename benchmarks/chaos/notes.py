@@ -1,7 +1,7 @@
-"""What tasks write down about themselves: a line at each start and each end, appended to one file by all processes of the host.
+"""What tasks record about themselves: a line at each start and each end, appended to one file by all processes of the host.
 
-One `write` to a file opened with O_APPEND is whole, whoever else writes, and is there although the process is killed right after it. The host
-itself does not die, so nothing has to reach the disk.
+One `write` to a file opened with O_APPEND is complete, even if other processes write too, and it stays if the process is killed right
+after it. The host itself does not fail, so nothing has to be synced to the disk.
 """
 
 import json
@@ -36,7 +36,7 @@ class Note:
 
 
 def write_note(what: What, outcome: str | None = None) -> None:
-    """By the task that runs now."""
+    """Append a note of the current task."""
     task = current_task()
     note = Note(
         what,

@@ -1,4 +1,4 @@
-"""Two servers of the embedded PostgreSQL: a primary, and a standby that has every commit before it is answered."""
+"""Two embedded PostgreSQL servers: a primary, and a synchronous standby."""
 
 import shutil
 import socket
@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 
 
 class Pair:
-    """`url` names both, and whoever connects gets the one that takes writes."""
+    """`url` names both servers. A client connects to the one that accepts writes."""
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class Pair:
         self.rejoin()
 
     def fail_over(self) -> None:
-        """As a cluster manager does it: the old one is certainly dead before the new one takes writes."""
+        """Fail over as a cluster manager does: the old primary is stopped before the new one accepts writes."""
         self.primary.stop("immediate")
         self.primary, self.standby = self.standby, self.primary
         with psycopg.connect(self.admin_url(), autocommit=True) as sql:
@@ -48,7 +48,7 @@ class Pair:
         self._wait_for_standby("")
 
     def rejoin(self) -> None:
-        """Make the other one anew as a copy of this, and from then on answer no commit that it does not have."""
+        """Recreate the standby as a copy of the primary, and make commits wait for it from then on."""
         self._copy()
         self.standby.start()
         self._wait_for_standby("*")
@@ -76,14 +76,14 @@ class Pair:
             raise RuntimeError(f"pg_basebackup failed:\n{done.stdout}")
 
     def _wait_for_standby(self, names: str) -> None:
-        """Say whom commits wait for; with somebody to wait for, until it is there."""
+        """Set which standby commits wait for. If there is one, wait until it streams."""
         deadline = time.monotonic() + PATIENCE_S
         with psycopg.connect(self.admin_url(), autocommit=True) as sql:
             sql.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
             sql.execute("select pg_reload_conf()")
             while names and not sql.execute("select 1 from pg_stat_replication where sync_state = 'sync'").fetchone():
                 if time.monotonic() > deadline:
-                    raise RuntimeError("the standby does not stream")
+                    raise RuntimeError("the standby does not replicate")
                 time.sleep(0.05)
 
 

@@ -25,10 +25,10 @@ class Plan:
     rest_s: tuple[float, float] = (0.5, 2.0)
     """From one fault to the next."""
     faults: tuple[str, ...] | None = None
-    """Exactly these, one after the other, instead of what the seed brings until the time is over."""
+    """Exactly these, one after the other, instead of random ones until the time is over."""
     settings: dict[str, str] = field(default_factory=lambda: dict(DURABLE))
     patience_s: float = 180.0
-    """For what is left to do when the last fault is mended."""
+    """How long to wait for the remaining tasks after the last fault."""
 
     def rng(self, section: str) -> random.Random:
         return random.Random(f"{self.seed} {section}")  # noqa: S311 - a run is to be repeated
@@ -36,28 +36,28 @@ class Plan:
 
 @dataclass(slots=True)
 class Account:
-    """Of one section."""
+    """The result of one section."""
 
     section: str
     history: History = field(default_factory=History)
     violations: list[Violation] = field(default_factory=list[Violation])
     problems: list[str] = field(default_factory=list[str])
-    """What is wrong beside the histories: a worker that ended by itself, a process left behind."""
-    in_vain: list[float] = field(default_factory=list[float])
+    """What is wrong apart from the history: a worker that exited by itself, a process left behind."""
+    late_runs: list[float] = field(default_factory=list[float])
     seconds: float = 0.0
     skipped: str | None = None
     interrupted: bool = False
     kept: Path | None = None
-    """Where its history and its logs are, if something is wrong."""
+    """The folder with its history and its logs, if something is wrong."""
 
     @property
     def faults(self) -> Counter[str]:
-        return Counter(blow.kind for blow in self.history.blows)
+        return Counter(injection.kind for injection in self.history.injections)
 
     @property
     def is_good(self) -> bool:
         return not self.violations and not self.problems
 
 
-Watch = Callable[[str], None]
-"""Told now and then how things stand."""
+OnProgress = Callable[[str], None]
+"""Called now and then with a description of the state."""

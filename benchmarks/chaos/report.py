@@ -1,4 +1,4 @@
-"""What a run shows: a line while it goes on, a table or JSON at the end."""
+"""The output of a run: a progress line, and a table or JSON at the end."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ SHOWN = 20
 
 
 class Progress:
-    """One line that is written over, on a terminal; elsewhere one line per section."""
+    """On a terminal, one line that is overwritten; elsewhere one line per section."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -35,7 +35,7 @@ class Progress:
 
 
 def summary(accounts: Sequence[Account], seed: int) -> dict[str, object]:
-    """Stable keys, for whoever reads it by program."""
+    """Return the report for JSON. Its keys are stable."""
     return {
         "seed": seed,
         "good": all(account.is_good for account in accounts),
@@ -54,8 +54,8 @@ def _as_dict(account: Account) -> dict[str, object]:
         "workflows": len(account.history.flows),
         "statuses": dict(sorted(Counter(row.status for row in rows).items())),
         "attempts_crashed": _crashes(account),
-        "runs_in_vain": len(account.in_vain),
-        "longest_run_in_vain_s": round(max(account.in_vain, default=0.0), 3),
+        "late_runs": len(account.late_runs),
+        "longest_late_run_s": round(max(account.late_runs, default=0.0), 3),
         "unknown_sends": sum(sent.outcome == "unknown" for sent in account.history.sent),
         "faults": dict(sorted(account.faults.items())),
         "violations": {str(rule): count for rule, count in by_rule(account.violations).items()},
@@ -66,7 +66,7 @@ def _as_dict(account: Account) -> dict[str, object]:
 
 
 def _crashes(account: Account) -> int:
-    """Attempts that a dead child or worker ended."""
+    """Count the attempts that ended with the crash of a child or a worker."""
     codes = [code for row in account.history.rows for code in (row.error_code, *(f.error_code for f in row.failed))]
     return codes.count("WORKER_CRASHED")
 
@@ -78,10 +78,10 @@ def print_json(accounts: Sequence[Account], seed: int) -> None:
 def print_tables(accounts: Sequence[Account], seed: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else 200)
     done = [account for account in accounts if account.skipped is None]
-    console.print(_table("what happened", done, _happenings(done)))
+    console.print(_table("what happened", done, _event_counts(done)))
     console.print(_table("violations", done, _violations(done)))
     for account in accounts:
-        _print_words(console, account)
+        _print_problems(console, account)
     console.print(f"seed {seed}: " + ("no violation" if all(a.is_good for a in accounts) else "VIOLATIONS"))
 
 
@@ -95,7 +95,7 @@ def _table(title: str, accounts: Sequence[Account], lines: dict[str, list[int]])
     return table
 
 
-def _happenings(accounts: Sequence[Account]) -> dict[str, list[int]]:
+def _event_counts(accounts: Sequence[Account]) -> dict[str, list[int]]:
     kinds = sorted({kind for account in accounts for kind in account.faults})
     statuses = sorted({row.status for account in accounts for row in account.history.rows})
     counted = [Counter(row.status for row in account.history.rows) for account in accounts]
@@ -105,7 +105,7 @@ def _happenings(accounts: Sequence[Account]) -> dict[str, list[int]]:
         **{f"  {status}": [count[status] for count in counted] for status in statuses},
         "workflows": [len(account.history.flows) for account in accounts],
         "attempts that crashed": [_crashes(account) for account in accounts],
-        "runs that went on in vain": [len(account.in_vain) for account in accounts],
+        "late runs (after the end of the attempt)": [len(account.late_runs) for account in accounts],
         "sends of unknown outcome": [
             sum(sent.outcome == "unknown" for sent in account.history.sent) for account in accounts
         ],
@@ -119,9 +119,9 @@ def _violations(accounts: Sequence[Account]) -> dict[str, list[int]]:
     return rules | {"problems of workers": [len(account.problems) for account in accounts]}
 
 
-def _print_words(console: Console, account: Account) -> None:
+def _print_problems(console: Console, account: Account) -> None:
     if account.skipped is not None:
-        console.print(f"section {account.section} was left out: {account.skipped}")
+        console.print(f"section {account.section} was skipped: {account.skipped}")
     if account.interrupted:
         console.print(f"section {account.section} was interrupted; what had happened by then was checked")
     for words in [*map(str, account.violations[:SHOWN]), *account.problems]:

@@ -187,7 +187,7 @@ def _leaf(flow: int, i: int, seconds: float) -> TaskResult[int, TaskError]:
 def _broken(flow: int) -> TaskResult[int, TaskError]:
     _ = flow
     write_note("start")
-    return _ended(TaskResult(err=TaskError(error_code=BROKEN, message="as it always is")))
+    return _ended(TaskResult(err=TaskError(error_code=BROKEN, message="always")))
 
 
 def _total(flow: int, parts: Sequence[int]) -> TaskResult[int, TaskError]:

@@ -1,4 +1,4 @@
-"""Rules about single tasks: each is there, once, starts once per attempt, in its place and time, and its result is what it returned."""
+"""Rules about single tasks: each exists once, starts once per attempt, in order and in time, and its result is what it returned."""
 
 import json
 from collections import Counter, defaultdict
@@ -9,43 +9,43 @@ from benchmarks.chaos.history import Got, Outcome, Row
 
 LIBRARY_CODES = frozenset(
     {"WORKER_CRASHED", "TASK_CANCELLED", "TASK_EXPIRED", "TASK_TIMEOUT"}
-)  # of which no task knows anything
+)  # set by the library, never returned by a task
 
 
 def lost(evidence: Evidence) -> Finding:
-    """What was committed is there at the end."""
+    """Find committed tasks that are not in the database at the end."""
     history = evidence.history
     for sent in history.sent:
         if sent.outcome is Outcome.COMMITTED and sent.task_id not in evidence.rows:
-            yield f"task {sent.task_id}", f"was sent as number {sent.n}, and is nowhere"
+            yield f"task {sent.task_id}", f"was sent as number {sent.n}, and is not in the database"
     for keyed in history.keyed:
         if keyed.task_id not in evidence.rows:
-            yield f"task {keyed.task_id}", f"was returned for key {keyed.key}, and is nowhere"
+            yield f"task {keyed.task_id}", f"was returned for key {keyed.key}, and is not in the database"
     for note in history.notes:
         if note.what == "start" and note.task_id not in evidence.rows:
-            yield f"task {note.task_id}", "has run, and is nowhere"
+            yield f"task {note.task_id}", "has run, and is not in the database"
 
 
 def not_ended(evidence: Evidence) -> Finding:
-    """What is there has ended."""
+    """Find tasks that have not ended."""
     for row in evidence.history.rows:
         if row.status not in FINAL:
             yield f"task {row.task_id}", f"({row.task_name}) is still {row.status} after {row.attempts} attempts"
 
 
 def sent_twice(evidence: Evidence) -> Finding:
-    """However often its answer was lost, a send makes one task; one that was rolled back makes none."""
+    """Find sends that have created more than one task, however often they were repeated; none if rolled back."""
     times = Counter(row.n for row in evidence.rows.values() if row.n is not None)
     for sent in evidence.history.sent:
         most = 0 if sent.outcome is Outcome.ROLLED_BACK else 1
         if times[sent.n] > most:
-            yield f"number {sent.n}", f"was {sent.outcome}, and is there {times[sent.n]} times"
+            yield f"number {sent.n}", f"was {sent.outcome}, and exists {times[sent.n]} times"
 
 
 def ended_twice(evidence: Evidence) -> Finding:
     for task_id, times in Counter(row.task_id for row in evidence.history.rows).items():
         if times > 1:
-            yield f"task {task_id}", f"is there {times} times"
+            yield f"task {task_id}", f"exists {times} times"
 
 
 def started_twice(evidence: Evidence) -> Finding:
@@ -64,7 +64,7 @@ def uncounted(evidence: Evidence) -> Finding:
 
 
 def cap_exceeded(evidence: Evidence) -> Finding:
-    """By the tasks' own account, and by the database's."""
+    """Compare with the notes of the tasks, and with the times in the database."""
     for queue, cap in evidence.history.caps.items():
         rows = [row for row in evidence.history.rows if row.queue == queue]
         running = most_at_once(evidence.spans(rows))
@@ -82,27 +82,27 @@ def key_shared(evidence: Evidence) -> Finding:
     for keyed in evidence.history.keyed:
         row = evidence.rows.get(keyed.task_id)
         if row is not None and row.key != keyed.key:
-            yield f"key {keyed.key}", f"was answered with task {row.task_id}, which has key {row.key}"
+            yield f"key {keyed.key}", f"returned task {row.task_id}, which has key {row.key}"
     by_key: defaultdict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for row in evidence.history.rows:
         began = row.failed[0].started if row.failed else row.started
         if row.key is not None and began is not None and row.finished is not None:
             by_key[row.key].append((began, row.finished, row.task_id))
-    for key, lives in by_key.items():
-        for (_, finished, task_id), (began, _, other) in pairwise(sorted(lives)):
+    for key, spans in by_key.items():
+        for (_, finished, task_id), (began, _, other) in pairwise(sorted(spans)):
             if began < finished:
                 yield f"key {key}", f"task {other} began {finished - began:.3f} s before {task_id} ended"
 
 
 def wrong_result(evidence: Evidence) -> Finding:
-    """What is stored is what the last attempt returned, and what waiters were told is what is stored."""
+    """Find stored results that differ from what the last attempt returned, and waiters that received another result."""
     for row in evidence.history.rows:
         if (problem := _result_problem(evidence, row)) is not None:
             yield f"task {row.task_id}", problem
     for got in evidence.history.got:
         row = evidence.rows.get(got.task_id)
         if row is not None and row.status in FINAL and not _same(got, row):
-            yield f"task {row.task_id}", f"a waiter was told {got.outcome}, and it is {_words(row)}"
+            yield f"task {row.task_id}", f"a waiter received {got.outcome}, and it is {_outcome(row)}"
 
 
 def _result_problem(evidence: Evidence, row: Row) -> str | None:
@@ -110,21 +110,21 @@ def _result_problem(evidence: Evidence, row: Row) -> str | None:
         return None
     end = evidence.ends.get((row.task_id, row.attempts))
     if end is None:
-        return f"is {_words(row)}, and its attempt {row.attempts} never ended"
-    same = _words(row) == end.outcome or _value(_words(row)) == _value(end.outcome)
-    return None if same else f"is {_words(row)}, and its attempt {row.attempts} returned {end.outcome}"
+        return f"is {_outcome(row)}, and its attempt {row.attempts} never ended"
+    same = _outcome(row) == end.outcome or _value(_outcome(row)) == _value(end.outcome)
+    return None if same else f"is {_outcome(row)}, and its attempt {row.attempts} returned {end.outcome}"
 
 
-def _words(row: Row) -> str:
+def _outcome(row: Row) -> str:
     return f"ok {row.result}" if row.status == "COMPLETED" else f"err {row.error_code}"
 
 
-def _value(words: str | None) -> object:
-    return json.loads(words[3:]) if words is not None and words.startswith("ok ") else words
+def _value(outcome: str | None) -> object:
+    return json.loads(outcome[3:]) if outcome is not None and outcome.startswith("ok ") else outcome
 
 
 def _same(got: Got, row: Row) -> bool:
-    return got.outcome == "err WAIT_TIMEOUT" or _value(got.outcome) == _value(_words(row))
+    return got.outcome == "err WAIT_TIMEOUT" or _value(got.outcome) == _value(_outcome(row))
 
 
 def too_early(evidence: Evidence) -> Finding:
@@ -137,7 +137,7 @@ def too_early(evidence: Evidence) -> Finding:
                 early = sent.at + sent.delay_s - start.clock
                 yield (
                     f"task {row.task_id}",
-                    f"was put off for {sent.delay_s:g} s, and began {early:.3f} s before its time",
+                    f"was delayed by {sent.delay_s:g} s, and began {early:.3f} s before its time",
                 )
 
 

@@ -12,7 +12,7 @@ from benchmarks.growth.entries import FULL, QUICK, Entry, Sizes
 from benchmarks.growth.ground import open_ground
 from benchmarks.growth.report import JSON, draw, print_report, write_report
 from benchmarks.place import SHOWN
-from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, say
+from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, show_progress
 
 
 def main() -> int:
@@ -21,14 +21,14 @@ def main() -> int:
     try:
         return _run(options.only, _sizes(options), are_judged=not options.quick)
     except KeyboardInterrupt:
-        say("interrupted; the workers and the server are gone")
+        show_progress("interrupted; the workers and the server are stopped")
         return INTERRUPTED
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes and one round: shows that all work, says nothing about speed"
+        "--quick", action="store_true", help="tiny sizes and one round: only shows that all of it works"
     )
     parser.add_argument("--only", type=_cases, default=list(CASES), metavar="A,B", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, help="how many rounds the medians are of (default: 3, quick: 1)")
@@ -54,17 +54,17 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 def _run(chosen: list[str], sizes: Sizes, *, are_judged: bool) -> int:
     entries: list[Entry] = []
-    say("starting a PostgreSQL of our own")
+    show_progress("starting a PostgreSQL server")
     with open_ground() as ground:
         shown = ground.admin.execute("select name, setting from pg_settings where name = any(%s)", [list(SHOWN)])
         settings: dict[str, str] = dict(shown.fetchall())
         for name in chosen:
-            entries += CASES[name](ground, sizes, say)
-        say("done, stopping")
+            entries += CASES[name](ground, sizes, show_progress)
+        show_progress("done, stopping")
     print_report(entries, are_judged=are_judged)
     write_report(entries, sizes=sizes, settings=settings)
-    say(f"written to {JSON}")
-    draw(say)
+    show_progress(f"written to {JSON}")
+    draw(show_progress)
     wrong = any(entry.problems for entry in entries)
     return 1 if wrong or (are_judged and not all(entry.passed for entry in entries)) else 0
 

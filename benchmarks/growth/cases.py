@@ -1,4 +1,4 @@
-"""The cases. Each takes turns with the same run on an empty database: empty, grown, empty, grown ..."""
+"""The cases. Each alternates with the same run on an empty database: empty, grown, empty, grown ..."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,61 +34,65 @@ class Setup:
     block: int | None = None
 
 
-def finished(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
-    with _scene(ground, "finished", partial(fill_finished, count=sizes.rows), say):
-        yield from _beside(ground, "finished", sizes, say)
+def finished(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
+    with _scene(ground, "finished", partial(fill_finished, count=sizes.rows), show_progress):
+        yield from _beside(ground, "finished", sizes, show_progress)
 
 
-def backlog(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+def backlog(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
     """The first ones of it."""
-    with _scene(ground, "backlog", partial(fill_backlog, count=sizes.rows), say):
+    with _scene(ground, "backlog", partial(fill_backlog, count=sizes.rows), show_progress):
         for settings in SETTINGS:
             entry = Entry("backlog", f"a backlog of {sizes.rows:,}", settings, BAR)
-            yield _in_turns(ground, entry, sizes, Setup(EMPTY, sizes.count(settings)), Setup("backlog", 0), say)
+            yield _in_turns(
+                ground, entry, sizes, Setup(EMPTY, sizes.count(settings)), Setup("backlog", 0), show_progress
+            )
 
 
-def delayed(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
-    with _scene(ground, "delayed", partial(fill_delayed, count=sizes.rows), say):
-        yield from _beside(ground, "delayed", sizes, say)
+def delayed(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
+    with _scene(ground, "delayed", partial(fill_delayed, count=sizes.rows), show_progress):
+        yield from _beside(ground, "delayed", sizes, show_progress)
 
 
-def unknown(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+def unknown(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
     """Tasks that no worker knows: set aside by workers before, and still in the queue, between those that are known."""
     for scene, label, set_aside in (
         ("unknown", "unknown, set aside", True),
         ("unforeseen", "unknown, in the queue", False),
     ):
-        with _scene(ground, scene, partial(fill_unknown, count=sizes.rows, set_aside=set_aside), say):
-            yield from _beside(ground, scene, sizes, say, label=label, bar=UPPER_BAR)
+        with _scene(ground, scene, partial(fill_unknown, count=sizes.rows, set_aside=set_aside), show_progress):
+            yield from _beside(ground, scene, sizes, show_progress, label=label, bar=UPPER_BAR)
 
 
 def _beside(
-    ground: Ground, scene: str, sizes: Sizes, say: Say, *, label: str | None = None, bar: float = BAR
+    ground: Ground, scene: str, sizes: Sizes, show_progress: Say, *, label: str | None = None, bar: float = BAR
 ) -> Iterator[Entry]:
     """The same tasks on an empty database, and beside the rows of the scene."""
     for settings in SETTINGS:
         count = sizes.count(settings)
         entry = Entry(scene, f"{sizes.rows:,} {label or scene}", settings, bar)
-        yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup(scene, count), say)
+        yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup(scene, count), show_progress)
 
 
-def queues(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+def queues(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
     """As many tasks, spread over all queues of one worker, beside all in the default queue of an app that has no other."""
     for settings in SETTINGS:
         count = sizes.count(settings)
         entry = Entry("queues", f"{sizes.queues} queues", settings, BAR)
-        yield _in_turns(ground, entry, sizes, Setup(EMPTY, count), Setup(EMPTY, count, queues=sizes.queues), say)
+        yield _in_turns(
+            ground, entry, sizes, Setup(EMPTY, count), Setup(EMPTY, count, queues=sizes.queues), show_progress
+        )
 
 
-def snapshot(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
+def snapshot(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
     entry = Entry("snapshot", f"a snapshot held, {sizes.held:,} through", "auto", LOWER_BAR)
     plain = Setup(EMPTY, sizes.held, block=sizes.held // sizes.blocks)
     held = Setup(EMPTY, sizes.held, block=sizes.held // sizes.blocks, meanwhile=held_snapshot)
-    yield _in_turns(ground, entry, sizes, plain, held, say, count=sizes.held)
+    yield _in_turns(ground, entry, sizes, plain, held, show_progress, count=sizes.held)
 
 
-def workers(ground: Ground, sizes: Sizes, say: Say) -> Iterator[Entry]:
-    yield from idle.measure(ground, sizes, LOWER_BAR, say)
+def workers(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
+    yield from idle.measure(ground, sizes, LOWER_BAR, show_progress)
 
 
 CASES: Final[dict[str, Case]] = {
@@ -103,8 +107,8 @@ CASES: Final[dict[str, Case]] = {
 
 
 @contextmanager
-def _scene(ground: Ground, name: str, fill: Callable[[Place], None], say: Say) -> Generator[None]:
-    say(f"{name}: filling")
+def _scene(ground: Ground, name: str, fill: Callable[[Place], None], show_progress: Say) -> Generator[None]:
+    show_progress(f"{name}: filling")
     ground.make(name, fill)
     try:
         yield
@@ -113,13 +117,20 @@ def _scene(ground: Ground, name: str, fill: Callable[[Place], None], say: Say) -
 
 
 def _in_turns(
-    ground: Ground, entry: Entry, sizes: Sizes, empty: Setup, grown: Setup, say: Say, *, count: int | None = None
+    ground: Ground,
+    entry: Entry,
+    sizes: Sizes,
+    empty: Setup,
+    grown: Setup,
+    show_progress: Say,
+    *,
+    count: int | None = None,
 ) -> Entry:
     for number in range(1, sizes.rounds + 1):
         for setup, passages in ((empty, entry.empty), (grown, entry.grown)):
             passages.append(_run(ground, setup, entry.settings, count or sizes.count(entry.settings)))
         rates = f"{entry.empty[-1].rate:,.0f}/s empty, {entry.grown[-1].rate:,.0f}/s grown"
-        say(f"{entry.label}, {entry.settings}, round {number}/{sizes.rounds}: {rates}")
+        show_progress(f"{entry.label}, {entry.settings}, round {number}/{sizes.rounds}: {rates}")
     return entry
 
 

@@ -37,7 +37,7 @@ QUICK = Sizes(rounds=1, rows=20_000, auto=6_000, default=300, held=20_000, block
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`empty` and `grown` took turns."""
+    """Runs on `empty` and on `grown` alternated."""
 
     case: str
     label: str

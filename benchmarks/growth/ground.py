@@ -1,6 +1,6 @@
-"""A server on which every run gets a database of its own, copied from a template: the empty one, or a scene that was filled once.
+"""A server on which every run gets its own database, copied from a template: the empty one, or a scene that was filled once.
 
-A copy is made file by file, with a checkpoint before and after, so nobody pays for the filling. It has no counters: autovacuum comes for what a run does, and
+A copy is made file by file, with a checkpoint before and after, so no run pays for the filling. It has no counters: autovacuum comes for what a run does, and
 not for the filling, so tables that were just filled stay without statistics. That is the hard case for every plan, and the same for each round.
 """
 
@@ -31,7 +31,7 @@ class Ground:
     _numbers: "count[int]" = field(default_factory=count)
 
     def make(self, name: str, fill: Callable[[Place], None]) -> None:
-        """A template, filled."""
+        """Create and fill a template."""
         self._copy(EMPTY, name)
         with self._at(name) as place:
             fill(place)

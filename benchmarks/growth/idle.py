@@ -1,7 +1,7 @@
 """Two busy workers, with and without many idle ones beside them.
 
-The idle ones serve another queue of the same app: they hear of every send, beat and stand for keeper as all do, and never have anything to do. They are started
-once, a few at a time, and the runs without them are made before and after, so that a machine that gets slower or faster does not tell one way only.
+The idle ones serve another queue of the same app: they receive every notification, send heartbeats and are candidates for leader, and never have a task. They are started
+once, a few at a time, and the runs without them are made before and after, so that a machine that gets slower or faster affects both.
 """
 
 import time
@@ -24,7 +24,7 @@ READY_S, SETTLE_S, LOOK_S = 120, 3.0, 0.1
 Run = Callable[[Place, Sizes], Passage]
 
 
-def measure(ground: Ground, sizes: Sizes, bar: float, say: Callable[[str], None]) -> Generator[Entry]:
+def measure(ground: Ground, sizes: Sizes, bar: float, show_progress: Callable[[str], None]) -> Generator[Entry]:
     label = f"{sizes.idle} idle workers beside {BUSY}"
     runs: dict[Run, Entry] = {
         _drain: Entry("workers", f"{label}, drain", "auto", bar),
@@ -32,17 +32,21 @@ def measure(ground: Ground, sizes: Sizes, bar: float, say: Callable[[str], None]
     }
     with ground.fresh() as place:
         for number in range(1, sizes.rounds + 1):
-            _take(place, sizes, runs, "empty", say, f"alone, round {number}/{sizes.rounds}")
-        say(f"starting {sizes.idle} idle workers")
+            _take(place, sizes, runs, "empty", show_progress, f"alone, round {number}/{sizes.rounds}")
+        show_progress(f"starting {sizes.idle} idle workers")
         with _idle_workers(place, sizes.idle):
             for number in range(1, sizes.rounds + 1):
-                _take(place, sizes, runs, "grown", say, f"with {sizes.idle} idle, round {number}/{sizes.rounds}")
+                _take(
+                    place, sizes, runs, "grown", show_progress, f"with {sizes.idle} idle, round {number}/{sizes.rounds}"
+                )
         for number in range(1, sizes.rounds + 1):
-            _take(place, sizes, runs, "empty", say, f"alone again, round {number}/{sizes.rounds}")
+            _take(place, sizes, runs, "empty", show_progress, f"alone again, round {number}/{sizes.rounds}")
     yield from runs.values()
 
 
-def _take(place: Place, sizes: Sizes, runs: dict[Run, Entry], side: str, say: Callable[[str], None], what: str) -> None:
+def _take(
+    place: Place, sizes: Sizes, runs: dict[Run, Entry], side: str, show_progress: Callable[[str], None], what: str
+) -> None:
     rates: list[str] = []
     for run, entry in runs.items():
         place.clear("horsies")
@@ -50,7 +54,7 @@ def _take(place: Place, sizes: Sizes, runs: dict[Run, Entry], side: str, say: Ca
         passage = run(place, sizes)
         (entry.empty if side == "empty" else entry.grown).append(passage)
         rates.append(f"{passage.rate:,.0f}/s")
-    say(f"workers {what}: drain {rates[0]}, sends {rates[1]}")
+    show_progress(f"workers {what}: drain {rates[0]}, sends {rates[1]}")
 
 
 def _drain(place: Place, sizes: Sizes) -> Passage:
@@ -60,7 +64,7 @@ def _drain(place: Place, sizes: Sizes) -> Passage:
 
 
 def _send(place: Place, sizes: Sizes) -> Passage:
-    """Every send wakes whoever listens."""
+    """Every send wakes all listeners."""
     app, note_start = make_app(place.url, "auto", QUEUES)
     with _busy_workers(place) as workers:
         _wait_for(place, BUSY, QUEUES[0])

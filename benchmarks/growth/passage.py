@@ -17,7 +17,7 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """`block_rates`: of each so many tasks, in the order in which they ended."""
+    """`block_rates`: the rate of each block of tasks, in the order in which they ended."""
 
     rate: float
     block_rates: list[float]
@@ -43,7 +43,7 @@ class Tally:
 
 
 def watch(place: Place, workers: Sequence[Worker], count: int, *, block: int | None = None) -> Passage:
-    """Wait until so many are done; more may be waiting. The clock runs from the first start."""
+    """Wait until this number of tasks is done; more may be waiting. The time is measured from the first start."""
     _wait(place, workers, count)
     ended = _ended(place, count)
     (first,) = place.admin.execute(

@@ -46,7 +46,7 @@ def _draw_ratios(axes, entries) -> None:
 
 def _draw_blocks(axes, entry) -> None:
     places = range(1, len(entry["grown_blocks"]) + 1)
-    axes.plot(places, entry["empty_blocks"], marker="o", color=EMPTY, label="nobody holds one")
+    axes.plot(places, entry["empty_blocks"], marker="o", color=EMPTY, label="without one")
     axes.plot(places, entry["grown_blocks"], marker="o", color=AUTO, label="held")
     axes.set_ylim(bottom=0)
     axes.set_xticks(list(places))

@@ -18,7 +18,7 @@ from benchmarks.report import about_machine
 from benchmarks.worker import ROOT
 
 FOLDER = ROOT / "benchmarks" / "results"
-JSON, PICTURE = FOLDER / "growth.json", FOLDER / "growth.png"
+JSON, PLOT = FOLDER / "growth.json", FOLDER / "growth.png"
 WIDTH = 130  # when it is not a terminal that reads
 
 
@@ -86,13 +86,13 @@ def write_report(entries: list[Entry], *, sizes: Sizes, settings: dict[str, str]
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def draw(say: Callable[[str], None]) -> None:
+def draw(show_progress: Callable[[str], None]) -> None:
     """The table and the JSON are there already: a picture that cannot be made is no reason to fail."""
     try:
-        python = install_plots(find_python(), say)
+        python = install_plots(find_python(), show_progress)
     except NotInstalled as failure:
-        say(f"no picture: {failure}")
+        show_progress(f"no plot: {failure}")
         return
-    command = [str(python), "-m", "benchmarks.growth.plots", str(JSON), str(PICTURE)]
+    command = [str(python), "-m", "benchmarks.growth.plots", str(JSON), str(PLOT)]
     done = subprocess.run(command, cwd=ROOT, env=environment({}), capture_output=True, text=True, check=False)
-    say(f"no picture: {done.stderr[-500:]}" if done.returncode else f"written to {PICTURE.relative_to(ROOT)}")
+    show_progress(f"no plot: {done.stderr[-500:]}" if done.returncode else f"written to {PLOT.relative_to(ROOT)}")

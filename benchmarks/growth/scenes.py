@@ -33,7 +33,7 @@ def fill_unknown(place: Place, count: int, *, set_aside: bool) -> None:
 
 @contextmanager
 def held_snapshot(place: Place) -> Generator[None]:
-    """Somebody else's transaction: what was there at its beginning cannot be vacuumed away until it ends."""
+    """Hold a foreign transaction open: rows that existed at its start cannot be vacuumed until it ends."""
     with psycopg.connect(place.url, autocommit=True) as other:
         other.execute("begin isolation level repeatable read")
         other.execute("select from pg_class limit 1")  # only now it has its snapshot

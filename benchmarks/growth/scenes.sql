@@ -1,5 +1,5 @@
 -- name: fill_backlog
--- As sends of the last hour have left them, numbered from 0; spread over so many queues, or all in the default one.
+-- As if sent in the last hour, numbered from 0; spread over this number of queues, or all in the default one.
 insert into {schema}.tasks (task_name, queue_name, args, sent_at, enqueued_at)
 select
     'note_start',

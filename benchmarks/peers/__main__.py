@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: other task queues and ours, the same workloads, in turns. Prints a table, writes JSON and plots."""
+"""`python -m benchmarks.peers`: other task queues and ours, the same workloads, alternating. Prints a table, writes JSON and plots."""
 
 import argparse
 import random
@@ -44,7 +44,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes and one round: shows that all work, says nothing about speed"
+        "--quick", action="store_true", help="tiny sizes and one round: only shows that all of it works"
     )
     parser.add_argument(
         "--only", type=_names(system.name for system in SYSTEMS), metavar="A,B", help="only these systems"
@@ -118,7 +118,7 @@ def _rounds(
     began = time.monotonic()
     measured = 0
     for number in range(1, sizes.rounds + 1):
-        # Shuffled, and in each run alike, so that nobody always follows the same neighbour.
+        # Shuffled, and in each run alike, so that no system always follows the same one.
         for place, entry in enumerate(random.Random(number).sample(entries, len(entries)), 1):  # noqa: S311 - no secret
             minutes = (time.monotonic() - began) / 60
             left = minutes / measured * (len(entries) * sizes.rounds - measured) if measured else None
@@ -133,7 +133,7 @@ def _so_far(minutes: float, left: float | None) -> str:
 
 
 def _judged(results: Results, sizes: Sizes) -> list[Bar]:
-    """Tiny sizes say nothing about speed: then the bars are only shown."""
+    """With tiny sizes speed is not measured: the bars are only shown."""
     return [bar if sizes.long_drain == FULL.long_drain else replace(bar, judged=False) for bar in bars(results)]
 
 

@@ -14,7 +14,7 @@ WANTED = "3.13"
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
-class NotInstalled(Exception):  # noqa: N818 - it says what happened
+class NotInstalled(Exception):  # noqa: N818 - named after what happened
     """An environment could not be made."""
 
 
@@ -30,7 +30,7 @@ def find_python() -> str:
 
 
 def _asked(python: str) -> str | None:
-    """A name on the PATH may be a shim with nothing behind it, so let it say who it is."""
+    """A name on the PATH may be a shim with nothing behind it, so run it to find its version."""
     asked = subprocess.run(
         [python, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
     )
@@ -42,27 +42,27 @@ def base_version(python: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def install(system: System, base: str, say: Callable[[str], None]) -> Path:
+def install(system: System, base: str, show_progress: Callable[[str], None]) -> Path:
     """The interpreter of the system's own environment."""
     requirements = ["--requirement", str(system.requirements)]
     if system.name == OURS:
         requirements += ["--constraint", "constraints.txt", "--editable", ".[binary]"]
-    return _make(system.name, system.requirements, base, requirements, say)
+    return _make(system.name, system.requirements, base, requirements, show_progress)
 
 
-def install_plots(base: str, say: Callable[[str], None]) -> Path:
+def install_plots(base: str, show_progress: Callable[[str], None]) -> Path:
     pinned = HERE / "versions" / "plots.txt"
-    return _make("plots", pinned, base, ["--requirement", str(pinned)], say)
+    return _make("plots", pinned, base, ["--requirement", str(pinned)], show_progress)
 
 
-def _make(name: str, pinned: Path, base: str, requirements: list[str], say: Callable[[str], None]) -> Path:
+def _make(name: str, pinned: Path, base: str, requirements: list[str], show_progress: Callable[[str], None]) -> Path:
     folder = FOLDER / name
     python = folder / "bin" / "python"
     ready = folder / ".ready"
     wanted = f"{base}\n{pinned.read_text(encoding='utf-8')}"
     if ready.is_file() and ready.read_text(encoding="utf-8") == wanted:
         return python
-    say(f"installing {name}")
+    show_progress(f"installing {name}")
     shutil.rmtree(folder, ignore_errors=True)
     for command in ([base, "-m", "venv", str(folder)], [str(python), *PIP, *requirements]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)

@@ -22,7 +22,7 @@ LOG_TAIL = 300
 Answer = dict[str, Any]
 
 
-class PeerFailed(Exception):  # noqa: N818 - it says what happened
+class PeerFailed(Exception):  # noqa: N818 - named after what happened
     """A system could not do what was asked, or its worker ended."""
 
 

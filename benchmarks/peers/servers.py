@@ -33,7 +33,7 @@ class Servers:
         return f"redis://127.0.0.1:{self.redis_port}/0" if self.redis_port else ""
 
     def clean_state(self, name: str) -> str:
-        """An empty database and an empty Redis; nobody's leftovers are still to be written. The database's URL."""
+        """Prepare an empty database and an empty Redis, with no writes of earlier runs pending. Return the database's URL."""
         database = f"peer_{name}"
         self.admin.execute(f"drop database if exists {database} with (force)".encode())
         self.admin.execute(f"create database {database}".encode())
@@ -53,7 +53,7 @@ class Servers:
 @contextmanager
 def open_servers(redis: str | None) -> Generator[Servers]:
     """`redis` is the program, if there is one and someone needs it."""
-    # Many peers hold many connections, and the systems take turns: the limit must not be what is measured.
+    # Many peers hold many connections, and the systems alternate: the limit must not be what is measured.
     settings = SETTINGS | {"max_connections": "300"}
     with (
         tempfile.TemporaryDirectory(prefix="horsies-peers-") as folder,
@@ -105,13 +105,13 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def find_redis(say: Callable[[str], None]) -> str | None:
+def find_redis(show_progress: Callable[[str], None]) -> str | None:
     """On the PATH; on Debian as root it is installed."""
     if program := shutil.which("redis-server"):
         return program
     if os.geteuid() or not shutil.which("apt-get"):
         return None
-    say("installing redis-server")
+    show_progress("installing redis-server")
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # no service is wanted, only the program
     for arguments in (["update"], ["--no-install-recommends", "install", "redis-server"]):
         subprocess.run(["apt-get", "-q", "-y", *arguments], capture_output=True, check=False, env=env, timeout=300)  # noqa: S607 - found on the PATH

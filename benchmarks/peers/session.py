@@ -15,7 +15,7 @@ OPEN_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The files to which tasks append. Only what is new is read: whoever looks shares the cores with the workers."""
+    """The files to which tasks append. Only new lines are read: the reader shares the cores with the workers."""
 
     folder: Path
     _seen: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
@@ -62,7 +62,7 @@ class Sessions:
     entry: Entry
     python: Path
     about: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the adapter said of itself when it was last opened."""
+    """What the adapter reported about itself when it was last opened."""
 
     @contextmanager
     def open(self) -> Generator[Bench]:

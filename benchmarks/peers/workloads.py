@@ -15,7 +15,7 @@ SLOTS, SLEEP_S = 2, 0.1  # the second as in the adapters' protocol
 SLEEP_FIRST = 1_000_000
 READY_S = 30
 GRACE_S = 30
-"""An answer may come so much later than its own limit says."""
+"""How much later than its own limit an answer may come."""
 LOOK_S, LOOK_SHARE = 0.01, 0.01
 """How often the end is looked for, also as a share of the time so far: looking costs, and a percent is fine enough."""
 WARM_UP = 5
@@ -39,7 +39,7 @@ class Drained:
 
 
 def measure(sessions: Sessions, sizes: Sizes, chosen: set[str]) -> Generator[Numbers | str]:
-    """Numbers, or the reason why there are none: whatever a system does, the others have their turn."""
+    """Return numbers, or the reason why there are none: whatever one system does, the others still run."""
     runs: dict[str, Callable[[], Iterator[Numbers]]] = {}
     if "b1" in chosen:
         runs["b1"] = lambda: _plain(sessions, sizes)

@@ -1,4 +1,4 @@
-"""The checker finds what it is there for: each of these histories breaks one rule, and no other."""
+"""The checker finds each violation: each of these histories breaks exactly one rule."""
 
 from dataclasses import replace
 
@@ -6,18 +6,18 @@ import pytest
 
 from benchmarks.chaos.check import RULES, Rule, by_rule, check
 from benchmarks.chaos.history import Cancel, Failed, Flow, Got, History, KeyedSend, Outcome, Sent
-from tests.chaos.forge import GOOD, flow, note, ran, retried, row, with_notes, with_row, without_notes
+from tests.chaos.histories import GOOD, flow, note, ran, retried, row, with_notes, with_row, without_notes
 
 COMMITTED = Sent(7, Outcome.COMMITTED, 9.0, "nowhere")
 EXPIRED = row("t", n=0, status="EXPIRED", error_code="TASK_EXPIRED", result=None, attempts=0, started=None)
 
 FORGED: dict[str, tuple[Rule, History]] = {
-    "a committed send is nowhere": (Rule.LOST, replace(GOOD, sent=(*GOOD.sent, COMMITTED))),
-    "a keyed send came back with an id that is nowhere": (
+    "a committed send is not in the database": (Rule.LOST, replace(GOOD, sent=(*GOOD.sent, COMMITTED))),
+    "a keyed send came back with an unknown id": (
         Rule.LOST,
         replace(GOOD, keyed=(*GOOD.keyed, KeyedSend("key", "nowhere"))),
     ),
-    "a task has run and is nowhere": (Rule.LOST, with_notes(*ran("nowhere", 50, 51))),
+    "a task has run and is not in the database": (Rule.LOST, with_notes(*ran("nowhere", 50, 51))),
     "a task is still running": (Rule.NOT_ENDED, with_row(row("t", n=0, status="RUNNING", started=None, attempts=1))),
     "one send made two tasks": (
         Rule.SENT_TWICE,
@@ -52,7 +52,7 @@ FORGED: dict[str, tuple[Rule, History]] = {
         with_row(row("c22", 21.5, 24, queue="capped")),
     ),
     "a key's next task began before the last one ended": (Rule.KEY, with_row(row("k2", 30.95, 32, key="key"))),
-    "a key was answered with another key's task": (
+    "a send with a key returned a task of another key": (
         Rule.KEY,
         replace(GOOD, keyed=(*GOOD.keyed, KeyedSend("other", "k1"))),
     ),
@@ -62,8 +62,8 @@ FORGED: dict[str, tuple[Rule, History]] = {
         Rule.RESULT,
         with_row(row("t", n=0, status="FAILED", error_code="FLAKY", result=None)),
     ),
-    "a waiter was told something else": (Rule.RESULT, replace(GOOD, got=(Got("t", "ok 3"),))),
-    "a waiter was told that a committed task is unknown": (
+    "a waiter received another result": (Rule.RESULT, replace(GOOD, got=(Got("t", "ok 3"),))),
+    "a waiter received an error that a committed task is unknown": (
         Rule.RESULT,
         replace(GOOD, got=(Got("t", "err TASK_NOT_FOUND"),)),
     ),
@@ -71,8 +71,8 @@ FORGED: dict[str, tuple[Rule, History]] = {
         Rule.POLICY,
         with_row(replace(retried(), retry_for=("FLAKY",))),
     ),
-    "a task was tried more often than its policy says": (Rule.POLICY, with_row(replace(retried(), retries=0))),
-    "a task was given up although its policy would go on": (
+    "a task had more attempts than its policy allows": (Rule.POLICY, with_row(replace(retried(), retries=0))),
+    "a task failed although its policy allows a retry": (
         Rule.POLICY,
         with_row(retried(status="FAILED", error_code="WORKER_CRASHED", result=None)),
     ),
@@ -80,7 +80,7 @@ FORGED: dict[str, tuple[Rule, History]] = {
         Rule.POLICY,
         with_row(retried(failed=(Failed(2, "WORKER_CRASHED", 10, 11),))),
     ),
-    "a task crashed in a child that nobody had struck": (Rule.DEATH, replace(GOOD, blows=())),
+    "a task crashed in a child that no fault had hit": (Rule.DEATH, replace(GOOD, injections=())),
     "a task began before its delay was over": (
         Rule.EARLY,
         replace(GOOD, sent=(Sent(0, Outcome.COMMITTED, 9.5, "t", delay_s=1.0),)),
@@ -94,13 +94,13 @@ FORGED: dict[str, tuple[Rule, History]] = {
         Rule.CANCEL,
         replace(GOOD, cancels=(Cancel("t", "CANCELLED", 12.0),)),
     ),
-    "a workflow that was started is nowhere": (Rule.FLOW, replace(GOOD, started_flows=("flow", "other"))),
+    "a workflow that was started is not in the database": (Rule.FLOW, replace(GOOD, started_flows=("flow", "other"))),
     "a workflow has not ended": (Rule.FLOW, replace(GOOD, flows=(replace(flow(), status="RUNNING"),))),
     "a completed workflow has a failed node": (
         Rule.FLOW,
         replace(with_row(row("tb", 10, 12, node="b", status="FAILED", error_code="WORKER_CRASHED")), flows=(
             replace(flow(b="FAILED"), status="COMPLETED"),
-        ), judges_deaths=False),
+        ), checks_crashes=False),
     ),
     "a failed workflow has no failed node": (Rule.FLOW, replace(GOOD, flows=(replace(flow(), status="FAILED"),))),
     "a workflow ended before its nodes": (
@@ -115,7 +115,7 @@ FORGED: dict[str, tuple[Rule, History]] = {
         Rule.FLOW,
         replace(GOOD, notes=(*GOOD.notes, *ran("tz", 13.1, 13.2)), rows=(*GOOD.rows, row("tz", 13, 14, node="a"))),
     ),
-    "a node began before what it waits for had ended": (
+    "a node began before its dependencies had ended": (
         Rule.FLOW,
         replace(GOOD, notes=(*(n for n in GOOD.notes if n.task_id != "tc"), *ran("tc", 11.8, 12.9))),
     ),
@@ -127,13 +127,13 @@ def test_a_good_history_breaks_no_rule() -> None:
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=lambda name: name.replace(" ", "_"))
-def test_the_checker_finds_that(forged: str) -> None:
+def test_the_checker_finds_the_violation(forged: str) -> None:
     rule, history = FORGED[forged]
     broken = {found for found, count in by_rule(check(history)).items() if count}
     assert broken == {rule}
 
 
-def test_tasks_out_of_their_order_are_found() -> None:
+def test_tasks_out_of_order_are_found() -> None:
     rows = tuple(row(name, at, at + 1, n=n, enqueued=n) for n, (name, at) in enumerate([("a", 1), ("b", 2), ("c", 3)]))
     starts = {"a": 1.1, "b": 2.1, "c": 3.1}
     history = History(
@@ -150,8 +150,8 @@ def test_every_rule_has_a_history_that_breaks_it() -> None:
     assert {rule for rule, _ in FORGED.values()} | {Rule.ORDER} == set(Rule) == set(RULES)
 
 
-def test_what_a_zombie_still_does_counts_for_no_cap() -> None:
-    """Its attempt ended in the database at 11; what it does until it learns of that is not what the queue holds."""
+def test_a_run_that_continues_after_its_attempt_ended_does_not_count_for_a_cap() -> None:
+    """Its attempt ended in the database at 11. What it does until its worker notices does not belong to the queue."""
     zombie = retried(queue="capped")
     notes = (*ran("r", 10.1, 20.0), *ran("r", 12.1, 12.9, attempt=2), *ran("o", 12.2, 12.8))
     history = replace(

@@ -1,4 +1,4 @@
-"""Several hosts, as network namespaces with an address each. One is cut off while it runs a task, and comes back."""
+"""Several hosts, as network namespaces. One is cut off while it runs a task, and is connected again."""
 
 import random
 from collections.abc import Generator
@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from benchmarks.chaos.fleet import Fleet, Post, Worker
-from benchmarks.chaos.hosts import Hosts, scratch_hosts, why_not
+from benchmarks.chaos.fleet import Fleet, Worker, WorkerSpec
+from benchmarks.chaos.hosts import Hosts, scratch_hosts, why_unavailable
 from benchmarks.chaos.notes import Note, read_notes
 from benchmarks.chaos.shop import make_shop
 from horsies.db.broker import PostgresBroker
@@ -25,7 +25,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def hosts() -> Generator[Hosts]:
-    if (reason := why_not()) is not None:
+    if (reason := why_unavailable()) is not None:
         pytest.skip(reason)
     with scratch_hosts(2, {"fsync": "off"}) as made:
         PostgresBroker(PostgresConfig(database_url=made.server.socket_url())).migrate()
@@ -35,36 +35,36 @@ def hosts() -> Generator[Hosts]:
 @pytest.fixture
 def fleet(hosts: Hosts, tmp_path: Path) -> Generator[Fleet]:
     """A worker with one slot on each host."""
-    posts = [Post(hosts.url(host), ONE_SLOT, before=host.enter) for host in hosts.all]
-    with closing(Fleet(tmp_path, posts, dead_after_ms=DEAD_AFTER_MS, rng=random.Random(1))) as made:  # noqa: S311 - no secret
+    specs = [WorkerSpec(hosts.url(host), ONE_SLOT, before=host.enter) for host in hosts.all]
+    with closing(Fleet(tmp_path, specs, dead_after_ms=DEAD_AFTER_MS, rng=random.Random(1))) as made:  # noqa: S311 - no secret
         made.start()
         yield made
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.promise("W14", "T2")
-def test_a_host_that_is_cut_off_loses_its_task_and_comes_back_under_a_new_name(hosts: Hosts, fleet: Fleet) -> None:
+def test_a_host_that_is_cut_off_loses_its_task_and_registers_with_a_new_id(hosts: Hosts, fleet: Fleet) -> None:
     host, worker = hosts.all[0], fleet.live[0]
     with psycopg.connect(hosts.server.socket_url(), autocommit=True) as sql:
         former = incarnation(sql, worker)
         begun = begin_at(worker, hosts, fleet)
         host.down()
-        eventually(lambda: crashes(sql, begun.task_id), PATIENCE_S, what="its task is taken from it")
-        eventually(lambda: has_ended(begun, fleet), PATIENCE_S, what="it ends its task in vain")
+        eventually(lambda: crashes(sql, begun.task_id), PATIENCE_S, what="its task is rescued")
+        eventually(lambda: has_ended(begun, fleet), PATIENCE_S, what="its run ends late")
         host.up()
-        eventually(lambda: incarnation(sql, worker) not in (None, former), PATIENCE_S, what="it comes back")
+        eventually(lambda: incarnation(sql, worker) not in (None, former), PATIENCE_S, what="it registers again")
         eventually(lambda: has_finished(sql, begun.task_id), PATIENCE_S, what="the task ends")
         status, attempts, result = row(
             sql, "select status, attempts, result from horsies.finished where id = %s", begun.task_id
         )
     assert worker.is_alive
     assert attempts > 1
-    # Of the last attempt: what the first one returned when its host was back came too late.
+    # The result of the last attempt: that of the first one came too late.
     assert (status, result[1]) == ("COMPLETED", attempts)
 
 
 def begin_at(worker: Worker, hosts: Hosts, fleet: Fleet) -> Note:
-    """Two tasks for two slots: one of them begins at this worker. What it wrote down then."""
+    """Send two tasks for two slots: one of them begins at this worker. Return its note."""
     shop = make_shop(hosts.server.socket_url(), dead_after_ms=DEAD_AFTER_MS)
     with closing(shop.app):
         for n in range(2):

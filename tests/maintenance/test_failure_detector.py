@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.maintenance.leader import GONE_AFTER_S, FailureDetector
+from horsies.maintenance.failure_detector import GONE_AFTER_S, FailureDetector
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 DEAD_AFTER_S, GAP_S = 10.0, 4.0

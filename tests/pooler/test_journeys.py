@@ -156,7 +156,7 @@ def test_the_tasks_of_a_killed_worker_are_recovered(
     first.signal(signal.SIGKILL)
     first.wait()
     second = app.worker()
-    second.wait_for_log("ended or gave back 1 tasks of dead workers")
+    second.wait_for_log("ended or released 1 tasks of dead workers")
     assert wait_until_ended(sql, 1) == {"COMPLETED": 1}
     assert row(sql, "select attempts, array_length(failed_attempts, 1) from horsies.finished") == (2, 1)
 

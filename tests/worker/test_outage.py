@@ -100,12 +100,12 @@ def test_pauses_grow_during_an_outage_and_start_again_in_the_next(
         assert 0.6 <= min(pauses[3:]) <= max(pauses[3:]) <= 0.8
         proxy.heal()
         eventually(lambda outage=outage: finished(sql) == (outage + 1,), what="its result is stored")
-        running.wait_for_log("the database serves again", after=before)
+        running.wait_for_log("database available again", after=before)
     assert running.terminate() == 0
 
 
 def logged_pauses(running: Worker, after: int) -> list[float]:
-    found = re.findall(r"the database does not serve, trying again in (\S+) s", "\n".join(running.logs[after:]))
+    found = re.findall(r"database unavailable, retrying in (\S+) s", "\n".join(running.logs[after:]))
     return [float(pause) for pause in found]
 
 

@@ -54,7 +54,7 @@ async def test_a_slow_start_is_logged_long_before_the_child_is_killed(caplog: py
 
 @STARTED
 async def test_a_child_that_hangs_in_a_start_hook_is_killed_and_the_hook_is_named(max_tasks: int | None) -> None:
-    expected = r"not ready within 6 s: it was hook warm_up"
+    expected = r"not ready within 6 s: it was running hook warm_up"
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=expected)):
         async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "hang"}, timings=SHORT_BOOT):
             pytest.fail("it has started")
@@ -62,7 +62,9 @@ async def test_a_child_that_hangs_in_a_start_hook_is_killed_and_the_hook_is_name
 
 @STARTED
 async def test_a_child_that_dies_at_its_start_is_reported_with_what_it_did(max_tasks: int | None) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=r"was killed by SIGKILL while it was hook warm_up")):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(ChildRefused, match=r"was killed by SIGKILL while it was running hook warm_up")
+    ):
         async with open_pool(max_tasks=max_tasks, env={"PACES_HOOK": "kill"}):
             pytest.fail("it has started")
 

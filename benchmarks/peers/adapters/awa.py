@@ -81,7 +81,7 @@ class Awa(Adapter):
         return (await self.client.insert(Plain(number), queue="plain")).id
 
     async def wait(self, sent: Any) -> None:
-        while str((await self.client.get_job(sent)).state).rpartition(".")[2].lower() != "completed":  # noqa: ASYNC110 - it tells nobody when a task has ended
+        while str((await self.client.get_job(sent)).state).rpartition(".")[2].lower() != "completed":  # noqa: ASYNC110 - it does not notify when a task has ended
             await asyncio.sleep(POLL_S)
 
     async def done(self) -> int:

@@ -69,7 +69,7 @@ class Procrastinate(Adapter):
         return await plain.defer_async(n=number)
 
     async def wait(self, sent: int) -> None:
-        while await app.job_manager.get_job_status_async(sent) is not procrastinate.jobs.Status.SUCCEEDED:  # noqa: ASYNC110 - it tells nobody when a task has ended
+        while await app.job_manager.get_job_status_async(sent) is not procrastinate.jobs.Status.SUCCEEDED:  # noqa: ASYNC110 - it does not notify when a task has ended
             await asyncio.sleep(POLL_S)
 
     async def done(self) -> int:

@@ -1,7 +1,7 @@
 """What the harness may ask of a system: one line with a command goes in, one line of JSON comes out.
 
 Only the standard library is used here, because each system has an environment of its own. Every method is a coroutine,
-since an asyncio system needs its loop running between two calls. A system that blocks says so, and gets no loop at all:
+since an asyncio system needs its loop running between two calls. A blocking system declares this, and gets no loop:
 its coroutines never wait for one.
 """
 
@@ -67,11 +67,11 @@ class Adapter(ABC):
         """How many tasks have ended, by what the system has stored."""
 
     async def start_fan(self, width: int) -> Any:
-        """Start a workflow of so many parallel nodes and a join; return what `wait` takes."""
+        """Start a workflow of this number of parallel nodes and a join; return what `wait` takes."""
         raise NotImplementedError
 
     async def start_chain(self, steps: int) -> Any:
-        """Start a workflow of so many nodes, each of which takes the value of the last; return what `wait` takes."""
+        """Start a workflow of this number of nodes, each of which takes the value of the last; return what `wait` takes."""
         raise NotImplementedError
 
 
@@ -124,7 +124,7 @@ async def _open(adapter: Adapter) -> Numbers:
 
 
 async def _bulk(adapter: Adapter, kind: str, first: str, count: str, limit_s: str) -> Numbers:
-    """In portions, so that a slow system may stop when the time is up; says how many it was."""
+    """Send in portions, so that a slow system can stop when the time is up. Return how many were sent."""
     began = time.monotonic()
     numbers = range(int(first), int(first) + int(count))
     sent = 0

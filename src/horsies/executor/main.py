@@ -99,7 +99,7 @@ def run_child(parent: ParentSocket, load: Callable[[Boot, Callable[[str], None]]
 def _run_start_hooks(app: Horsies, loop: ChildEventLoop, report_step: Callable[[str], None]) -> None:
     for hook in app.child_start_hooks:
         name = _hook_name(hook)
-        report_step(f"hook {name}")
+        report_step(f"running hook {name}")
         try:
             _run_hook(hook, loop)
         except BaseException as error:
@@ -114,7 +114,7 @@ def _run_stop_hooks(app: Horsies, loop: ChildEventLoop, report_step: Callable[[s
     """Run all of them, even if one fails."""
     for hook in app.child_stop_hooks:
         name = _hook_name(hook)
-        report_step(f"hook {name}")
+        report_step(f"running hook {name}")
         try:
             _run_hook(hook, loop)
         except BaseException:

@@ -1,14 +1,14 @@
-"""Histories made by hand: one in which all is well, to be spoilt in one place."""
+"""Hand-written histories: one without violations, of which tests change one place."""
 
 from dataclasses import replace
 
 from benchmarks.chaos.history import (
-    Blow,
     Cancel,
     Failed,
     Flow,
     Got,
     History,
+    Injection,
     KeyedSend,
     Node,
     Outcome,
@@ -29,13 +29,13 @@ def ran(task_id: str, begin: float, end: float, outcome: str = "ok 1", *, attemp
 
 
 def row(task_id: str, begin: float = 10, end: float = 11, **columns: object) -> Row:
-    """One that ran once and well, unless told otherwise."""
+    """Return a task that ran once and completed, unless `columns` differ."""
     good = Row(task_id, "steady", "bulk", "COMPLETED", result="1", attempts=1, started=begin, finished=end)
     return replace(good, **columns)
 
 
 def retried(task_id: str = "r", **columns: object) -> Row:
-    """One whose first attempt ended by a crash at 11."""
+    """Return a task whose first attempt ended by a crash at 11."""
     columns = {"failed": (Failed(1, "WORKER_CRASHED", 10, 11),), **columns}
     return row(task_id, 12, 13, attempts=2, retries=5, retry_for=("WORKER_CRASHED",), **columns)
 
@@ -44,7 +44,7 @@ RETRIED_NOTES = (note("start", "r", 10.1), *ran("r", 12.1, 12.9, attempt=2))
 
 
 def flow(**nodes: str) -> Flow:
-    """Two nodes before a third that needs both, with the given statuses."""
+    """Return two nodes and a third that depends on both, with the given statuses."""
     statuses = {"a": "COMPLETED", "b": "COMPLETED", "c": "COMPLETED"} | nodes
     status = "COMPLETED" if set(statuses.values()) == {"COMPLETED"} else "FAILED"
     return Flow(
@@ -89,9 +89,9 @@ GOOD = History(
     ),
     flows=(flow(),),
     started_flows=("flow",),
-    blows=(Blow("kill-child", 10.5, 10.6, pids=frozenset({PID})),),
+    injections=(Injection("kill-child", 10.5, 10.6, pids=frozenset({PID})),),
     caps={"capped": 2},
-    judges_deaths=True,
+    checks_crashes=True,
 )
 
 
@@ -104,6 +104,6 @@ def without_notes(task_id: str, what: str) -> History:
 
 
 def with_row(changed: Row) -> History:
-    """In place of the row of the same id."""
+    """Replace the row with the same id."""
     rows = tuple(r for r in GOOD.rows if r.task_id != changed.task_id)
     return replace(GOOD, rows=(*rows, changed))

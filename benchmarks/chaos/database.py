@@ -1,4 +1,4 @@
-"""What the database says in the end, as values of a history."""
+"""Read the final state of the database as values of a history."""
 
 import time
 from collections.abc import Callable
@@ -40,17 +40,17 @@ NODES = """
 
 
 def unsettled(connection: psycopg.Connection) -> int:
-    """How many tasks and workflows have not ended."""
+    """Count the tasks and workflows that have not ended."""
     row = connection.execute(SETTLED).fetchone()
     return 0 if row is None else int(row[0])
 
 
-def wait_until_settled(url: str, patience_s: float, look: Callable[[int], None]) -> int:
-    """Until everything has ended, or the time is over; how much has not."""
+def wait_until_settled(url: str, patience_s: float, on_progress: Callable[[int], None]) -> int:
+    """Wait until everything has ended or the time is over. Return how many have not ended."""
     deadline = time.monotonic() + patience_s
     with psycopg.connect(url, autocommit=True) as connection:
         while (left := unsettled(connection)) and time.monotonic() < deadline:
-            look(left)
+            on_progress(left)
             time.sleep(0.1)
     return left
 
