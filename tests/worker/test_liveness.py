@@ -246,7 +246,7 @@ async def test_a_child_that_sends_half_a_message_and_nothing_more_is_killed(tmp_
     """Nothing that it sends from then on can be read: it seems silent, although it works."""
     async with open_pool(FORGING, recovery=UNWATCHED, processes=2) as dispatcher:
         half = struct.pack("!IB", 1 << 24, 17).hex()  # the beginning of a long result
-        forger = dispatcher.send("forge", prefetch=half, until=str(tmp_path / "never"))
+        forger = dispatcher.send("forge", frames=half, until=str(tmp_path / "never"))
         other = dispatcher.send("gate", until=str(tmp_path / "go"))
         forging, _assignment_no = await dispatcher.beginning(forger)
         await dispatcher.beginning(other)
