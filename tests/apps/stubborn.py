@@ -74,14 +74,14 @@ async def overstay_async(path: str) -> TaskResult[None, TaskError]:
 
 
 @app.task("hurry_up", timeout_ms=300, retry_policy=RetryPolicy.fixed([0.0], auto_retry_for=["TASK_TIMEOUT"]))
-def hurry_up(*, deaf: bool) -> TaskResult[int, TaskError]:
-    """Exceed the time-out in the first attempt. With `deaf`, ignore the soft stop, so that it must be killed."""
+def hurry_up(*, ignores_stop: bool) -> TaskResult[int, TaskError]:
+    """Exceed the time-out in the first attempt. With `ignores_stop`, ignore the soft stop, so that it must be killed."""
     attempt = current_task().attempt
     while attempt == 1:
         try:
             time.sleep(600)
         except Exception:
-            if not deaf:
+            if not ignores_stop:
                 raise
     return TaskResult(ok=attempt)
 
@@ -98,8 +98,8 @@ def tidy(path: str) -> TaskResult[None, TaskError]:
         raise
 
 
-@app.task("deaf")
-def deaf(begun: str) -> TaskResult[None, TaskError]:
+@app.task("ignore_stops")
+def ignore_stops(begun: str) -> TaskResult[None, TaskError]:
     """Swallow every exception and never end."""
     Path(begun).write_text(f"{os.getpid()}\n")
     while True:

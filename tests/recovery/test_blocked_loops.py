@@ -95,9 +95,9 @@ def test_a_task_that_waits_in_a_blocked_child_is_released_uncounted(blocked: Blo
 def test_cancelling_works_in_a_blocked_child(blocked: Blocked, which: str) -> None:
     sibling = blocked.run_sibling()
     blocker = blocked.block()
-    victim, other = (blocker, sibling) if which == "the blocker" else (sibling, blocker)
-    blocked.stubborn.app.handle(victim).cancel()
-    assert blocked.error(victim)[0] == "TASK_CANCELLED"
+    cancelled, other = (blocker, sibling) if which == "the blocker" else (sibling, blocker)
+    blocked.stubborn.app.handle(cancelled).cancel()
+    assert blocked.error(cancelled)[0] == "TASK_CANCELLED"
     code, message = blocked.error(other)
     assert code == "WORKER_CRASHED"
     assert "blocked" in message
@@ -120,8 +120,8 @@ def test_a_worker_with_a_blocked_child_stops_after_its_shutdown_timeout(
 def test_an_abandoned_thread_does_not_end_the_child_of_the_others(blocked: Blocked) -> None:
     """The thread does not stop, but the event loop runs: the other tasks continue in the same child."""
     sibling = blocked.run_sibling()
-    insert_rows(blocked.sql, "deaf", [{"begun": str(blocked.folder / "deaf")}], timeout_ms=300)
-    pid = begun(blocked.folder / "deaf")
+    insert_rows(blocked.sql, "ignore_stops", [{"begun": str(blocked.folder / "ignore_stops")}], timeout_ms=300)
+    pid = begun(blocked.folder / "ignore_stops")
     eventually(lambda: column(blocked.sql, "select error_code from horsies.finished") == ["TASK_TIMEOUT"])
     blocked.block(timeout_ms="300")  # in the other child, whose loop is checked later than that of the first
     blocked.wait_until_replaced()

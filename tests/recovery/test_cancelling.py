@@ -97,7 +97,7 @@ def test_a_task_that_ignores_the_cancellation_is_killed_after_its_grace_period(
     stubborn: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
     worker(STUBBORN)
-    handle = stubborn.deaf.send(str(tmp_path / "begun"))
+    handle = stubborn.ignore_stops.send(str(tmp_path / "begun"))
     pid = begun(tmp_path / "begun")
     assert handle.cancel() is CancelOutcome.REQUESTED
     assert_cancelled(handle)
@@ -113,13 +113,13 @@ def test_a_cancelled_task_is_never_retried(
     worker(STUBBORN)
     (task_id,) = insert_rows(
         sql,
-        "deaf",
+        "ignore_stops",
         [{"begun": str(tmp_path / "begun")}],
         retry_delays_ms="array[0]",
         retry_for="array['WORKER_CRASHED', 'TASK_CANCELLED']",
     )
     pid = begun(tmp_path / "begun")
-    handle = TaskHandle(task_id, stubborn.deaf.result, lambda: stubborn.app.broker)
+    handle = TaskHandle(task_id, stubborn.ignore_stops.result, lambda: stubborn.app.broker)
     sql.execute("update horsies.tasks set cancel_requested_at = now()")  # its worker has not read it yet
     psutil.Process(pid).kill()
     assert handle.get(PATIENCE_MS).is_err()

@@ -39,7 +39,7 @@ def test_a_task_that_ignores_the_soft_stop_is_killed_and_only_its_child_is_repla
     worker(STUBBORN, processes=2)
     gate_file = tmp_path / "open"
     gate = stubborn.app.tasks["gate"].send(str(gate_file))
-    insert_rows(sql, "deaf", [{"begun": str(tmp_path / "begun")}], timeout_ms=300)
+    insert_rows(sql, "ignore_stops", [{"begun": str(tmp_path / "begun")}], timeout_ms=300)
     pid = begun(tmp_path / "begun")
     eventually(lambda: row(sql, "select count(*) from horsies.finished") == (1,))
     assert row(sql, "select status, error_code, attempts from horsies.finished") == ("FAILED", "TASK_TIMEOUT", 1)
@@ -52,10 +52,10 @@ def test_a_task_that_ignores_the_soft_stop_is_killed_and_only_its_child_is_repla
 
 
 @pytest.mark.promise("T1")
-@pytest.mark.parametrize("deaf", [False, True])
-def test_a_timeout_that_the_policy_lists_is_retried(stubborn: Any, worker: StartWorker, *, deaf: bool) -> None:
+@pytest.mark.parametrize("ignores_stop", [False, True])
+def test_a_timeout_that_the_policy_lists_is_retried(stubborn: Any, worker: StartWorker, *, ignores_stop: bool) -> None:
     worker(STUBBORN, options=FORKED)
-    handle = stubborn.hurry_up.send(deaf=deaf)
+    handle = stubborn.hurry_up.send(ignores_stop=ignores_stop)
     assert handle.get(PATIENCE_MS).ok_value == 2
     (past,) = handle.info().failed_attempts
     assert past.error_code == "TASK_TIMEOUT"
@@ -69,7 +69,7 @@ def test_with_concurrency_a_task_that_ignores_the_soft_stop_is_abandoned(
     worker(STUBBORN, options=("--concurrency=3",))
     gate_file = tmp_path / "open"
     gate = stubborn.app.tasks["gate_async"].send(str(gate_file))
-    insert_rows(sql, "deaf", [{"begun": str(tmp_path / "begun")}], timeout_ms=300)
+    insert_rows(sql, "ignore_stops", [{"begun": str(tmp_path / "begun")}], timeout_ms=300)
     pid = begun(tmp_path / "begun")
     eventually(lambda: row(sql, "select count(*) from horsies.finished") == (1,))
     assert row(sql, "select error_code from horsies.finished") == ("TASK_TIMEOUT",)

@@ -89,4 +89,4 @@ class Stepper(Generic[T]):
 
     def until(self, statement: str) -> None:
         while statement not in self.names:
-            assert self.step(), f"it ended before {statement}"
+            assert self.step(), f"the verb ended before {statement}"

@@ -108,11 +108,11 @@ def test_a_worker_can_also_be_the_scheduler(worker: StartWorker, sql: psycopg.Co
 def test_killed_schedulers_neither_skip_nor_repeat_a_slot(scheduler: StartScheduler, sql: psycopg.Connection) -> None:
     env = {"HORSIES_TEST_SCHEDULES": "5"}
     steady = scheduler(env=env)
-    doomed = [
+    killed = [
         scheduler(env=env, faults=f"{fault}:kill", until_ready=False)
         for fault in ("lock_due_schedules:after", "record_decisions:before", "record_decisions:after")
     ]
-    assert [each.wait() for each in doomed] == [-signal.SIGKILL] * 3
+    assert [each.wait() for each in killed] == [-signal.SIGKILL] * 3
     before = runs(sql)
     eventually(lambda: runs(sql) >= before + 5, what="another second is enqueued")
     steady.kill()

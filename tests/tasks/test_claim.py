@@ -102,10 +102,12 @@ def test_lanes_are_served_in_the_order_given(broker: PostgresBroker) -> None:
 def test_rows_before_the_watermark_are_not_read(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     for age in range(5):
         insert(sql, f"t{age}", ", enqueued_at", f", to_timestamp({1_000_000_000 + age})")
-    mark = datetime.fromtimestamp(1_000_000_002, UTC)
-    taken = claim_lanes(broker, [("default", 100, mark)])
+    watermark = datetime.fromtimestamp(1_000_000_002, UTC)
+    taken = claim_lanes(broker, [("default", 100, watermark)])
     assert sorted(held.task_name for held in taken) == ["t2", "t3", "t4"]
-    assert [held.task_name for held in claim_lanes(broker, [("default", 100, mark - timedelta(seconds=1))])] == ["t1"]
+    assert [held.task_name for held in claim_lanes(broker, [("default", 100, watermark - timedelta(seconds=1))])] == [
+        "t1"
+    ]
     assert [held.task_name for held in claim(broker)] == ["t0"], "a claim from the start finds it"
 
 
@@ -158,7 +160,7 @@ def test_a_locked_row_is_skipped_without_waiting(
         winner.execute(query.statement.for_schema("horsies"), query.params)  # no COMMIT yet: the row is locked
         assert [held.id for held in claim(broker)] == [second.id]
         winner.rollback()
-    assert [held.id for held in claim(broker)] == [first.id], "the winner gave up, so it is there again"
+    assert [held.id for held in claim(broker)] == [first.id], "the other claim was rolled back, so it can be claimed"
 
 
 @pytest.mark.promise("W4", "W14")

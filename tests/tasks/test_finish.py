@@ -222,11 +222,11 @@ def test_two_batches_in_opposite_order_do_not_deadlock(
 @pytest.mark.parametrize(("count", "named"), [(1, True), (200, True), (201, False)])
 def test_up_to_200_ids_are_named_and_beyond_all_waiters_read(broker: PostgresBroker, count: int, named: bool) -> None:  # noqa: FBT001 - a row of a table
     ids = [new_task().id for _ in range(count)]
-    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    if not broker.listener().subscribe(Channel.DONE, None, heard.put):
-        assert heard.get(timeout=5.0) is None, "LISTEN is in force"
+    payloads: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    if not broker.listener().subscribe(Channel.DONE, None, payloads.put):
+        assert payloads.get(timeout=5.0) is None, "LISTEN is in force"
     do(broker, notify_done(ids))
-    payload = heard.get(timeout=5.0) or ""
+    payload = payloads.get(timeout=5.0) or ""
     assert payload == (" ".join(ids) if named else "*")
     assert len(payload.encode()) < 8_000
 

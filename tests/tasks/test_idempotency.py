@@ -242,7 +242,7 @@ def test_a_claim_gets_the_old_or_the_new_arguments_and_never_a_mixture(
 # -- races
 
 
-def test_of_many_producers_one_sends_and_all_get_its_task(shop: Shop, sql: psycopg.Connection) -> None:
+def test_one_of_many_concurrent_producers_sends_and_all_get_its_task(shop: Shop, sql: psycopg.Connection) -> None:
     """Repeatedly: with a key that is free, and with one whose task has ended."""
     together = Barrier(8)
 

@@ -191,7 +191,7 @@ def test_a_retry_while_the_partition_is_dropped_finds_nothing(
     assert column(sql, "select id from horsies.tasks") == []
 
 
-def test_of_a_concurrent_cancellation_and_ending_one_takes_effect(
+def test_a_concurrent_cancellation_and_ending_store_one_ending(
     broker: PostgresBroker, sql: psycopg.Connection, database: str
 ) -> None:
     (task,) = send_new(broker)

@@ -184,7 +184,7 @@ def test_a_delay_of_zero_is_due_now(shop: Shop, sql: psycopg.Connection) -> None
 
 
 @pytest.mark.parametrize(
-    ("delay", "says"),
+    ("delay", "message"),
     [
         (-1, "is -1, in the past; choose 0 or more"),
         (timedelta(seconds=-1), "in the past"),
@@ -197,8 +197,8 @@ def test_a_delay_of_zero_is_due_now(shop: Shop, sql: psycopg.Connection) -> None
         (timedelta(days=4_000), "at most ten years"),
     ],
 )
-def test_an_invalid_delay_is_refused(shop: Shop, delay: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=rf"schedule\(\) of task 'pack':\n  - delay.*{says}"):
+def test_an_invalid_delay_is_refused(shop: Shop, delay: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"schedule\(\) of task 'pack':\n  - delay.*{message}"):
         shop.pack.schedule(delay, 1)
 
 
@@ -257,13 +257,13 @@ def test_all_problems_of_options_are_reported_at_once(shop: Shop) -> None:
         )
     assert len(refused.value.problems) == 6
     assert str(refused.value).startswith("6 problems in the options of task 'pack':")
-    for says in ("good_until 2030-01-01 00:00:00 has no time zone", "eta must be a datetime", "priority must be a whole",
+    for message in ("good_until 2030-01-01 00:00:00 has no time zone", "eta must be a datetime", "priority must be a whole",
                  "on_conflict requires key=...; add a key", "key_window is -1"):  # fmt: skip
-        assert says in str(refused.value)
+        assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"priority": 2**31}, "priority is 2147483648; choose a whole number from -2147483648"),
         ({"priority": 1.0}, "priority must be a whole number"),
@@ -277,8 +277,8 @@ def test_all_problems_of_options_are_reported_at_once(shop: Shop) -> None:
         ({"key": "k", "key_window": True}, "key_window must be a number of seconds"),
     ],
 )
-def test_an_invalid_option_is_refused(shop: Shop, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_an_invalid_option_is_refused(shop: Shop, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         shop.pack.with_options(**options)
 
 

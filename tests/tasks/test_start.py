@@ -86,8 +86,8 @@ def test_a_release_notifies_once_per_queue_and_priority(broker: PostgresBroker, 
     assert len(claims) == 12
     sql.execute(f'listen "{Channel.NEW.name_in("horsies")}"'.encode())
     do(broker, release_tasks(ME, claims), *notify_new_tasks(claims))
-    heard = [notification.payload for notification in sql.notifies(timeout=5.0, stop_after=4)]
-    assert sorted(heard) == ["1 1001000000 a", "1 1001000000 b", "2 1001000000 a", "2 1001000000 b"]
+    payloads = [notification.payload for notification in sql.notifies(timeout=5.0, stop_after=4)]
+    assert sorted(payloads) == ["1 1001000000 a", "1 1001000000 b", "2 1001000000 a", "2 1001000000 b"]
 
 
 def test_a_release_notifies_with_the_same_payload_as_the_insert(

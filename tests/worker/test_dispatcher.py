@@ -237,7 +237,7 @@ async def test_a_pause_ends_when_another_service_reaches_the_database(
 
 
 @pytest.mark.promise("W11")
-async def test_a_pause_is_never_skipped_however_often_others_reach_the_database(
+async def test_a_pause_is_never_skipped_although_others_reach_the_database(
     database: str, proxy: Proxy, sql: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_dispatcher(proxy.url, resilience=PATIENT) as fixture:

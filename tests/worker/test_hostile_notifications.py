@@ -66,7 +66,7 @@ def assert_unharmed(*programs: Program) -> None:
 )
 def test_no_payload_loses_a_result(basic: Any, worker: StartWorker, forge: Forge, payload: str) -> None:
     running = worker(APP)
-    for number in range(10):  # each time: it may not listen yet when it says that it is ready
+    for number in range(10):  # each time: it may not listen yet when it logs that it is ready
         forge(Channel.NEW, payload)
         result = basic.add.send(1, number).get(PATIENCE_MS)
         assert result.is_ok(), result
@@ -86,7 +86,7 @@ def test_a_task_is_cancelled_by_its_row_and_not_by_a_notification(
     beats = "select heartbeat_at from horsies.workers"
     before = row(sql, beats)
     forge(Channel.CONTROL, f"{me} cancel {innocent.task_id}")
-    eventually(lambda: row(sql, beats) != before, what="it has looked")
+    eventually(lambda: row(sql, beats) != before, what="it has sent a heartbeat")
     # That heartbeat is over when a later one has been acted on: a real cancellation.
     other = basic.gate.send(str(tmp_path / "other begun"), str(tmp_path / "never"))
     begun(tmp_path / "other begun")
@@ -218,7 +218,7 @@ def test_two_hundred_forged_notifications_change_no_task(
     assert innocent.get(PATIENCE_MS).is_ok()
     ticks = "select count(*) from horsies.schedule_runs where outcome = 'ENQUEUED'"
     before = row(sql, ticks)
-    eventually(lambda: row(sql, ticks) != before, what="the schedule goes on")
+    eventually(lambda: row(sql, ticks) != before, what="the schedule continues")
     assert column(sql, registered) == workers
     assert_unharmed(*programs)
     assert column(sql, "select id from horsies.finished where status <> 'COMPLETED'") == []

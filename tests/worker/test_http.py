@@ -103,11 +103,11 @@ def test_idle_clients_do_not_block_others() -> None:
 @pytest.mark.promise("D6")
 def test_slow_responses_do_not_block_other_clients() -> None:
     """Nor do they need a thread each: one response serves all clients that request it while it is made."""
-    made, go_on = list[int](), threading.Event()
+    made, may_continue = list[int](), threading.Event()
 
     def slow() -> HttpAnswer:
         made.append(1)
-        go_on.wait(20)
+        may_continue.wait(20)
         return HttpAnswer("200 OK", b"slow")
 
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def test_slow_responses_do_not_block_other_clients() -> None:
         asking = [stack.enter_context(client_of(port, b"GET /slow HTTP/1.1\r\n\r\n")) for _ in range(40)]
         eventually(lambda: made)
         assert fetch(port, "/").status == 200
-        go_on.set()
+        may_continue.set()
         assert asking[-1].makefile("rb").read().endswith(b"slow")
         assert made == [1]
 
@@ -132,7 +132,7 @@ def test_a_later_request_gets_a_new_response() -> None:
 
 
 def test_no_client_leaves_a_descriptor_behind(port: int) -> None:
-    assert fetch(port, "/").status == 200  # the server has all of its own
+    assert fetch(port, "/").status == 200  # from now on the server has opened all of its own descriptors
     before = psutil.Process().num_fds()
     for words in (b"", b"GET / HT", b"GET / HTTP/1.1\r\n\r\n") * 20:
         with client_of(port, words):

@@ -122,11 +122,11 @@ def test_a_task_that_one_worker_does_not_know_is_left_to_one_that_does(
         insert_rows(sql, "added" if number % 2 else "echo", [{"value": number}])
     assert wait_until_ended(sql, 40) == {"COMPLETED": 40}
     assert sorted(map(int, results(sql, "added"))) == list(range(1, 40, 2))
-    assert attempts(sql) == {1}, "what goes back is not counted"
+    assert attempts(sql) == {1}, "a released claim is not counted"
 
 
 @pytest.mark.promise("D1")
-def test_a_task_that_no_worker_knows_waits_visibly_and_runs_when_a_worker_starts_that_does(
+def test_a_task_that_no_worker_knows_is_shown_and_runs_when_a_worker_knows_it(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, database: str
 ) -> None:
     old = release(tmp_path, "old", ECHO)

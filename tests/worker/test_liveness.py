@@ -45,11 +45,11 @@ OFF = AUTO._replace(frozen_after=None)
 
 
 def silence_after(
-    looks: list[tuple[float, ProcessActivity]], policy: LivenessPolicy, *, is_stuck: bool = False
+    checks: list[tuple[float, ProcessActivity]], policy: LivenessPolicy, *, is_stuck: bool = False
 ) -> Silence:
     """Return the silence of a child that was checked after these gaps."""
     now, silence = 1_000.0, None
-    for gap, activity in looks:
+    for gap, activity in checks:
         now += gap
         silence = observe_silence(silence, now, activity, policy, is_stuck=is_stuck)
     assert silence is not None
@@ -57,10 +57,10 @@ def silence_after(
 
 
 gaps = st.floats(0.1, AUTO.interval_s * REGULAR_INTERVALS)
-looks = st.lists(st.tuples(gaps, st.sampled_from(ProcessActivity)), min_size=1, max_size=60)
+checks = st.lists(st.tuples(gaps, st.sampled_from(ProcessActivity)), min_size=1, max_size=60)
 
 
-@given(looks)
+@given(checks)
 def test_a_child_that_worked_within_the_last_minute_is_not_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
     silence = silence_after([*seen, (1.0, ProcessActivity.WORKING)], AUTO)
     assert why_kill(silence, AUTO) is None
@@ -69,7 +69,7 @@ def test_a_child_that_worked_within_the_last_minute_is_not_killed(seen: list[tup
         assert why_kill(silence, AUTO) is None
 
 
-@given(looks, st.integers(1, 1_000), st.sampled_from(ProcessActivity))
+@given(checks, st.integers(1, 1_000), st.sampled_from(ProcessActivity))
 def test_a_gap_between_checks_starts_the_count_again(
     seen: list[tuple[float, ProcessActivity]], gap: int, activity: ProcessActivity
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_gap_between_checks_starts_the_count_again(
         assert why_kill(observe_silence(silence, silence.seen_at + 9.0, activity, policy), policy) is None
 
 
-@given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=25, max_size=40))
+@given(checks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=25, max_size=40))
 def test_a_child_that_does_nothing_for_a_minute_is_killed(
     seen: list[tuple[float, ProcessActivity]], later: list[float]
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_child_that_does_nothing_for_a_minute_is_killed(
     assert why_kill(silence, AUTO) == "its process did nothing at all"
 
 
-@given(looks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=6, max_size=40))
+@given(checks, st.lists(st.floats(3.0, AUTO.interval_s * REGULAR_INTERVALS), min_size=6, max_size=40))
 def test_a_child_that_stays_stopped_is_killed_soon(
     seen: list[tuple[float, ProcessActivity]], later: list[float]
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_child_that_stays_stopped_is_killed_soon(
     assert why_kill(silence, AUTO) == "its process was stopped"
 
 
-@given(looks)
+@given(checks)
 def test_with_a_number_only_the_length_of_the_silence_counts(seen: list[tuple[float, ProcessActivity]]) -> None:
     policy = AUTO._replace(frozen_after=30.0)
     silence = silence_after(seen, policy)
@@ -105,7 +105,7 @@ def test_with_a_number_only_the_length_of_the_silence_counts(seen: list[tuple[fl
     assert silence.seen_at - silence.silent_since == pytest.approx(silent_s)
 
 
-@given(looks)
+@given(checks)
 def test_when_switched_off_no_child_is_killed(seen: list[tuple[float, ProcessActivity]]) -> None:
     assert why_kill(silence_after(seen, OFF), OFF) is None
 
@@ -246,7 +246,7 @@ async def test_a_child_that_sends_half_a_message_and_nothing_more_is_killed(tmp_
     """Nothing that it sends from then on can be read: it seems silent, although it works."""
     async with open_pool(FORGING, recovery=UNWATCHED, processes=2) as dispatcher:
         half = struct.pack("!IB", 1 << 24, 17).hex()  # the beginning of a long result
-        forger = dispatcher.send("forge", prefetch=half, until=str(tmp_path / "never"))
+        forger = dispatcher.send("forge", frames=half, until=str(tmp_path / "never"))
         other = dispatcher.send("gate", until=str(tmp_path / "go"))
         forging, _assignment_no = await dispatcher.beginning(forger)
         await dispatcher.beginning(other)

@@ -1,4 +1,4 @@
-"""The pending work of a dispatcher, without children or database: what is sent, what is applied, and that nothing is lost between."""
+"""The pending work of a dispatcher, without children or database: what is sent, what is applied, and that nothing is lost."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ class Child:
     unsent_bytes: int = 0
 
 
-def pending(
+def make_pending(
     *children: Child,
     prefetch: int | Literal["auto"] = 0,
     concurrency: int = 1,
@@ -75,8 +75,8 @@ def ending(of: Claim | None = None) -> Ending:
     return Ending(of.id, of.claim_no, TaskStatus.COMPLETED, "1")
 
 
-def taken(made: PendingWork, now: float = 0.0) -> Batch:
-    planned = made.next_batch(now)
+def taken(pending: PendingWork, now: float = 0.0) -> Batch:
+    planned = pending.next_batch(now)
     assert planned is not None
     return planned
 
@@ -86,10 +86,10 @@ def claimed_by(planned: Batch | None) -> dict[str, int]:
     return {request.status.value: request.limit for request in (planned.claim_requests if planned else ())}
 
 
-def starting(made: PendingWork, *claims: Claim) -> Batch:
+def starting(pending: PendingWork, *claims: Claim) -> Batch:
     """Add a batch in flight that starts these."""
-    planned = Batch(worker=WORKER, database=DATABASE, caps=made.limits.caps, endings=[], starts=claims)
-    made.in_flight.append(planned)
+    planned = Batch(worker=WORKER, database=DATABASE, caps=pending.limits.caps, endings=[], starts=claims)
+    pending.in_flight.append(planned)
     return planned
 
 
@@ -101,27 +101,27 @@ def statements(planned: Batch) -> list[str]:
 
 
 def test_without_pending_work_there_is_no_batch() -> None:
-    made = pending()
-    assert made.next_batch(0.0) is None
-    assert made.is_empty
+    pending = make_pending()
+    assert pending.next_batch(0.0) is None
+    assert pending.is_empty
 
 
 def test_twenty_endings_are_stored_by_one_statement() -> None:
-    made = pending()
+    pending = make_pending()
     endings = [ending() for _ in range(20)]
-    made.endings.extend(endings)
-    planned = taken(made)
+    pending.endings.extend(endings)
+    planned = taken(pending)
     assert list(planned.endings) == endings
     assert statements(planned) == ["begin_batch", "set_batch_limits", "finish_tasks", "commit_batch", "notify_done"]
-    assert made.next_batch(0.0) is None
+    assert pending.next_batch(0.0) is None
 
 
 def test_a_batch_finishes_releases_starts_and_claims_together() -> None:
-    made = pending(Child(), Child(), prefetch=4)
-    made.endings.append(ending())
-    made.releases.append(claim())
-    made.buffer.append(BufferedClaim(claim(), 100.0))
-    planned = taken(made)
+    pending = make_pending(Child(), Child(), prefetch=4)
+    pending.endings.append(ending())
+    pending.releases.append(claim())
+    pending.buffer.append(BufferedClaim(claim(), 100.0))
+    planned = taken(pending)
     names = statements(planned)
     assert names[:5] == ["begin_batch", "set_batch_limits", "finish_tasks", "release_tasks", "start_tasks"]
     assert names[5:8] == ["claim_from_queues", "claim_from_queues", "commit_batch"]  # to run, and to wait
@@ -129,30 +129,30 @@ def test_a_batch_finishes_releases_starts_and_claims_together() -> None:
 
 
 def test_very_many_endings_are_sent_in_several_batches() -> None:
-    made = pending()
-    made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 1))
-    assert [len(taken(made).endings), len(taken(made).endings)] == [ENDINGS_PER_BATCH, 1]
+    pending = make_pending()
+    pending.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 1))
+    assert [len(taken(pending).endings), len(taken(pending).endings)] == [ENDINGS_PER_BATCH, 1]
 
 
-def refuse(made: PendingWork, planned: Batch, *, is_about_values: bool = True, now: float = 0.0) -> None:
+def refuse(pending: PendingWork, planned: Batch, *, is_about_values: bool = True, now: float = 0.0) -> None:
     """Handle a refused batch as the dispatcher does."""
     if planned.is_single_part:
-        made.on_part_refused(planned, Refusal("refused", is_about_values, is_about_server=False), now)
+        pending.on_part_refused(planned, Refusal("refused", is_about_values, is_about_server=False), now)
     else:
-        made.split(planned)
+        pending.split(planned)
 
 
 @pytest.mark.promise("D6")
 def test_the_parts_of_a_refused_batch_are_sent_alone_and_without_a_statement_timeout() -> None:
-    made = pending(Child())
+    pending = make_pending(Child())
     first, second, returned = ending(), ending(), claim()
-    made.endings.extend([first, second])
-    made.releases.append(returned)
-    refused = taken(made)
+    pending.endings.extend([first, second])
+    pending.releases.append(returned)
+    refused = taken(pending)
     assert claimed_by(refused) == {"RUNNING": 1}
-    made.split(refused)
-    made.endings.append(other := ending())
-    batches = [taken(made) for _ in range(4)]
+    pending.split(refused)
+    pending.endings.append(other := ending())
+    batches = [taken(pending) for _ in range(4)]
     assert [(list(planned.endings), list(planned.releases)) for planned in batches] == [
         ([first], []),
         ([second], []),
@@ -161,179 +161,179 @@ def test_the_parts_of_a_refused_batch_are_sent_alone_and_without_a_statement_tim
     ]
     assert [claimed_by(planned) for planned in batches] == [{}, {}, {}, {}]
     assert ["disable_statement_timeout" in statements(planned) for planned in batches] == [True, True, True, False]
-    assert claimed_by(taken(made)) == {"RUNNING": 1}
+    assert claimed_by(taken(pending)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("D6")
 def test_claims_have_batches_of_their_own_until_one_succeeds() -> None:
-    made = pending(Child())
-    made.endings.append(ending())
-    made.split(taken(made))
-    made.apply(taken(made), BatchResult(), until=0.0)
-    made.endings.append(ending())
-    assert claimed_by(taken(made)) == {}
-    claiming = taken(made)
+    pending = make_pending(Child())
+    pending.endings.append(ending())
+    pending.split(taken(pending))
+    pending.apply(taken(pending), BatchResult(), until=0.0)
+    pending.endings.append(ending())
+    assert claimed_by(taken(pending)) == {}
+    claiming = taken(pending)
     assert claimed_by(claiming) == {"RUNNING": 1}
-    made.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
-    made.endings.append(ending())
-    made.may_have_tasks = True
-    assert claimed_by(taken(made)) == {"RUNNING": 1}
+    pending.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
+    pending.endings.append(ending())
+    pending.may_have_tasks = True
+    assert claimed_by(taken(pending)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("D6")
 def test_an_ending_that_is_refused_alone_is_tried_in_simpler_forms_and_replaced_last() -> None:
-    made = pending()
-    made.endings.append(
+    pending = make_pending()
+    pending.endings.append(
         bad := replace(ending(), status=TaskStatus.FAILED, error_code="BAD", may_retry=True, root_id="a")
     )
-    made.split(taken(made))
+    pending.split(taken(pending))
     tried: list[Ending] = []
     for _ in range(4):
-        planned = taken(made)
+        planned = taken(pending)
         tried += planned.endings
-        refuse(made, planned)
+        refuse(pending, planned)
     without_step = replace(bad, root_id=None)
     assert tried[:3] == [bad, without_step, replace(without_step, may_retry=False)]
     assert tried[3].error_code == "WORKER_SERIALIZATION_ERROR"
-    assert made.next_batch(0.0) is None, "it pauses"
-    again = taken(made, now=60.0)
+    assert pending.next_batch(0.0) is None, "it pauses"
+    again = taken(pending, now=60.0)
     assert list(again.endings) == [tried[3]]
 
 
 @pytest.mark.promise("D6", "W11")
 def test_a_result_is_not_replaced_because_of_an_error_that_may_pass() -> None:
     """A full disk, a trigger that raises: it is retried with growing pauses, and delays no other."""
-    made = pending()
-    made.endings.append(good := ending())
-    made.split(taken(made))
-    refuse(made, taken(made), is_about_values=False)
-    made.endings.append(other := ending())
-    assert list(taken(made).endings) == [other]
-    (first,) = [part.not_before for part in made.quarantine.waiting]
-    again = taken(made, now=first)
+    pending = make_pending()
+    pending.endings.append(good := ending())
+    pending.split(taken(pending))
+    refuse(pending, taken(pending), is_about_values=False)
+    pending.endings.append(other := ending())
+    assert list(taken(pending).endings) == [other]
+    (first,) = [part.not_before for part in pending.quarantine.waiting]
+    again = taken(pending, now=first)
     assert list(again.endings) == [good]
-    refuse(made, again, is_about_values=False, now=first)
-    (second,) = [part.not_before for part in made.quarantine.waiting]
+    refuse(pending, again, is_about_values=False, now=first)
+    (second,) = [part.not_before for part in pending.quarantine.waiting]
     assert second - first > first
-    assert not made.is_empty
+    assert not pending.is_empty
 
 
 def test_large_payloads_are_read_after_the_claim_by_one_batch_at_a_time() -> None:
-    made = pending(Child(), Child())
+    pending = make_pending(Child(), Child())
     small, large, larger = claim(), replace(claim(), args=None), replace(claim(), takes_inputs=True)
-    claiming = taken(made)
-    runnable = made.apply(claiming, BatchResult(claimed=[[small, large, larger]]), until=0.0)
+    claiming = taken(pending)
+    runnable = pending.apply(claiming, BatchResult(claimed=[[small, large, larger]]), until=0.0)
     assert runnable == [small]
-    loading = taken(made)
+    loading = taken(pending)
     assert list(loading.loads) == [large, larger]
     assert "load_payloads" in statements(loading)
-    assert claimed_by(made.next_batch(0.0)) == {}, "their slots are taken"
+    assert claimed_by(pending.next_batch(0.0)) == {}, "their slots are taken"
     read = {large.id: Payload(5, "args", None), larger.id: Payload(9, None, None)}
-    assert made.apply(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
-    assert list(taken(made).loads) == [larger], "it did not fit into the first"
+    assert pending.apply(loading, BatchResult(payloads=read), until=0.0) == [replace(large, args="args")]
+    assert list(taken(pending).loads) == [larger], "it did not fit into the first"
 
 
 def test_no_more_payloads_are_read_while_children_have_not_received_the_last_ones() -> None:
     child = Child(unsent_bytes=MAX_LOAD_BYTES)
-    made = pending(child)
-    made.may_have_tasks = False
-    made.unread.append(replace(claim(), args=None))
-    assert made.next_batch(0.0) is None
+    pending = make_pending(child)
+    pending.may_have_tasks = False
+    pending.unread.append(replace(claim(), args=None))
+    assert pending.next_batch(0.0) is None
     child.unsent_bytes = 0
-    assert taken(made).loads
+    assert taken(pending).loads
 
 
 def test_a_payload_above_the_limit_ends_its_task_and_a_lost_claim_is_released() -> None:
-    made = pending(Child(), Child())
-    made.may_have_tasks = False
-    made.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
-    loading = taken(made)
-    assert made.apply(loading, BatchResult(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
-    planned = taken(made)
+    pending = make_pending(Child(), Child())
+    pending.may_have_tasks = False
+    pending.unread.extend([huge := replace(claim(), args=None), lost := replace(claim(), args=None)])
+    loading = taken(pending)
+    assert pending.apply(loading, BatchResult(payloads={huge.id: Payload(MOST_BYTES + 1, None, None)}), until=0.0) == []
+    planned = taken(pending)
     assert [(of.id, of.error_code) for of in planned.endings] == [(huge.id, "WORKER_SERIALIZATION_ERROR")]
     assert list(planned.releases) == [lost]
 
 
 def test_a_payload_that_cannot_be_read_ends_its_task_and_no_other() -> None:
-    made = pending(Child(), Child())
-    made.may_have_tasks = False
-    made.unread.extend([good := replace(claim(), args=None), bad := replace(claim(), args=None)])
-    made.split(taken(made))
-    one, other = taken(made), taken(made)
+    pending = make_pending(Child(), Child())
+    pending.may_have_tasks = False
+    pending.unread.extend([good := replace(claim(), args=None), bad := replace(claim(), args=None)])
+    pending.split(taken(pending))
+    one, other = taken(pending), taken(pending)
     assert [list(one.loads), list(other.loads)] == [[good], [bad]]
-    refuse(made, other)
-    assert made.apply(one, BatchResult(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
+    refuse(pending, other)
+    assert pending.apply(one, BatchResult(payloads={good.id: Payload(2, "{}", None)}), until=0.0) == [
         replace(good, args="{}")
     ]
-    assert [of.id for of in taken(made).endings] == [bad.id]
+    assert [of.id for of in taken(pending).endings] == [bad.id]
 
 
 def test_capacity_that_a_batch_in_flight_may_fill_is_not_claimed_twice() -> None:
-    made = pending(prefetch=4)
-    assert sum(request.limit for request in taken(made).claim_requests) == 6  # two processes and four in the buffer
-    assert made.next_batch(0.0) is None
+    pending = make_pending(prefetch=4)
+    assert sum(request.limit for request in taken(pending).claim_requests) == 6  # two processes and four in the buffer
+    assert pending.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C13")
 def test_the_buffer_is_never_filled_beyond_its_size() -> None:
-    made = pending(prefetch=4)
-    planned = taken(made)
+    pending = make_pending(prefetch=4)
+    planned = taken(pending)
     claims = [claim() for _ in range(6)]
-    assert made.apply(planned, BatchResult(claimed=[claims]), until=5.0) == []
-    assert len(made.buffer) == 6
-    assert made.next_batch(0.0) is None
+    assert pending.apply(planned, BatchResult(claimed=[claims]), until=5.0) == []
+    assert len(pending.buffer) == 6
+    assert pending.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C14")
 def test_a_buffered_claim_is_released_when_its_lease_ends_here() -> None:
-    made = pending(prefetch=4)
+    pending = make_pending(prefetch=4)
     old, young = claim(), claim()
-    made.buffer.extend([BufferedClaim(old, 5.0), BufferedClaim(young, 6.0)])
-    made.may_have_tasks = False
-    assert made.next_batch(4.9) is None
-    assert list(taken(made, 5.0).releases) == [old]
-    assert [buffered.claim for buffered in made.buffer] == [young]
+    pending.buffer.extend([BufferedClaim(old, 5.0), BufferedClaim(young, 6.0)])
+    pending.may_have_tasks = False
+    assert pending.next_batch(4.9) is None
+    assert list(taken(pending, 5.0).releases) == [old]
+    assert [buffered.claim for buffered in pending.buffer] == [young]
 
 
 @pytest.mark.promise("W10")
 def test_when_stopping_nothing_is_claimed_and_the_buffer_is_released() -> None:
-    made = pending(prefetch=4)
+    pending = make_pending(prefetch=4)
     held = [claim(), claim()]
-    made.buffer.extend(BufferedClaim(one, 100.0) for one in held)
-    made.is_stopping = True
-    planned = taken(made)
+    pending.buffer.extend(BufferedClaim(one, 100.0) for one in held)
+    pending.is_stopping = True
+    planned = taken(pending)
     assert list(planned.releases) == held
     assert not planned.claim_requests
-    made.apply(planned, NOTHING, until=0.0)
-    assert made.is_empty
+    pending.apply(planned, NOTHING, until=0.0)
+    assert pending.is_empty
 
 
 def test_a_failed_batch_puts_back_all_its_parts_in_order() -> None:
-    made = pending()
+    pending = make_pending()
     endings, releases = [ending(), ending(), ending()], [claim()]
-    made.endings.extend(endings[:2])
-    made.releases.extend(releases)
-    planned = taken(made)
-    made.endings.append(endings[2])
-    made.put_back(planned)
-    assert list(made.endings) == endings
-    assert made.releases == releases
+    pending.endings.extend(endings[:2])
+    pending.releases.extend(releases)
+    planned = taken(pending)
+    pending.endings.append(endings[2])
+    pending.put_back(planned)
+    assert list(pending.endings) == endings
+    assert pending.releases == releases
 
 
 def test_starts_of_a_failed_batch_are_released_because_their_outcome_is_unknown() -> None:
-    made = pending(prefetch=4)
+    pending = make_pending(prefetch=4)
     started = claim()
-    planned = starting(made, started)
-    made.put_back(planned)
-    assert made.releases == [started]
+    planned = starting(pending, started)
+    pending.put_back(planned)
+    assert pending.releases == [started]
 
 
 def test_tasks_that_were_not_started_are_not_run() -> None:
-    made = pending(prefetch=4)
+    pending = make_pending(prefetch=4)
     kept, lost = claim(), claim()
-    planned = starting(made, kept, lost)
-    assert made.apply(planned, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
-    assert made.releases == [lost]  # its queue may be at its cap: what is still held is released
+    planned = starting(pending, kept, lost)
+    assert pending.apply(planned, BatchResult(started=frozenset({kept.id})), until=0.0) == [kept]
+    assert pending.releases == [lost]  # its queue may be at its cap: what is still held is released
 
 
 # -- capacity
@@ -341,85 +341,85 @@ def test_tasks_that_were_not_started_are_not_run() -> None:
 
 @pytest.mark.promise("C1", "C12")
 def test_without_a_buffer_only_tasks_that_can_run_at_once_are_claimed() -> None:
-    made = pending(Child(), Child(load=1), Child(is_open=False), processes=3)
-    planned = taken(made)
+    pending = make_pending(Child(), Child(load=1), Child(is_open=False), processes=3)
+    planned = taken(pending)
     assert claimed_by(planned) == {"RUNNING": 1}
     assert [request.queue_limit for request in planned.claim_requests] == [None]
 
 
 @pytest.mark.promise("C13")
 def test_with_a_buffer_some_claims_run_at_once_and_some_wait() -> None:
-    made = pending(Child(), Child(load=1), prefetch=4)
-    assert claimed_by(taken(made)) == {"RUNNING": 1, "CLAIMED": 4}
+    pending = make_pending(Child(), Child(load=1), prefetch=4)
+    assert claimed_by(taken(pending)) == {"RUNNING": 1, "CLAIMED": 4}
 
 
 @pytest.mark.promise("X2", "X4")
 def test_a_child_with_concurrency_has_as_many_slots() -> None:
-    made = pending(Child(load=3), Child(), concurrency=10)
-    assert claimed_by(taken(made)) == {"RUNNING": 17}
+    pending = make_pending(Child(load=3), Child(), concurrency=10)
+    assert claimed_by(taken(pending)) == {"RUNNING": 17}
 
 
 @pytest.mark.promise("C2")
 def test_a_child_is_assigned_no_more_than_its_budget() -> None:
-    made = pending(Child(budget_left=2), Child(load=9, budget_left=7), concurrency=10)
-    assert claimed_by(taken(made)) == {"RUNNING": 3}
+    pending = make_pending(Child(budget_left=2), Child(load=9, budget_left=7), concurrency=10)
+    assert claimed_by(taken(pending)) == {"RUNNING": 3}
 
 
 def test_batches_overlap_as_children_become_free() -> None:
     first, second = Child(), Child(load=1)
-    made = pending(first, second)
-    assert claimed_by(taken(made)) == {"RUNNING": 1}
+    pending = make_pending(first, second)
+    assert claimed_by(taken(pending)) == {"RUNNING": 1}
     second.load = 0
-    assert claimed_by(taken(made)) == {"RUNNING": 1}
-    assert made.next_batch(0.0) is None
+    assert claimed_by(taken(pending)) == {"RUNNING": 1}
+    assert pending.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C11", "C12", "C19")
 @pytest.mark.parametrize("caps", [ONE_CAP, Caps(cluster_wide=5)])
 def test_with_caps_one_batch_at_a_time_claims_and_the_others_still_end_tasks(caps: Caps) -> None:
     first, second = Child(), Child(load=1)
-    made = pending(first, second, caps=caps)
-    claiming = taken(made)
+    pending = make_pending(first, second, caps=caps)
+    claiming = taken(pending)
     assert claimed_by(claiming) == {"RUNNING": 1}
     second.load = 0
-    made.endings.append(ending())
-    assert claimed_by(taken(made)) == {}
-    made.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
-    assert claimed_by(taken(made)) == {"RUNNING": 2}
+    pending.endings.append(ending())
+    assert claimed_by(taken(pending)) == {}
+    pending.apply(claiming, BatchResult(claimed=[[]]), until=0.0)
+    assert claimed_by(taken(pending)) == {"RUNNING": 2}
 
 
 @pytest.mark.promise("C17")
 def test_without_a_buffer_max_claim_per_worker_counts_all_held_claims() -> None:
     busy = [Child(load=1), Child(load=1), Child(), Child(), Child()]
-    made = pending(*busy, processes=5, max_claim_per_worker=3)
-    assert claimed_by(taken(made)) == {"RUNNING": 1}
-    assert made.next_batch(0.0) is None
+    pending = make_pending(*busy, processes=5, max_claim_per_worker=3)
+    assert claimed_by(taken(pending)) == {"RUNNING": 1}
+    assert pending.next_batch(0.0) is None
 
 
 @pytest.mark.promise("C17")
 def test_without_a_buffer_max_claim_per_worker_counts_endings_until_they_are_committed() -> None:
     """Otherwise more rows than the limit would be RUNNING for a moment."""
-    made = pending(Child(), Child(), max_claim_per_worker=1)
-    made.may_have_tasks = False
-    made.endings.append(ending())
-    ending_batch = taken(made)
-    made.may_have_tasks = True
-    assert made.next_batch(0.0) is None
-    made.apply(ending_batch, NOTHING, until=0.0)
-    assert claimed_by(taken(made)) == {"RUNNING": 1}
+    pending = make_pending(Child(), Child(), max_claim_per_worker=1)
+    pending.may_have_tasks = False
+    pending.endings.append(ending())
+    ending_batch = taken(pending)
+    pending.may_have_tasks = True
+    assert pending.next_batch(0.0) is None
+    pending.apply(ending_batch, NOTHING, until=0.0)
+    assert claimed_by(taken(pending)) == {"RUNNING": 1}
 
 
 @pytest.mark.promise("C17")
 def test_with_a_buffer_max_claim_per_worker_counts_only_waiting_claims() -> None:
-    made = pending(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
-    made.buffer.append(BufferedClaim(claim(), 100.0))
-    assert claimed_by(taken(made)) == {"CLAIMED": 3}
+    pending = make_pending(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
+    pending.buffer.append(BufferedClaim(claim(), 100.0))
+    assert claimed_by(taken(pending)) == {"CLAIMED": 3}
 
 
 @pytest.mark.promise("C16")
 def test_max_claim_batch_limits_what_one_batch_claims_from_a_queue() -> None:
-    made = pending(*[Child() for _ in range(9)], processes=9, max_claim_batch=4)
-    planned = taken(made)
+    pending = make_pending(*[Child() for _ in range(9)], processes=9, max_claim_batch=4)
+    planned = taken(pending)
     assert [(request.limit, request.queue_limit) for request in planned.claim_requests] == [(9, 4)]
     assert planned.claim_from is ClaimFrom.START
 
@@ -427,22 +427,22 @@ def test_max_claim_batch_limits_what_one_batch_claims_from_a_queue() -> None:
 @pytest.mark.promise("C16")
 @pytest.mark.parametrize(("batch", "expected"), [(1, [(2, 1)]), (2, [(2, 2)]), (5, [(2, 5), (4, 3)])])
 def test_running_and_buffered_claims_share_max_claim_batch(batch: int, expected: list[tuple[int, int]]) -> None:
-    made = pending(Child(), Child(), prefetch=4, max_claim_batch=batch)
-    assert [(request.limit, request.queue_limit) for request in taken(made).claim_requests] == expected
+    pending = make_pending(Child(), Child(), prefetch=4, max_claim_batch=batch)
+    assert [(request.limit, request.queue_limit) for request in taken(pending).claim_requests] == expected
 
 
 @pytest.mark.promise("C19", "C20")
 def test_with_caps_each_queue_is_one_lane() -> None:
-    made = pending(Child(), queues=("urgent", "default"), caps=ONE_CAP)
-    made.watermarks.on_rescanned([], limit=1, sent_at=0, now=0.0, cost_s=1e9)
+    pending = make_pending(Child(), queues=("urgent", "default"), caps=ONE_CAP)
+    pending.watermarks.on_rescanned([], limit=1, sent_at=0, now=0.0, cost_s=1e9)
     for payload in ("5 1000000 default", "9 1000000 default", "7 1000000 urgent"):
-        made.watermarks.add_hint(payload)
+        pending.watermarks.add_hint(payload)
     # Until a claim has found rows in a queue, it is read from its start.
     served = [
         Claim("id", 1, "add", queue, priority, EPOCH, 1, "{}") for queue, priority in (("urgent", 7), ("default", 9))
     ]
-    made.watermarks.on_claimed(served, limit=9, sent_at=made.watermarks.sequence)
-    planned = taken(made)
+    pending.watermarks.on_claimed(served, limit=9, sent_at=pending.watermarks.sequence)
+    planned = taken(pending)
     assert planned.claim_from is ClaimFrom.QUEUES
     assert [(lane.queue_name, lane.priority) for lane in planned.lanes] == [("urgent", 7), ("default", 5)]
     assert "lock_caps" in statements(planned)
@@ -450,10 +450,10 @@ def test_with_caps_each_queue_is_one_lane() -> None:
 
 @pytest.mark.promise("C10", "C19")
 def test_without_caps_nothing_is_counted_and_nothing_locked() -> None:
-    made = pending(Child())
-    made.watermarks.on_rescanned([], limit=1, sent_at=0, now=0.0, cost_s=1e9)
-    made.watermarks.add_hint("5 1000000 default")
-    planned = taken(made)
+    pending = make_pending(Child())
+    pending.watermarks.on_rescanned([], limit=1, sent_at=0, now=0.0, cost_s=1e9)
+    pending.watermarks.add_hint("5 1000000 default")
+    planned = taken(pending)
     assert planned.claim_from is ClaimFrom.WATERMARKS
     assert statements(planned) == ["begin_batch", "set_batch_limits", "claim_from_watermarks", "commit_batch"]
 
@@ -471,7 +471,7 @@ def test_a_batch_claims_exactly_what_the_budget_allows(
 ) -> None:
     """The oracle counts rows in the database, where the buffered rows that this batch starts are RUNNING by then."""
     concurrency = 3
-    made = pending(
+    pending = make_pending(
         *[Child(load) for load in loads],
         prefetch=prefetch,
         concurrency=concurrency,
@@ -479,13 +479,13 @@ def test_a_batch_claims_exactly_what_the_budget_allows(
         max_claim_per_worker=limit,
         max_claim_batch=batch,
     )
-    made.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
-    planned = made.next_batch(0.0)
+    pending.buffer.extend(BufferedClaim(claim(), 100.0) for _ in range(buffered if prefetch else 0))
+    planned = pending.next_batch(0.0)
     started = len(planned.starts) if planned else 0
     budget = Budget(
         slots=len(loads) * concurrency,
         running=sum(loads) + started,
-        claimed=len(made.buffer),
+        claimed=len(pending.buffer),
         prefetch_buffer=prefetch,
         max_claim_per_worker=limit,
         max_claim_batch=batch,
@@ -503,73 +503,73 @@ def test_a_batch_claims_exactly_what_the_budget_allows(
 
 def test_endings_of_short_tasks_wait_for_each_other() -> None:
     """While another task will end soon, or a batch in flight may bring more."""
-    made = with_short_tasks(pending(Child(load=1), Child()))
-    assert made.should_delay_batch()
-    made = with_short_tasks(pending(Child(), Child()))
-    starting(made)
-    assert made.should_delay_batch()
+    pending = with_short_tasks(make_pending(Child(load=1), Child()))
+    assert pending.should_delay_batch()
+    pending = with_short_tasks(make_pending(Child(), Child()))
+    starting(pending)
+    assert pending.should_delay_batch()
 
 
-def with_short_tasks(made: PendingWork) -> PendingWork:
-    made.endings.append(ending())
+def with_short_tasks(pending: PendingWork) -> PendingWork:
+    pending.endings.append(ending())
     for _ in range(100):
-        made.prefetch.observe(10)
-    return made
+        pending.prefetch.observe(10)
+    return pending
 
 
 def test_the_ending_of_a_single_short_task_does_not_wait() -> None:
-    assert not with_short_tasks(pending(Child(), Child())).should_delay_batch()
+    assert not with_short_tasks(make_pending(Child(), Child())).should_delay_batch()
 
 
 def test_endings_do_not_wait_when_there_are_no_more_tasks() -> None:
-    made = with_short_tasks(pending(Child(load=1)))
-    made.may_have_tasks = False
-    assert not made.should_delay_batch()
+    pending = with_short_tasks(make_pending(Child(load=1)))
+    pending.may_have_tasks = False
+    assert not pending.should_delay_batch()
 
 
 def test_endings_do_not_wait_during_a_shutdown() -> None:
-    made = with_short_tasks(pending(Child(load=1)))
-    made.is_stopping = True
-    assert not made.should_delay_batch()
+    pending = with_short_tasks(make_pending(Child(load=1)))
+    pending.is_stopping = True
+    assert not pending.should_delay_batch()
 
 
 def test_endings_of_longer_tasks_do_not_wait() -> None:
-    made = with_short_tasks(pending(Child(load=1)))
-    made.prefetch.observe(1_000_000)
-    assert not made.should_delay_batch()
+    pending = with_short_tasks(make_pending(Child(load=1)))
+    pending.prefetch.observe(1_000_000)
+    assert not pending.should_delay_batch()
 
 
 def test_with_prefetch_endings_do_not_wait_while_a_child_has_capacity() -> None:
-    assert not with_short_tasks(pending(Child(load=1), prefetch="auto")).should_delay_batch()
+    assert not with_short_tasks(make_pending(Child(load=1), prefetch="auto")).should_delay_batch()
 
 
 def test_with_prefetch_endings_wait_for_the_next_claim_while_children_have_enough_to_do() -> None:
-    made = with_short_tasks(pending(Child(load=PREFETCH_MAX), prefetch="auto"))
-    assert made.should_delay_batch()
-    made.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH))
-    assert not made.should_delay_batch(), "more than one batch takes"
+    pending = with_short_tasks(make_pending(Child(load=PREFETCH_MAX), prefetch="auto"))
+    assert pending.should_delay_batch()
+    pending.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH))
+    assert not pending.should_delay_batch(), "more than one batch takes"
 
 
 # -- other parts of a batch
 
 
 def test_due_tasks_are_promoted_once_per_reason() -> None:
-    made = pending()
-    made.may_have_due_tasks = True
-    planned = taken(made)
+    pending = make_pending()
+    pending.may_have_due_tasks = True
+    planned = taken(pending)
     assert statements(planned) == ["begin_batch", "set_batch_limits", "promote_tasks", "get_next_due", "commit_batch"]
-    assert made.next_batch(0.0) is None
-    made.put_back(planned)
-    assert taken(made).promotes
+    assert pending.next_batch(0.0) is None
+    pending.put_back(planned)
+    assert taken(pending).promotes
 
 
 @pytest.mark.promise("W10", "W9")
 def test_interrupted_tasks_are_released_by_their_policy_or_ended() -> None:
-    made = pending()
+    pending = make_pending()
     interrupted = [ending(), ending()]
-    made.interrupted.extend(interrupted)
-    made.is_stopping = True
-    planned = taken(made)
+    pending.interrupted.extend(interrupted)
+    pending.is_stopping = True
+    planned = taken(pending)
     assert list(planned.interrupted) == interrupted
     assert statements(planned) == [
         "begin_batch",
@@ -580,65 +580,65 @@ def test_interrupted_tasks_are_released_by_their_policy_or_ended() -> None:
         "notify_done",
         "notify_all_queues",
     ]
-    made.put_back(planned)
-    assert made.interrupted == interrupted
+    pending.put_back(planned)
+    assert pending.interrupted == interrupted
 
 
 def test_only_the_last_progress_of_a_task_is_sent() -> None:
-    made = pending()
-    made.progress["an id", 1] = "old"
-    made.progress["an id", 1] = "new"
-    planned = taken(made)
+    pending = make_pending()
+    pending.progress["an id", 1] = "old"
+    pending.progress["an id", 1] = "new"
+    planned = taken(pending)
     assert list(planned.progress) == [("an id", 1, "new")]
     assert "report_progress" in statements(planned)
-    assert made.next_batch(0.0) is None
+    assert pending.next_batch(0.0) is None
 
 
 def test_progress_of_a_failed_batch_is_sent_again_unless_there_is_a_later_report() -> None:
-    made = pending()
-    made.progress.update({("one", 1): "old", ("other", 1): "old"})
-    planned = taken(made)
-    made.progress["one", 1] = "new"
-    made.put_back(planned)
-    assert sorted(taken(made).progress) == [("one", 1, "new"), ("other", 1, "old")]
+    pending = make_pending()
+    pending.progress.update({("one", 1): "old", ("other", 1): "old"})
+    planned = taken(pending)
+    pending.progress["one", 1] = "new"
+    pending.put_back(planned)
+    assert sorted(taken(pending).progress) == [("one", 1, "new"), ("other", 1, "old")]
 
 
 def test_progress_does_not_delay_a_shutdown() -> None:
-    made = pending()
-    made.progress["an id", 1] = "half"
-    assert made.is_empty
+    pending = make_pending()
+    pending.progress["an id", 1] = "half"
+    assert pending.is_empty
 
 
 def test_failed_attempts_with_retries_left_are_stored_by_their_retry_policy() -> None:
-    made = pending()
+    pending = make_pending()
     failed, final = claim(), ending()
-    made.endings.extend([Ending(failed.id, 1, TaskStatus.FAILED, error_code="BROKEN", may_retry=True), final])
-    assert statements(taken(made))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_batch"]
+    pending.endings.extend([Ending(failed.id, 1, TaskStatus.FAILED, error_code="BROKEN", may_retry=True), final])
+    assert statements(taken(pending))[2:5] == ["finish_tasks", "end_or_retry_tasks", "commit_batch"]
 
 
 def test_large_results_are_sent_in_several_batches() -> None:
     """PostgreSQL refuses a message of a gigabyte, and one batch must not delay all others."""
-    made = pending()
+    pending = make_pending()
     large = "x" * (BYTES_PER_BATCH // 2)
     for _ in range(4):
         of = claim()
-        made.endings.append(Ending(of.id, 1, TaskStatus.COMPLETED, large))
-    assert [len(taken(made).endings), len(taken(made).endings)] == [2, 2]
+        pending.endings.append(Ending(of.id, 1, TaskStatus.COMPLETED, large))
+    assert [len(taken(pending).endings), len(taken(pending).endings)] == [2, 2]
 
 
 def test_a_result_larger_than_the_limit_of_a_batch_is_sent_alone() -> None:
-    made = pending()
-    made.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_BATCH + 1)), ending()])
-    assert [len(taken(made).endings), len(taken(made).endings)] == [1, 1]
+    pending = make_pending()
+    pending.endings.extend([Ending(claim().id, 1, TaskStatus.COMPLETED, "x" * (BYTES_PER_BATCH + 1)), ending()])
+    assert [len(taken(pending).endings), len(taken(pending).endings)] == [1, 1]
 
 
 @pytest.mark.promise("C11")
 @pytest.mark.parametrize("kind", ["endings", "interrupted", "releases"])
 @pytest.mark.parametrize(("caps", "is_announced"), [(ONE_CAP, True), (Caps(cluster_wide=5), True), (NO_CAPS, False)])
 def test_freed_capacity_is_announced_only_with_caps(kind: str, caps: Caps, *, is_announced: bool) -> None:
-    made = pending(caps=caps)
-    getattr(made, kind).append(claim() if kind == "releases" else ending())
-    assert ("notify_capacity_freed" in statements(taken(made))) is is_announced
+    pending = make_pending(caps=caps)
+    getattr(pending, kind).append(claim() if kind == "releases" else ending())
+    assert ("notify_capacity_freed" in statements(taken(pending))) is is_announced
 
 
 def _read(planned: Batch) -> dict[str, Payload]:
@@ -656,12 +656,12 @@ class HeldClaimsMachine(RuleBasedStateMachine):
 
     @initialize(prefetch=st.integers(0, 5), caps=st.sampled_from([NO_CAPS, ONE_CAP]))
     def begin(self, prefetch: int, caps: Caps) -> None:
-        self.pending = pending(Child(), Child(), prefetch=prefetch, caps=caps)
+        self.pending = make_pending(Child(), Child(), prefetch=prefetch, caps=caps)
 
     def new(self) -> Claim:
-        made = claim()
-        self.known.add((made.id, made.claim_no))
-        return made
+        new = claim()
+        self.known.add((new.id, new.claim_no))
+        return new
 
     @rule()
     def a_task_ends(self) -> None:
@@ -732,10 +732,10 @@ def node_ending(root_id: str) -> Ending:
 
 
 def test_a_batch_that_ends_a_node_claims_the_next_one() -> None:
-    made = pending(Child())
-    made.may_have_tasks = False
-    made.endings.append(node_ending("a"))
-    planned = taken(made)
+    pending = make_pending(Child())
+    pending.may_have_tasks = False
+    pending.endings.append(node_ending("a"))
+    planned = taken(pending)
     assert claimed_by(planned) == {"RUNNING": 1}
     names = statements(planned)
     assert (
@@ -748,30 +748,30 @@ def test_a_batch_that_ends_a_node_claims_the_next_one() -> None:
 
 
 def test_with_prefetch_endings_of_a_workflow_wait_for_the_batch_that_advances_it() -> None:
-    made = pending(prefetch="auto")
+    pending = make_pending(prefetch="auto")
     first, second, other = node_ending("a"), node_ending("a"), node_ending("b")
-    made.endings.append(first)
-    planned = taken(made)
-    made.endings.extend([second, other])
-    assert taken(made).endings == [other]
-    assert made.next_batch(0.0) is None
-    made.apply(planned, BatchResult(claimed=[[] for _ in planned.claim_requests]), until=0.0)
-    assert taken(made).endings == [second]
+    pending.endings.append(first)
+    planned = taken(pending)
+    pending.endings.extend([second, other])
+    assert taken(pending).endings == [other]
+    assert pending.next_batch(0.0) is None
+    pending.apply(planned, BatchResult(claimed=[[] for _ in planned.claim_requests]), until=0.0)
+    assert taken(pending).endings == [second]
 
 
 def test_the_rest_of_a_step_is_sent_with_the_next_batch_also_after_a_failure() -> None:
-    made = pending()
-    made.endings.append(node_ending("a"))
-    made.apply(
-        planned := taken(made), BatchResult(claimed=[[] for _ in planned.claim_requests], unsettled=["a"]), until=0.0
+    pending = make_pending()
+    pending.endings.append(node_ending("a"))
+    pending.apply(
+        planned := taken(pending), BatchResult(claimed=[[] for _ in planned.claim_requests], unsettled=["a"]), until=0.0
     )
-    assert not made.is_empty
-    made.put_back(again := taken(made))
+    assert not pending.is_empty
+    pending.put_back(again := taken(pending))
     assert again.unsettled == ["a"]
-    assert "start_runs" in statements(taken(made))
+    assert "start_runs" in statements(taken(pending))
 
 
 def test_tasks_without_a_workflow_send_no_workflow_statements() -> None:
-    made = pending()
-    made.endings.append(ending())
-    assert not {"lock_roots", "advance_nodes", "enqueue_ready_nodes", "finish_runs"} & {*statements(taken(made))}
+    pending = make_pending()
+    pending.endings.append(ending())
+    assert not {"lock_roots", "advance_nodes", "enqueue_ready_nodes", "finish_runs"} & {*statements(taken(pending))}

@@ -37,7 +37,7 @@ async def test_children_share_what_was_made_at_import_and_nothing_else() -> None
         for child in children:
             assert child["group"] == child["pid"]
             assert child["pidfds"] == 0
-            assert child["sockets"] == 3  # its own to us, and the two of its event loop
+            assert child["sockets"] == 3  # the socket to the worker, and the two of its event loop
 
 
 async def test_the_fork_server_ends_with_its_pool_and_its_children_with_it() -> None:

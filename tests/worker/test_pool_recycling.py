@@ -107,7 +107,7 @@ async def test_a_child_with_concurrency_is_replaced_after_its_tasks_too(tmp_path
             await dispatcher.value("quick")
         (old,) = (child for child in dispatcher.children if child.load)
         assert old.is_retiring
-        # Two still run in it; the spare does the work of the two places that it has left, and no more.
+        # Two tasks still run in it; the spare fills the two slots that it has left, and no more.
         fresh = [dispatcher.send("gate_async", until=str(go)) for _ in range(3)]
         await dispatcher.until(lambda: len(dispatcher.begun) == 6)
         spare = dispatcher.begun[fresh[0]][0]

@@ -58,7 +58,7 @@ def test_an_idle_worker_exits_although_the_database_does_not_answer(
 ) -> None:
     """A paused pooler answers no client, and nothing times out: deregistering is not worth the wait."""
     running = worker("tests.apps.tuned:app", processes=1, database_url=proxy.url)
-    eventually(lambda: row(sql, IS_AT_REST)[0], what="no claim is on its way: its answer would have to be waited for")
+    eventually(lambda: row(sql, IS_AT_REST)[0], what="no claim is in flight, for whose answer it would wait")
     proxy.freeze()
     assert running.terminate(40) == 0
     assert "never retrieved" not in "\n".join(running.logs)

@@ -44,7 +44,7 @@ def test_rows_that_commit_late_are_found_behind_younger_ones(
     log = tmp_path / "log"
     worker("tests.apps.tuned:app", env=NEVER_POLLS)
     with psycopg.connect(database) as late:
-        insert_lines(late, log, 1, first=1000)  # its time is fixed now, and it is not visible yet
+        insert_lines(late, log, 1, first=1000)  # its time is set now, but it is not visible yet
         insert_lines(sql, log, 20)
         wait_until_ended(sql, 20)
         wait_until_idle(sql)

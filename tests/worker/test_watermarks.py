@@ -304,7 +304,7 @@ def claimed_queues(watermarks: Watermarks) -> list[str]:
     return [lane.queue_name for lane in watermarks.lanes(LANE_LIMITS.lanes_per_claim)]
 
 
-def test_of_very_many_lanes_a_claim_reads_the_first_ones() -> None:
+def test_a_claim_reads_only_the_first_of_very_many_lanes() -> None:
     assert claimed_queues(many_lanes()) == MANY[: LANE_LIMITS.lanes_per_claim]
 
 
@@ -356,7 +356,7 @@ def add_hints(watermarks: Watermarks, priorities: range) -> None:
 
 
 @pytest.mark.promise("D6")
-def test_however_many_priorities_are_announced_few_lanes_are_kept_and_no_row_is_lost() -> None:
+def test_with_very_many_priorities_few_lanes_are_kept_and_no_row_is_lost() -> None:
     watermarks = rescanned(Watermarks(["urgent", "default"]))
     watermarks.add_hint(payload_for(1, queue="urgent"))
     add_hints(watermarks, range(2**15))
@@ -369,7 +369,7 @@ def test_however_many_priorities_are_announced_few_lanes_are_kept_and_no_row_is_
     assert not watermarks.is_rescan_due(1.0)
 
 
-def test_of_too_many_lanes_those_that_sleep_are_dropped_first() -> None:
+def test_sleeping_lanes_are_dropped_first_when_there_are_too_many() -> None:
     watermarks = rescanned(Watermarks(["default"]))
     add_hints(watermarks, range(LANE_LIMITS.lanes_per_queue))
     while lanes := [
