@@ -428,7 +428,7 @@ def test_tasks_of_a_dead_worker_are_not_touched_before_it_is_declared_dead(
     if incarnation in workers_rows(sql):  # read later: it was not declared dead before
         assert status == "RUNNING"
     error = gate.get(30_000).err_value
-    second.wait_for_log(f"worker {incarnation} is dead")
+    second.wait_for_log(f"worker {incarnation} declared dead")
     assert error.error_code == "WORKER_CRASHED"
     assert str(incarnation) in error.message
     assert len(numbers(tmp_path / "begun")) == 1
