@@ -1,7 +1,7 @@
-# The one door: `make` lists what can be done. The environment makes itself, and again when its inputs change.
+# `make` lists the targets. The environment is created when it is needed, and again when its inputs change.
 
-# PYTHON is what the environment is made from, JOBS how many processes share the tests, ARGS more arguments for the
-# tool that a target runs, SPEC a claims file in which `make promises` looks for what no test covers.
+# PYTHON: the interpreter of the environment. JOBS: the number of test processes. ARGS: more arguments for the tool of a
+# target. SPEC: a claims file for `make promises`, which then lists the claims without a test.
 PYTHON ?= python3
 JOBS   ?= 2
 ARGS   ?=
@@ -19,17 +19,17 @@ ready := .venv/.ready-$(python_version)
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo 'Variables: PYTHON=python3.12  JOBS=auto  ARGS="-k claim"'
 
-demo: $(ready) ## a worker, a few tasks and their results, on a PostgreSQL of its own
+demo: $(ready) ## start an embedded PostgreSQL and a worker, and run tasks of every kind
 	$(bin)/python -m examples.demo $(ARGS)
 
-test: $(ready) ## the tests, in random order and in parallel
+test: $(ready) ## run the tests, in random order and in parallel
 	$(bin)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-check: $(ready) ## layout, lint, types, who may import whom, and the budgets
+check: $(ready) ## check format, lint, types, import layers and budgets
 	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/pyright --pythonpath $(bin)/python
@@ -37,52 +37,52 @@ check: $(ready) ## layout, lint, types, who may import whom, and the budgets
 	$(bin)/lint-imports
 	$(bin)/python -m tools.budgets
 
-format: $(ready) ## lay out the code and mend what can be mended by rule
+format: $(ready) ## format the code and apply automatic fixes
 	$(bin)/ruff format
 	$(bin)/ruff check --fix
 
-cover: $(ready) ## the tests once more, with the lines they miss
+cover: $(ready) ## run the tests and list the lines they do not cover
 	$(bin)/coverage erase
 	$(bin)/coverage run -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 	$(bin)/coverage combine --quiet
 	$(bin)/coverage report
 
-bench: $(ready) ## the benchmarks
+bench: $(ready) ## run the benchmarks
 	$(bin)/python -m benchmarks $(ARGS)
 
-bench-growth: $(ready) ## a million rows, 500 queues, an old snapshot, 62 idle workers: the rate beside an empty database
+bench-growth: $(ready) ## compare the rate with a million rows, 500 queues, an old snapshot or 62 idle workers to an empty database
 	$(bin)/python -m benchmarks.growth $(ARGS)
 
-bench-mix: $(ready) ## fast and slow tasks together: who waits for whom
+bench-mix: $(ready) ## mix fast and slow tasks, and measure what waits behind what
 	$(bin)/python -m benchmarks.mix $(ARGS)
 
-bench-recovery: $(ready) ## outages, killed connections, a full server, killed workers: how soon work goes on; 4 minutes
+bench-recovery: $(ready) ## measure the time to recover from outages, lost connections and killed workers; 4 minutes
 	$(bin)/python -m benchmarks.recovery $(ARGS)
 
-bench-peers: $(ready) ## the same workloads for other task queues and for ours: 45 minutes
+bench-peers: $(ready) ## compare with other task queues on the same workloads; 45 minutes
 	$(bin)/python -m benchmarks.peers $(ARGS)
 
-bench-workflows: $(ready) ## workflows of 50 000 nodes and a map of 100 000 items: the time per node beside that at 1 000
+bench-workflows: $(ready) ## compare the time per node of workflows of 1 000 and 50 000 nodes
 	$(bin)/python -m benchmarks.workflow_scale $(ARGS)
 
-chaos: $(ready) ## ten minutes in which everything fails, and proof that nothing was lost
+chaos: $(ready) ## inject faults for ten minutes and check that nothing was lost
 	$(bin)/python -m benchmarks.chaos $(ARGS)
 
-promises: $(ready) ## which promises of the specification have tests
+promises: $(ready) ## list which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")
 
-walk: $(ready) ## the files and functions that one task passes through; ARGS=--write puts them into docs/architecture.md
+walk: $(ready) ## trace the files and functions that one task passes through; ARGS=--write updates docs/architecture.md
 	@$(bin)/python -m tools.walk $(ARGS)
 
-budgets: $(ready) ## the limits on size, names and imports of src/
+budgets: $(ready) ## check the limits on size, names and imports of src/
 	@$(bin)/python -m tools.budgets $(ARGS)
 
-clean: ## remove everything that the other targets made
+clean: ## remove what the other targets created
 	rm -rf .venv benchmarks/.peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made from scratch each time: an environment that was repaired is not the one a newcomer gets.
-# The dev group goes through a file because pip knows dependency groups only since 25.1.
+# Created from scratch each time, so that it equals the environment of a new clone.
+# The dev group is installed from a file because pip supports dependency groups only since 25.1.
 $(ready): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo 'make: no interpreter "$(PYTHON)"; choose one with PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c '$(new_enough)' || { echo 'make: horsies needs Python 3.11 or newer, and "$(PYTHON)" is $(python_version); choose another with PYTHON=python3.12' >&2; exit 1; }

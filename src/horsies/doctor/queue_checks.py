@@ -13,7 +13,7 @@ LIMIT = 1_000
 MAX_NAMED = 3  # in the text of a finding
 MAX_LISTED = 10  # in its data
 ELECTION_S = 10.0  # by then a worker that has just started, or the next candidate, has taken the maintenance lease
-OVERDUE_S = 60.0  # by then any running scheduler has handled the slot
+SLOT_OVERDUE_S = 60.0  # by then any running scheduler has handled the slot
 
 SQL = load(__file__)
 
@@ -179,7 +179,7 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
 def check_schedules(_context: CheckContext) -> Op[list[Finding]]:
     """Check whether a scheduler serves the schedules, and whether each belongs to an app."""
     overdue, unowned = yield from execute(
-        SQL["get_overdue_schedules"](overdue_s=OVERDUE_S), SQL["get_unowned_schedules"]()
+        SQL["get_overdue_schedules"](overdue_s=SLOT_OVERDUE_S), SQL["get_unowned_schedules"]()
     )
     findings: list[Finding] = []
     if overdue:

@@ -32,7 +32,7 @@ BATCH: Final = 500
 UNKNOWN_BATCH: Final = 5_000
 MAX_STEPS: Final = 1_000
 """Of one tree of workflows in one pass."""
-OVERDUE_S: Final = 10.0
+PROMOTION_OVERDUE_S: Final = 10.0
 """A task that no worker has promoted for so long is promoted here."""
 LONGEST_LEASE_MS: Final = 600_000
 """No leader takes a longer one: its interval is a minute at most (`RecoveryConfig`), and the lease a few of them."""
@@ -173,7 +173,7 @@ def release_expired_claims(failed: FailedRows | None = None) -> Op[None]:
 def promote_overdue_tasks(failed: FailedRows | None = None) -> Op[None]:
     """Promote tasks that workers should have promoted long ago. A row that cannot be promoted is found, and logged, here."""
     yield from _make_claimable(
-        "promote task", "get_unpromoted_tasks", "promote_overdue_tasks", failed, after_s=OVERDUE_S
+        "promote task", "get_unpromoted_tasks", "promote_overdue_tasks", failed, after_s=PROMOTION_OVERDUE_S
     )
 
 

@@ -1,10 +1,10 @@
 """How much more a worker may hold, and so how much the next batch claims.
 
 `Capacity` counts what the worker holds, and what the batches in flight may still bring or take. `PrefetchPolicy` decides how much a child may hold: as many tasks
-as it runs at once, or a few milliseconds' worth.
+as it runs at once, or up to 20 ms of work.
 
 RUNNING is durable before user code starts, so a child that runs short tasks one by one waits for a commit between any two. With
-`prefetch_buffer="auto"` it is assigned as many tasks as it will run in a few milliseconds, by the measured durations, all started by one
+`prefetch_buffer="auto"` it is assigned as many tasks as it will run in 20 ms, by the measured durations, all started by one
 commit. If one of them is slow, or all are slower than measured before, those behind are recalled and released. A child that runs many tasks
 at once (`concurrency`) does not need this.
 """
@@ -28,7 +28,7 @@ REFILL_PART = 4
 BATCH_DELAY_S, PREFETCH_BATCH_DELAY_S = 0.001, 0.005
 SHORT_TASK_US = 1_000
 AVERAGED_US = PREFETCH_US
-"""The mean is taken over so much work, not over a number of tasks. Otherwise one task that the machine delayed would outweigh a hundred short ones."""
+"""The mean is taken over this amount of work, not over a number of tasks. Otherwise one task that the machine delayed would outweigh a hundred short ones."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Capacity:
         return max(0, free)
 
     def claim_requests(self, starting: int, now: float) -> list[ClaimRequest]:
-        """Return what to claim, some to run at once and some for the buffer, if so many are started from the buffer now."""
+        """Return what to claim, some to run at once and some for the buffer, if `starting` tasks are started from the buffer now."""
         free = self._free(starting)
         if free <= 0:
             return []

@@ -536,7 +536,7 @@ class WakeupTimer:
         self._fire_by(min(self._times(now, send_at)), now)
 
     def schedule_promotion(self, in_s: float) -> None:
-        """Promote what is due after so many seconds."""
+        """Promote what is due after `in_s` seconds."""
         now = time.monotonic()
         due_at = now + max(0.0, in_s)
         if self._due_at is None or due_at < self._due_at:

@@ -13,7 +13,7 @@ from horsies.worker.heartbeat import Heartbeat, UsageMeter
 from horsies.worker.pending import PendingWork
 from horsies.worker.supervisor import ChildPool
 
-LOOP_ANSWER_S: Final = 5.0
+LOOP_CHECK_S: Final = 5.0
 MISSED_ANSWERS: Final = 3
 
 
@@ -57,7 +57,7 @@ class HealthCheck:
             self.loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
             return False  # the loop is closed: the process is exiting
-        return answered.wait(LOOP_ANSWER_S)
+        return answered.wait(LOOP_CHECK_S)
 
     def unready(self) -> list[str]:
         """Return why it cannot work now; an empty list if it can."""
