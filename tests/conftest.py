@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-# No deadline per example: a busy machine is not a failure, and a test that hangs has its time-out.
+# No deadline per example: a busy machine is not a failure, and a test that hangs has its timeout.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 

@@ -417,7 +417,7 @@ def test_a_wait_that_times_out_does_not_stop_the_task(basic: Any, worker: StartW
     assert early.error_code == "WAIT_TIMEOUT"
     assert handle.task_id in early.message
     (tmp_path / "open").touch()
-    assert handle.get(PATIENCE_MS).ok_value == pid  # the time-out was not kept as its result
+    assert handle.get(PATIENCE_MS).ok_value == pid  # the timeout was not kept as its result
 
 
 def test_a_wait_with_timeout_zero_checks_once(basic: Any) -> None:

@@ -56,7 +56,7 @@ many = app.task("many", retry_policy=RetryPolicy.fixed([0.0] * 30, auto_retry_fo
 
 @app.task("overstay", timeout_ms=300)
 def overstay(path: str) -> TaskResult[None, TaskError]:
-    """Run longer than the time-out, and clean up. Sleeps in short naps: a sleeping thread cannot be interrupted."""
+    """Run longer than the timeout, and clean up. Sleeps in short naps: a sleeping thread cannot be interrupted."""
     try:
         while True:
             time.sleep(0.01)
@@ -75,7 +75,7 @@ async def overstay_async(path: str) -> TaskResult[None, TaskError]:
 
 @app.task("hurry_up", timeout_ms=300, retry_policy=RetryPolicy.fixed([0.0], auto_retry_for=["TASK_TIMEOUT"]))
 def hurry_up(*, ignores_stop: bool) -> TaskResult[int, TaskError]:
-    """Exceed the time-out in the first attempt. With `ignores_stop`, ignore the soft stop, so that it must be killed."""
+    """Exceed the timeout in the first attempt. With `ignores_stop`, ignore the soft stop, so that it must be killed."""
     attempt = current_task().attempt
     while attempt == 1:
         try:

@@ -35,7 +35,7 @@ def running(worker: StartWorker) -> Worker:
 
 
 def crash_of(task: Any, *args: object) -> Any:
-    """Return its error, which is noticed at once and not by a time-out."""
+    """Return its error, which is noticed at once and not by a timeout."""
     error = task.send(*args).get(AT_ONCE_MS).err_value
     assert error.error_code == "WORKER_CRASHED", error
     return error

@@ -74,7 +74,7 @@ def test_the_siblings_of_a_blocking_coroutine_end_by_their_policy(blocked: Block
 
 @pytest.mark.promise("W9")
 def test_a_task_that_waits_in_a_blocked_child_is_released_uncounted(blocked: Blocked) -> None:
-    """It was assigned to the child but has not begun. Without a time-out the child is not killed, but logged and assigned nothing more."""
+    """It was assigned to the child but has not begun. Without a timeout the child is not killed, but logged and assigned nothing more."""
     blocked.run_sibling()
     blocker = blocked.block()
     waiting = blocked.stubborn.app.tasks["whoami"].send()

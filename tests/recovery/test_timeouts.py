@@ -1,4 +1,4 @@
-"""A task that exceeds its time-out is stopped softly, killed after its grace period, and only its own child is replaced."""
+"""A task that exceeds its timeout is stopped softly, killed after its grace period, and only its own child is replaced."""
 
 from pathlib import Path
 from typing import Any

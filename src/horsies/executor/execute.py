@@ -167,7 +167,7 @@ def fail_before_start(running: RunningTask, error: TaskError) -> Done:
 
 
 def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
-    """Report how a call ended. After its time-out a task has failed, whatever it did then; a cancelled task may still succeed."""
+    """Report how a call ended. After its timeout a task has failed, whatever it did then; a cancelled task may still succeed."""
     running.is_over = True
     raised = outcome[1]
     if raised is not None:

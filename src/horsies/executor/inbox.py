@@ -176,7 +176,7 @@ class Inbox:
         runner.wake()
 
     def _interrupt(self, message: Interrupt, runner: TaskRunner) -> None:
-        """End a task that is cancelled before its start without starting it. (A time-out cannot come before the start.)"""
+        """End a task that is cancelled before its start without starting it. (A timeout cannot come before the start.)"""
         with self._state:
             pending = next((one for one in self._pending if one.assignment_no == message.assignment_no), None)
             if pending and message.reason == "cancel":

@@ -100,7 +100,7 @@ class TaskCancelledError(HorsiesError):
 
 
 class WaitTimeoutError(HorsiesError, TimeoutError):
-    """The time-out of `as_completed` ended while tasks were still live. They continue."""
+    """The timeout of `as_completed` ended while tasks were still live. They continue."""
 
 
 def _problem_list(where: str, problems: Sequence[str]) -> str:

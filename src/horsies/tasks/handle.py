@@ -233,7 +233,7 @@ class TaskHandle(Generic[T_co]):
         self._ended = ended
 
     def to_result(self, answer: WaitAnswer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
-        """Convert the answer of a wait with this time-out to a result."""
+        """Convert the answer of a wait with this timeout to a result."""
         match answer:
             case Ended():
                 self._ended = answer

@@ -6,7 +6,7 @@ cancellation are the real ones. What needs another process is missing: a task th
 running task cannot be killed.
 
 A `def` task runs on the thread that drains or, if a coroutine drains, on another one: it may block, send and wait, as in
-a child process. A time-out interrupts it by a signal on the main thread, and between two bytecode instructions elsewhere
+a child process. A timeout interrupts it by a signal on the main thread, and between two bytecode instructions elsewhere
 (`executor/interrupt.py`). An `async def` task runs on an event loop: that of the caller, or one of the drain.
 """
 

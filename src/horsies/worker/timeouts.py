@@ -1,4 +1,4 @@
-"""Stop running tasks: request first, kill when the grace period is over. For time-outs, cancellations and shutdowns."""
+"""Stop running tasks: request first, kill when the grace period is over. For timeouts, cancellations and shutdowns."""
 
 import heapq
 import logging
