@@ -191,6 +191,7 @@ def test_a_delay_of_zero_is_due_now(shop: Shop, sql: psycopg.Connection) -> None
         (float("nan"), "must be a number of seconds or a timedelta, not nan"),
         (float("inf"), "not inf"),
         (True, r"not True \(bool\)"),
+        (None, r"not None \(NoneType\)"),
         ("5", r"not '5' \(str\)"),
         (1e12, "at most ten years"),
         (10**400, "at most ten years"),

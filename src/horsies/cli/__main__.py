@@ -17,3 +17,7 @@ def main() -> None:
     if handles_sigint:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command()
+
+
+if __name__ == "__main__":
+    main()

@@ -181,7 +181,7 @@ class Inbox:
             pending = next((one for one in self._pending if one.assignment_no == message.assignment_no), None)
             if pending and message.reason == "cancel":
                 self._pending.remove(pending)
-                error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it began")
+                error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it started")
                 text = encode_error(error, task_id=pending.task_id)
                 status = TaskStatus.CANCELLED.value
                 self.send(pack(Done(pending.assignment_no, status, 0, error.error_code, None, text)))

@@ -140,7 +140,7 @@ limit 1;
 
 -- name: delete_unused_keys
 -- One page of a pass over all keys. Returns its last key, its size, and how many keys were deleted. A key is unused when its task is
--- neither live nor ended within the key's window, as for a send (`tasks/keys.sql`). The additional hour is for a send that is repeated
+-- neither live nor ended within the key's window, as for a send (`tasks/enqueue.sql`). The additional hour is for a send that is repeated
 -- after a lost answer.
 with page as materialized (
     select task_name, key, task_id, send_id, key_window, ended_at

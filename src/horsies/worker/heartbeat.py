@@ -97,16 +97,13 @@ class Heartbeat:
 
     async def __aenter__(self) -> Self:
         try:
-            async with asyncio.timeout(None) as self._registration_timeout:
-                await self._register()
+            await self._register_until_stopped()
         except TimeoutError:
             await self._connection.close(None)
             raise StoppedEarly("asked to stop before it was registered; nothing was started") from None
         except BaseException:
             await self._connection.close(None)
             raise
-        finally:
-            self._registration_timeout = None
         await self._warn_of_clashes()
         self._beating = self._group.create_task(self._beat_forever())
         return self
@@ -119,6 +116,13 @@ class Heartbeat:
         deregister = rows(SQL["deregister_worker"](id=self._pending.worker)) if kind is None else None
         await self._connection.close(deregister)
         self._listener().let_go(self._lock)
+
+    async def _register_until_stopped(self) -> None:
+        try:
+            async with asyncio.timeout(None) as self._registration_timeout:
+                await self._register()
+        finally:
+            self._registration_timeout = None  # a timeout that is over cannot be changed by a second stop request
 
     def stop_registering(self) -> None:
         """Do not wait for an unreachable database: nothing of this worker is stored in it yet."""

@@ -319,7 +319,7 @@ class ChildPool:
     def _kill_if_still_there(self, child: Child) -> None:
         if child in self._children and not child.load:
             log.error(
-                "child %d has not left within %g s, killing it: it is at %s",
+                "child %d has not left within %g s, killing it: it is %s",
                 child.pid,
                 self._timings.leave_s,
                 child.current_step,

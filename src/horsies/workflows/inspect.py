@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from horsies.db.statement import Op, Row, execute, load, one, plan_for_values, rows
-from horsies.model.codec import decode_error
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.model.result import TaskError
@@ -75,7 +74,7 @@ def _to_node(row: Row) -> StoredNode:
         task_id=task_id,
         workflow_id=child_id,
         finished_at=finished_at,
-        error=decode_error(error) if error else None,
+        error=decode_stored_error(error),  # a row that was edited by hand must not hide the other nodes
     )
     made = BuiltTask(made_by, is_list=makes_list)
     return StoredNode(info, StoredResult(node_id, info.status, made, result, error))
