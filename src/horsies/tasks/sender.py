@@ -114,11 +114,11 @@ class Sender(Generic[P, T]):
 
     def schedule(self, delay: float | timedelta, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Enqueue the task for later. `delay` is in seconds, measured by the clock of the database."""
-        return self._send(self._new_delayed_task(delay, args, kwargs))[0]
+        return self._send(self._new_task(args, kwargs, delay))[0]
 
     async def schedule_async(self, delay: float | timedelta, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Do what `schedule` does, for asyncio code."""
-        return (await self._send_async(self._new_delayed_task(delay, args, kwargs)))[0]
+        return (await self._send_async(self._new_task(args, kwargs, delay)))[0]
 
     def send_many(self, calls: Iterable[Call[P, T]]) -> list[TaskHandle[T]]:
         """Enqueue all of these tasks in one transaction, or none. They are served in this order, which is also that of the handles."""
@@ -128,17 +128,11 @@ class Sender(Generic[P, T]):
         """Do what `send_many` does, for asyncio code."""
         return await self._send_async(self._new_tasks(calls))
 
-    def _new_task(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NewTask]:
-        from horsies.tasks.enqueue import new_tasks
-
-        return new_tasks([self._arguments.encode(args, kwargs)], self._options)
-
-    def _new_delayed_task(
-        self, delay: float | timedelta, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> list[NewTask]:
+    def _new_task(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *delay: float | timedelta) -> list[NewTask]:
+        """`delay` has the argument of `schedule()`, whatever it is: None is refused like any other invalid delay."""
         from horsies.tasks.enqueue import add_delay, new_tasks
 
-        options = add_delay(self._options, delay)
+        options = add_delay(self._options, *delay) if delay else self._options
         return new_tasks([self._arguments.encode(args, kwargs)], options)
 
     def _new_tasks(self, calls: Iterable[object]) -> list[NewTask]:
