@@ -1,6 +1,5 @@
 """What `import horsies` provides, and what it does not import."""
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -27,21 +26,6 @@ def test_every_public_name_is_there_and_nothing_else_is() -> None:
     modules = {name for name, value in vars(horsies).items() if inspect.ismodule(value)}
     assert {name for name in vars(horsies) if not name.startswith("_")} - modules == set(horsies.__all__)
     assert not hasattr(horsies, "PostgresBrocker")
-
-
-def test_type_checkers_find_every_public_name_where_it_comes_from() -> None:
-    """They read the imports under TYPE_CHECKING; the interpreter never does."""
-    (source,) = (files("horsies") / "__init__.py").read_text(encoding="utf-8").partition("__all__")[:1]
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    seen = {
-        alias.name: getattr(import_module(node.module or ""), alias.name) for node in imports for alias in node.names
-    }
-    assert seen == {name: getattr(horsies, name) for name in horsies.__all__}
-
-
-def test_dir_lists_every_public_name_before_its_first_use() -> None:
-    done = run("import horsies; assert set(horsies.__all__) <= set(dir(horsies)), dir(horsies)")
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_exception_that_may_reach_a_user_is_public() -> None:
@@ -79,40 +63,15 @@ def test_the_whole_api_of_a_task_can_be_imported_from_the_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "psycopg",
-        "psycopg_pool",
-        "click",
-        "pydantic",
-        "asyncio",
-        "horsies.app",
-        "horsies.embedded.server",
-        "horsies.worker",
-    ],
+    "module", ["click", "rich", "horsies.cli", "horsies.doctor", "horsies.embedded.server", "horsies.worker"]
 )
 def test_importing_horsies_does_not_import(module: str) -> None:
-    """A process that only defines or runs tasks need not load a database driver, a command line or a server."""
+    """A producer need not load a command line, a worker or a server."""
     done = run(f"import horsies, sys; sys.exit({module!r} in sys.modules and 'it is loaded')")
     assert done.returncode == 0, done.stderr
 
 
-def test_defining_a_plain_task_imports_no_driver_validation_or_sender() -> None:
-    code = """
-import sys
-from horsies import Horsies, TaskError, TaskResult
-app = Horsies()
-@app.task("add")
-def add(left: int, right: int) -> TaskResult[int, TaskError]:
-    return TaskResult(ok=left + right)
-assert add(1, 2).ok_value == 3
-assert not {"psycopg", "pydantic_core", "asyncio", "horsies.workflows", "horsies.db", "horsies.events"} & sys.modules.keys()
-"""
-    done = run(code)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_worker_command_imports_no_validation_and_no_other_command() -> None:
+def test_the_worker_command_imports_no_other_command() -> None:
     """It would keep them in memory as long as it runs."""
     code = """
 import sys
@@ -120,7 +79,7 @@ from click.testing import CliRunner
 from horsies.cli.main import main
 assert CliRunner().invoke(main, ["worker", "--help"]).exit_code == 0
 assert "horsies.worker.run" in sys.modules
-assert not {"pydantic_core", "rich", "cronsim", "horsies.workflows.compile", "horsies.doctor"} & sys.modules.keys()
+assert not {"rich", "horsies.doctor"} & sys.modules.keys()
 """
     done = run(code)
     assert done.returncode == 0, done.stderr

@@ -1,37 +1,34 @@
-"""`Horsies`: an app, with the methods to define, wait for and operate its tasks.
-
-Every child of a worker loads this module and calls few of its methods, so each method imports what it needs when it is called.
-"""
+"""`Horsies`: an app, with the methods to define, wait for and operate its tasks."""
 
 from __future__ import annotations
 
 import os
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
+from uuid import UUID
 
+from horsies.db.broker import PostgresBroker
+from horsies.model.app_check import AppCheck
 from horsies.model.codec import ResultCodec
 from horsies.model.config import AppConfig, PostgresConfig
-from horsies.model.record import replace
+from horsies.model.result import TaskError, TaskResult
 from horsies.model.validation import instance_problems, raise_problems
+from horsies.model.worker_config import WorkerConfig
 from horsies.registry import Registry
+from horsies.tasks.gather import Gathering
+from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
+from horsies.tasks.ids import to_task_id, to_workflow_id
+from horsies.tasks.inspect import WorkerState, get_worker_states
+from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import BaseTask
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Iterable, Iterator
-    from uuid import UUID
-
-    from horsies.db.broker import PostgresBroker
-    from horsies.model.app_check import AppCheck
-    from horsies.model.result import TaskError, TaskResult
-    from horsies.model.worker_config import WorkerConfig
-    from horsies.tasks.gather import Gathering
-    from horsies.tasks.handle import TaskHandle
-    from horsies.tasks.inspect import WorkerState
-    from horsies.worker_thread import Worker
-    from horsies.workflows.handle import WorkflowHandle
-    from horsies.workflows.spec import WorkflowSpec
+from horsies.worker_thread import Worker
+from horsies.workflows.handle import WorkflowHandle
+from horsies.workflows.spec import WorkflowSpec
 
 T = TypeVar("T")
 
@@ -53,13 +50,12 @@ class Horsies(Registry):
     def broker(self) -> PostgresBroker:
         """Return the connection to the database, created at first use."""
         if self._broker is None:
-            from horsies.db.broker import PostgresBroker
-
             database = self._configured_database()
             if database is not None:
                 self._broker = PostgresBroker(database, resilience=self.config.resilience)
             else:
-                from horsies.embedded.project import embedded_database_url  # an extra; only when nothing is configured
+                # It needs modules of Linux and macOS, and only an app without a database uses it.
+                from horsies.embedded.project import embedded_database_url  # noqa: PLC0415 - see above
 
                 database = PostgresConfig(database_url=embedded_database_url())
                 broker = PostgresBroker(database, resilience=self.config.resilience)
@@ -99,9 +95,6 @@ class Horsies(Registry):
     def handle(self, task_id: str | UUID, task: BaseTask[..., T]) -> TaskHandle[T]: ...
     def handle(self, task_id: str | UUID, task: BaseTask[..., Any] | None = None) -> TaskHandle[Any]:
         """Return a handle for a stored id; nothing is looked up. With its task, results have the task's type; without, they are JSON values."""
-        from horsies.tasks.handle import TaskHandle
-        from horsies.tasks.ids import to_task_id
-
         if not isinstance(task, BaseTask | None):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may pass its name
             raise TypeError(
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
@@ -115,9 +108,6 @@ class Horsies(Registry):
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[T]) -> WorkflowHandle[T]: ...
     def workflow_handle(self, workflow_id: str | UUID, spec: WorkflowSpec[Any] | None = None) -> WorkflowHandle[Any]:
         """Return a handle for the stored id of a run; nothing is looked up. With its specification it has the type of the workflow's value."""
-        from horsies.tasks.ids import to_workflow_id
-        from horsies.workflows.handle import WorkflowHandle
-
         if spec is not None:
             return spec.handle(workflow_id)
         return WorkflowHandle(to_workflow_id(workflow_id), self)
@@ -136,8 +126,6 @@ class Horsies(Registry):
         """Yield each handle as soon as its task has ended: `get()` then returns at once. Raise `WaitTimeoutError` when the time runs out
         before all have ended.
         """
-        from horsies.tasks.handle import refuse_in_event_loop
-
         refuse_in_event_loop("as_completed()", "async for handle in app.as_completed_async(handles)")
         return self._gathering(handles, timeout_ms).completed()
 
@@ -148,16 +136,12 @@ class Horsies(Registry):
         return self._gathering(handles, timeout_ms).completed_async()
 
     def _gathering(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None) -> Gathering[T]:
-        from horsies.tasks.gather import Gathering
-
         return Gathering(handles, lambda: self.broker, timeout_ms)
 
     # -- operation
 
     def run_worker(self, config: WorkerConfig | None = None) -> int:
         """Run a worker in this process until SIGTERM or SIGINT, and return its exit code. Must be called on the main thread."""
-        from horsies.model.worker_config import WorkerConfig
-
         if config is not None:
             raise_problems("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         # By name: the worker is a layer above the app, and a producer never loads it.
@@ -173,8 +157,6 @@ class Horsies(Registry):
         `async with app.worker(WorkerConfig(processes=2)) as worker:` starts it, and stops it at the end of the block. It installs no signal
         handlers, keeps the app's connections open, and does not configure logging.
         """
-        from horsies.model.worker_config import WorkerConfig
-
         if config is not None:
             raise_problems("worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
         return import_module("horsies.worker.run").embedded(self, config or WorkerConfig())
@@ -184,52 +166,36 @@ class Horsies(Registry):
 
         With `live` the database and the running workers are checked too. Nothing is changed, and problems are not raised.
         """
-        from horsies.tasks.handle import refuse_in_event_loop
-
         if live:
             refuse_in_event_loop("check(live=True)", "await app.check_async(live=True)")
         return import_module("horsies.doctor.inventory").check_app(self, live=live)
 
     async def check_async(self, *, live: bool = False) -> AppCheck:
         """The same for asyncio code."""
-        from asyncio import to_thread
-
         return await to_thread(self.check, live=live)
 
     def pause_queue(self, name: str) -> None:
         """Stop all workers from claiming tasks of this queue, until it is resumed. Sends are accepted."""
-        from horsies.tasks.queues import pause_queue
-
         self.broker.run(partial(pause_queue, self.config.queue_named(name).name))
 
     async def pause_queue_async(self, name: str) -> None:
         """The same for asyncio code."""
-        from horsies.tasks.queues import pause_queue
-
         await self.broker.run_async(partial(pause_queue, self.config.queue_named(name).name))
 
     def resume_queue(self, name: str) -> None:
         """Let workers claim tasks of this queue again, and notify those that wait."""
-        from horsies.tasks.queues import resume_queue
-
         self.broker.run(partial(resume_queue, self.config.queue_named(name).name))
 
     async def resume_queue_async(self, name: str) -> None:
         """The same for asyncio code."""
-        from horsies.tasks.queues import resume_queue
-
         await self.broker.run_async(partial(resume_queue, self.config.queue_named(name).name))
 
     def worker_states(self, worker_id: str | None = None) -> list[WorkerState]:
         """Return the newest health snapshot of every worker, or the history of one, newest first."""
-        from horsies.tasks.inspect import get_worker_states
-
         return self.broker.run(partial(get_worker_states, worker_id))
 
     async def worker_states_async(self, worker_id: str | None = None) -> list[WorkerState]:
         """The same for asyncio code."""
-        from horsies.tasks.inspect import get_worker_states
-
         return await self.broker.run_async(partial(get_worker_states, worker_id))
 
     @property

@@ -11,17 +11,16 @@ A subscriber gets the events of its own process: sends in a producer (and in a c
 user code in the child. It is called where the event happens, on that thread, before the work goes on: it must be fast, thread-safe and must not
 block. If it raises, nothing else is affected; that is logged once.
 
-Without subscribers no event is created, and this module is not loaded: the hot path only evaluates `if subscribers:` (`subscribers.py`).
+Without subscribers no event is created: the hot path only evaluates `if subscribers:`.
 
 A `Tracer` is called at the beginning of a send, of a start of a workflow and of an attempt. It returns a `Span`, which is ended with that work; the
 trace of the span is stored with the task. An app has at most one tracer (`app.tracer`), for example `horsies.contrib.otel`.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
-
-from horsies.subscribers import emit, log_failure_once, subscribe, subscribers, unsubscribe
+from typing import Any, Protocol, TypeAlias
 
 __all__ = [
     "BatchCommitted",
@@ -57,6 +56,40 @@ __all__ = [
     "subscribers",
     "unsubscribe",
 ]
+
+Subscriber: TypeAlias = Callable[[Any], object]
+
+log = logging.getLogger("horsies.events")
+
+subscribers: list[Subscriber] = []
+"""Check that it is not empty before you create an event."""
+_reported: set[int] = set()
+
+
+def subscribe(subscriber: Subscriber) -> Subscriber:
+    """Call it with every event of this process from now on. Can be used as a decorator."""
+    if subscriber not in subscribers:
+        subscribers.append(subscriber)
+    return subscriber
+
+
+def unsubscribe(subscriber: Subscriber) -> None:
+    subscribers[:] = [other for other in subscribers if other != subscriber]
+    _reported.discard(id(subscriber))
+
+
+def emit(event: object) -> None:
+    for subscriber in tuple(subscribers):  # a copy: a subscriber may subscribe or unsubscribe others
+        try:
+            subscriber(event)
+        except Exception as error:  # noqa: BLE001 - user code must not stop the work
+            log_failure_once(subscriber, error)
+
+
+def log_failure_once(failed: object, error: Exception) -> None:
+    if id(failed) not in _reported:
+        _reported.add(id(failed))
+        log.error("%r failed; its further failures are not logged", failed, exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

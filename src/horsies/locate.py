@@ -1,14 +1,21 @@
 """Find an app by its locator, `package.module:attribute` or `path/file.py:attribute`, and import its task modules.
 
-Every child loads this module. So it does without pathlib, and what only few apps need is imported where it is used.
+Paths are strings here, because they are compared with those of `sys.path` and of modules.
 """
 
-# ruff: noqa: PLC0415, PTH109, PTH113, PTH118, PTH119, PTH120, PTH122, PTH206, PTH207 - see above
+# ruff: noqa: PTH109, PTH113, PTH118, PTH119, PTH120, PTH122, PTH206, PTH207 - see above
 
+import glob
 import importlib
 import os
+import pkgutil
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from types import ModuleType
 
 from horsies.app import Horsies
@@ -106,8 +113,6 @@ def _expand_pattern(place: str, what: str) -> list[str]:
     if not any(wildcard in place for wildcard in "*?["):
         return [place]
     if place.endswith(".py") or os.sep in place:
-        import glob
-
         # A package's `__init__.py` is imported with the package; `__main__.py` is a program.
         left_out = ("__init__.py", "__main__.py")
         files = glob.glob(place, recursive=True)
@@ -128,9 +133,6 @@ def _expand_pattern(place: str, what: str) -> list[str]:
 
 def _matching_modules(name: str, folders: Sequence[str], parts: Sequence[str]) -> Iterator[str]:
     """Yield the modules below a package whose names match, part by part. `**` matches any number of parts."""
-    import pkgutil
-    from fnmatch import fnmatchcase
-
     part, *rest = parts
     if part == "**" and rest:
         yield from _matching_modules(name, folders, rest)
@@ -198,8 +200,6 @@ def _dotted_name(path: str) -> str | None:
 
 def _origin(name: str) -> str | None:
     """Return the file that an import of this name loads: another package of the same name may come first."""
-    from importlib.util import find_spec
-
     try:
         spec = find_spec(name)
     except ModuleNotFoundError as error:
@@ -212,9 +212,6 @@ def _origin(name: str) -> str | None:
 
 
 def _import_lone_file(path: str) -> ModuleType:
-    from hashlib import sha256
-    from importlib.util import module_from_spec, spec_from_file_location
-
     folder, file = os.path.split(path)
     name = os.path.splitext(file)[0]
     if _origin(name) not in (None, path):  # `queue.py` must not replace Python's own module
@@ -237,8 +234,6 @@ def _import_lone_file(path: str) -> ModuleType:
 
 def _user_line(error: BaseException) -> str:
     """Return the line of the user's own code that raised the error, rather than a line of a library that it called."""
-    import traceback
-
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     frames = [
@@ -253,8 +248,6 @@ def _user_line(error: BaseException) -> str:
 
 def is_user_code(file: str) -> bool:
     """Whether this file belongs neither to a library nor to horsies."""
-    import sysconfig
-
     libraries = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return not _is_ours(file) and not any(_is_inside(file, folder) for folder in libraries)
 

@@ -1,38 +1,31 @@
-"""Register what an app consists of: its tasks, its workflows and the hooks of its children. Each is checked when it is defined.
-
-Every child of a worker loads this module. The first workflow loads what only workflows need.
-"""
+"""Register what an app consists of: its tasks, its workflows and the hooks of its children. Each is checked when it is defined."""
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import timedelta
 from types import CodeType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
+from horsies.db.broker import PostgresBroker
+from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.config import DEFAULT_APP_NAME, AppConfig, QueueMode
 from horsies.model.error_codes import ErrorCodes, ExceptionMap, code_problems, mapper_problems
 from horsies.model.errors import TaskDefinitionError
+from horsies.model.graph import OnError
 from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
+from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
-from horsies.model.signature import is_coroutine_function, ok_type, takes_no_arguments
+from horsies.model.signature import is_coroutine_function, ok_type
 from horsies.model.validation import instance_problems, number_problems
+from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, BaseTask, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping, Sequence
-    from datetime import timedelta
-
-    from horsies.db.broker import PostgresBroker
-    from horsies.events import Tracer
-    from horsies.model.graph import OnError
-    from horsies.model.result import TaskError, TaskResult
-    from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowNode
-    from horsies.workflows.spec import WorkflowSpec
+from horsies.workflows.spec import WorkflowSpec, build_spec
 
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # 24 days, which fits into an integer of PostgreSQL
 
@@ -40,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 OnErrorWord: TypeAlias = Literal["fail", "pause"]
 Hook: TypeAlias = Callable[[], object]
-AnyHook = TypeVar("AnyHook", bound=Hook)  # not in quotes: compiling those would take 2 ms of a child's start
+AnyHook = TypeVar("AnyHook", bound=Hook)
 
 
 class TaskDecorator(Protocol):
@@ -239,9 +232,6 @@ class Registry:
 
         Its value is that of `output`, or, without one, the results of its last nodes by their ids. `time_limit`, in seconds or a timedelta, counts from its start.
         """
-        from horsies.tasks.nodes import WorkflowDraft
-        from horsies.workflows.spec import build_spec
-
         draft = WorkflowDraft(
             name=name,
             nodes=tasks,
@@ -309,8 +299,8 @@ def _module_execution(function: Callable[..., Any]) -> Callable[[], CodeType | N
     Each execution has its own code object. This distinguishes a function that is defined twice in one execution from one that
     is defined again by the next.
     """
-    namespace = getattr(_unwrap(function), "__globals__", None)
-    frame = sys._getframe()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - `inspect` is slow to load
+    namespace = getattr(inspect.unwrap(function), "__globals__", None)
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
             return weakref.ref(frame.f_code)
@@ -320,14 +310,8 @@ def _module_execution(function: Callable[..., Any]) -> Callable[[], CodeType | N
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str] | None:
     """Return the file and the qualified name; None if it is not a function."""
-    code = getattr(_unwrap(function), "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     return None if code is None else (os.path.realpath(code.co_filename), function.__qualname__)
-
-
-def _unwrap(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
 
 
 def _name_problems(name: str) -> Iterator[str]:
@@ -351,8 +335,10 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
 def _check_hook(hook: object) -> Hook:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
-    if not takes_no_arguments(hook):
+    try:
+        inspect.signature(hook).bind()
+    except TypeError:
         raise TaskDefinitionError(
             f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
-        )
+        ) from None
     return hook

@@ -1,6 +1,7 @@
 """Tasks for the tests of children and pools. The environment sets what its hooks do."""
 
 import asyncio
+import atexit
 import contextvars
 import gc
 import os
@@ -24,8 +25,13 @@ started: dict[str, Any] = {}
 hoard: list[bytes] = []
 at_import = [random.random()]  # noqa: S311 - to be compared
 
-if os.environ.get("PACES_IMPORT") == "hang":
-    time.sleep(600)
+match os.environ.get("PACES_IMPORT"):
+    case "hang":
+        time.sleep(600)
+    case "slow":
+        time.sleep(0.5)
+    case _:
+        pass
 if ballast := os.environ.get("PACES_BALLAST_MB"):
     hoard.append(os.urandom(1 << 20) * int(ballast))
 if garbage := os.environ.get("PACES_GARBAGE_MB"):
@@ -276,6 +282,12 @@ def ask_for_later() -> TaskResult[None, TaskError]:
 @app.task("leave_a_thread")
 def leave_a_thread() -> TaskResult[None, TaskError]:
     threading.Thread(target=time.sleep, args=[600], name="straggler").start()
+    return TaskResult(ok=None)
+
+
+@app.task("register_exit_handler")
+def register_exit_handler(path: str) -> TaskResult[None, TaskError]:
+    atexit.register(Path(path).write_text, "ran")
     return TaskResult(ok=None)
 
 

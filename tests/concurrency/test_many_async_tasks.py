@@ -133,11 +133,11 @@ def test_recycling_under_load_never_leaves_fewer_children_than_processes(
     least, most = 99, 0
     deadline = time.monotonic() + 60
     while row(sql, "select count(*) from horsies.finished") < (16,):
-        alive = sum(is_alive(child) for child in psutil.Process(running.pid).children())
+        alive = sum(is_alive(child) for child in running.children())
         least, most = min(least, alive), max(most, alive)
         assert time.monotonic() < deadline
     assert least >= 2
-    assert most <= 3  # one spare at a time
+    assert most <= 4  # never more spares than children
     assert wait_until_ended(sql, 16) == {"COMPLETED": 16}
     pids = {line.split()[-1] for line in (tmp_path / "log").read_text().splitlines()}
     assert len(pids) >= 8

@@ -3,7 +3,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (Django and asyncpg come without types)
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -40,7 +40,7 @@ def query(text: str, /, **params: object) -> Query:
     return Statement("of_a_test", text)(**params)
 
 
-def sending() -> Op[list[TaskId]]:
+def sending() -> Op[Sequence[TaskId]]:
     return enqueue_within([new_task()])
 
 

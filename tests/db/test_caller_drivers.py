@@ -7,6 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 import asyncpg
@@ -27,7 +28,7 @@ from tests.fixtures.callers import KINDS
 from tests.fixtures.journey import new_task, row
 
 
-def sending() -> Op[list[TaskId]]:
+def sending() -> Op[Sequence[TaskId]]:
     return enqueue_within([new_task()])
 
 

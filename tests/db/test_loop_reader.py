@@ -226,6 +226,8 @@ async def test_a_token_that_the_loop_reads_before_the_notify_returns_ends_the_te
     timings = ListenerTimings(first_test_s=0.2, test_timeout_s=0.1)
     config = PostgresConfig(database_url=database)
     listener = Listener(config, notify=notify_slowly, resilience=QUICK, timings=timings)
+    woken: list[str | None] = []
+    listener.subscribe(Channel.NEW, None, woken.append)  # without a subscriber there is nothing to test
     with listener.read_on_this_loop():
         await until(received.is_set)
         await asyncio.sleep(0.4)

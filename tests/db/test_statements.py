@@ -19,7 +19,6 @@ from horsies.tasks.claim import (
     Lane,
     claim_from_queues,
     claim_from_watermarks,
-    claims_from_rows,
     lanes_from_start,
     start_tasks,
 )
@@ -137,7 +136,7 @@ def held(filled: psycopg.Connection) -> list[Claim]:
     rows = filled.execute(
         "select id::text, 1, task_name, queue_name, priority, enqueued_at, 1, '' from horsies.tasks limit 100"
     ).fetchall()
-    return claims_from_rows(rows)
+    return [Claim(*row) for row in rows]
 
 
 def plan(filled: psycopg.Connection, query: Query) -> str:
@@ -168,7 +167,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_held_tasks": get_held_tasks(ME),
         "lock_roots": advance.lock_roots(roots),
         **{query.statement.name: query for query in advance.full_step(roots, ids)},
-        "get_unfinished_trees": advance.SQL["get_unfinished_trees"](limit=100, excluded=[]),
+        "get_unfinished_trees": advance.unfinished_trees(),
         "get_one_ended": get_ended(claims[:1]),
         "get_hundred_ended": get_ended(claims),
         "get_results_unpruned": handle.SQL["get_results_unpruned"](ids=ids),

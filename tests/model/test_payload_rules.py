@@ -32,10 +32,9 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType, TypedDict
 
-from horsies.model.codec import ArgumentsCodec, ResultCodec, decode_error, encode_error
+from horsies.model.codec import ArgumentsCodec, ResultCodec, decode_error, encode_error, value_adapter
 from horsies.model.errors import PayloadError, ResultTypeError, TaskDefinitionError
 from horsies.model.payload_errors import PayloadLimits, PayloadSizeCheck
-from horsies.model.pydantic_codec import value_adapter
 from horsies.model.result import TaskError, TaskResult
 
 T = TypeVar("T")

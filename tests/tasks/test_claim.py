@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -9,9 +10,18 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
-from horsies.tasks.claim import ClaimRequest, claim_from_queues, get_queue_heads, lanes_from_start
-from horsies.tasks.finish import release_tasks
-from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, do, new_task, row, send, send_new
+from horsies.tasks.claim import (
+    Caps,
+    ClaimRequest,
+    InFlight,
+    claim_from_queues,
+    get_in_flight_from,
+    get_queue_heads,
+    lanes_from_start,
+)
+from horsies.tasks.finish import finish_tasks, release_tasks
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import ME, OTHER, claim, claim_lanes, column, completed, do, new_task, row, send, send_new
 
 LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
@@ -191,3 +201,43 @@ def test_a_survey_finds_the_first_row_of_each_queue(sql: psycopg.Connection, bro
     )
     (surveyed,) = do(broker, get_queue_heads(lanes_from_start(["a", "b", "c", "empty"])))
     assert sorted(payload for (payload,) in surveyed) == ["1 8000000 a", "100 5000000 b"]
+
+
+# -- counts that start at the oldest claim in flight
+
+
+@pytest.mark.promise("C10")
+@pytest.mark.promise("C11")
+@pytest.mark.parametrize("caps", [Caps(queues={"default": 2}), Caps(cluster_wide=2)], ids=["queue", "cluster"])
+def test_a_later_count_finds_a_claim_that_was_not_committed_yet(
+    broker: PostgresBroker, sql: psycopg.Connection, caps: Caps
+) -> None:
+    caps = replace(caps, in_flight=InFlight())
+    send_new(broker, 5)
+    request = ClaimRequest(ME, TaskStatus.RUNNING, 5, 1_000, caps=caps)
+    uncommitted = claim_from_queues(replace(request, worker=OTHER, limit=1, caps=Caps()), lanes_from_start(["default"]))
+    with sql.transaction():
+        sql.execute(uncommitted.statement.for_schema("horsies"), dict(uncommitted.params))
+        do(broker, finish_tasks(ME, [completed(held) for held in claim(broker, 1)]))
+        ((caps.in_flight.since,),) = do(broker, get_in_flight_from(caps))[0]
+    assert caps.in_flight.since != "0"
+    (claimed,) = do(broker, claim_from_queues(request, lanes_from_start(["default"])))
+    assert len(claimed) == 1
+
+
+def test_a_count_starts_at_the_oldest_claim_in_flight(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    caps = Caps(queues={"default": 10})
+    send_new(broker, 3)
+    oldest, newer = claim(broker, 1), claim(broker, 1)
+    claimed_in = int(str(column(sql, "select min(claimed_in) from horsies.tasks where status <> 'PENDING'")[0]))
+
+    def since() -> int:
+        ((caps.in_flight.since,),) = do(broker, get_in_flight_from(caps))[0]
+        return int(caps.in_flight.since)
+
+    # Other tests use the same server: a transaction of theirs that is older may still run.
+    eventually(lambda: since() == claimed_in)
+    do(broker, finish_tasks(ME, [completed(held) for held in newer]))
+    assert since() == claimed_in
+    do(broker, finish_tasks(ME, [completed(held) for held in oldest]))
+    eventually(lambda: since() > claimed_in)

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -20,7 +20,7 @@ from tests.fixtures.journey import ME, claim, column, completed, do, new_task, r
 def send_safely(broker: PostgresBroker, tasks: list[NewTask], before_again: Callable[[], object] | None = None) -> None:
     """Send as `Task.send` does. `before_again` runs between a send of unknown outcome and its repetition."""
 
-    def again() -> Op[list[str]]:
+    def again() -> Op[Sequence[str]]:
         if before_again:
             before_again()
         return enqueue_again(tasks)

@@ -1,6 +1,5 @@
 import queue
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import psycopg
@@ -153,7 +152,7 @@ def test_a_lost_claim_does_not_block_the_rest_of_the_batch(broker: PostgresBroke
     send_new(broker, 3)
     mine = claim(broker, 2, worker=ME)
     (theirs,) = claim(broker, 1, worker=OTHER)
-    stale = replace(mine[0], claim_no=mine[0].claim_no + 1)
+    stale = mine[0]._replace(claim_no=mine[0].claim_no + 1)
     assert ended(broker, finish_tasks(ME, [completed(stale), completed(mine[1]), completed(theirs)])) == [mine[1].id]
 
 

@@ -15,9 +15,10 @@ from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, completed, do, row
 
 LISTENING = (
-    "select count(*) from pg_stat_activity where datname = current_database() "
-    "and application_name = 'horsies listener' and query like '%%done%%'"
+    "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted "
+    "and database = (select oid from pg_database where datname = current_database())"
 )
+"""A process that waits holds the lock of the waiters."""
 
 
 pytestmark = without_polling

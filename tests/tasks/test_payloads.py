@@ -95,7 +95,7 @@ def test_only_the_holder_of_the_claim_reads_its_payload(broker: PostgresBroker, 
     insert(sql, INLINE_BYTES_MAX)
     (held,) = claim(broker)
     assert load(broker, [held], worker=OTHER) == {}
-    assert load(broker, [replace(held, claim_no=held.claim_no + 1)]) == {}
+    assert load(broker, [held._replace(claim_no=held.claim_no + 1)]) == {}
 
 
 def test_a_task_keeps_its_count_of_child_deaths(broker: PostgresBroker) -> None:

@@ -99,6 +99,16 @@ def test_a_generator_that_fails_sends_nothing(shop: Shop, sql: psycopg.Connectio
     assert sent(sql) == 0
 
 
+def test_the_handles_of_very_many_tasks_are_a_sequence(shop: Shop) -> None:
+    handles = shop.pack.send_many(shop.pack.call(number) for number in range(SLICE_ROWS + 2))
+    ids = [handle.task_id for handle in handles]
+    assert ids == sorted(set(ids))
+    assert [handle.task_id for handle in handles[-2:]] == ids[-2:]
+    assert (handles[0].task_id, handles[-1].task_id) == (ids[0], ids[-1])
+    with pytest.raises(IndexError):
+        handles[len(ids)]
+
+
 async def test_send_many_accepts_an_empty_list(shop: Shop) -> None:
     assert shop.pack.send_many([]) == []
     assert await shop.pack.send_many_async(iter(())) == []

@@ -100,10 +100,10 @@ async def test_a_lost_answer_of_an_async_send_enqueues_each_task_once(
 
 def send_with_lost_answer(
     shop: Shop, faults: Plant, tasks: Sequence[NewTask], key: Key | None = None, *, before_again: Callable[[], object]
-) -> list[str]:
+) -> Sequence[str]:
     """Send as a `Sender` does. The first answer is lost, and `before_again` runs before the repetition."""
 
-    def again() -> Op[list[str]]:
+    def again() -> Op[Sequence[str]]:
         before_again()
         return enqueue_again(tasks, key)
 

@@ -16,7 +16,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel, waiters_lock
 from horsies.db.listener import ListenerTimings
 from horsies.db.statement import Op
-from horsies.db.waiter import ReadResult, Waiter, WaiterTimings, WaitSource
+from horsies.db.waiter import ReadResult, WaiterTimings
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
 from horsies.model.status import TaskStatus
@@ -143,12 +143,9 @@ def test_an_ending_just_before_or_after_the_first_read_is_not_missed(
             do(other, notify_done(run_all(other)))
         return found
 
-    waiting = Waiter[WaitAnswer]([sent.id])
-    waiter = broker.hub(WaitSource(Channel.DONE, read))
-    with waiter.register(waiting):
-        broker.wait(waiter, waiting, time.monotonic() + 10.0)
-    assert waiting.answers[sent.id] == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
-    assert not waiting.timed_out, "the notification woke it, not the timeout"
+    with broker.waiting(read, [sent.id], None) as futures:
+        found = futures[sent.id].result(10.0)  # the notification woke it, not a deadline
+    assert found == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
 
 
 def test_endings_are_announced_only_while_there_is_a_waiter(

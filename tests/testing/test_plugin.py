@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from horsies.testing.folders import new_folder
-from horsies.testing.server import MIN_LEFTOVER_AGE_S, DatabaseServer, remove_run
+from horsies.testing.server import MIN_LEFTOVER_AGE_S, DatabaseServer, new_folder, remove_run
 from tests.fixtures.server import DatabaseServer as SuiteServer
 
 # By name, and no others: it saves a second, and the entry points of a source tree are not installed.
@@ -200,17 +199,6 @@ def emptied(horsies_sandbox):
             assert_enqueued(add, count=1)
     """
     project.test(text, conftest=conftest).assert_outcomes(passed=2)
-
-
-def test_a_run_that_does_not_use_it_loads_no_driver(project: Project) -> None:
-    text = """
-        import sys
-
-        def test_it(pytestconfig):
-            assert any("horsies" in name for name, _ in pytestconfig.pluginmanager.list_name_plugin())
-            assert not {"psycopg", "horsies.worker", "horsies.testing.drainer"} & sys.modules.keys()
-    """
-    project.test(text, conftest="").assert_outcomes(passed=1)
 
 
 def test_a_later_run_removes_the_databases_of_a_killed_run(server: SuiteServer) -> None:

@@ -3,7 +3,7 @@
 Each wrong line carries the rule by which either must report it: an ignore that nothing needs is an error itself.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_never, assert_type
 from uuid import UUID
@@ -109,9 +109,9 @@ async def later() -> None:
 
 async def many() -> None:
     assert_type(tick.call(), Call[[], None])
-    assert_type(resize.send_many([resize.call(1), resize.call(2, width=3)]), list[TaskHandle[Thumbnail]])
-    assert_type(resize.send_many(resize.call(number) for number in range(9)), list[TaskHandle[Thumbnail]])
-    assert_type(await resize.send_many_async([resize.call(1)]), list[TaskHandle[Thumbnail]])
+    assert_type(resize.send_many([resize.call(1), resize.call(2, width=3)]), Sequence[TaskHandle[Thumbnail]])
+    assert_type(resize.send_many(resize.call(number) for number in range(9)), Sequence[TaskHandle[Thumbnail]])
+    assert_type(await resize.send_many_async([resize.call(1)]), Sequence[TaskHandle[Thumbnail]])
 
     resize.call("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     resize.call(1, wdith=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -126,7 +126,7 @@ async def options(connection: object) -> None:
     assert_type(urgent.send(1, width=2), TaskHandle[Thumbnail])
     assert_type(await urgent.send_async(1), TaskHandle[Thumbnail])
     assert_type(urgent.schedule(5, 1), TaskHandle[Thumbnail])
-    assert_type(urgent.send_many([resize.call(1)]), list[TaskHandle[Thumbnail]])
+    assert_type(urgent.send_many([resize.call(1)]), Sequence[TaskHandle[Thumbnail]])
     once = resize.with_options(key="image-1", on_conflict="replace", key_window=timedelta(hours=1))
     assert_type(once.send(1), TaskHandle[Thumbnail])
 

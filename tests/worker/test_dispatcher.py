@@ -9,16 +9,18 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
-from horsies.tasks.claim import NO_CAPS
+from horsies.tasks.claim import NO_CAPS, Caps
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.capacity import PREFETCH_BATCH_DELAY_S, ClaimLimits, PrefetchPolicy
+from horsies.worker.batch_sender import BatchSender
 from horsies.worker.dispatcher import Dispatcher
-from horsies.worker.pending import PendingWork
-from horsies.worker.quarantine import Quarantine
+from horsies.worker.plan import PREFETCH_BATCH_DELAY_S, ClaimLimits, DispatcherState, PrefetchPolicy
+from horsies.worker.wakeups import Notifications
 from horsies.worker.watermarks import Watermarks
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, row
@@ -32,22 +34,22 @@ LATE, EARLY = "now() - interval '1 s'", "now() - interval '1 min'"
 @dataclass(frozen=True, slots=True)
 class Fixture:
     dispatcher: Dispatcher
-    pending: PendingWork
+    state: DispatcherState
 
     async def wait_idle(self) -> None:
         """Wait until no batch is in flight and none is due."""
         async with asyncio.timeout(PATIENCE_S):
             # If there is capacity for it, a rescan that is due is sent within a millisecond.
-            while self.pending.in_flight or (self.pending.prefetch.has_buffer and self._rescan_is_due):  # noqa: ASYNC110 - there is no event for it
+            while self.state.in_flight or (self.state.prefetch.has_buffer and self._rescan_is_due):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.001)
 
     @property
     def _rescan_is_due(self) -> bool:
-        return self.pending.watermarks.rescan_in_s(0.0) is not None
+        return self.state.watermarks.rescan_in_s(0.0) is not None
 
     @property
     def claimed(self) -> set[str]:
-        return {buffered.claim.id for buffered in self.pending.buffer}
+        return {buffered.claim.id for buffered in self.state.buffer}
 
 
 @asynccontextmanager
@@ -56,32 +58,32 @@ async def open_dispatcher(
     prefetch: PrefetchPolicy | None = None,
     resilience: WorkerResilienceConfig | None = None,
     batches: int = 1,
+    caps: Caps = NO_CAPS,
 ) -> AsyncGenerator[Fixture]:
     """Start one that is idle. It sends `batches` at a time, and handles each notification at once."""
     config = PostgresConfig(database_url=database)
-    pending = PendingWork(
+    resilience = resilience or WorkerResilienceConfig(notify_poll_interval_ms=300_000)
+    state = DispatcherState(
         ME,
         config,
-        ClaimLimits(60_000, NO_CAPS),
+        ClaimLimits(60_000, caps),
         [],
         prefetch or PrefetchPolicy(8, processes=1),
         Watermarks(["default"]),
-        Quarantine(WorkerResilienceConfig()),
         known_tasks=KnownTasks({"add": 1}),
     )
     async with asyncio.TaskGroup() as group:
         dispatcher = Dispatcher(
-            group,
-            pending,
-            database=config,
-            resilience=resilience or WorkerResilienceConfig(notify_poll_interval_ms=300_000),
+            state,
+            BatchSender(group, config, batches, resilience),
+            resilience=resilience,
             grace_ms=1_000,
-            batches=batches,
             coalesce=1,
             request_heartbeat=lambda: None,
+            loop=asyncio.get_running_loop(),
         )
         async with dispatcher:
-            fixture = Fixture(dispatcher, pending)
+            fixture = Fixture(dispatcher, state)
             await fixture.wait_idle()
             yield fixture
 
@@ -103,9 +105,9 @@ async def test_a_notification_for_a_queue_of_other_workers_causes_no_batch(
     async with open_dispatcher(database) as fixture:
         task_id, payload = insert(sql)
         fixture.dispatcher.on_notification(f"{payload}-of-others")
-        assert fixture.pending.in_flight == []
+        assert not fixture.state.in_flight
         fixture.dispatcher.on_notification(payload)
-        assert len(fixture.pending.in_flight) == 1
+        assert len(fixture.state.in_flight) == 1
         await fixture.wait_idle()
         assert fixture.claimed == {task_id}
 
@@ -118,7 +120,7 @@ async def test_a_task_announced_after_a_batch_was_made_is_claimed_by_the_next(
         first, first_payload = insert(sql, priority=100)
         other, other_payload = insert(sql, priority=200)
         fixture.dispatcher.on_notification(first_payload)
-        (batch,) = fixture.pending.in_flight
+        (batch,) = fixture.state.in_flight
         assert [lane.priority for lane in batch.lanes] == [100]
         fixture.dispatcher.on_notification(other_payload)  # the batch is not sent yet: the event loop has not run
         await fixture.wait_idle()
@@ -133,7 +135,7 @@ async def test_a_batch_does_not_raise_a_watermark_that_was_lowered_after_it_was_
         late, late_payload = insert(sql, enqueued_at=LATE)
         early, early_payload = insert(sql, enqueued_at=EARLY)
         fixture.dispatcher.on_notification(late_payload)
-        assert len(fixture.pending.in_flight) == 1
+        assert len(fixture.state.in_flight) == 1
         fixture.dispatcher.on_notification(early_payload)
         await fixture.wait_idle()
         assert fixture.claimed == {late, early}
@@ -176,22 +178,22 @@ def test_an_ending_that_waits_for_a_batch_in_flight_sets_no_timer(database: str,
     async def wait_for_the_batch(delays: "asyncio.Queue[float]") -> list[float]:
         async with open_dispatcher(database, PrefetchPolicy("auto", processes=1), batches=2) as fixture:
             for _ in range(100):
-                fixture.pending.prefetch.observe(10)
+                fixture.state.prefetch.observe(10)
             root_id = new_task_id()
             with sql.transaction():
                 sql.execute("lock table horsies.tasks in exclusive mode")
-                fixture.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                fixture.state.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
                 fixture.dispatcher.release([])
                 await asyncio.to_thread(wait_until_blocked, sql)
-                fixture.pending.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
-                fixture.pending.may_have_tasks = True
+                fixture.state.endings.append(Ending(new_task_id(), 1, TaskStatus.COMPLETED, "1", root_id=root_id))
+                fixture.state.may_have_tasks = True
                 while not delays.empty():
                     delays.get_nowait()
                 fixture.dispatcher.release([])
                 async with asyncio.timeout(PATIENCE_S):
                     timers = [await delays.get(), await delays.get()]
-                assert len(fixture.pending.in_flight) == len(fixture.pending.endings) == 1
-            await _until(lambda: not fixture.pending.endings and not fixture.pending.in_flight)
+                assert len(fixture.state.in_flight) == len(fixture.state.endings) == 1
+            await _until(lambda: not fixture.state.endings and not fixture.state.in_flight)
             return timers
 
     with asyncio.Runner(loop_factory=RecordingLoop) as runner:
@@ -267,7 +269,8 @@ async def test_an_error_while_an_answer_is_applied_stops_the_worker(
 
     async def receive_a_notification() -> None:
         async with open_dispatcher(database) as fixture:
-            monkeypatch.setattr(PendingWork, "apply", fail)
+            monkeypatch.setattr(Watermarks, "on_claimed", fail)
+            monkeypatch.setattr(Watermarks, "on_rescanned", fail)
             fixture.dispatcher.on_notification(insert(sql)[1])
             await asyncio.sleep(PATIENCE_S)
 
@@ -275,3 +278,88 @@ async def test_an_error_while_an_answer_is_applied_stops_the_worker(
         await receive_a_notification()
     assert raised.group_contains(ValueError, match="of a test")
     assert await asyncio.to_thread(row, sql, "select count(*) from horsies.tasks") == (1,)
+
+
+# -- another server
+
+
+@pytest.mark.promise("C11")
+async def test_a_cap_is_kept_when_another_server_has_taken_over(database: str, sql: psycopg.Connection) -> None:
+    """Transactions have lower numbers there, if it lacks the last ones of the former server. No batch was lost."""
+    async with open_dispatcher(database, caps=Caps(cluster_wide=1)) as fixture:
+        sql.execute(
+            "insert into horsies.tasks (task_name, args, status, claimed_by, claimed_at, started_at) "
+            "values ('add', '{}', 'RUNNING', gen_random_uuid(), now(), now())"
+        )
+        fixture.state.limits.caps.in_flight.since = "1000000000"  # as read on the former server
+        await asyncio.to_thread(terminate_idle, sql)
+        await asyncio.sleep(0)
+        _, payload = insert(sql)
+        fixture.dispatcher.on_notification(payload)
+        await fixture.wait_idle()
+        assert not fixture.claimed
+
+
+def terminate_idle(sql: psycopg.Connection) -> None:
+    connections = "from pg_stat_activity where datname = current_database() and application_name = 'horsies worker'"
+    sql.execute(f"select pg_terminate_backend(pid) {connections}")
+    eventually(lambda: row(sql, f"select count(*) {connections}") == (0,))
+
+
+# -- notifications that are shared with other workers
+
+
+@asynccontextmanager
+async def notified(database: str, fixture: Fixture) -> AsyncGenerator[Notifications]:
+    """Deliver the notifications of a listener to this dispatcher."""
+    broker = PostgresBroker(PostgresConfig(database_url=database))
+    try:
+        with Notifications(broker, fixture.dispatcher, lambda: None) as notifications:
+            assert fixture.dispatcher.group is not None
+            fixture.dispatcher.group.has_capacity = lambda: True  # although it has no children
+            yield notifications
+    finally:
+        await asyncio.to_thread(broker.close)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+
+
+async def test_a_worker_that_begins_to_listen_promotes_what_is_due(database: str, sql: psycopg.Connection) -> None:
+    """The worker that was to do it may be gone, or the notification was sent while nobody listened."""
+    async with open_dispatcher(database) as fixture:
+        sql.execute("alter table horsies.tasks disable trigger tasks_notify_new")
+        (task_id,) = row(
+            sql,
+            "insert into horsies.tasks (task_name, args, ready, enqueued_at) values ('add', '{}', false, now()) returning id::text",
+        )
+        async with notified(database, fixture):
+            await until(lambda: fixture.claimed == {task_id})
+
+
+async def test_notifications_for_another_worker_are_acted_on_once_for_each_lane(
+    database: str, sql: psycopg.Connection
+) -> None:
+    """However many there are. A rescan for them would visit all dead index entries."""
+    async with (
+        open_dispatcher(database) as fixture,
+        open_dispatcher(database) as other,
+        notified(database, fixture),
+        notified(database, other),
+    ):
+        groups = fixture.dispatcher.group, other.dispatcher.group
+        await until(lambda: all(group is not None and len(group.occupied) == 2 for group in groups))
+        await until(lambda: fixture.state.notifications)  # when LISTEN comes into force
+        await fixture.wait_idle()
+        group, before = groups[0], fixture.state.notifications
+        assert group is not None
+        numbers = [number for number in range(1_000) if not group.owns(number)]
+        with sql.transaction():
+            for number in numbers:
+                sql.execute("select pg_notify(%s, %s)", [Channel.NEW.name_in("horsies"), f"100 {number} default"])
+        await until(lambda: fixture.state.notifications > before)
+        assert fixture.state.notifications == before + 1
+        assert [lane.watermark.microsecond for lane in fixture.state.watermarks.lanes(1)] == [numbers[0]]

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 
 import psutil
 import pytest
@@ -21,14 +22,14 @@ def broken() -> HttpAnswer:
 def port() -> Generator[int]:
     limits = HttpLimits(request_s=0.3, clients=2)
     listener = socket.create_server(("127.0.0.1", 0))
-    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"x" * 1_000_000), "/broken": broken}, limits):
+    with serving(listener, {"/": lambda: HttpAnswer(HTTPStatus.OK, b"x" * 1_000_000), "/broken": broken}, limits):
         yield int(listener.getsockname()[1])
 
 
 @contextmanager
 def served(slow: Callable[[], HttpAnswer] = broken, limits: HttpLimits = DEFAULT_LIMITS) -> Generator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    with serving(listener, {"/": lambda: HttpAnswer("200 OK", b"quick"), "/slow": slow}, limits):
+    with serving(listener, {"/": lambda: HttpAnswer(HTTPStatus.OK, b"quick"), "/slow": slow}, limits):
         yield int(listener.getsockname()[1])
 
 
@@ -108,7 +109,7 @@ def test_slow_responses_do_not_block_other_clients() -> None:
     def slow() -> HttpAnswer:
         made.append(1)
         may_continue.wait(20)
-        return HttpAnswer("200 OK", b"slow")
+        return HttpAnswer(HTTPStatus.OK, b"slow")
 
     with ExitStack() as stack:
         port = stack.enter_context(served(slow, HttpLimits(clients=4)))
@@ -125,7 +126,7 @@ def test_a_later_request_gets_a_new_response() -> None:
 
     def counted() -> HttpAnswer:
         made.append(1)
-        return HttpAnswer("200 OK", b"%d" % len(made))
+        return HttpAnswer(HTTPStatus.OK, b"%d" % len(made))
 
     with served(counted) as port:
         assert [fetch(port, "/slow").text for _ in range(3)] == ["1", "2", "3"]

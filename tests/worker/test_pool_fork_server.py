@@ -1,34 +1,71 @@
-"""Children forked from the fork server (Linux, without recycling)."""
+"""How children are started: as new interpreters, or forked from a fork server with or without the app (Linux)."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from horsies.model.errors import ConfigError
+from horsies.model.worker_config import StartMethod
+from horsies.worker.spawn import choose_start_method
+from horsies.worker.supervisor import PoolTimings
 from tests.fixtures.eventually import eventually
 from tests.fixtures.pools import FakeDispatcher, open_pool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is a fork server on Linux only")
 
+INTERPRETER = "tests.apps.interpreter:app"
+ALL_METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+FORK_SERVERS = pytest.mark.parametrize("method", ["forkserver", "fork"])
 
-async def describe_children(dispatcher: FakeDispatcher, count: int) -> list[dict[str, Any]]:
+
+async def ask_children(dispatcher: FakeDispatcher, count: int, name: str = "about_process") -> list[dict[str, Any]]:
     """Ask `count` children, each once."""
     dispatcher.is_paused = True
-    ids = [dispatcher.send("about_process") for _ in range(count)]
+    ids = [dispatcher.send(name) for _ in range(count)]
     dispatcher.is_paused = False
     dispatcher.assign_waiting()
     return [json.loads((await dispatcher.ending(task_id)).result or "") for task_id in ids]
 
 
+async def server_pid(dispatcher: FakeDispatcher) -> int:
+    return (await ask_children(dispatcher, 1))[0]["parent"]
+
+
+# -- which method
+
+
+def test_the_method_depends_on_recycling_unless_one_is_requested() -> None:
+    assert choose_start_method(None, has_recycling=True) == "forkserver"
+    assert choose_start_method(None, has_recycling=False) == "fork"
+    for method in ("spawn", "forkserver", "fork"):
+        assert {choose_start_method(method, has_recycling=recycling) for recycling in (True, False)} == {method}
+
+
+def test_without_descriptors_of_processes_children_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError("not in this kernel")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert choose_start_method(None, has_recycling=True) == "spawn"
+    assert choose_start_method("spawn", has_recycling=False) == "spawn"
+    with pytest.raises(ConfigError, match=r"start_method 'fork' needs Linux .*; use 'spawn'"):
+        choose_start_method("fork", has_recycling=True)
+
+
+# -- what a child inherits
+
+
 @pytest.mark.promise("C4")
-async def test_children_share_what_was_made_at_import_and_nothing_else() -> None:
+async def test_with_fork_children_share_what_was_made_at_import_and_nothing_else() -> None:
     async with open_pool(processes=3) as dispatcher:
-        children = await describe_children(dispatcher, 3)
+        children = await ask_children(dispatcher, 3)
         assert len({child["pid"] for child in children}) == 3
         assert len({child["parent"] for child in children}) == 1  # the fork server
         assert children[0]["parent"] != os.getpid()
@@ -40,30 +77,114 @@ async def test_children_share_what_was_made_at_import_and_nothing_else() -> None
             assert child["sockets"] == 3  # the socket to the worker, and the two of its event loop
 
 
-async def test_the_fork_server_ends_with_its_pool_and_its_children_with_it() -> None:
-    async with open_pool(processes=2) as dispatcher:
-        server = psutil.Process((await describe_children(dispatcher, 1))[0]["parent"])
+@pytest.mark.promise("C4")
+@pytest.mark.parametrize("limits", [{"max_tasks": 2}, {"max_memory_mb": 500}], ids=["tasks", "memory"])
+async def test_with_a_limit_every_child_imports_the_app_and_inherits_nothing_of_other_children(
+    limits: dict[str, Any],
+) -> None:
+    async with open_pool(INTERPRETER, processes=2, **limits) as dispatcher:
+        asked = [child for _ in range(4) for child in await ask_children(dispatcher, 2, "about_import")]
+        by_pid = {child["pid"]: child for child in reversed(asked)}  # the first answer of each
+        assert len(by_pid) >= (4 if "max_tasks" in limits else 2)
+        assert len({child["random"] for child in by_pid.values()}) == len(by_pid)
+        for child in by_pid.values():
+            assert child["imported by"] == child["pid"]
+            assert (child["runs"], child["variable"], child["path"]) == (1, None, False)
+
+
+@pytest.mark.promise("C4")
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_a_child_of_a_fork_server_without_the_app_is_like_a_spawned_one(concurrency: int) -> None:
+    about: list[Any] = []
+    for method in ("spawn", "forkserver"):
+        async with open_pool(
+            INTERPRETER, env={"GIVEN": "to both"}, start_method=method, concurrency=concurrency
+        ) as dispatcher:
+            about.append(await dispatcher.value("about_interpreter"))
+    assert about[0] == about[1]
+    assert about[0]["environment"]["GIVEN"] == "to both"
+
+
+@pytest.mark.promise("C4")
+async def test_the_fork_server_has_loaded_all_that_tasks_need_besides_the_app() -> None:
+    """Otherwise every child would import it again."""
+    item = {"item": {"name": "tea", "price": 2.5}}
+    async with open_pool(INTERPRETER, max_tasks=100) as dispatcher:
+        await dispatcher.value("price", **item)
+        await dispatcher.value("price_async", **item)
+        await dispatcher.error(dispatcher.send("fail"))
+        assert await dispatcher.value("about_imports") == []
+
+
+async def test_children_are_spawned_if_a_new_interpreter_has_threads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    async with open_pool(max_tasks=10, env={"PYTHONPATH": str(tmp_path)}) as dispatcher:
+        assert await server_pid(dispatcher) == os.getpid()
+        assert "children are spawned instead" in caplog.text
+
+
+# -- the end of a fork server
+
+
+@FORK_SERVERS
+async def test_the_fork_server_ends_with_its_pool_and_its_children_with_it(method: StartMethod) -> None:
+    async with open_pool(processes=2, start_method=method) as dispatcher:
+        server = psutil.Process(await server_pid(dispatcher))
         family = [server, *server.children()]
         assert len(family) == 3
     assert not any(process.is_running() for process in family)
 
 
-async def test_a_dead_fork_server_is_started_again_and_its_children_are_replaced() -> None:
-    async with open_pool(processes=2) as dispatcher:
-        server = (await describe_children(dispatcher, 1))[0]["parent"]
-        before = {pool_child.pid for pool_child in dispatcher.children}
-        held = dispatcher.send("sleep", seconds=600)
+@FORK_SERVERS
+async def test_a_dead_fork_server_is_replaced_and_its_children_go_on(method: StartMethod, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with open_pool(processes=2, start_method=method) as dispatcher:
+        server = await server_pid(dispatcher)
+        before = {child.pid for child in dispatcher.children}
+        held = dispatcher.send("gate", until=str(go))
         await dispatcher.beginning(held)
-        os.kill(server, signal.SIGKILL)
-        assert (await dispatcher.crash(held)).error_code == "WORKER_CRASHED"
-        await dispatcher.until(lambda: len(dispatcher.open_children()) == 2, "two children are there again")
-        assert not before & {pool_child.pid for pool_child in dispatcher.children}
-        assert (await describe_children(dispatcher, 1))[0]["parent"] != server
+        process = psutil.Process(server)
+        process.kill()
+        process.wait()
+        error = await dispatcher.crash(dispatcher.send("die"))
+        assert "exit code is unknown" in error.message
+        await dispatcher.until(lambda: len(dispatcher.warm()) == 2, "another has taken its place")
+        go.touch()
+        assert (await dispatcher.ending(held)).status == "COMPLETED"
+        survivors = before & {child.pid for child in dispatcher.children}
+        assert survivors == {dispatcher.done_by[held]}
+        parents = {child["pid"]: child["parent"] for child in await ask_children(dispatcher, 2)}
+        assert server not in {parents[pid] for pid in parents if pid not in survivors}
+        orphan = psutil.Process(survivors.pop())
+    assert not _is_running(orphan)  # it left with the others
+
+
+@FORK_SERVERS
+async def test_a_fork_server_that_does_not_answer_is_replaced_and_its_children_go_on(
+    method: StartMethod, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = tmp_path / "go"
+    async with open_pool(processes=2, start_method=method, timings=PoolTimings(fork_s=3.0)) as dispatcher:
+        server = await server_pid(dispatcher)
+        held = dispatcher.send("gate", until=str(go))
+        child, _ = await dispatcher.beginning(held)
+        os.kill(server, signal.SIGSTOP)
+        other = next(one for one in dispatcher.children if one is not child)
+        other.kill()
+        await dispatcher.until(
+            lambda: len(dispatcher.warm()) == 2 and other not in dispatcher.children, "there are two again"
+        )
+        assert "has not answered for 3 s and is killed" in caplog.text
+        go.touch()
+        assert (await dispatcher.ending(held)).status == "COMPLETED"
 
 
 async def test_the_fork_server_leaves_no_zombies() -> None:
     async with open_pool(processes=1) as dispatcher:
-        server = psutil.Process((await describe_children(dispatcher, 1))[0]["parent"])
+        server = psutil.Process(await server_pid(dispatcher))
         for _ in range(3):
             task_id = dispatcher.send("die")
             await dispatcher.crash(task_id)
@@ -71,30 +192,47 @@ async def test_the_fork_server_leaves_no_zombies() -> None:
         assert len(server.children()) == 1
 
 
+# -- the end of the worker
+
 WORKER = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from tests.fixtures.pools import open_pool
 
-async def main():
-    async with open_pool(processes=2) as dispatcher:
-        dispatcher.send("sleep", seconds=600)
-        await dispatcher.until(lambda: dispatcher.begun)
+async def main(method, is_orphaned):
+    async with open_pool("tests.apps.interpreter:app", processes=2, start_method=method) as dispatcher:
+        if is_orphaned:
+            dispatcher.send("fail")
+            await dispatcher.until(lambda: dispatcher.ended)
+            os.kill(int(open(f"/proc/{dispatcher.children[0].pid}/stat").read().rpartition(")")[2].split()[1]), 9)
+        else:
+            dispatcher.send("hold_gil", seconds=600)
+            await dispatcher.until(lambda: dispatcher.begun)
         print(*[child.pid for child in dispatcher.children], flush=True)
         await asyncio.sleep(600)
 
-asyncio.run(main())
+asyncio.run(main(sys.argv[1], sys.argv[2] == "orphaned"))
 """
 
 
-def test_no_child_outlives_a_worker_that_is_killed() -> None:
-    worker = subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True)
+def pids_after_killing_a_worker(method: str, state: str) -> list[psutil.Process]:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, method, state], stdout=subprocess.PIPE, text=True)
     with worker:
         assert worker.stdout is not None
-        pids = list(map(int, worker.stdout.readline().split()))
-        family = list(psutil.Process(worker.pid).children(recursive=True))
-        assert len(pids) == 2
-        assert len(family) == 3  # the fork server and two children
+        family = [psutil.Process(int(pid)) for pid in worker.stdout.readline().split()]
+        assert len(family) == 2
+        family += psutil.Process(worker.pid).children()  # the fork server
         worker.kill()
+    return family
+
+
+@ALL_METHODS
+def test_no_child_outlives_a_worker_that_is_killed_not_even_one_that_is_stuck_in_c_code(method: str) -> None:
+    family = pids_after_killing_a_worker(method, "stuck")
+    eventually(lambda: not any(_is_running(process) for process in family), what="no process is left")
+
+
+def test_a_child_that_has_lost_its_fork_server_does_not_outlive_its_worker_either() -> None:
+    family = pids_after_killing_a_worker("forkserver", "orphaned")
     eventually(lambda: not any(_is_running(process) for process in family), what="no process is left")
 
 

@@ -1,4 +1,4 @@
-"""Children that reach their limits are replaced one by one, and there are always enough of them."""
+"""Children that reach their limits are replaced, each on its own, and there are always enough of them."""
 
 import asyncio
 import itertools
@@ -6,9 +6,7 @@ import logging
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from horsies.worker.supervisor import ChildRefused, PoolTimings
@@ -38,10 +36,13 @@ async def test_a_child_is_replaced_after_its_tasks_and_never_runs_more() -> None
         ids = [dispatcher.send("whoami") for _ in range(40)]
         await dispatcher.until(lambda: len(dispatcher.ended) == 40)
         served = Counter(dispatcher.done_by[task_id] for task_id in ids)
-        assert max(served.values()) <= 5
-        assert len(served) >= 8
+        assert sorted(served[pid] for pid in first) == [
+            5,
+            7,
+        ]  # the second one of the first children has a larger budget
+        assert max(count for pid, count in served.items() if pid not in first) == 5
+        assert len(served) >= 7
         assert dispatcher.crashed == {}
-        assert first < set(served) | first
 
 
 @pytest.mark.promise("C2", "C3")
@@ -52,17 +53,38 @@ async def test_replacing_every_two_tasks_under_load_never_leaves_fewer_warm_chil
             dispatcher.send("sleep", seconds=0.01)
         await dispatcher.until(lambda: len(dispatcher.ended) == 24)
         assert min(warm) >= 2
-        assert max(processes) <= 3  # one spare, no more
+        assert max(processes) <= 4  # never more spares than children
         assert dispatcher.most_at_once <= 2
-        assert max(Counter(dispatcher.done_by.values()).values()) == 2
+        assert sorted(Counter(dispatcher.done_by.values()).values())[-2:] == [2, 3]  # 3: one of the first children
+
+
+@pytest.mark.promise("C2", "C3")
+async def test_several_children_are_replaced_at_once_if_they_wear_out_faster_than_they_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_pool(processes=2, max_tasks=2, env={"PACES_IMPORT": "slow"}) as dispatcher:
+        warm, processes = lowest_count_of_warm_children(dispatcher), most_processes(dispatcher)
+        for _ in range(17):
+            dispatcher.send("quick")
+        await dispatcher.until(lambda: len(dispatcher.ended) == 17)
+        assert min(warm) >= 2
+        assert max(processes) == 4
+        assert dispatcher.most_at_once <= 2
+        assert max(Counter(dispatcher.done_by.values()).values()) <= 3
+        (warning,) = (one.getMessage() for one in caplog.records if "recycling takes" in one.getMessage())
+        assert re.fullmatch(
+            r"recycling takes \d\d % of the time of the children: one takes [\d.]+ s to start and reaches its limits after "
+            r"[\d.]+ s; use --start-method fork, or --max-tasks-per-child \d+ or more, or import less",
+            warning,
+        )
 
 
 @pytest.mark.promise("C3")
 async def test_children_with_equal_loads_are_not_replaced_together() -> None:
     async with open_pool(processes=4, max_tasks=100) as dispatcher:
-        assert sorted(child.budget_left or 0 for child in dispatcher.children) == [25, 50, 75, 100]
+        assert sorted(child.budget_left or 0 for child in dispatcher.children) == [100, 125, 150, 175]
     async with open_pool(processes=3, max_tasks=2) as dispatcher:
-        assert [child.budget_left for child in dispatcher.children] == [2, 2, 2]
+        assert sorted(child.budget_left or 0 for child in dispatcher.children) == [2, 2, 3]
 
 
 @pytest.mark.promise("C3")
@@ -118,6 +140,21 @@ async def test_a_child_with_concurrency_is_replaced_after_its_tasks_too(tmp_path
             assert (await dispatcher.ending(task_id)).status == "COMPLETED"
         await dispatcher.until(lambda: old not in dispatcher.children)
         assert dispatcher.most_at_once <= 4
+
+
+async def test_children_that_do_not_finish_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    """The old child has one task that does not end. Its replacement wears out, too, and continues, because there is memory for one spare only."""
+    go = tmp_path / "go"
+    async with open_pool(processes=1, concurrency=4, max_tasks=4) as dispatcher:
+        held = dispatcher.send("gate_async", until=str(go))
+        ids = [dispatcher.send("quick") for _ in range(20)]
+        await dispatcher.until(lambda: all(task_id in dispatcher.ended for task_id in ids))
+        assert len(dispatcher.children) == 2
+        assert dispatcher.most_at_once <= 4
+        go.touch()
+        assert (await dispatcher.ending(held)).status == "COMPLETED"
+        await dispatcher.until(lambda: dispatcher.begun[held][0] not in dispatcher.children)
+        assert dispatcher.crashed == {}
 
 
 # -- by memory
@@ -205,15 +242,6 @@ async def test_garbage_of_the_start_does_not_count_as_baseline() -> None:
     async with open_pool(max_memory_mb=limit_mb, env={"PACES_GARBAGE_MB": "60"}) as dispatcher:
         (child,) = dispatcher.children
         assert child.rss_mb < limit_mb
-
-
-@pytest.mark.promise("C4", "C5")
-@pytest.mark.parametrize("limits", [{"max_tasks": 10}, {"max_memory_mb": 500}])
-async def test_with_a_limit_children_are_fresh_interpreters(limits: dict[str, Any]) -> None:
-    async with open_pool(processes=2, **limits) as dispatcher:
-        ids = [dispatcher.send("about_process") for _ in range(2)]
-        parents = {(await dispatcher.ending(task_id)).result for task_id in ids}
-        assert all(f'"parent":{psutil.Process().pid}' in (about or "") for about in parents)
 
 
 # -- when no replacement can be started

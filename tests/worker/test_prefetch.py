@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.worker.capacity import PREFETCH_MAX, PREFETCH_US, PrefetchPolicy
+from horsies.worker.plan import PREFETCH_MAX, PREFETCH_US, PrefetchPolicy
 
 durations = st.lists(st.integers(0, 10_000_000), max_size=200)
 processes = st.integers(1, 64)
@@ -37,6 +37,27 @@ def test_a_child_that_runs_many_at_once_has_a_slot_for_each_whatever_was_measure
     assert policy.child_capacity(concurrency - 1) == 1  # no task waits until several slots are free
     assert policy.child_capacity(concurrency) == 0
     assert not policy.is_adaptive
+
+
+@pytest.mark.promise("C14", "X4")
+@given(durations, processes, st.integers(2, 5_000))
+def test_with_auto_a_few_milliseconds_of_work_wait_behind_the_slots(
+    durations: list[int], processes: int, concurrency: int
+) -> None:
+    policy, alone = PrefetchPolicy("auto", processes, concurrency), PrefetchPolicy("auto", processes)
+    for duration in durations:
+        policy.observe(duration)
+        alone.observe(duration)
+    assert policy.child_limit - concurrency == alone.child_limit - 1
+    assert policy.worker_limit == processes * policy.child_limit
+    assert (
+        policy.child_capacity(concurrency - 1) == policy.child_limit - concurrency + 1
+    )  # a free slot is filled at once
+    assert policy.child_capacity(policy.child_limit) == 0
+
+
+def test_with_auto_nothing_waits_behind_slots_with_slow_tasks() -> None:
+    assert measured(PrefetchPolicy("auto", 2, 128), 20_000).child_limit == 128
 
 
 def test_tasks_are_short_when_they_take_less_time_than_a_commit() -> None:

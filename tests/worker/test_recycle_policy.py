@@ -1,8 +1,11 @@
 """When a child is replaced."""
 
+import math
+
 import pytest
 
 from horsies.worker.child import RecyclePolicy
+from horsies.worker.supervisor import most_spares
 
 
 @pytest.mark.parametrize(("budget", "near_at"), [(2, 1), (3, 2), (5, 4), (10, 8), (100, 80)])
@@ -44,3 +47,31 @@ def test_a_replacement_that_starts_slowly_is_needed_earlier(
     ten tasks say nothing.
     """
     assert RecyclePolicy(100, assigned, start_s=1.0).is_near_limit(served_s) is is_near_limit
+
+
+def test_the_life_of_a_child_is_estimated_by_its_pace_until_it_is_worn_out() -> None:
+    policy = RecyclePolicy(100, promoted_at=50.0)
+    policy.add(9, 50.5)
+    assert policy.life_s(51.0) == math.inf
+    policy.add(11, 51.0)
+    assert policy.life_s(52.0) == 10.0
+    policy.add(80, 53.0)
+    assert policy.life_s(99.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("start_s", "life_s", "expected"),
+    [
+        (0.1, math.inf, 1),
+        (0.1, 10.0, 1),
+        (1.0, 4.0, 1),
+        (1.0, 3.0, 2),  # four of them wear out in three seconds, so more than one in a second
+        (1.0, 1.5, 3),
+        (2.0, 0.1, 4),
+        (2.0, 0.0, 4),
+    ],
+)
+def test_there_is_one_spare_unless_children_wear_out_faster_than_they_start(
+    start_s: float, life_s: float, expected: int
+) -> None:
+    assert most_spares([(start_s, life_s)] * 4, 4) == expected

@@ -1,9 +1,10 @@
 """Watermarks lose no row: two workers on a model of the table, late commits, notifications in any order, forged ones among them.
 
-The pending work, the wake-ups and the watermarks are real. The model does what the statements do, in one step between the sending of a batch and its
+The dispatcher and its watermarks are real. The model does what the statements do, in one step between the sending of a batch and its
 answer. There is no polling and no batch fails: every row must be found by what was announced, or by the rescans that the watermarks request.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,16 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.task import Claim
 from horsies.tasks.claim import NO_CAPS, Caps, ClaimRequest, Lane
-from horsies.tasks.unknown import KnownTasks
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom
-from horsies.worker.capacity import ClaimLimits, PrefetchPolicy
-from horsies.worker.dispatcher import Wakeups, WakeupSnapshot
-from horsies.worker.pending import PendingWork
-from horsies.worker.quarantine import Quarantine
 from horsies.worker.watermarks import LaneLimits, Watermarks
+from tests.fixtures.dispatching import Simulation, make_state
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUES = ["urgent", "default"]
@@ -85,7 +81,6 @@ class Table:
 @dataclass(slots=True)
 class SentBatch:
     batch: Batch
-    snapshot: WakeupSnapshot
     result: BatchResult | None = None
 
 
@@ -93,27 +88,19 @@ class Worker:
     """Has capacity for a few rows, and drops them as soon as it has claimed them."""
 
     def __init__(self, name: str, *, capacity: int, caps: Caps) -> None:
-        prefetch = PrefetchPolicy(capacity, processes=1)
-        database = PostgresConfig(database_url="postgresql://nowhere/nothing")
-        self.pending_work = PendingWork(
-            name,
-            database,
-            ClaimLimits(60_000, caps),
-            [],
-            prefetch,
-            Watermarks(QUEUES, SMALL),
-            Quarantine(WorkerResilienceConfig()),
-            known_tasks=KnownTasks({"add": 1}),
-        )
-        self.wakeups = Wakeups(self.pending_work, schedule_promotion=lambda _: None)
+        self.state = make_state(prefetch=capacity, processes=1, caps=caps)
+        self.state.worker, self.state.watermarks = name, Watermarks(QUEUES, SMALL)
+        self.state.poll_at = math.inf
+        self.simulation = Simulation(self.state)
+        self.on_notification = self.simulation.dispatcher.on_notification
         self.in_flight: list[SentBatch] = []
 
     def send_batch(self, now: float) -> bool:
-        if self.pending_work.watermarks.rescan_in_s(now) == 0.0:
-            self.pending_work.may_have_tasks = True  # as the timer does
-        batch = self.pending_work.next_batch(now)
+        self.simulation.now = now
+        self.simulation.dispatcher.on_timer()
+        batch = self.simulation.next_batch()
         if batch is not None:
-            self.in_flight.append(SentBatch(batch, self.wakeups.snapshot))
+            self.in_flight.append(SentBatch(batch))
         return batch is not None
 
     def execute(self, sent: SentBatch, table: Table) -> None:
@@ -125,9 +112,9 @@ class Worker:
     def complete(self, sent: SentBatch) -> None:
         assert sent.result is not None
         self.in_flight.remove(sent)
-        self.wakeups.on_committed(sent.batch, sent.result, sent.snapshot, time.monotonic())
-        self.pending_work.apply(sent.batch, sent.result, until=LATER * 2)
-        self.pending_work.buffer.clear()
+        self.simulation.now = time.monotonic()
+        self.simulation.commit(sent.batch, sent.result)
+        self.state.buffer.clear()
 
 
 class NoRowIsLost(RuleBasedStateMachine):
@@ -162,7 +149,7 @@ class NoRowIsLost(RuleBasedStateMachine):
         self.uncommitted.append(place)
         self._commit(len(self.uncommitted) - 1)
         for worker, undelivered in zip(self.workers, self.undelivered, strict=True):
-            worker.wakeups.on_notification(undelivered.pop())
+            worker.on_notification(undelivered.pop())
 
     @rule(place=places)
     def insert(self, place: Place) -> None:
@@ -199,12 +186,12 @@ class NoRowIsLost(RuleBasedStateMachine):
         undelivered = self.undelivered[number]
         if undelivered:
             place = data.draw(st.integers(0, len(undelivered) - 1))
-            self.workers[number].wakeups.on_notification(undelivered.pop(place))
+            self.workers[number].on_notification(undelivered.pop(place))
 
     @rule(number=st.integers(0, 1))
     def deliver_all(self, number: int) -> None:
         for payload in self.undelivered[number]:
-            self.workers[number].wakeups.on_notification(payload)
+            self.workers[number].on_notification(payload)
         self.undelivered[number].clear()
 
     # -- workers
@@ -239,7 +226,7 @@ class NoRowIsLost(RuleBasedStateMachine):
     @invariant()
     def lanes_are_few(self) -> None:
         for worker in self.workers:
-            assert worker.pending_work.watermarks.lane_count <= SMALL.lanes_per_queue * len(QUEUES)
+            assert worker.state.watermarks.lane_count <= SMALL.lanes_per_queue * len(QUEUES)
 
     def _assert_all_is_found(self) -> None:
         while self.uncommitted:

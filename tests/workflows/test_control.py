@@ -9,7 +9,8 @@ from horsies.maintenance import rescue
 from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMode, WorkflowStatus
 from horsies.tasks.control import cancel_task
 from horsies.workflows import control
-from horsies.workflows.handle import RunEnd, wait_until_run_ends
+from horsies.workflows.advance import EXAMINED_RUNS, FIRST_RUN, RunSweep
+from horsies.workflows.handle import RunEnd, read_run_ends
 from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, states, status, take_batch
@@ -152,7 +153,7 @@ def test_a_workflow_past_its_time_limit_has_failed_before_its_row_says_so(
 ) -> None:
     run = start_run(broker, inner(time_limit_ms=1_000_000))
     sql.execute("update horsies.workflows set deadline = now() - interval '1 s' where id = %s", [run])
-    found = wait_until_run_ends(broker, run, None)
+    found = broker.wait(read_run_ends, [run], None)[run].result()
     assert isinstance(found, RunEnd)
     assert found.result is not None
     assert "WORKFLOW_TIMEOUT" in (found.result.error or "")
@@ -188,6 +189,25 @@ def test_a_node_whose_task_was_deleted_by_hand_is_found(broker: PostgresBroker, 
     broker.run(rescue.settle_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
     assert broker.run(get_stuck_workflows) == []
+
+
+def test_runs_changed_by_hand_are_found_in_turns_however_many_there_are(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    sql.execute(
+        "insert into horsies.workflows (id, root_id, name, unresolved, in_flight, status) "
+        "select id, id, 'many', 1, 1, case when n %% 3 = 0 then 'PAUSED' else 'RUNNING' end "
+        "from (select n, gen_random_uuid() as id from generate_series(1, %s) as n) as new",
+        [2 * EXAMINED_RUNS + 10],
+    )
+    sql.execute(
+        "update horsies.workflows set status = 'RUNNING', unresolved = 0 where id = (select max(id::text)::uuid from horsies.workflows)"
+    )
+    sweep = RunSweep()
+    for ended in (0, 0, 1, 1):
+        broker.run(partial(rescue.settle_workflows, None, sweep))
+        assert row(sql, "select count(*) from horsies.workflows where status = 'COMPLETED'") == (ended,)
+    assert sweep.after > FIRST_RUN  # it began again
 
 
 def test_the_tasks_of_a_dead_worker_advance_their_workflow(broker: PostgresBroker, sql: psycopg.Connection) -> None:

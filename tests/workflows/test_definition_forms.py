@@ -64,7 +64,7 @@ def looks(*, workflow_ctx: WorkflowContext | None = None) -> TaskResult[list[str
 
 
 class Crawl(WorkflowDefinition[list[str]]):
-    """Its Meta names a node that has the name of its task."""
+    """One of its nodes has the name of its task."""
 
     name = "crawl"
     good = fetch.node()("good")
@@ -72,7 +72,7 @@ class Crawl(WorkflowDefinition[list[str]]):
     looks = looks.node(waits_for=[good, bad], allow_failed_deps=True)()
 
     class Meta:
-        output = looks
+        output = "looks"
         success_policy = SuccessPolicy(cases=[SuccessCase(required=["looks"])])
 
 

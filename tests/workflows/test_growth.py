@@ -342,7 +342,7 @@ def tasks_are_lost(broker: PostgresBroker, session: Session, size: int) -> Seque
     return [
         found,
         resolved,
-        session.count(advance.SQL["get_unfinished_trees"](limit=100, excluded=[])),
+        session.count(advance.unfinished_trees()),
         step(session, run),
         step(session, run),
     ]

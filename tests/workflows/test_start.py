@@ -65,7 +65,7 @@ def test_a_start_starts_all_nodes_without_dependencies_at_any_depth_and_needs_no
     assert states(sql, run) == (NodeStatus.RUNNING, NodeStatus.ENQUEUED, NodeStatus.PENDING)
     tasks = column(sql, "select id::text from horsies.tasks order by id")
     assert [node_path(sql, str(task_id)) for task_id in tasks] == [(1,), (0, 1), (0, 0, 0)]
-    assert broker.run(partial(rows, advance.SQL["get_unfinished_trees"](limit=10, excluded=[]))) == []
+    assert broker.run(partial(rows, advance.unfinished_trees())) == []
     assert broker.run(get_stuck_workflows) == []
     run_all_tasks(broker, sql, set())
     assert status(sql, run) is WorkflowStatus.COMPLETED

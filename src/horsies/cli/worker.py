@@ -20,9 +20,10 @@ from horsies.cli.options import (
 )
 from horsies.locate import load_app
 from horsies.logs import configure_logging
-from horsies.model.worker_config import DEFAULT_TASKS_PER_CHILD, WorkerConfig
-from horsies.worker.run import run_worker
+from horsies.model.worker_config import DEFAULT_TASKS_PER_CHILD, START_METHODS, WorkerConfig
+from horsies.worker.run import run_worker, start_method_for
 from horsies.worker.scheduler import run_scheduler
+from horsies.worker.spawn import close_early_fork_server, fork_server_early
 
 
 def _check_finite(_context: click.Context, _parameter: click.Parameter, number: float | None) -> float | None:
@@ -50,11 +51,16 @@ def _check_size(_context: click.Context, _parameter: click.Parameter, limit_mb: 
 @click.option("--queues", metavar="A,B", help="Serve only these queues.  [default: all of the app]")
 @click.option(
     "--max-tasks-per-child", type=int, default=DEFAULT_TASKS_PER_CHILD, show_default=True,
-    help="Replace a child after this number of tasks. 0: never, and children are forked.",
+    help="Replace a child after this number of tasks; 0: never.",
 )  # fmt: skip
 @click.option(
     "--max-memory-per-child-mb", type=float, callback=_check_size, metavar="MB",
     help="Replace a child whose resident memory reaches this, after its task.  [default: no limit]",
+)  # fmt: skip
+@click.option(
+    "--start-method", type=click.Choice(START_METHODS),
+    help="How children are started: as new interpreters; or forked from a process that has loaded horsies, or the app.  "
+    "[default: forkserver if children are recycled, fork if not; spawn where there are no fork servers]",
 )  # fmt: skip
 @click.option(
     "--max-claim-batch", type=click.IntRange(0), default=0, show_default=True,
@@ -99,7 +105,6 @@ def worker(
     \b
     horsies worker shop.tasks:app --processes 4 --queues mail,media
     """
-    configure_logging(options["loglevel"], options["log_format"])
     if options["max_tasks_per_child"] == 1 or options["max_tasks_per_child"] < 0:
         raise click.UsageError("--max-tasks-per-child takes 2 or more, or 0 to never replace a child")
     config = WorkerConfig(
@@ -108,11 +113,18 @@ def worker(
         shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
         **options,
     )
+    if not reload and start_method_for(config) == "forkserver":
+        fork_server_early()  # before logging is configured and the app is loaded: it is to know nothing of them
+    configure_logging(options["loglevel"], options["log_format"])
     if reload:
         command = child_command("run", "worker", app, *given_options(context, without="reload"))
         run_with_reload(app, lambda _survey: {"worker": command})
-    else:
-        sys.exit(run_worker(load_app(app), config))
+        return
+    try:
+        code = run_worker(load_app(app), config)
+    finally:
+        close_early_fork_server()
+    sys.exit(code)
 
 
 @click.command()

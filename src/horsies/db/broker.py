@@ -10,11 +10,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Self, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import psycopg
 from psycopg_pool import AsyncNullConnectionPool, PoolTimeout
@@ -28,7 +29,7 @@ from horsies.db.migrate import SchemaState
 from horsies.db.pool import ConnectionPools
 from horsies.db.pooler import GENERIC_PLANS, PreparedStatements
 from horsies.db.statement import Op, load, rows
-from horsies.db.waiter import AsyncSleeper, BlockingSleeper, Waiter, WaiterHub, WaiterTimings, WaitSource
+from horsies.db.waiter import LoopReader, Read, ThreadFuture, ThreadReader, WaiterTimings, WaitSource
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
 
@@ -71,10 +72,8 @@ class PostgresBroker:
         self._lock = threading.Lock()
         self.pools = self._make_pools()
         self._listener: Listener | None = None
-        self._hubs: dict[WaitSource[Any], WaiterHub[Any]] = {}
-        self._hubs_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[WaitSource[Any], WaiterHub[Any]]] = (
-            WeakKeyDictionary()
-        )
+        self._reader = ThreadReader(self.listener, self._read, self.waiter_timings)
+        self._loop_readers: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
     def _make_pools(self) -> ConnectionPools:
         return ConnectionPools(self.config, self._prepared)
@@ -182,41 +181,62 @@ class PostgresBroker:
         if listener is not None:
             listener.retry_now()
 
-    # -- waiting
-
-    def hub(self, source: WaitSource[A]) -> WaiterHub[A]:
-        """Return the hub for this source: that of the running event loop, or the one of all threads."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-        with self._lock:
-            hubs = self._hubs if loop is None else self._hubs_of_loops.setdefault(loop, {})
-            if source not in hubs:
-                hubs[source] = WaiterHub(source, self.listener, self.waiter_timings)
-            return hubs[source]
+    # -- waiting: times are on the monotonic clock. Before `first_read_at` only a notification causes a read.
 
     def wait(
-        self,
-        hub: WaiterHub[A],
-        waiter: Waiter[A],
-        deadline: float | None,
-        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
-    ) -> None:
-        """Block until the condition holds for a registered waiter, or the deadline (on the monotonic clock) has passed."""
-        sleeper = BlockingSleeper(lambda step: self.run(step.verb, again=step.verb))
-        drive(hub.wait(waiter, sleeper.wake, deadline, until), sleeper)
+        self, source: WaitSource[A], ids: Iterable[str], deadline: float | None, first_read_at: float = 0.0
+    ) -> dict[str, ThreadFuture[A]]:
+        """Wait until there is an answer for each id: a final one, that of a last read at the deadline, or an error."""
+        self._prepare_wait()
+        with self._reader.register(source, ids, deadline, first_read_at) as waiter:
+            self._reader.wait(waiter)
+            return waiter.futures
 
     async def wait_async(
-        self,
-        hub: WaiterHub[A],
-        waiter: Waiter[A],
-        deadline: float | None,
-        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
-    ) -> None:
+        self, source: WaitSource[A], ids: Iterable[str], deadline: float | None, first_read_at: float = 0.0
+    ) -> dict[str, asyncio.Future[A]]:
         """The same for asyncio."""
-        sleeper = AsyncSleeper(lambda step: self.run_async(step.verb, again=step.verb))
-        await drive_async(hub.wait(waiter, sleeper.wake, deadline, until), sleeper)
+        async with self.waiting_async(source, ids, deadline, first_read_at) as futures:
+            await asyncio.wait(futures.values())
+            return futures
+
+    @contextmanager
+    def waiting(
+        self, source: WaitSource[A], ids: Iterable[str], deadline: float | None
+    ) -> Generator[dict[str, ThreadFuture[A]]]:
+        """Return a future for each id. They are completed within the context."""
+        self._prepare_wait()
+        with self._reader.register(source, ids, deadline) as waiter:
+            self._reader.start()
+            yield waiter.futures
+
+    @asynccontextmanager
+    async def waiting_async(
+        self, source: WaitSource[A], ids: Iterable[str], deadline: float | None, first_read_at: float = 0.0
+    ) -> AsyncGenerator[dict[str, asyncio.Future[A]]]:
+        """The same for asyncio."""
+        await self._prepare_wait_async()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._loop_readers:
+                self._loop_readers = {each: of for each, of in self._loop_readers.items() if not each.is_closed()}
+                self._loop_readers[loop] = LoopReader(self.listener, self._read_async, self.waiter_timings)
+            reader = self._loop_readers[loop]
+        with reader.register(source, ids, deadline, first_read_at) as waiter:
+            reader.start()
+            yield waiter.futures
+
+    def _prepare_wait(self) -> None:
+        pass
+
+    async def _prepare_wait_async(self) -> None:
+        pass
+
+    def _read(self, step: Read) -> object:
+        return PostgresBroker.run(self, step.op, again=step.op)
+
+    async def _read_async(self, step: Read) -> object:
+        return await PostgresBroker.run_async(self, step.op, again=step.op)
 
     # -- schema
 

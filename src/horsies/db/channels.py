@@ -11,6 +11,10 @@ a waiter should not be sent. Every process that listens on DONE holds an advisor
 it exclusively only if no process listens; an ending tries this after its COMMIT. No wake-up is lost: a waiter takes the lock before it
 listens, and reads after that. So it sees an ending that was committed before it took the lock, and one that was committed later finds
 the lock taken. If a waiter dies, its session releases the lock.
+
+**Only a few processes listen on DONE**: those that hold one of a few slots (`listen_group.py`). The waiters of the others poll. Before this, each
+process that waited made every NOTIFY of the database slower. A slot is taken before the lock of the waiters, and given up soon after the last waiter has
+left. A role that takes all slots makes waiters poll, and nothing worse.
 """
 
 import logging
@@ -22,6 +26,8 @@ from hashlib import sha256
 from typing import TypeAlias
 
 ALL_KEYS = "*"
+FOR_ANY = "any "
+"""Before the payload of a notification about tasks: any worker may take them."""
 
 Wake: TypeAlias = Callable[[str | None], None]
 """Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
@@ -31,8 +37,9 @@ log = logging.getLogger("horsies.listen")
 
 class Channel(StrEnum):
     NEW = "new"
-    """Tasks can be claimed. Payload: `priority enqueued_at_us queue_name` of the oldest row; `later us`, the time until a row is due;
-    `freed`, when capped capacity is free; or `*`, when there may be tasks anywhere.
+    """Tasks can be claimed. Payload: `priority enqueued_at_us queue_name` of the oldest row; the same with `any ` before it, for all workers and not only
+    the one whose turn it is; `later us`, the time until a row is due; `freed`, when capped capacity is free; or `*`, when there may be tasks anywhere.
+    Among the workers: `listeners group`, when other workers listen than before (`listen_group.py`).
     """
 
     DONE = "done"
@@ -63,6 +70,11 @@ def waiters_lock(schema: str) -> int:
     return int(_hash(f"{schema} waiters")[:16], 16) - (1 << 63)
 
 
+def waiters_slot_group(schema: str) -> int:
+    """Return the first key of the advisory locks that are the slots of processes with waiters."""
+    return int(_hash(f"{schema} waiter slots")[:8], 16) >> 1
+
+
 def worker_lock_scope(schema: str) -> str:
     """Return the prefix of the name of a worker's advisory lock, whose key is `hashtextextended(prefix + worker_id, 0)`.
 
@@ -81,19 +93,20 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_channel: dict[Channel, dict[str | None, list[Wake]]] = {}
+        self._by_channel: dict[Channel, dict[str | None, dict[Wake, None]]] = {}
 
     def add(self, channel: Channel, key: str | None, wake: Wake) -> None:
-        """Call this for payloads that contain the key; for every payload if it is None."""
+        """Call this for payloads that contain the key; for every payload if it is None. To add it twice is to add it once."""
         with self._lock:
-            self._by_channel.setdefault(channel, {}).setdefault(key, []).append(wake)
+            self._by_channel.setdefault(channel, {}).setdefault(key, {})[wake] = None
 
     def remove(self, channel: Channel, key: str | None, wake: Wake) -> None:
         with self._lock:
-            by_key = self._by_channel[channel]
-            by_key[key].remove(wake)
-            if not by_key[key]:
-                del by_key[key]
+            by_key = self._by_channel.get(channel, {})
+            wakes = by_key.get(key, {})
+            wakes.pop(wake, None)
+            if not wakes:
+                by_key.pop(key, None)
 
     def channels(self) -> set[Channel]:
         with self._lock:

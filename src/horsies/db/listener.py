@@ -7,7 +7,7 @@ and when notifications turn out not to arrive.
 **Self-test.** A LISTEN that looks healthy may receive nothing: on a half-open socket, or in another database. So from time to time a
 token is notified *from another connection* while this one is idle. A listener that has received tokens and misses one reconnects.
 One that never received any logs one line, and waiters poll. At the same time it stops listening on channels without
-subscribers, which saves other processes their notifications (`channels.py`).
+subscribers, which saves other processes their notifications (`channels.py`); on DONE earlier, because others may wait for its slot.
 
 **Poolers.** A LISTEN through a transaction pooler stays in a session that others use next, and every notification then wakes the wrong
 client. So if the session may not be ours (`pooler.py`), nothing is sent before it is known not to be shared. It is shared if our
@@ -29,23 +29,30 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import psycopg
 
-from horsies.db.channels import Channel, Subscriptions, Wake, waiters_lock
+from horsies.db.channels import Channel, Subscriptions, Wake, waiters_lock, waiters_slot_group
+from horsies.db.driver import drive, execute_on
 from horsies.db.errors import broker_error
+from horsies.db.listen_group import CHANGED, SQL, ListenGroup, RunOp
 from horsies.db.pool import connect
 from horsies.db.pooler import POOLER_CHECKS, get_backend_pid, is_direct, is_shared, undo_in_session
-from horsies.events import NotificationsLost, NotificationsRestored
+from horsies.db.statement import Op, one
+from horsies.events import NotificationsLost, NotificationsRestored, emit, subscribers
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
-from horsies.subscribers import emit, subscribers
 
 CLOSE_S = 5.0
+IDLE_S = 3_600.0
+OPS_MAX = 10
 
+T = TypeVar("T")
 log = logging.getLogger("horsies.listen")
 
 
@@ -56,6 +63,11 @@ class ListenerTimings:
     test_timeout_s: float = 3.0
     pooler_retry_s: float = 300.0
     pooler_checks: int = POOLER_CHECKS
+    waiter_slots: int = 8
+    """How many processes listen on DONE at a time."""
+    slot_retry_s: float = 1.0
+    unused_s: float = 3.0
+    """How long DONE may have no subscriber before the slot is given up; at most twice as long in effect."""
 
 
 class SharedSession(Exception):  # noqa: N818 - it states what was found
@@ -83,11 +95,23 @@ class Listener:
         self.is_polling = False
         """Notifications are known not to arrive: waiters must poll."""
         self.received_at: float | None = None
-        """When the last notification arrived, on the monotonic clock; None before the first."""
+        """When the last notification arrived, or a group without a slot has polled, on the monotonic clock; None before the first."""
         self._has_logged_polling = False
         self._tried_at = self._reached_at = 0.0
+        self._has_polled = False
+        """A group without a slot has been served by the current connection."""
+        self._waiter_slot: int | None = None
+        """The slot of our session that allows it to listen on DONE."""
+        self._lacks_slot = False
+        """There are waiters, and no slot is free: they poll, and the thread tries again."""
+        self._waiter_slot_due_at = 0.0
+        """When to try again to take the slot, or to check whether it is still used."""
+        self._unsubscribed_at = 0.0
         self._wanted_locks: set[str] = set()
         self._held_locks: set[str] = set()
+        self._groups: list[ListenGroup] = []
+        self._left_groups: list[ListenGroup] = []
+        self._ops: deque[Callable[[], Op[object]]] = deque(maxlen=OPS_MAX)
         self._is_closing = False
         self._handoff = ReaderHandoff(self._on_notification, self._wake)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -98,15 +122,20 @@ class Listener:
     # -- from any thread
 
     def subscribe(self, channel: Channel, key: str | None, wake: Wake) -> bool:
-        """Call `wake` for this key (None: every payload). Return False if LISTEN is not in force yet: it is called when it is."""
+        """Call `wake` for this key (None: every payload). Return False if neither LISTEN is in force nor `must_poll`: it is called when one is."""
         self._subscriptions.add(channel, key, wake)
-        if channel in self._in_force:
+        if channel in self._in_force or (channel.is_for_waiters and self._lacks_slot):
             return True
         self._wake()
         return self.is_polling
 
     def unsubscribe(self, channel: Channel, key: str | None, wake: Wake) -> None:
+        self._unsubscribed_at = time.monotonic()
         self._subscriptions.remove(channel, key, wake)
+
+    def must_poll(self, channel: Channel) -> bool:
+        """Whether notifications of this channel are known not to arrive."""
+        return self.is_polling or (channel.is_for_waiters and self._lacks_slot)
 
     def hold(self, lock: str) -> None:
         """Hold the advisory lock of this name, shared, while there is a session of our own. Does not wait: see `holds`."""
@@ -119,6 +148,26 @@ class Listener:
 
     def holds(self, lock: str) -> bool:
         return lock in self._held_locks
+
+    def join(self, group: ListenGroup) -> None:
+        """Listen on the channels of this group only while it has a slot. Call it before `subscribe`."""
+        self._groups = [*self._groups, group]
+        self._wake()
+
+    def leave(self, group: ListenGroup) -> None:
+        self._groups = [other for other in self._groups if other is not group]
+        self._left_groups.append(group)
+        self._wake()
+
+    def resign(self, group: ListenGroup) -> None:
+        """Give up its slot, and take no other."""
+        group.is_resigned, group.due_at = True, 0.0
+        self._wake()
+
+    def run_soon(self, make_op: Callable[[], Op[object]]) -> None:
+        """Have the thread run an operation on its connection. It is lost if the connection is."""
+        self._ops.append(make_op)
+        self._wake()
 
     def read_on_this_loop(self) -> AbstractContextManager[None]:
         """Let the running event loop read, so that its subscribers are called there, mostly without a change of threads."""
@@ -157,7 +206,9 @@ class Listener:
                         self._serve(connection)
                 except psycopg.Error as error:
                     # A connection that has received notifications is replaced at once. Only failing attempts are spaced out.
-                    attempt = 0 if self._in_force and self._test.has_passed else attempt + 1
+                    has_served = self._has_polled or (self._in_force and self._test.has_passed)
+                    attempt = 0 if has_served else attempt + 1
+                    self._has_polled = False  # or attempts that fail would follow each other without a pause
                     self._on_connection_lost(error, attempt)
                 except SharedSession:
                     self._log_polling("LISTEN does not work through a transaction pooler")
@@ -165,6 +216,7 @@ class Listener:
 
     def _serve(self, connection: psycopg.Connection) -> None:
         self._is_direct = is_direct(connection)
+        self._has_polled = False
         if not self._is_direct:
             self._start_polling()  # until the opposite is known
             if is_shared(connection, lambda: self._notify(Channel.TEST, ""), self._timings.pooler_checks):
@@ -172,9 +224,11 @@ class Listener:
         self._test = ListenSelfTest(self._timings, self._timings.first_test_s if self._is_direct else 0.0)
         # psycopg reads what arrives while a LISTEN is under way, and passes it on only to a handler.
         connection.add_notify_handler(lambda received: self._on_notification(received.channel, received.payload))
-        with connection.transaction():
-            self._listen(connection, {Channel.TEST})
-            pid = get_backend_pid(connection)
+        pid = 0
+        if not self._is_direct:
+            with connection.transaction():
+                self._listen(connection, {Channel.TEST})
+                pid = get_backend_pid(connection)
         try:
             self._read_until_closed(connection)
         except SharedSession:
@@ -194,24 +248,28 @@ class Listener:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             try:
                 while not self._is_closing:
+                    self._update_groups(connection)
                     if self._is_direct or self._test.has_passed:
-                        self._listen(connection, self._subscriptions.channels() - self._in_force)
+                        self._listen(connection, self._wanted_channels() - self._in_force)
                     self._update_locks(connection)
                     self._handoff.assign(connection, selector)
-                    ready = selector.select(max(0.0, self._test.due_at - time.monotonic()))
+                    ready = selector.select(max(0.0, self._next_at() - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
                         self._wake_reader.recv(4096)
                     self._handoff.read(connection)
                     if self._test.take_answer():
                         self._set_polling(is_polling=False)
-                    if self._test.is_due:
-                        self._unlisten_unused(connection)
-                        self._continue_test()
+                    if self._test.is_due and self._in_force:
+                        self._unlisten(connection, self._in_force - self._wanted_channels())
+                        if self._in_force:
+                            self._continue_test()
             finally:
                 self._handoff.withdraw()
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
-        for channel in channels:
+        if channels and not self._in_force:
+            self._test.restart()
+        for channel in sorted(channels, key=lambda channel: channel is not Channel.TEST):
             command = f'listen "{channel.name_in(self._config.schema)}"'
             if channel.is_for_waiters:
                 # With a short timeout: a session in the way hangs, and waiters had better poll.
@@ -222,20 +280,106 @@ class Listener:
             self._in_force.add(channel)
             self._subscriptions.wake_all(channel)
 
-    def _unlisten_unused(self, connection: psycopg.Connection) -> None:
-        for channel in self._in_force - self._subscriptions.channels() - {Channel.TEST}:
+    def _next_at(self) -> float:
+        """When the thread has something to do, whatever arrives until then."""
+        # Without a channel in force there is nothing to test.
+        times = [self._test.due_at] if self._in_force else []
+        if self._lacks_slot or self._waiter_slot is not None:
+            times.append(self._waiter_slot_due_at)
+        return min([*times, *(group.due_at for group in self._groups)], default=time.monotonic() + IDLE_S)
+
+    def _wanted_channels(self) -> set[Channel]:
+        """The channels with subscribers, except those for which there is no slot; and with any of them the self-test's."""
+        wanted = self._subscriptions.channels()
+        if self._is_direct and self._waiter_slot is None:
+            wanted.discard(Channel.DONE)
+        withheld = {channel for group in self._groups if group.slot is None for channel in group.channels}
+        wanted -= withheld - {channel for group in self._groups if group.slot is not None for channel in group.channels}
+        return wanted | {Channel.TEST} if wanted or not self._is_direct else set()
+
+    def _update_groups(self, connection: psycopg.Connection) -> None:
+        """Do what groups and `run_soon` ask for, on our own session."""
+
+        def run(op: Op[T]) -> T:
+            with self._handoff.in_use:
+                return drive(op, lambda request: execute_on(connection, request, self._config.schema))
+
+        due = [group for group in self._groups if group.due_at <= time.monotonic()]
+        if not self._is_direct:
+            for group in due:
+                group.share_nothing()
+            return
+        while self._ops:
+            run(self._ops.popleft()())
+        while self._left_groups:
+            self._left_groups.pop().leave(run)
+        for group in due:
+            self._update_group(connection, group, run)
+        self._update_waiter_slot(connection, run)
+        self._handoff.read(connection)  # libpq may have read notifications along with the answers
+
+    def _update_group(self, connection: psycopg.Connection, group: ListenGroup, run: RunOp) -> None:
+        had_slot, had_none_in_force = group.slot is not None, not self._in_force
+        for channel in group.update(run):
+            self._subscriptions.wake_all(channel)
+        if had_slot and group.slot is None:
+            self._unlisten(connection, self._in_force - self._wanted_channels())
+        if had_none_in_force:
+            self._has_polled = True
+            self.received_at = time.monotonic()
+            self._set_polling(is_polling=False)
+
+    def _update_waiter_slot(self, connection: psycopg.Connection, run: RunOp) -> None:
+        """Take a slot while this process has waiters; stop listening, and give it up, when it has had none for a while."""
+        now = time.monotonic()
+        if (self._lacks_slot or self._waiter_slot is not None) and now < self._waiter_slot_due_at:
+            return
+        if self._waiter_slot is None:
+            self._take_waiter_slot(connection, run, now)
+            return
+        self._waiter_slot_due_at = now + self._timings.unused_s
+        if now >= self._unsubscribed_at + self._timings.unused_s:
+            self._unlisten(connection, self._in_force - self._wanted_channels())
+
+    def _take_waiter_slot(self, connection: psycopg.Connection, run: RunOp, now: float) -> None:
+        if Channel.DONE not in self._subscriptions.channels():
+            self._lacks_slot = False  # first: a later subscriber sees this, and wakes the thread
+            if Channel.DONE not in self._subscriptions.channels():  # one that polls may have come before
+                return
+        slots = self._timings.waiter_slots
+        found = run(one(SQL["take_listen_slot"](group=waiters_slot_group(self._config.schema), slots=slots)))
+        if found is not None:
+            self._waiter_slot, self._lacks_slot = found[0], False
+            self._waiter_slot_due_at = now + self._timings.unused_s
+            self._listen(connection, {Channel.DONE})  # even if no waiter is left: who holds a slot listens
+            return
+        self._waiter_slot_due_at = now + self._timings.slot_retry_s
+        if not self._in_force:
+            self._has_polled = True
+            self._set_polling(is_polling=False)
+        if not self._lacks_slot:
+            self._lacks_slot = True
+            self._subscriptions.wake_all(Channel.DONE)
+
+    def _unlisten(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
+        for channel in channels:
             self._in_force.discard(channel)  # first: a later subscriber sees that it is not in force
-            if channel in self._subscriptions.channels():  # this one may have seen that it was
+            if channel in self._wanted_channels():  # this one may have seen that it was
                 self._in_force.add(channel)
                 self._subscriptions.wake_all(channel)
             else:
                 with self._handoff.in_use:
                     connection.execute(self._unlisten_command(channel))
+                if channel.is_for_waiters:
+                    self._waiter_slot = None
 
     def _unlisten_command(self, channel: Channel) -> bytes:
         command = f'unlisten "{channel.name_in(self._config.schema)}"'
         if channel.is_for_waiters:
             command += f"; select pg_catalog.pg_advisory_unlock_shared({self._waiters_lock})"
+            if self._waiter_slot is not None:
+                group = waiters_slot_group(self._config.schema)
+                command += f"; select pg_catalog.pg_advisory_unlock({group}, {self._waiter_slot})"
         return command.encode()
 
     @property
@@ -272,6 +416,11 @@ class Listener:
         self.received_at = time.monotonic()
         channel = self._channels.get(name)
         if channel is None or channel not in self._in_force:
+            return
+        if channel is Channel.NEW and payload.startswith(CHANGED):
+            for group in self._groups:
+                if group.on_changed(payload):
+                    self._wake()
             return
         if channel is not Channel.TEST:
             self._subscriptions.notify(channel, payload)
@@ -311,7 +460,10 @@ class Listener:
 
     def _on_connection_lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()
+        self._waiter_slot, self._lacks_slot = None, False
         self._held_locks = set()
+        for group in self._groups:
+            group.forget()
         if attempt <= 1:
             log.warning("LISTEN connection lost, polling until it is restored: %s", broker_error(error))
         self._start_polling()
@@ -335,12 +487,17 @@ class ListenSelfTest:
 
     def __init__(self, timings: ListenerTimings, first_in_s: float) -> None:
         self._timings = timings
-        self.due_at = time.monotonic() + first_in_s
-        """When the next test starts, or when the token of the current one is overdue."""
+        self._first_in_s = first_in_s
         self.has_passed = False
         """At least once: notifications can arrive here."""
-        self._sent: str | None = None
         self._received: str | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Test soon: a first channel comes into force."""
+        self._sent: str | None = None
+        self.due_at = time.monotonic() + self._first_in_s
+        """When the next test starts, or when the token of the current one is overdue."""
 
     @property
     def is_due(self) -> bool:

@@ -2,6 +2,10 @@
 
 CREATE SCHEMA horsies;
 
+CREATE FUNCTION horsies.add_failed_attempt(failed_attempts json[], attempt integer, error_code text, error json, worker uuid, started_at timestamp with time zone, ended_at timestamp with time zone) RETURNS json[]
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN ((failed_attempts || json_build_object('attempt', attempt, 'error_code', error_code, 'error', CASE WHEN (octet_length((error)::text) > 16384) THEN json_build_object('error_code', error_code, 'message', (('its error took '::text || octet_length((error)::text)) || ' bytes; the beginning and the end are kept'::text), 'data', json_build_object('truncated', (("left"((error)::text, 4000) || ' ... '::text) || "right"((error)::text, 4000)))) ELSE error END, 'worker', worker, 'started_at', started_at, 'ended_at', ended_at)))[GREATEST(1, (COALESCE(cardinality(failed_attempts), 0) - 18)):];
+
 CREATE FUNCTION horsies.can_run(queues text[], task_names text[], signatures bigint[], queue_name text, task_name text, refused_by bigint[]) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((queue_name = ANY (queues)) AND ((task_names IS NULL) OR COALESCE(((task_name = ANY (task_names)) AND ((signatures)[array_position(task_names, task_name)] <> ALL (COALESCE(refused_by, '{}'::bigint[])))), false)));
@@ -276,6 +280,7 @@ CREATE TABLE horsies.tasks (
     claim_no integer DEFAULT 0 NOT NULL,
     claimed_by uuid,
     claimed_at timestamp with time zone,
+    claimed_in xid8 DEFAULT pg_current_xact_id() NOT NULL,
     lease_until timestamp with time zone,
     started_at timestamp with time zone,
     root_id uuid,
@@ -596,6 +601,7 @@ CREATE TABLE horsies.worker_states (
     children_memory_mb real NOT NULL,
     cpu_percent real NOT NULL,
     children_cpu_percent real NOT NULL,
+    recycling_share real,
     worker_started_at timestamp with time zone NOT NULL
 );
 
@@ -715,7 +721,7 @@ CREATE INDEX tasks_due_idx ON horsies.tasks USING btree (enqueued_at) WHERE ((st
 
 CREATE INDEX tasks_expiry_idx ON horsies.tasks USING btree (good_until) WHERE ((good_until IS NOT NULL) AND (status <> 'RUNNING'::text));
 
-CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (queue_name, status, claimed_by) WHERE (status <> 'PENDING'::text);
+CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (claimed_in, queue_name, status, claimed_by) WHERE (status <> 'PENDING'::text);
 
 CREATE INDEX tasks_unknown_idx ON horsies.tasks USING btree (task_name, ((refused_by IS NOT NULL)), unknown_since) WHERE (unknown_since IS NOT NULL);
 
@@ -725,7 +731,7 @@ CREATE INDEX workflows_deadline_idx ON horsies.workflows USING btree (deadline) 
 
 CREATE INDEX workflows_ended_idx ON horsies.workflows USING btree (finished_at) WHERE ((id = root_id) AND (finished_at IS NOT NULL));
 
-CREATE INDEX workflows_live_idx ON horsies.workflows USING btree (root_id) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]));
+CREATE INDEX workflows_live_idx ON horsies.workflows USING btree (root_id, id) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]));
 
 CREATE INDEX workflows_root_idx ON horsies.workflows USING btree (root_id);
 

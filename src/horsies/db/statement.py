@@ -24,19 +24,34 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from horsies.db.channels import Channel, waiters_lock
+from horsies.model.send_options import SENT_COLUMNS
+from horsies.model.task import CLAIM_EXPRESSIONS, MOVED_COLUMNS, NO_PAYLOAD, Claim
 
 Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = list[Row]
 
-_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_SECTION = re.compile(r"^-- (name|fragment): (\w+)\s*$", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _SCHEMA = re.compile(r"\{schema(?:_text)?\}")
+_COLUMN_LISTS = {
+    "moved_columns": ", ".join(MOVED_COLUMNS),
+    "sent_columns": ", ".join(SENT_COLUMNS),
+    "sent_params": ", ".join(f"%({name})s::{kind}" for name, kind in SENT_COLUMNS.items()),
+    "sent_updates": ", ".join(f"{name} = %({name})s::{kind}" for name, kind in SENT_COLUMNS.items()),
+    # The trace of a node is that of the start of its workflow.
+    "sent_fields": ", ".join(f"{name} {kind}" for name, kind in SENT_COLUMNS.items() if name != "trace"),
+    # In the order of the fields, so that `Claim(*row)` is right by construction; the second without the payload.
+    "claim_columns": ", ".join(CLAIM_EXPRESSIONS.get(name, name) for name in Claim._fields),
+    "held_columns": ", ".join((CLAIM_EXPRESSIONS | NO_PAYLOAD).get(name, name) for name in Claim._fields),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One named statement of a `.sql` file.
 
-    `{schema}` in it stands for the quoted name of the installation's schema, `'{schema_text}'` for the name as a literal.
+    `{schema}` in it stands for the quoted name of the installation's schema, `'{schema_text}'` for the name as a literal. `load` has
+    replaced the names of lists of columns (`_COLUMN_LISTS`) and of fragments of the same file.
     """
 
     name: str
@@ -61,15 +76,25 @@ class Query:
 
 
 def load(python_file: str) -> Mapping[str, Statement]:
-    """Return the statements of the `.sql` file beside this Python file, by name. Each begins with a line `-- name: verb`."""
+    """Return the statements of the `.sql` file beside this Python file, by name. Each begins with a line `-- name: verb`.
+
+    What several of them contain is written once, before them, after a line `-- fragment: noun`, and stands in them as `{noun}`.
+    """
     twin = Path(python_file).with_suffix(".sql")
-    head, *parts = _NAME.split(twin.read_text(encoding="utf-8"))
+    head, *parts = _SECTION.split(twin.read_text(encoding="utf-8"))
     if re.sub(r"--.*", "", head).strip():
         raise ValueError(f"{twin.name}: SQL before the first '-- name:' line")
-    names, texts = parts[::2], parts[1::2]
+    names = parts[1::3]
     if len(set(names)) != len(names):
         raise ValueError(f"{twin.name}: a name is used twice")
-    return {name: Statement(name, _strip_comments(text)) for name, text in zip(names, texts, strict=True)}
+    fragments, statements = dict(_COLUMN_LISTS), dict[str, Statement]()
+    for kind, name, written in zip(parts[::3], names, parts[2::3], strict=True):
+        text = _PLACEHOLDER.sub(lambda found: fragments.get(found[1], found[0]), _strip_comments(written))
+        if kind == "fragment":
+            fragments[name] = text
+        else:
+            statements[name] = Statement(name, text)
+    return statements
 
 
 def _strip_comments(text: str) -> str:

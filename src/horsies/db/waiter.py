@@ -1,39 +1,45 @@
-"""Waiting for results: many wait, one reads for all of them.
+"""Waiting for results: callers wait for futures, and one reader completes them.
 
-A waiter registers the keys it waits for with the hub and blocks. One of the blocked waiters is the *reader*. Only the reader keeps time
-and queries the database; all others sleep until there is a result for them or their own time has run out. So a wake-up costs one
-read however many wait. A lone waiter is its own reader and reads at once, on its own thread.
+All threads of a process share one reader, and so do the coroutines of an event loop. So a notification causes one read however many
+wait, and a loop that is blocked delays only its own waiters. The reader runs while there are waiters: as a task of its loop, or
+in a thread. A blocking caller that waits alone needs no such thread: it runs the reader itself, and a thread continues if others have come by
+the time it leaves: a lone `get` is spared a change of threads between the notification and the caller.
 
-**Requested** are the keys to be read next: keys just registered (those of new tasks a little later, `first_read_at`), keys that a
-notification named, all keys when anything may have happened (LISTEN came into force or was lost, more tasks ended than a payload can
-name, the poll is due), and keys whose own time has come (`read_again_s`). The reader takes a batch of them, reads, and delivers the
-results. A key that is requested during a read, even one of that batch, stays requested: whatever happens after a read began causes
-another read.
+**Only the reader changes its state.** Callers and the listener put what has happened into its inbox: a waiter has arrived or left, ids
+were notified. The reader takes from the inbox between two reads. So whatever happens after a read began causes another read, and
+the state needs no lock.
+
+**No ending is missed.** The reader subscribes before the first read for a waiter, and LISTEN is in force by then (if it takes too
+long, it polls). *Requested* are the keys to be read next: those of new waiters (for a task that was just sent a little later,
+`first_read_at`), those that a notification named, all of them when anything may have happened (LISTEN came into force or was lost, more
+tasks ended than a payload can name, the poll is due), and those whose own time has come (`read_again_s`, a deadline).
+
+**Every future is completed**: with the final answer, at the deadline with what a last read found, or with the error of a read.
+An error is given to all waiters with requested keys: the broker has retried by then, and the database is unavailable for all of
+them. If a loop ends, its reader is cancelled, and the futures with it.
 
 **Pace.** Thousands of endings that are notified one by one must not cause thousands of reads. A waiter that has waited for long can
 wait a little longer: with many waiters, a notified key may stay unread for up to a tenth of the time that its waiter has waited, or
 until a batch is full. So the number of reads grows with the logarithm of the time. With a few waiters this delay is next to nothing, and a
 lone one is never delayed. Only `*`, which any user may send, causes at most one read of everything per interval.
-
-**No waiter is lost.** The reader may leave at any moment: complete, timed out, or cancelled in the middle of a read. Then its batch is
-requested again, and the first blocked waiter that lacks a result becomes the reader and is woken. When a read fails, all waiters with
-requested keys get the error: the broker has retried by then, and the database is unavailable for all of them.
-
-**One hub per event loop, and one for all threads** (`PostgresBroker.hub`). A reader uses the pool of its own loop, and a loop that is
-blocked, or never runs again, delays only its own waiters. (A worker's loop is an exception: it reads the notifications of its process.)
 """
 
 import asyncio
+import heapq
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from horsies.db.channels import ALL_KEYS, Channel
+from horsies.db.driver import drive, drive_async
 from horsies.db.statement import Op
 from horsies.model.errors import BrokerError
 
@@ -63,7 +69,7 @@ class WaiterTimings:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult(Generic[A]):
-    """What a read returns for one key."""
+    """What a read returns for one id."""
 
     answer: A
     is_final: bool = False
@@ -71,326 +77,467 @@ class ReadResult(Generic[A]):
     """The answer changes after this time, with or without a notification."""
 
 
+WaitSource: TypeAlias = Callable[[list[str]], Op[Mapping[str, ReadResult[A]]]]
+"""What can be waited for: an operation that returns a result for every id. `Channel.DONE` announces it."""
+
+Key: TypeAlias = tuple[WaitSource[Any], str]
+
+
+class Waiter:
+    """What one call waits for."""
+
+    def __init__(
+        self, source: WaitSource[Any], futures: dict[str, Any], deadline: float | None, first_read_at: float
+    ) -> None:
+        self.source = source
+        self.futures = futures
+        self.restore()
+        self.deadline = deadline
+        self.first_read_at = first_read_at
+        self.since = time.monotonic()
+        self.timed_out = False  # it waits only for its last read
+        self.has_left = False
+
+    def restore(self) -> None:
+        self.pending = {(self.source, each): future for each, future in self.futures.items() if not future.done()}
+
+
 @dataclass(frozen=True, slots=True)
-class WaitSource(Generic[A]):
-    """What can be waited for: its channel, and an operation that returns a result for every key."""
+class Receive:
+    """Wait for the inbox; return what is in it, or nothing after this time."""
 
-    channel: Channel
-    read: Callable[[list[str]], Op[Mapping[str, ReadResult[A]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class ReadKeys(Generic[A]):
-    keys: list[str]
-    verb: Callable[[], Op[Mapping[str, ReadResult[A]]]]
+class Read:
+    """Read these keys; return a `ReadResult` for each."""
+
+    keys: list[Key]
+
+    def op(self) -> Op[dict[Key, ReadResult[Any]]]:
+        results: dict[Key, ReadResult[Any]] = {}
+        for source in {source: None for source, _ in self.keys}:
+            found = yield from source([each for of, each in self.keys if of is source])
+            results |= {(source, each): result for each, result in found.items()}
+        return results
 
 
-WaitSteps: TypeAlias = Generator[Sleep | ReadKeys[A], Any, None]
-"""Sleeps and reads, carried out by a `BlockingSleeper` or an `AsyncSleeper`."""
+ReaderSteps: TypeAlias = Generator[Receive | Read, Any, None]
+Input: TypeAlias = Waiter | list[str] | str | None
+"""A waiter that has arrived or left, ids that were notified, `*`, or None when anything may have happened."""
 
 
-def do_nothing() -> None:
-    """The `wake` of a waiter that is not blocked."""
-
-
-class Waiter(Generic[A]):
-    """The keys that one caller waits for, and the answers so far. The hub fills it in."""
-
-    def __init__(self, keys: Iterable[str], *, first_read_at: float = 0.0) -> None:
-        """Before `first_read_at`, on the monotonic clock, only a notification causes a read."""
-        self.first_read_at = first_read_at
-        self.answers: dict[str, A] = {}
-        self.pending = dict.fromkeys(keys)  # without a final answer
-        self.ready: deque[str] = deque()  # keys in the order of their final answers; the caller may take them out
-        self.requested: set[str] = set()  # to be read, or being read
-        self.registered_at = 0.0
-        self.error: BrokerError | None = None
-        self.timed_out = False  # it waits only for its last read
-        self.wake: Callable[[], None] = do_nothing
-
-    def is_complete(self) -> bool:
-        return not self.pending
-
-    def has_ready(self) -> bool:
-        return bool(self.ready) or not self.pending
-
-
-class WaiterHub(Generic[A]):
-    """Thread-safe."""
+class ResultReader:
+    """What the two readers have in common. `make_future` and `put`, into the inbox, are called on any thread."""
 
     def __init__(
-        self, source: WaitSource[A], listener: "Callable[[], Listener]", timings: WaiterTimings | None = None
+        self,
+        listener: "Callable[[], Listener]",
+        timings: WaiterTimings | None,
+        make_future: Callable[[], Any],
+        put: Callable[[Input], None],
     ) -> None:
-        self._source = source
         self._get_listener = listener
         self._timings = timings or WaiterTimings()
+        self._make_future = make_future
+        self._put = put
+        self._all: set[Waiter] = set()  # changed by callers
         self._listener: Listener | None = None  # the one subscribed to
-        # Re-entrant, and iterations under it use copies: an abandoned waiter leaves when it is garbage-collected, which may happen in
-        # the middle of anything.
-        self._lock = threading.RLock()
-        self._waiters: dict[str, list[Waiter[A]]] = {}
-        self._requested: dict[str, None] = {}
-        self._read_again_at: dict[str, float] = {}
-        self._blocked: dict[Waiter[A], None] = {}
-        self._reader: Waiter[A] | None = None
-        self._last_registered_at = 0.0
+        self._sources: tuple[WaitSource[Any], ...] = ()
+        self._waiters: dict[Key, dict[Waiter, None]] = {}
+        self._requested: dict[Key, None] = {}
+        self._timers: list[tuple[float, int, Key | Waiter]] = []  # a heap
+        self._numbers = count()
+        self._last_arrival_at = 0.0
         self._requested_all_at = 0.0
         self._read_at = float("inf")  # when the requested keys are to be read
+        self._is_urgent = False  # do not wait for LISTEN, either
         self._in_force_at = 0.0  # when LISTEN is in force, or no longer waited for
         self._read_all_at = 0.0  # when everything is, or was, read because of a notification
 
     @contextmanager
-    def register(self, waiter: Waiter[A]) -> Generator[None]:
-        """Miss no notification for this waiter from now on, whether or not it is blocked."""
-        with self._lock:
-            now = self._last_registered_at = waiter.registered_at = time.monotonic()
+    def register(
+        self, source: WaitSource[Any], ids: Iterable[str], deadline: float | None, first_read_at: float = 0.0
+    ) -> Generator[Waiter]:
+        """Complete a future for each id, if the reader runs; stop at the end of the context.
+
+        Times are on the monotonic clock. Before `first_read_at` only a notification causes a read.
+        """
+        waiter = Waiter(source, {each: self._make_future() for each in ids}, deadline, first_read_at)
+        try:
+            self._all.add(waiter)
+            self._put(waiter)
+            yield waiter
+        finally:
+            # An abandoned generator leaves when it is garbage-collected, which may happen in the middle of anything: no locks here.
+            self._all.discard(waiter)
+            if waiter.pending:
+                waiter.has_left = True
+                self._put(waiter)
+            for future in waiter.futures.values():  # asyncio logs an exception that was not retrieved
+                if future.done() and not future.cancelled():
+                    future.exception()
+
+    def _on_notification(self, payload: str | None) -> None:
+        """Called by the thread, or the loop, that reads notifications. Ids without a waiter do not wake the reader.
+
+        An id whose waiter is still in the inbox is not found here. Its first read comes later, and sees the ending.
+        """
+        if payload is None or payload == ALL_KEYS:
+            self._put(payload)
+        elif known := [
+            each for each in payload.split(" ") for source in self._sources if (source, each) in self._waiters
+        ]:
+            self._put(known)
+
+    # -- the reader itself
+
+    def _steps(self, is_done: Callable[[], bool] = bool) -> ReaderSteps:
+        """Run until there is no waiter, or until this holds (`bool()` is False)."""
+        timeout_s = 0.0
+        while True:
+            for each in (yield Receive(timeout_s)):
+                self._accept(each, time.monotonic())
             if not self._waiters:
-                self._requested_all_at = now
-            for key in waiter.pending:
-                self._waiters.setdefault(key, []).append(waiter)
-            self._request(waiter.pending, max(now, waiter.first_read_at))
-            self._wake_reader()
-        try:
-            yield
-        finally:
-            with self._lock:
-                for key in waiter.pending:
-                    self._waiters[key].remove(waiter)
-                    if not self._waiters[key]:
-                        self._forget(key)
-                if not self._waiters and self._listener is not None:
-                    self._listener.unsubscribe(self._source.channel, None, self._on_notification)
-                    self._listener = None
+                self._timers.clear()
+                self._sources = ()
+                self._unsubscribe()
+                return
+            if is_done():
+                return
+            now = time.monotonic()
+            self._subscribe(now)
+            wake_at = min(self._request_due(now), self._next_read_at())
+            timeout_s = min(max(wake_at - now, 0.0), MAX_SLEEP_S)
+            if wake_at <= now:
+                yield from self._read_batch()
 
-    def wait(
-        self,
-        waiter: Waiter[A],
-        wake: Callable[[], None],
-        deadline: float | None,
-        until: Callable[[Waiter[A]], bool],
-    ) -> WaitSteps[A]:
-        """Block until the condition holds, or the deadline has passed and a last read was made. Be the reader if there is none."""
-        with self._lock:
-            waiter.wake = wake
-            self._blocked[waiter] = None
-            self._reader = self._reader or waiter
-        try:
-            while not until(waiter):
-                if waiter.error is not None:
-                    raise waiter.error
-                if deadline is not None and time.monotonic() >= deadline:
-                    if not waiter.timed_out:
-                        self._request_last_read(waiter)
-                    elif not waiter.requested:
-                        return
-                yield from self._take_step(waiter, deadline)
-        finally:
-            with self._lock:
-                waiter.wake = do_nothing
-                del self._blocked[waiter]
-                if self._reader is waiter:
-                    self._reader = next((other for other in self._blocked if other.pending), None)
-                    self._wake_reader()
+    def _abandon(self, error: BaseException) -> None:
+        """Complete all futures: the loop ends, or an error has ended the reader."""
+        self._unsubscribe()
+        self._waiters.clear()
+        self._requested.clear()
+        for waiter in list(self._all):
+            waiter.pending.clear()
+            for future in waiter.futures.values():
+                with suppress(RuntimeError):  # the loop is closed
+                    if isinstance(error, Exception) and not future.done():
+                        future.set_exception(error)
+                    future.cancel()
 
-    def _take_step(self, waiter: Waiter[A], deadline: float | None) -> WaitSteps[A]:
-        step = self._next_step(waiter, deadline)
-        if isinstance(step, Sleep):
-            yield step
-            return
-        try:
-            results = yield step
-        except BrokerError as error:
-            self._fail(error)
-        except BaseException:
-            with self._lock:  # the next reader reads this batch
-                self._requested = {key: None for key in step.keys if key in self._waiters} | self._requested
-                self._read_at = time.monotonic()
-            raise
+    def _accept(self, each: Input, now: float) -> None:
+        if isinstance(each, Waiter):
+            self._add_or_remove(each, now)
+        elif each is None:
+            self._in_force_at = now  # or it is known not to be
+            self._request_all(now, now)
+        elif each == ALL_KEYS:
+            if self._read_all_at <= now:
+                latest = self._latest_read(now, max(self._requested_all_at, self._last_arrival_at))
+                self._read_all_at = max(latest, self._read_all_at + self._timings.read_all_interval_s)
+            self._request_all(now, self._read_all_at)
         else:
-            self._deliver(step.keys, results)
+            for key in ((source, name) for name in each for source in self._sources):
+                if waiters := self._waiters.get(key):
+                    self._request([key], self._latest_read(now, max(waiter.since for waiter in waiters)))
 
-    def _wake_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.wake()
+    def _add_or_remove(self, waiter: Waiter, now: float) -> None:
+        if waiter.has_left:
+            for key in list(waiter.pending):
+                self._remove(waiter, key)
+            return
+        if not self._waiters:
+            self._requested_all_at = now
+        self._last_arrival_at = waiter.since
+        for key in waiter.pending:
+            self._waiters.setdefault(key, {})[waiter] = None
+            if key[0] not in self._sources:
+                self._sources += (key[0],)
+        self._request(waiter.pending, max(now, waiter.first_read_at))
+        if waiter.deadline is not None:
+            self._set_timer(waiter.deadline, waiter)
 
-    # -- requests
+    def _remove(self, waiter: Waiter, key: Key) -> Any:
+        """Return the future, which the reader completes now, or no longer."""
+        waiters = self._waiters.get(key, {})
+        waiters.pop(waiter, None)
+        if not waiters:
+            self._waiters.pop(key, None)
+            self._requested.pop(key, None)
+        return waiter.pending.pop(key)
 
-    def _request(self, keys: Iterable[str], read_at: float) -> None:
-        for key in list(keys):
+    def _set_timer(self, at: float, each: Key | Waiter) -> None:
+        if len(self._timers) > 100 + 4 * len(self._waiters):  # most of them belong to waiters that have left
+            self._timers = [timer for timer in self._timers if self._is_waited_for(timer[2])]
+            heapq.heapify(self._timers)
+        heapq.heappush(self._timers, (at, next(self._numbers), each))
+
+    def _is_waited_for(self, each: Key | Waiter) -> bool:
+        return bool(each.pending) if isinstance(each, Waiter) else each in self._waiters
+
+    def _request(self, keys: Iterable[Key], read_at: float) -> None:
+        for key in keys:
             self._requested[key] = None
             self._read_at = min(self._read_at, read_at)
-            for waiter in list(self._waiters[key]):
-                waiter.requested.add(key)
 
     def _request_all(self, now: float, read_at: float) -> None:
         self._requested_all_at = now
         self._request(self._waiters, read_at)
 
-    def _request_last_read(self, waiter: Waiter[A]) -> None:
-        """Request a read at the deadline: a notification may have been lost. Keys requested already are only read sooner."""
-        with self._lock:
-            waiter.timed_out = True
-            self._read_at = time.monotonic()
-            if not waiter.requested:
-                self._request(waiter.pending, self._read_at)
-            self._wake_reader()
-
-    def _on_notification(self, payload: str | None) -> None:
-        """Called by the thread, or the loop, that reads notifications."""
-        with self._lock:
-            now = time.monotonic()
-            if payload is None:
-                self._in_force_at = now  # or it is known not to be
-                self._request_all(now, now)
-            elif payload == ALL_KEYS:
-                if self._read_all_at <= now:
-                    latest = self._latest_read(now, max(self._requested_all_at, self._last_registered_at))
-                    self._read_all_at = max(latest, self._read_all_at + self._timings.read_all_interval_s)
-                self._request_all(now, self._read_all_at)
-            else:
-                for key in payload.split(" "):
-                    if waiters := self._waiters.get(key):
-                        self._request([key], self._latest_read(now, max(waiter.registered_at for waiter in waiters)))
-            if self._requested:
-                self._wake_reader()
+    def _request_due(self, now: float) -> float:
+        """Request the keys whose time has come; return when the next ones are due."""
+        is_polling = self._listener is not None and self._listener.must_poll(Channel.DONE)
+        poll_s = self._timings.poll_without_listen_s if is_polling else self._timings.poll_s
+        poll_s *= 1 + len(self._waiters) // BATCH  # as many reads
+        if now >= self._requested_all_at + poll_s:
+            self._request_all(now, now)
+        while self._timers and self._timers[0][0] <= now:
+            each = heapq.heappop(self._timers)[2]
+            if isinstance(each, Waiter):  # a notification may have been lost: read once more
+                each.timed_out = True
+                self._is_urgent = self._is_urgent or bool(each.pending)
+                self._request(each.pending, now)
+            elif each in self._waiters:
+                self._request([each], now)
+        return min(self._requested_all_at + poll_s, self._timers[0][0] if self._timers else float("inf"))
 
     def _latest_read(self, now: float, waiting_since: float) -> float:
         """Return until when a key may stay unread that has been waited for since then."""
         crowding = min((len(self._waiters) - 1) / MANY_WAITERS, 1.0)
         return now + (now - waiting_since) * self._timings.slack * crowding
 
-    # -- the reader
-
-    def _next_step(self, waiter: Waiter[A], deadline: float | None) -> Sleep | ReadKeys[A]:
-        with self._lock:
-            now = time.monotonic()
-            wake_at = float("inf") if deadline is None or waiter.timed_out else deadline
-            if self._reader is waiter:
-                self._subscribe(now)
-                wake_at = min(wake_at, self._request_due(now))
-                if self._requested:
-                    is_urgent = waiter.timed_out or len(self._requested) >= BATCH
-                    read_at = now if is_urgent else max(self._read_at, self._in_force_at)
-                    if read_at <= now:
-                        return self._take_batch()
-                    wake_at = min(wake_at, read_at)
-            return Sleep(min(max(wake_at - now, 0.0), MAX_SLEEP_S))
+    def _next_read_at(self) -> float:
+        if not self._requested:
+            return float("inf")
+        if self._is_urgent or len(self._requested) >= BATCH:
+            return 0.0
+        return max(self._read_at, self._in_force_at)
 
     def _subscribe(self, now: float) -> None:
         """Subscribe before the first read, or an ending could be missed in between; and again if the broker has a new listener."""
         listener = self._get_listener()
         if listener is self._listener:
             return
-        if self._listener is not None:
-            self._listener.unsubscribe(self._source.channel, None, self._on_notification)
-        self._listener = listener
-        is_in_force = listener.subscribe(self._source.channel, None, self._on_notification)
+        self._unsubscribe()
+        self._listener = listener  # first: if a soft stop interrupts this, `_restart` unsubscribes
+        is_in_force = listener.subscribe(Channel.DONE, None, self._on_notification)
         self._in_force_at = now if is_in_force or listener.is_polling else now + self._timings.listen_timeout_s
 
-    def _request_due(self, now: float) -> float:
-        """Request the keys that are due to be read again; return when the next ones are."""
-        is_polling = self._listener is not None and self._listener.is_polling
-        poll_s = self._timings.poll_without_listen_s if is_polling else self._timings.poll_s
-        poll_s *= 1 + len(self._waiters) // BATCH  # as many reads
-        if now >= self._requested_all_at + poll_s:
-            self._request_all(now, now)
-        due = [key for key, read_at in list(self._read_again_at.items()) if read_at <= now]
-        for key in due:
-            del self._read_again_at[key]
-        self._request(due, now)
-        return min([self._requested_all_at + poll_s, *self._read_again_at.values()])
+    def _unsubscribe(self) -> None:
+        listener = self._listener
+        if listener is not None:
+            listener.unsubscribe(Channel.DONE, None, self._on_notification)
+        self._listener = None
 
-    def _take_batch(self) -> ReadKeys[A]:
+    def _read_batch(self) -> ReaderSteps:
         keys = list(islice(self._requested, BATCH))
         for key in keys:
             del self._requested[key]
         if not self._requested:
-            self._read_at = float("inf")
-        return ReadKeys(keys, lambda: self._source.read(keys))
+            self._read_at, self._is_urgent = float("inf"), False
+        try:
+            results: Mapping[Key, ReadResult[Any]] = yield Read(keys)
+        except BrokerError as error:
+            self._fail(keys, error)
+        else:
+            self._deliver({key: results[key] for key in keys})
 
-    def _deliver(self, keys: Iterable[str], results: Mapping[str, ReadResult[A]]) -> None:
+    def _deliver(self, results: Mapping[Key, ReadResult[Any]]) -> None:
+        for key, result in results.items():
+            for waiter in list(self._waiters.get(key, ())):
+                if result.is_final or waiter.timed_out:
+                    future = self._remove(waiter, key)
+                    if not future.done():  # or it was cancelled
+                        future.set_result(result.answer)
+            if result.read_again_s is not None and key in self._waiters:
+                self._set_timer(time.monotonic() + max(result.read_again_s, 0.001), key)
+
+    def _fail(self, keys: list[Key], error: BrokerError) -> None:
+        for waiter in {waiter for key in (*keys, *self._requested) for waiter in self._waiters.get(key, ())}:
+            for key in list(waiter.pending):
+                future = self._remove(waiter, key)
+                if not future.done():
+                    future.set_exception(error)
+
+
+class ThreadFuture(Generic[A]):
+    """The future of a thread, which a soft stop can interrupt anywhere.
+
+    A `concurrent.futures.Future` has a Condition, which is entered by a function of Python: if that is interrupted, its lock stays
+    locked, and the reader would wait for it forever. A plain lock, entered by `with`, is always released.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._callbacks: list[Callable[[Self], object]] = []
+
+    def done(self) -> bool:
+        return self._outcome is not None
+
+    def cancelled(self) -> bool:
+        return self._outcome is not None and isinstance(self._outcome[1], CancelledError)
+
+    def exception(self) -> BaseException | None:
+        return self._wait(None)[1]
+
+    def result(self, timeout_s: float | None = None) -> A:
+        answer, error = self._wait(timeout_s)
+        if error is not None:
+            raise error
+        return answer
+
+    def set_result(self, answer: A) -> None:
+        self._complete((answer, None))
+
+    def set_exception(self, error: BaseException) -> None:
+        self._complete((None, error))
+
+    def cancel(self) -> None:
+        self._complete((None, CancelledError()))
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         with self._lock:
-            now = time.monotonic()
-            changed: dict[Waiter[A], None] = {}
-            for key in keys:
-                result = results[key]
-                for waiter in list(self._waiters.get(key, ())):
-                    self._update(waiter, key, result)
-                    changed[waiter] = None
-                if result.is_final:
-                    self._forget(key)
-                elif key in self._waiters and result.read_again_s is not None:
-                    self._read_again_at[key] = now + max(result.read_again_s, 0.001)
-            for waiter in changed:
-                if waiter.ready or waiter.timed_out:
-                    waiter.wake()
+            if self._outcome is None:
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
-    def _update(self, waiter: Waiter[A], key: str, result: ReadResult[A]) -> None:
-        waiter.answers[key] = result.answer
-        if key not in self._requested or result.is_final:
-            waiter.requested.discard(key)
-        if result.is_final:
-            waiter.ready.append(key)
-            waiter.pending.pop(key, None)  # last: a caller that checks without the lock leaves when nothing is pending
-
-    def _forget(self, key: str) -> None:
-        self._waiters.pop(key, None)
-        self._requested.pop(key, None)
-        self._read_again_at.pop(key, None)
-
-    def _fail(self, error: BrokerError) -> None:
+    def _complete(self, outcome: tuple[Any, BaseException | None]) -> None:
+        """The first outcome is kept."""
         with self._lock:
-            for waiter in list(self._blocked):
-                if waiter.requested:
-                    waiter.requested.clear()
-                    waiter.error = error
-                    waiter.wake()
-            # The keys of waiters that are not blocked now stay requested, until one of them blocks again.
-            away = {waiter for waiters in list(self._waiters.values()) for waiter in waiters} - self._blocked.keys()
-            self._requested = dict.fromkeys(key for waiter in away for key in waiter.requested)
-            self._read_at = time.monotonic()
+            self._outcome = self._outcome or outcome
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def _wait(self, timeout_s: float | None) -> tuple[Any, BaseException | None]:
+        if self._outcome is None:
+            done: queue.SimpleQueue[object] = queue.SimpleQueue()
+            self.add_done_callback(done.put)
+            with suppress(queue.Empty):
+                done.get(timeout=timeout_s)
+        if self._outcome is None:
+            raise TimeoutError
+        return self._outcome
 
 
-class BlockingSleeper:
-    """Carries out the steps of a wait in a thread."""
+class ThreadReader(ResultReader):
+    """Completes the futures of all threads. Belongs to one process."""
 
-    def __init__(self, read: Callable[[ReadKeys[Any]], Any]) -> None:
+    def __init__(
+        self, listener: "Callable[[], Listener]", read: Callable[[Read], Any], timings: WaiterTimings | None = None
+    ) -> None:
+        self._inbox: queue.SimpleQueue[Input] = queue.SimpleQueue()  # re-entrant
+        super().__init__(listener, timings, ThreadFuture, self._inbox.put)
         self._read = read
-        self._woken = threading.Event()
+        self._lock = threading.Lock()  # to set `_runner`
+        self._runner: object | None = None  # the call of `_run` that runs the reader
 
-    def wake(self) -> None:
-        self._woken.set()
+    def wait(self, waiter: Waiter) -> None:
+        """Block until all futures of the waiter are complete. Run the reader unless another thread does."""
+        self._run(lambda: not waiter.pending, self._restart)
+        if not waiter.pending:
+            return
+        done: queue.SimpleQueue[object] = queue.SimpleQueue()
+        for future in waiter.futures.values():
+            future.add_done_callback(done.put)
+        while waiter.pending:  # another thread runs it
+            try:
+                done.get(timeout=self._timings.poll_s)
+            except queue.Empty:  # if that was interrupted in the moment of passing it on, this one continues
+                self._run(lambda: not waiter.pending, self._restart)
 
-    def __call__(self, step: Sleep | ReadKeys[Any]) -> Any:
-        if isinstance(step, ReadKeys):
+    def start(self) -> None:
+        """Run the reader in a thread, unless another thread does: that one passes it on."""
+        threading.Thread(target=self._run, args=(bool, self._abandon), name="horsies-reader", daemon=True).start()
+
+    def _run(self, is_done: Callable[[], bool], on_error: Callable[[BaseException], None]) -> None:
+        # A soft stop may raise an exception after any call. A lock that is held while the reader runs could stay locked, if that
+        # happened between `acquire` and `try`: then no other thread could ever run the reader. So the runner is an attribute, which is
+        # set inside the `try`, and reset by the first lines of `finally`, which call nothing.
+        me = object()
+        try:
+            with self._lock:
+                if self._runner is None:
+                    self._runner = me
+            if self._runner is me:
+                drive(self._steps(is_done), self._take_step)
+        except BaseException as error:
+            if self._runner is me:
+                on_error(error)
+            raise
+        finally:
+            if self._runner is me:
+                self._runner = None
+                if self._waiters or not self._inbox.empty():
+                    self.start()
+
+    def _restart(self, _error: BaseException) -> None:
+        """The caller was interrupted at any point, by Ctrl-C or the soft stop of a task: what it has left undone is done again."""
+        self._unsubscribe()
+        for waiter in list(self._all):
+            waiter.restore()
+            self._put(waiter)
+        self._put(None)
+
+    def _take_step(self, step: Receive | Read) -> Any:
+        if isinstance(step, Read):
             return self._read(step)
-        self._woken.wait(step.timeout_s)
-        self._woken.clear()
-        return None
+        inputs: list[Input] = []
+        with suppress(queue.Empty):
+            inputs.append(self._inbox.get(timeout=step.timeout_s))
+            while True:
+                inputs.append(self._inbox.get_nowait())
+        return inputs
 
 
-class AsyncSleeper:
-    """Carries out the steps of a wait in a coroutine; belongs to its event loop."""
+class LoopReader(ResultReader):
+    """Completes the futures of the running event loop."""
 
-    def __init__(self, read: Callable[[ReadKeys[Any]], Awaitable[Any]]) -> None:
-        self._read = read
-        self._woken = asyncio.Event()
+    def __init__(
+        self,
+        listener: "Callable[[], Listener]",
+        read: Callable[[Read], Awaitable[Any]],
+        timings: WaiterTimings | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        super().__init__(listener, timings, self._loop.create_future, self._put_and_wake)
+        self._read = read
+        self._inbox: deque[Input] = deque()
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
-    def wake(self) -> None:
-        with suppress(RuntimeError):  # the loop was closed while this waiter was being collected
+    def start(self) -> None:
+        """Run the reader as a task, unless it runs."""
+        if self._task is None:
+            # In an empty context: it does not belong to the first caller.
+            self._task = self._loop.create_task(self._run(), name="horsies-reader", context=Context())
+
+    def _put_and_wake(self, each: Input) -> None:
+        self._inbox.append(each)
+        try:
             self._loop.call_soon_threadsafe(self._woken.set)
+        except RuntimeError:  # the loop was closed while the reader ran
+            self._inbox.clear()
+            self._unsubscribe()
 
-    async def __call__(self, step: Sleep | ReadKeys[Any]) -> Any:
-        if isinstance(step, ReadKeys):
+    async def _run(self) -> None:
+        try:
+            await drive_async(self._steps(), self._take_step)
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        finally:
+            self._task = None
+
+    async def _take_step(self, step: Receive | Read) -> Any:
+        if isinstance(step, Read):
             return await self._read(step)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(step.timeout_s):
-                await self._woken.wait()
+        if not self._inbox and step.timeout_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(step.timeout_s):
+                    await self._woken.wait()
         self._woken.clear()
-        return None
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]

@@ -276,6 +276,10 @@ class FindingCode(Enum):
         "Live workers run different versions of horsies.",
         "Finish the deployment; restart the workers of the older version.",
     )
+    RECYCLING_DOMINATES = _warning(
+        "Children of a worker take longer to start than to run the tasks after which they are replaced.",
+        "Run the worker with `--start-method fork`, or a larger `--max-tasks-per-child` or `--max-memory-per-child-mb`; or import less.",
+    )
     QUEUE_WITHOUT_WORKER = _warning(
         "The app has a queue that no live worker serves.",
         "Start a worker that serves it, or remove it from the app.",

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.doctor.findings import CheckContext, Finding, FindingCode
 from horsies.model.validation import format_duration
+from horsies.model.worker_config import RECYCLING_DOMINATES
 from horsies.tasks.queues import QueueSummary, list_queues
 from horsies.tasks.unknown import MAX_COUNTED, list_unknown_tasks
 from horsies.workflows.inspect import get_stuck_workflows
@@ -113,6 +114,11 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
     if not live:
         return [*findings, Finding(FindingCode.NO_WORKERS, "no worker is live")]
     findings += [*_leader_findings(live, lags), *_version_findings(live), *_queue_findings(context, live)]
+    if costly := [row for row in live if (row[8] or 0.0) >= RECYCLING_DOMINATES]:
+        named = _enumerate([f"{host} pid {pid} ({share:.0%})" for _, host, pid, *_, share in costly])
+        seen = f"{len(costly)} workers spend much of their children's time on starting them: {named}"
+        data = {"worker_ids": [row[0] for row in costly], "share": max(row[8] for row in costly)}
+        findings.append(Finding(FindingCode.RECYCLING_DOMINATES, seen, data))
     if clashes:
         named = _enumerate([f"{name} (of apps {', '.join(apps)})" for name, apps in clashes])
         seen = f"{len(clashes)} task names are in more than one app: {named}"

@@ -59,7 +59,14 @@ select
     id::text, hostname, pid, queues, library_version,
     extract(epoch from now() - heartbeat_at)::float,
     extract(epoch from now() - started_at)::float,
-    app
+    app,
+    (
+        select state.recycling_share::float
+        from {schema}.worker_states as state
+        where state.worker_id = workers.id
+        order by state.snapshot_at desc
+        limit 1
+    )
 from {schema}.workers
 order by started_at
 limit 10000;

@@ -5,17 +5,18 @@ User code may do anything: what it returns or raises becomes a value here, and t
 
 import logging
 import os
-import sys
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
+from horsies.events import Span, TaskRaised, TaskSpan, Tracer, begin_span, emit, end_span, subscribers
 from horsies.executor.protocol import Assignment, Done, Progress, StopReason, pack
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, holds_for_all
@@ -24,16 +25,13 @@ from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import Misfit, TaskStatus
-from horsies.subscribers import emit, subscribers
 from horsies.tasks.current_task import CurrentTask, set_current_task
 from horsies.tasks.outcome import codec_error, encode_result, exception_chain, exception_data, unhandled_error
 from horsies.tasks.task import BaseTask
-
-if TYPE_CHECKING:
-    from horsies.events import Span, Tracer
+from horsies.workflows.inputs import inputs_from_json
 
 PROGRESS_INTERVAL_S = 1.0
-_OUR_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - pathlib is slow to load
+_OUR_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared with the names of files in tracebacks
 
 CallOutcome: TypeAlias = tuple[Any, BaseException | None]
 """What the function returned, or what it raised."""
@@ -93,7 +91,7 @@ class RunningTask:
                 report(assignment.assignment_no, fraction, message)
 
         current = CurrentTask(
-            task_id=assignment.task_id,
+            task_id=assignment.id,
             task_name=assignment.task_name,
             queue_name=assignment.queue_name,
             attempt=assignment.attempt,
@@ -106,13 +104,11 @@ class RunningTask:
         context.run(set_current_task, current)
         return context
 
-    def begin_span(self, context: Context, tracer: "Tracer | None") -> None:
+    def begin_span(self, context: Context, tracer: Tracer | None) -> None:
         """Begin the span of this task, if the app has a tracer; spans that are made in its context are inside it."""
         if tracer is not None:
-            from horsies.events import TaskSpan, begin_span  # noqa: PLC0415 - only apps with a tracer need it
-
             given = self.assignment
-            work = TaskSpan(given.task_id, given.task_name, given.queue_name, given.attempt, given.trace)
+            work = TaskSpan(given.id, given.task_name, given.queue_name, given.attempt, given.trace)
             self.span = context.run(begin_span, tracer, work)
 
 
@@ -136,8 +132,6 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
         )
     inputs, text = None, assignment.args
     if assignment.inputs is not None:
-        from horsies.workflows.inputs import inputs_from_json  # noqa: PLC0415 - most tasks are not nodes of workflows
-
         try:
             inputs = inputs_from_json(assignment.inputs)
             text = inputs.insert_into(text)
@@ -178,8 +172,6 @@ def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome)
             raised.__traceback__ = trace  # it begins at the user's code, without our frames
     done = _done_from_outcome(running, task, outcome)
     if running.span is not None:
-        from horsies.events import end_span  # noqa: PLC0415 - only apps with a tracer need it
-
         end_span(running.span, done.error_code, raised)
     return done
 
@@ -197,27 +189,22 @@ def _done_from_outcome(running: RunningTask, task: BaseTask[..., Any], outcome: 
         return _failure(running, error, wants_retry=_is_retryable(task.retry_policy, TaskTimeoutError()))
     if raised is None:
         return _done_from_value(running, task, returned)
-    if running.is_cancelled and any(map(_is_cancellation, exception_chain(raised))):
+    if running.is_cancelled and any(
+        isinstance(each, TaskCancelledError | CancelledError) for each in exception_chain(raised)
+    ):
         log.info("task %s: cancelled while running", task.name)
         message, data = "it was cancelled while it ran", exception_data(raised)
         error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message=message, data=data)
         return _failure(running, error, status=TaskStatus.CANCELLED)
     log.warning("task %s: raised %s", task.name, type(raised).__name__, exc_info=raised)
     if subscribers:
-        from horsies.events import TaskRaised  # noqa: PLC0415 - only subscribers need it
-
         given = running.assignment
-        emit(TaskRaised(given.task_id, task.name, given.queue_name, given.attempt, raised))
+        emit(TaskRaised(given.id, task.name, given.queue_name, given.attempt, raised))
     return _failure(running, unhandled_error(task, raised), wants_retry=_is_retryable(task.retry_policy, raised))
 
 
 def _is_retryable(policy: RetryPolicy | None, raised: BaseException) -> bool:
     return policy is not None and holds_for_all(raised, lambda error: isinstance(error, policy.exceptions))
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    asyncio = sys.modules.get("asyncio")  # while it is not loaded, its exception cannot have been raised
-    return isinstance(error, TaskCancelledError) or (asyncio is not None and isinstance(error, asyncio.CancelledError))
 
 
 def _done_from_value(running: RunningTask, task: BaseTask[..., Any], returned: object) -> Done:
@@ -248,7 +235,7 @@ def _failure(
         duration_us=_duration_us(running),
         error_code=error.error_code,
         result=None,
-        error=encode_error(error, max_bytes, running.assignment.task_id if is_own else None),
+        error=encode_error(error, max_bytes, running.assignment.id if is_own else None),
         wants_retry=wants_retry,
         retry_after_ms=None if retry_after_s is None else max(0, round(retry_after_s * 1000)),
     )

@@ -39,10 +39,7 @@ log = logging.getLogger("horsies.executor")
 
 
 class ParentSocket:
-    """The socket to the worker. It is never closed, because a thread may still read; the kernel closes it with the process.
-
-    It uses the descriptor alone: loading the module `socket` takes a twentieth of a child's start.
-    """
+    """The socket to the worker. It is never closed, because a thread may still read; the kernel closes it with the process."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -161,7 +158,7 @@ class Inbox:
         with self._state:
             match message:
                 case RunTasks(assignments):
-                    self._pending.extend(Assignment(*fields) for fields in assignments)
+                    self._pending.extend(assignments)
                     if self._is_leaving:
                         self.send(pack(*self._clear_pending()))  # the worker sent it before it read that we are leaving
                 case Recall(behind):
@@ -182,7 +179,7 @@ class Inbox:
             if pending and message.reason == "cancel":
                 self._pending.remove(pending)
                 error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it started")
-                text = encode_error(error, task_id=pending.task_id)
+                text = encode_error(error, task_id=pending.id)
                 status = TaskStatus.CANCELLED.value
                 self.send(pack(Done(pending.assignment_no, status, 0, error.error_code, None, text)))
         if not pending:

@@ -10,6 +10,7 @@ On threads the exception may be raised just before or just after the function's 
 at most once for a task (`RunningTask`), hence the outer `except` catches what the inner one misses.
 """
 
+import asyncio
 import ctypes
 import signal
 import threading
@@ -17,13 +18,10 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from horsies.executor.execute import CallOutcome, RunningTask
 from horsies.executor.os_process import exit_if_copy
-
-if TYPE_CHECKING:
-    import asyncio
 
 SOFT_STOP_SIGNAL = signal.SIGURG
 FIRST_PAUSE_S = 0.01
@@ -149,8 +147,6 @@ class InterruptCoroutine:
         self._task: asyncio.Task[Any] | None = None  # set while it is inside the coroutine
 
     async def call(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> CallOutcome:
-        import asyncio  # noqa: PLC0415 - children without coroutines do not load it
-
         try:
             self._task = asyncio.current_task()
             self._running.raise_once()  # a stop was requested before the start

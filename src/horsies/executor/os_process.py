@@ -4,21 +4,21 @@ A child dies with its parent and stops only when its parent says so. A process t
 must not use the socket to the worker, go on with the event loop, or run tasks.
 """
 
-from __future__ import annotations
-
+import asyncio
 import ctypes
 import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from contextvars import Context
+from types import FrameType
+from typing import Any, NoReturn, Self, TypeVar
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Coroutine
-    from contextvars import Context
-    from types import FrameType
+if sys.platform != "linux":
+    import psutil
 
 T = TypeVar("T")
 
@@ -29,10 +29,10 @@ _MAX_TITLE_BYTES = 15
 _TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the parent ends, even inside C code (Linux). Elsewhere the closed socket ends it."""
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the parent ends, even inside C code (Linux). Elsewhere the closed socket ends it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent_pid:
             os._exit(1)  # the parent died before prctl took effect
 
@@ -101,8 +101,6 @@ def exit_copy(raised: BaseException | None) -> NoReturn:
             if code is not None and not isinstance(code, int):
                 sys.stderr.write(f"{code}\n")
         elif raised is not None:
-            import traceback  # noqa: PLC0415 - rarely needed
-
             traceback.print_exception(raised)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -111,7 +109,7 @@ def exit_copy(raised: BaseException | None) -> NoReturn:
 
 
 class ChildEventLoop:
-    """The event loop of a child, created at first use: a child that runs only functions never loads asyncio.
+    """The event loop of a child, created at first use: it has descriptors of its own.
 
     It lasts as long as the child, so that tasks can use what a start hook opens on it.
     """
@@ -131,8 +129,6 @@ class ChildEventLoop:
 
     def _get_runner(self) -> asyncio.Runner:
         if self._runner is None:
-            import asyncio  # noqa: PLC0415 - see the docstring of the class
-
             self._runner = asyncio.Runner()
         return self._runner
 
@@ -182,8 +178,6 @@ title of the process.
 def rss_meter() -> Callable[[], float]:
     """Return a function that measures the resident memory of this process in MB, cheap enough to call after every task."""
     if sys.platform != "linux":
-        import psutil  # noqa: PLC0415 - slow to import, and not needed on Linux
-
         process = psutil.Process()
         return lambda: process.memory_info().rss / MB
     # /proc/self is resolved when it is opened: call this after a fork, not before.

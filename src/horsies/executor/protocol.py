@@ -68,8 +68,10 @@ class Boot(NamedTuple):
 
 
 class Assignment(NamedTuple):
+    """A task for this child. After its number, the fields are those of the claim with the same names."""
+
     assignment_no: int
-    task_id: str
+    id: str
     task_name: str
     queue_name: str
     attempt: int
@@ -80,14 +82,10 @@ class Assignment(NamedTuple):
     trace: str | None = None
 
 
-AssignmentFields: TypeAlias = tuple[int, str, str, str, int, int | None, str, str | None, str | None, str | None]
-"""The fields of an `Assignment`: marshal writes plain tuples only."""
-
-
 class RunTasks(NamedTuple):
     """Run these, in this order."""
 
-    assignments: list[AssignmentFields]
+    assignments: list[Assignment]
 
 
 class Recall(NamedTuple):
@@ -324,14 +322,25 @@ class ReportUnpacker(Unpacker):
 # -- to the child: marshal
 
 _Pack: TypeAlias = Callable[[Any], bytes]
-_ORDERS: Final[Mapping[Any, Callable[..., Message]]] = dict(
-    enumerate((Boot, RunTasks, Recall, Interrupt, Ping, KeepRunning, Stop, Fork))
-)
+
+
+def _unpack_run_tasks(assignments: list[tuple[Any, ...]]) -> RunTasks:
+    return RunTasks(list(map(Assignment._make, assignments)))
+
+
+_ORDER_TYPES: Final = (Boot, RunTasks, Recall, Interrupt, Ping, KeepRunning, Stop, Fork)
+_RUN_TASKS: Final = _ORDER_TYPES.index(RunTasks)
+_ORDERS: Final[Mapping[Any, Callable[..., Message]]] = {
+    **dict(enumerate(_ORDER_TYPES)),
+    _RUN_TASKS: _unpack_run_tasks,
+}
 
 
 def _order_packer(kind: int) -> _Pack:
     def pack_order(message: tuple[Any, ...]) -> bytes:
-        body = marshal.dumps(tuple(message))
+        # marshal writes plain tuples only, and assignments are named tuples.
+        fields: Any = ([tuple(each) for each in message[0]],) if kind == _RUN_TASKS else tuple(message)
+        body = marshal.dumps(fields)
         return _HEAD.pack(_KIND_BYTES + len(body), kind) + body
 
     return pack_order
@@ -459,6 +468,6 @@ def _json_packer(kind: int) -> _Pack:
 _PACKERS: Final[Mapping[Any, _Pack]] = {
     Began: _pack_began,
     Done: _pack_done,
-    **{message_type: _order_packer(kind) for kind, message_type in _ORDERS.items()},
+    **{message_type: _order_packer(kind) for kind, message_type in enumerate(_ORDER_TYPES)},
     **{message_type: _json_packer(kind) for kind, (message_type, _checks) in _JSON_REPORTS.items()},
 }

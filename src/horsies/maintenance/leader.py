@@ -19,6 +19,7 @@ from horsies.maintenance.isolate import FailedRows
 from horsies.maintenance.retention import RetentionRunner
 from horsies.model.config import PostgresConfig, RecoveryConfig, RetentionConfig
 from horsies.tasks import unknown
+from horsies.workflows.advance import RunSweep
 
 LEASE_INTERVALS: Final = 3
 LOST_NODES_EVERY: Final = 30  # passes
@@ -52,6 +53,7 @@ class MaintenanceLeader:
         self._lease_ms = recovery.maintenance_ms * LEASE_INTERVALS
         self._on_retry_due = on_retry_due
         self._unknown_sweep = unknown.UnknownSweep()
+        self._run_sweep = RunSweep()
         self._patience = rescue.Patience(recovery.unknown_task_patience_ms, recovery.changed_task_patience_ms)
         self._detector = FailureDetector(recovery.dead_after_ms / 1000, gap_s=self._interval_s * 3 + 1)
         self._connection = ThreadedConnection(database, "maintenance")
@@ -122,7 +124,7 @@ class MaintenanceLeader:
         await self._do(rescue.end_overdue_workflows, failed)
         if self._passes % LOST_NODES_EVERY == 0:
             await self._do(rescue.resolve_lost_nodes, failed)
-        await self._do(rescue.settle_workflows, failed)
+        await self._do(rescue.settle_workflows, failed, self._run_sweep)
         self._passes += 1
 
     async def _do(self, duty: Callable[..., Op[T]], *args: object) -> T | None:

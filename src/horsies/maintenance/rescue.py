@@ -26,7 +26,7 @@ from horsies.tasks.control import CANCELLED_BEFORE_START, end_unstarted_tasks
 from horsies.tasks.finish import end_or_retry_tasks, notify_all_queues, notify_done, release_tasks
 from horsies.tasks.inspect import decode_stored_error
 from horsies.workflows import control
-from horsies.workflows.advance import get_unfinished_trees, lock_roots, quick_step, run_steps
+from horsies.workflows.advance import RunSweep, get_unfinished_trees, lock_roots, quick_step, run_steps
 
 BATCH: Final = 500
 UNKNOWN_BATCH: Final = 5_000
@@ -298,7 +298,7 @@ def resolve_lost_nodes(failed: FailedRows | None = None) -> Op[None]:
     yield from run_isolated(duty, lost, control.resolve_lost_nodes, id_of=str, failed=failed)
 
 
-def settle_workflows(failed: FailedRows | None = None) -> Op[None]:
+def settle_workflows(failed: FailedRows | None = None, sweep: RunSweep | None = None) -> Op[None]:
     """Take the steps that are left in any tree of workflows. A tree that cannot be settled does not block the others."""
     failed, duty = failed or FailedRows(), "settle workflow"
 
@@ -306,7 +306,7 @@ def settle_workflows(failed: FailedRows | None = None) -> Op[None]:
         return (yield from run_steps(roots, limits=[SQL["set_rescue_limits"]()], at_most=MAX_STEPS))
 
     excluded = failed.excluded(duty)
-    while unfinished := (yield from get_unfinished_trees(excluded)):
+    while unfinished := (yield from get_unfinished_trees(excluded, sweep)):
         for left in (yield from run_isolated(duty, unfinished, work, id_of=str, failed=failed)):
             for root in left:
                 failed.add(duty, root, f"after {MAX_STEPS} steps there is still something to do in it")

@@ -82,19 +82,10 @@ with deleted_task as (
     and claimed_by is not distinct from %(worker)s::uuid
     returning *
 )
-insert into {schema}.finished (
-    id, task_name, queue_name, priority, status, args,
-    error_code, error,
-    sent_at, enqueued_at, good_until,
-    timeout_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
-)
+insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, error_code, error, finished_at)
 select
-    id, task_name, queue_name, priority, 'FAILED', args,
-    %(error_code)s::text, %(error)s::json,
-    sent_at, enqueued_at, good_until,
-    timeout_ms, retry_jitter, retry_for, failed_attempts, progress,
-    greatest(0, least(attempts, 2147483646)) + 1, claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
+    {moved_columns}, 'FAILED', greatest(0, least(attempts, 2147483646)) + 1, claimed_by, claimed_at, started_at,
+    %(error_code)s::text, %(error)s::json, statement_timestamp()
 from deleted_task
 returning id::text;
 

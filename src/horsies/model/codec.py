@@ -2,118 +2,134 @@
 
 **Equal or refused.** Writing is strict (`"1"` is not an int), and reading is lax, as JSON requires. What was written is read back once before
 it is sent: a value that the other side could not read (a tuple as a dict key), or that would arrive as another one (NaN in a model that
-writes null for it), is refused where it was made. Both directions use field names: aliases are for JSON of other systems.
+writes null for it), is refused where it was made (`roundtrip.py`). Both directions use field names: aliases are for JSON of other systems.
 
-**Plain values.** Loading pydantic takes more CPU than the rest of a child's start, and most tasks take numbers and strings. Values that JSON has,
-and lists and dicts of these, are therefore read and written here, but only where pydantic would do exactly the same: the same value from a
-text, the same text from a value. For everything else, wrong or only unusual, this code gives no answer; then pydantic decides and
-writes the error message (`pydantic_codec.py`).
+**Open annotations.** `Any`, `object` and a missing annotation mean "a JSON value and nothing else". pydantic would accept anything there and
+write it as well as it can, and a datetime would arrive as a string: here it is refused, with the advice to annotate it.
+Inside the fields of a model or a dataclass pydantic's own rules apply.
 
-**When codecs are built.** A codec is built once per task, at decoration. Its pydantic adapter is built at once if the annotation is not plain, and
-otherwise for the first value that is not. The nodes of a workflow pass some arguments and receive others from each other: adapters for such
-parts are built for the first such node, and kept.
+**When codecs are built.** A codec is built once per task, at decoration: an annotation that cannot be encoded is refused there. The nodes of a
+workflow pass some arguments and receive others from each other: adapters for such parts are built for the first such node, and kept.
 """
 
+import dataclasses
 import hashlib
+import inspect
 import json
+import math
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import cache, cached_property
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NewType,
+    NotRequired,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from horsies.model.errors import PayloadError, ResultTypeError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    Secret,
+    SecretBytes,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import (
+    CoreConfig,
+    CoreSchema,
+    PydanticCustomError,
+    PydanticSerializationError,
+    SchemaSerializer,
+    SchemaValidator,
+    core_schema,
+    from_json,
+    to_json,
+)
+from typing_extensions import TypeAliasType, TypedDict, is_typeddict
+
+from horsies.model.errors import PayloadError, ResultTypeError, TaskDefinitionError
 from horsies.model.payload_errors import (
     DEFAULT_MAX_BYTES,
+    NOT_JSON,
     PASSED_ARGUMENT,
     RESULT,
     STORED_ARGUMENT,
+    UNWRITABLE,
     PayloadSizeCheck,
     ReportStyle,
     one_line,
+    report_change,
+    report_problems,
     short_repr,
+    with_advice,
 )
 from horsies.model.result import TaskError
-from horsies.model.signature import Parameter, Parameters, callers_signature, function_name, parameters_of
-
-if TYPE_CHECKING:
-    import inspect
-
-    from horsies.model.pydantic_codec import Adapter
-
-__all__ = ["ArgumentsCodec", "ResultCodec", "ResultTypeError", "decode_error", "encode_error"]
-
-PlainTest: TypeAlias = Callable[[object], bool]
-"""Returns whether a value is exactly of a type, not of a subclass, and certain to be written and read as itself."""
+from horsies.model.roundtrip import find_change
+from horsies.model.signature import callers_signature, display_type, function_name
 
 T = TypeVar("T")
 
-MAX_DEPTH: Final = 32
-MAX_ITEMS: Final = 300  # in a list or dict, beyond which pydantic is faster
-MAX_TEXT: Final = 4_000  # characters to read, for the same reason
+MAX_DEPTH: Final = 180  # the JSON parser stops at 200, and the payload has levels of its own
 
-_DECODER: Final = json.JSONDecoder()
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
-
-
-class _Codec:
-    """`plain_test` selects the values that can be written and read without pydantic; None: no values."""
-
-    def __init__(self, plain_test: PlainTest | None, size_check: PayloadSizeCheck) -> None:
-        self.plain_test = plain_test
-        self.size_check = size_check
-        if plain_test is None:
-            _ = self.adapter  # an annotation that cannot be encoded is refused here
-
-    @cached_property
-    def adapter(self) -> "Adapter":
-        raise NotImplementedError
-
-    def _write(self, value: object, what: str, style: ReportStyle, mismatch: type[PayloadError]) -> str:
-        payload = _write_plain(value, self.plain_test) if self.plain_test else None
-        if payload is None:
-            return self.adapter.write(value, what, style, mismatch, self.size_check)
-        self.size_check.check(payload, what)
-        return payload.decode()
-
-    def _read(self, text: str | bytes, what: str, style: ReportStyle) -> Any:
-        value = _read_plain(text, self.plain_test) if self.plain_test else _NOT_PLAIN
-        return self.adapter.read(text, what, style) if value is _NOT_PLAIN else value
+_CONFIG: Final = ConfigDict(
+    ser_json_bytes="base64",
+    val_json_bytes="base64",
+    ser_json_inf_nan="strings",
+    revalidate_instances="always",  # nothing else ever checks the fields of a plain dataclass
+)
+_PLAIN_CONFIG: Final = CoreConfig(ser_json_inf_nan="strings")
 
 
-class ArgumentsCodec(_Codec):
+class ArgumentsCodec:
     """Encode the arguments of a call of one function as a JSON object by parameter name, and decode them."""
 
-    def __init__(self, fn: Callable[..., object], parameters: Parameters, size_check: PayloadSizeCheck) -> None:
-        simple = parameters.simple
+    def __init__(self, fn: Callable[..., object], size_check: PayloadSizeCheck) -> None:
         self.name = function_name(fn)
-        self._fn = fn
-        self._is_simple = simple is not None
-        self._names = tuple(each.name for each in simple or ())
-        self._positional_names = tuple(each.name for each in simple or () if each.is_positional)
-        self._known = frozenset(self._names)
-        self._required = frozenset(each.name for each in simple or () if each.is_required)
-        self._positional = parameters.positional
-        self.var_positional = parameters.var_positional
-        self.var_keyword = parameters.var_keyword
-        self.wants = parameters.wants
-        self.needs = parameters.needs
+        self.size_check = size_check
+        self.signature, injected = callers_signature(fn)
+        """As callers see it."""
+        self.wants = frozenset(injected)
+        self.needs = frozenset(name for name, each in injected.items() if each.default is each.empty)
+        """Those of `wants` without a default: outside a workflow the task cannot run."""
+        parameters = tuple(self.signature.parameters.values())
+        self.var_positional = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), None)
+        self.var_keyword = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
+        # A parameter before *args cannot be passed by name once there are more positional arguments.
+        self._positional = [
+            (each.name, each.default)
+            for each in parameters
+            if each.kind is each.POSITIONAL_ONLY or (self.var_positional and each.kind is each.POSITIONAL_OR_KEYWORD)
+        ]
+        self._has_only_names = not (self._positional or self.var_positional or self.var_keyword)
+        self._positional_names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        self._known = frozenset(self.signature.parameters)
+        variadic = {self.var_positional, self.var_keyword}
+        self._required = frozenset(
+            each.name for each in parameters if each.default is each.empty and each.name not in variadic
+        )
+        self._adapter = _arguments_adapter(self.name, self.signature.parameters)
         self._partial_adapters: dict[object, Adapter] = {}
-        super().__init__(None if simple is None else _arguments_test(simple), size_check)
 
     @classmethod
     def for_function(cls, fn: Callable[..., object], size_check: PayloadSizeCheck | None = None) -> "ArgumentsCodec":
-        size_check = size_check or PayloadSizeCheck(f"the arguments of {function_name(fn)}()")
-        return cls(fn, parameters_of(fn), size_check)
-
-    @cached_property
-    def signature(self) -> "inspect.Signature":
-        """The signature as callers see it."""
-        return callers_signature(self._fn)
-
-    @cached_property
-    def adapter(self) -> "Adapter":
-        return _arguments_adapter(self.name, self.signature.parameters)
+        return cls(fn, size_check or PayloadSizeCheck(f"the arguments of {function_name(fn)}()"))
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if self.needs:
@@ -131,30 +147,29 @@ class ArgumentsCodec(_Codec):
                 raise PayloadError(
                     f"{self.name}() cannot be called like this: {error}; call it as {self._display_signature()}"
                 ) from None
-        return self._write(given, f"{self.name}() cannot be sent", PASSED_ARGUMENT, PayloadError)
+        return self._adapter.write(
+            given, f"{self.name}() cannot be sent", PASSED_ARGUMENT, PayloadError, self.size_check
+        )
 
     def bind_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the arguments by parameter name, in the order of the signature; None if this needs `inspect`, or does not fit."""
-        if not self._is_simple:
+        if not self._has_only_names:
             return None
         given = {**dict(zip(self._positional_names, args, strict=False)), **kwargs}
         if len(given) == len(args) + len(kwargs) and self._required <= given.keys() <= self._known:
-            return {name: given[name] for name in self._names if name in given}
+            return {name: given[name] for name in self.signature.parameters if name in given} if kwargs else given
         return None
 
     def encode_partial(self, given: Mapping[str, Any]) -> str:
         """Encode some of the arguments by name, for a call whose other arguments come later."""
         ordered = {name: given[name] for name in self.signature.parameters if name in given}
-        if self.plain_test and (payload := _write_plain(ordered, self.plain_test)):
-            self.size_check.check(payload, f"{self.name}()")
-            return payload.decode()
         parameters = {name: self.signature.parameters[name] for name in ordered}
         adapter = self._partial_adapter(frozenset(given), lambda: _arguments_adapter(self.name, parameters))
-        return adapter.write(given, f"{self.name}()", PASSED_ARGUMENT, PayloadError, self.size_check)
+        return adapter.write(ordered, f"{self.name}()", PASSED_ARGUMENT, PayloadError, self.size_check)
 
     def encode_element(self, tp: Any, value: object, place: str, size_check: PayloadSizeCheck | None = None) -> str:
         """Encode a part of an argument, such as one item of a list whose other items come later."""
-        adapter = self._partial_adapter(("element", tp), lambda: _value_adapter(tp, f"{self.name}(): '{place}'"))
+        adapter = self._partial_adapter(("element", tp), lambda: value_adapter(tp, f"{self.name}(): '{place}'"))
         style = ReportStyle(noun=f"argument '{place}' at", show=short_repr)
         return adapter.write(value, f"argument '{place}'", style, PayloadError, size_check or self.size_check)
 
@@ -168,7 +183,7 @@ class ArgumentsCodec(_Codec):
         return adapter
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = self._read(text, f"{self.name}() cannot be called with this payload", STORED_ARGUMENT)
+        values = self._adapter.read(text, f"{self.name}() cannot be called with this payload", STORED_ARGUMENT)
         args = [values.pop(name, default) for name, default in self._positional]
         if self.var_positional:
             args += values.pop(self.var_positional, ())
@@ -182,12 +197,7 @@ class ArgumentsCodec(_Codec):
             given: Any = json.loads(text)
         except (ValueError, RecursionError):
             return True
-        if not isinstance(given, dict):
-            return True
-        parameters = self.signature.parameters.values()
-        variadic = {self.var_positional, self.var_keyword}
-        required = {each.name for each in parameters if each.default is each.empty and each.name not in variadic}
-        return required <= cast("dict[str, Any]", given).keys() <= {each.name for each in parameters}
+        return not isinstance(given, dict) or self._required <= cast("dict[str, Any]", given).keys() <= self._known
 
     @cached_property
     def fingerprint(self) -> int:
@@ -195,7 +205,8 @@ class ArgumentsCodec(_Codec):
         parameters = self.signature.parameters.values()
         parts = [f"{each.name} {each.kind.name} {each.default is each.empty}" for each in parameters]
         # The repr of a type that is not plain may contain an address and does not show its fields: use its schema.
-        parts += self.adapter.schemas() if self.plain_test is None else [repr(each.annotation) for each in parameters]
+        is_plain = self._adapter.type_adapter is None
+        parts += [repr(each.annotation) for each in parameters] if is_plain else self._adapter.json_schemas()
         text = "\n".join(parts)
         digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
@@ -208,20 +219,17 @@ class ArgumentsCodec(_Codec):
         return one_line(f"{self.name}{text}")
 
 
-class ResultCodec(_Codec, Generic[T]):
+class ResultCodec(Generic[T]):
     """Encode and decode the value of a task that succeeded."""
 
     def __init__(self, tp: Any, size_check: PayloadSizeCheck) -> None:
         self.tp = tp
-        super().__init__(_plain_test(tp), size_check)
+        self.size_check = size_check
+        self._adapter = value_adapter(tp, "the result")
 
     @classmethod
     def for_type(cls, tp: Any, size_check: PayloadSizeCheck | None = None) -> "ResultCodec[Any]":
         return ResultCodec[Any](tp, size_check or PayloadSizeCheck("the result"))
-
-    @cached_property
-    def adapter(self) -> "Adapter":
-        return _value_adapter(self.tp, "the result")
 
     @property
     def max_bytes(self) -> int:
@@ -229,22 +237,400 @@ class ResultCodec(_Codec, Generic[T]):
 
     def encode(self, value: object) -> str:
         """Encode a value. Raises ResultTypeError for a value of another type, PayloadError for one that cannot be written."""
-        return self._write(value, "the result cannot be stored", RESULT, ResultTypeError)
+        return self._adapter.write(value, "the result cannot be stored", RESULT, ResultTypeError, self.size_check)
 
     def decode(self, text: str | bytes) -> T:
-        return self._read(text, "the stored result does not fit its annotation", RESULT)
+        return self._adapter.read(text, "the stored result does not fit its annotation", RESULT)
 
 
-def _arguments_adapter(name: str, parameters: "Mapping[str, inspect.Parameter]") -> "Adapter":
-    from horsies.model.pydantic_codec import arguments_adapter  # noqa: PLC0415 - loads pydantic
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adapter:
+    """Write and read the values of one annotation."""
 
-    return arguments_adapter(name, parameters)
+    validator: SchemaValidator
+    serializer: SchemaSerializer
+    trusts_equality: bool
+    """`==` is enough to detect a change; otherwise values are compared part by part."""
+    type_adapter: TypeAdapter[Any] | None = None
+    """None for plain annotations."""
+
+    def write(
+        self, value: object, what: str, style: ReportStyle, mismatch: type[PayloadError], size_check: PayloadSizeCheck
+    ) -> str:
+        """Encode a value. Raises `mismatch` for a value of another type, PayloadError for one that cannot be sent."""
+        checked = self._validate(value, what, style, mismatch)
+        payload = self._to_json(checked, what)
+        size_check.check(payload, what)
+        arrived = self.read(payload, f"{what}: it could be written as JSON, but not read back", style)
+        if not (self.trusts_equality and _is_equal(value, arrived)):
+            is_same_json = cache(lambda: self._is_written_as(arrived, payload))
+            if change := find_change(value, checked, arrived, is_same_json):
+                raise PayloadError(
+                    f"{what}: it could be written as JSON, but would arrive changed:\n  - {report_change(style, change)}"
+                )
+        return payload.decode()
+
+    def read(self, text: str | bytes, what: str, style: ReportStyle) -> Any:
+        try:
+            return self.validator.validate_json(text, by_alias=False, by_name=True)
+        except ValidationError as error:
+            raise PayloadError(report_problems(what, style, error.errors(include_url=False))) from None
+        except Exception as error:  # a validator of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+    def json_schemas(self) -> list[str]:
+        """Return the JSON schema, to compare it with that of another function; an empty list if there is none."""
+        try:
+            assert self.type_adapter is not None  # noqa: S101 - not for plain annotations
+            return [json.dumps(self.type_adapter.json_schema(by_alias=False), sort_keys=True)]
+        except Exception:  # noqa: BLE001 - pydantic has no schema for some types, and runs the hooks of the user's own
+            return []
+
+    def _validate(self, value: object, what: str, style: ReportStyle, mismatch: type[PayloadError]) -> Any:
+        try:
+            return self.validator.validate_python(value, strict=True, by_alias=False, by_name=True)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+            kind = PayloadError if all(problem["type"] in UNWRITABLE for problem in problems) else mismatch
+            raise kind(report_problems(what, style, problems)) from None
+        except Exception as error:  # a validator of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+    def _to_json(self, checked: object, what: str) -> bytes:
+        try:
+            return self.serializer.to_json(checked, warnings="error", round_trip=True, by_alias=False)
+        except PydanticSerializationError as error:
+            raise PayloadError(f"{what}: {with_advice(error)}") from None
+        except Exception as error:  # a serializer of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+
+    def _is_written_as(self, value: object, payload: bytes) -> bool:
+        try:
+            return self._to_json(value, "") == payload
+        except PayloadError:
+            return False
 
 
-def _value_adapter(tp: Any, what: str) -> "Adapter":
-    from horsies.model.pydantic_codec import value_adapter  # noqa: PLC0415 - loads pydantic
+def _is_equal(given: object, arrived: object) -> bool:
+    try:
+        return (given == arrived) is True
+    except Exception:  # noqa: BLE001 - an == of the user's own
+        return False
 
-    return value_adapter(tp, what)
+
+# -- adapters by annotation
+
+
+def _arguments_adapter(function_name: str, parameters: Mapping[str, inspect.Parameter]) -> Adapter:
+    """Build one adapter for all arguments together: a dict by parameter name."""
+    fields: dict[str, core_schema.TypedDictField] = {}
+    for name, each in parameters.items():
+        is_variadic = each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        schema = None if is_variadic else _plain_schema(Any if each.annotation is each.empty else each.annotation)
+        if schema is None:
+            break
+        fields[name] = core_schema.typed_dict_field(schema, required=each.default is each.empty)
+    else:
+        return _plain_adapter(core_schema.typed_dict_schema(fields, extra_behavior="forbid"))
+    try:
+        adapter = _dict_adapter(parameters)
+    except Exception:  # pydantic runs the schema hooks of the user's own types
+        for name, parameter in parameters.items():  # one by one, to find out which parameter it is
+            try:
+                _dict_adapter({name: parameter})
+            except Exception as error:
+                tp = display_type(parameter.annotation)
+                raise _not_encodable(f"{function_name}: parameter '{name}' is annotated {tp}", error) from error
+        raise
+    for name, parameter in parameters.items():
+        _refuse_secrets(parameter.annotation, f"{function_name}: parameter '{name}'")
+    return adapter
+
+
+def value_adapter(tp: Any, what: str) -> Adapter:
+    """Build the adapter for values of one type."""
+    plain = _plain_schema(tp)
+    if plain is not None:
+        return _plain_adapter(plain)
+    try:
+        adapter = _adapter(close_annotation(tp))
+    except Exception as error:  # pydantic runs the schema hooks of the user's own types
+        raise _not_encodable(f"{what} is annotated {display_type(tp)}", error) from error
+    _refuse_secrets(tp, what)
+    return adapter
+
+
+def close_annotation(tp: Any) -> Any:
+    """Return the annotation with `AnyJson` in place of every `Any`, and of everything that a bare `list` leaves open.
+
+    A type variable stands for its bound or its constraints. An `Iterable` is read as a list: pydantic would give the task an iterator.
+    """
+    for never, reason in _NEVER_JSON:
+        if tp is never or get_origin(tp) is never:
+            raise TypeError(reason)
+    for open_type, closed in _OPEN_TYPES:
+        if tp is open_type:
+            return closed
+    if isinstance(tp, TypeVar):
+        return close_annotation(Union[tp.__constraints__] if tp.__constraints__ else tp.__bound__ or Any)  # noqa: UP007 - a tuple of types
+    origin, arguments = get_origin(tp), get_args(tp)
+    if origin is Literal or not arguments:
+        return tp
+    if origin is Annotated:
+        return Annotated[(close_annotation(arguments[0]), *arguments[1:])]
+    return _close_arguments(tp, list if origin is Iterable else origin, arguments)
+
+
+def _close_arguments(tp: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
+    closed = tuple(argument if argument is Ellipsis else close_annotation(argument) for argument in arguments)
+    if closed == arguments and origin is get_origin(tp):
+        return tp
+    return Union[closed] if origin in {Union, types.UnionType} else origin[closed]  # noqa: UP007 - a tuple of types
+
+
+def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> Adapter:
+    make_typed_dict = cast("Callable[[str, dict[str, Any]], Any]", TypedDict)
+    arguments = make_typed_dict("Arguments", {name: _field_type(parameter) for name, parameter in parameters.items()})
+    return _adapter(Annotated[arguments, _NoOtherKeys()])
+
+
+def _adapter(tp: Any) -> Adapter:
+    # pydantic refuses a configuration for a dataclass, a model or a TypedDict at the root, and accepts it for an alias of one.
+    alias: Any = TypeAliasType("Payload", tp)  # pyright: ignore[reportGeneralTypeIssues]
+    adapter: TypeAdapter[Any] = TypeAdapter(alias, config=_CONFIG)
+    validator = cast("SchemaValidator", adapter.validator)
+    return Adapter(validator, adapter.serializer, _is_equality_exact(adapter.core_schema), adapter)
+
+
+def _field_type(parameter: inspect.Parameter) -> Any:
+    annotation = close_annotation(Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation)
+    match parameter.kind:
+        case inspect.Parameter.VAR_POSITIONAL:
+            return NotRequired[tuple[annotation, ...]]
+        case inspect.Parameter.VAR_KEYWORD:
+            return NotRequired[dict[str, annotation]]
+        case _:
+            return annotation if parameter.default is inspect.Parameter.empty else NotRequired[annotation]
+
+
+class _NoOtherKeys:
+    """Forbid unknown keys in the dict of arguments only; `extra="forbid"` in the configuration would apply to user types too."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        cast("dict[str, Any]", handler.resolve_ref_schema(schema))["extra_behavior"] = "forbid"
+        return schema
+
+
+def _not_encodable(what: str, error: Exception) -> TaskDefinitionError:
+    reason = "" if isinstance(error, PydanticSchemaGenerationError) else f" ({str(error).splitlines()[0]})"
+    return TaskDefinitionError(
+        f"{what}, which cannot be encoded{reason}; use a type that pydantic can write as JSON and read"
+    )
+
+
+def _refuse_secrets(tp: Any, what: str) -> None:
+    for path, kind in _secrets_in(tp, (), {}):
+        where = f", and its field '{'.'.join(path)}' is a {kind}" if path else ""
+        raise TaskDefinitionError(
+            f"{what} is annotated {display_type(tp)}{where}, which cannot be encoded: a secret is written as asterisks; "
+            "pass a reference by which the task can read the secret, such as its name or an id, "
+            "or a str or bytes if it may be stored in the database as it is"
+        )
+
+
+def _secrets_in(tp: Any, path: tuple[str, ...], seen: dict[int, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every place within a type where there is one of pydantic's secrets, with its type."""
+    kind = get_origin(tp) or tp
+    if isinstance(kind, type) and issubclass(kind, Secret | SecretStr | SecretBytes):
+        yield path, display_type(tp)
+    elif id(tp) not in seen:  # types may contain themselves
+        seen[id(tp)] = tp  # and keep it: the id of a type that is freed may be reused
+        for inner in _types_in(tp, kind):
+            yield from _secrets_in(inner, path, seen)
+        for name, inner in _field_types(kind).items():
+            yield from _secrets_in(inner, (*path, name), seen)
+
+
+def _types_in(tp: Any, kind: Any) -> tuple[Any, ...]:
+    if isinstance(kind, TypeVar):
+        return (kind.__bound__, *kind.__constraints__)
+    if isinstance(kind, NewType):
+        return (cast("Any", kind).__supertype__,)
+    # TypeAliasType may be Python's, or that of typing_extensions.
+    own = (kind.__value__,) if type(kind).__name__ == "TypeAliasType" else ()
+    return () if kind is Literal else (*own, *get_args(tp))
+
+
+def _field_types(kind: Any) -> Mapping[str, Any]:
+    """Return the annotations of a model, a dataclass, a TypedDict or a NamedTuple."""
+    if _is_model(kind):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    if dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields"):
+        # pydantic may find names that this does not. Then the value itself is compared when it is sent.
+        with suppress(Exception):
+            return get_type_hints(kind, include_extras=True)
+    return {}
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _json_only(value: object, info: ValidationInfo) -> object:
+    if info.mode == "python" and (problem := _json_problem(value, "", MAX_DEPTH)):
+        raise PydanticCustomError(NOT_JSON, "{problem}", {"problem": problem})
+    return value
+
+
+def _json_problem(value: object, path: str, depth: int) -> str | None:
+    """Return why a value is not a JSON value, or None. The depth is limited, so this ends also for a value that contains itself."""
+    match value:
+        case Enum():
+            pass
+        case float() if not math.isfinite(value):
+            return f"{value}{path} is not a JSON value; annotate it as float to send it"
+        case None | str() | int() | float():
+            return None
+        case list() | dict():
+            return _container_problem(cast("list[object] | dict[object, object]", value), path, depth)
+        case _:
+            pass
+    return f"a {type(value).__name__}{path} is not a JSON value; annotate it with its type to send it"
+
+
+def _container_problem(value: list[object] | dict[object, object], path: str, depth: int) -> str | None:
+    if depth == 0:
+        return f"it is nested more than {MAX_DEPTH} levels deep, or contains itself"
+    is_dict = isinstance(value, dict)
+    for key, item in value.items() if is_dict else enumerate(value):
+        if is_dict and not isinstance(key, str):
+            return f"the key {key!r:.80}{path} is not a string; annotate the dict with the type of its keys to send it"
+        if problem := _json_problem(item, f"{path or ' at '}[{key!r:.40}]", depth - 1):
+            return problem
+    return None
+
+
+AnyJson = Annotated[Any, AfterValidator(_json_only)]
+_ANY_JSON_SCHEMA: Final = core_schema.with_info_after_validator_function(_json_only, core_schema.any_schema())
+
+# Compared by identity: an annotation need not be hashable.
+_OPEN_TYPES: Final[tuple[tuple[Any, Any], ...]] = (
+    (Any, AnyJson),
+    (object, AnyJson),
+    (list, list[AnyJson]),
+    (Iterable, list[AnyJson]),
+    (dict, dict[str, AnyJson]),
+    (tuple, tuple[AnyJson, ...]),
+    (set, set[AnyJson]),
+    (frozenset, frozenset[AnyJson]),
+)
+_NEVER_JSON: Final[tuple[tuple[Any, str], ...]] = (
+    (get_origin(Callable[[], None]), "a function cannot be sent"),
+    (type, "a class cannot be sent"),
+)
+
+
+# -- annotations of JSON's own types
+
+# Compared by identity: an annotation need not be hashable.
+_PLAIN_SCHEMAS: Final[tuple[tuple[Any, CoreSchema], ...]] = (
+    (None, core_schema.none_schema()),
+    (type(None), core_schema.none_schema()),
+    (bool, core_schema.bool_schema()),
+    (int, core_schema.int_schema()),
+    (float, core_schema.float_schema()),
+    (str, core_schema.str_schema()),
+    (Any, _ANY_JSON_SCHEMA),
+    (object, _ANY_JSON_SCHEMA),
+    (list, core_schema.list_schema(_ANY_JSON_SCHEMA)),
+    (dict, core_schema.dict_schema(core_schema.str_schema(), _ANY_JSON_SCHEMA)),
+)
+
+
+def _plain_schema(tp: Any) -> CoreSchema | None:
+    """Return the schema that pydantic builds for an annotation of JSON's own types; None for any other.
+
+    Most tasks need no other. Every child builds the adapters of all tasks of its app, and pydantic takes half a millisecond for one.
+    """
+    for known, schema in _PLAIN_SCHEMAS:
+        if tp is known:
+            return schema
+    origin, inner = get_origin(tp), get_args(tp)
+    if origin is list and (item := _plain_schema(inner[0])):
+        return core_schema.list_schema(item)
+    if origin is dict and inner[0] is str and (item := _plain_schema(inner[1])):
+        return core_schema.dict_schema(core_schema.str_schema(), item)
+    if origin in {Union, types.UnionType} and len(inner) == 2 and type(None) in inner:  # noqa: PLR2004 - `T | None`
+        item = _plain_schema(inner[0] if inner[1] is type(None) else inner[1])
+        return core_schema.nullable_schema(item) if item else None
+    return None
+
+
+def _plain_adapter(schema: CoreSchema) -> Adapter:
+    validator, serializer = SchemaValidator(schema, _PLAIN_CONFIG), SchemaSerializer(schema, _PLAIN_CONFIG)
+    return Adapter(validator, serializer, _is_equality_exact(schema))
+
+
+# -- annotations for which == is enough
+
+_EXACT: Final = frozenset(
+    {"none", "bool", "int", "float", "str", "bytes", "date", "datetime", "timedelta", "uuid", "decimal", "enum"}
+)
+_INNER: Final = {
+    "list": ("items_schema",),
+    "tuple": ("items_schema",),
+    "set": ("items_schema",),
+    "frozenset": ("items_schema",),
+    "dict": ("keys_schema", "values_schema"),
+    "nullable": ("schema",),
+    "default": ("schema",),
+    "definitions": ("schema", "definitions"),
+    "typed-dict": ("fields",),
+    "typed-dict-field": ("schema",),
+    "model": ("schema",),
+    "model-fields": ("fields",),
+    "model-field": ("schema",),
+}
+
+
+def _is_equality_exact(schema: Any) -> bool:
+    """Return whether `==` of two values of this schema is True only if nothing has changed.
+
+    This holds for plain types, their containers, and models of them that use pydantic's own `==`.
+    """
+    match schema["type"]:
+        case "definition-ref":  # checked with the definitions
+            return True
+        case "literal":
+            return all(type(each) is str for each in schema["expected"])
+        case "function-after":
+            return schema["function"]["function"] is _json_only
+        case kind if kind in _EXACT:
+            return True
+        case kind:
+            return _has_plain_equality(schema) and all(
+                _is_equality_exact(inner) for name in _INNER[kind] for inner in _inner_schemas(schema[name])
+            )
+
+
+def _has_plain_equality(schema: Any) -> bool:
+    inner = _INNER.get(schema["type"])
+    if inner is None or not all(name in schema for name in inner):  # such as a list of anything
+        return False
+    if schema.get("extra_behavior") == "allow" or schema.get("post_init") or schema.get("custom_init"):
+        return False
+    kind = schema.get("cls")
+    return not (schema["type"] == "model" and (kind.__eq__ is not BaseModel.__eq__ or kind.__private_attributes__))
+
+
+def _inner_schemas(found: Any) -> Iterable[Any]:
+    """Return a list of one schema, of several, or of those of fields by name."""
+    if not isinstance(found, Mapping):
+        return found
+    schemas = cast("Mapping[str, Any]", found)
+    # A field may have the name "type"; then its value is a schema, and not the name of one.
+    return schemas.values() if isinstance(schemas.get("type", {}), Mapping) else [schemas]
 
 
 # -- errors
@@ -270,7 +656,7 @@ def encode_error(error: TaskError, max_bytes: int = DEFAULT_MAX_BYTES, task_id: 
 
 def decode_error(text: str | bytes) -> TaskError:
     try:
-        stored = _load(text)
+        stored = from_json(text)
         return TaskError(error_code=stored["error_code"], message=stored.get("message", ""), data=stored.get("data"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"the stored error cannot be read: {one_line(repr(error))}") from None
@@ -284,23 +670,11 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def _load(text: str | bytes) -> Any:
-    value = _read_plain(text, _is_json)
-    if value is not _NOT_PLAIN:
-        return value
-    from pydantic_core import from_json  # noqa: PLC0415 - plain errors do without
-
-    return from_json(text)
-
-
 def _data_json(data: object) -> str:
-    plain = _write_plain(data, _is_json)
-    if plain is not None:
-        return plain.decode()
     for write in (_write_by_pydantic, _write_without_surrogates):
         try:
             text = write(data)
-            _load(text)  # data that is nested too deeply can be written, but not read
+            from_json(text)  # data that is nested too deeply can be written, but not read
         except Exception:  # noqa: BLE001, S112 - the data is the user's and can do anything; try the next way
             continue
         return text
@@ -308,8 +682,6 @@ def _data_json(data: object) -> str:
 
 
 def _write_by_pydantic(data: object) -> str:
-    from pydantic_core import to_json  # noqa: PLC0415 - plain errors do without
-
     return to_json(data, bytes_mode="base64", inf_nan_mode="strings", fallback=_full_repr).decode()
 
 
@@ -330,153 +702,3 @@ def _quote(text: str) -> str:
 
 def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()  # half of a surrogate pair has no UTF-8 form
-
-
-# -- plain values
-
-
-class _NotPlain(Enum):
-    NOT_PLAIN = auto()
-
-
-_NOT_PLAIN: Final = _NotPlain.NOT_PLAIN
-
-
-def _plain_test(tp: Any) -> PlainTest | None:
-    """Return the test for values of an annotation; None if pydantic must handle them all."""
-    for known, test in _KNOWN:
-        if tp is known:
-            return test
-    origin, inner = get_origin(tp), get_args(tp)
-    if origin is list:
-        outer, item = _is_list_of, inner[0]
-    elif origin is dict and inner[0] is str:
-        outer, item = _is_dict_of, inner[1]
-    elif origin in {Union, types.UnionType} and len(inner) == 2 and type(None) in inner:  # noqa: PLR2004 - `T | None`
-        outer, item = _is_none_or, inner[0] if inner[1] is type(None) else inner[1]
-    else:
-        return None
-    test = _plain_test(item)
-    return partial(outer, test) if test else None
-
-
-def _arguments_test(parameters: Iterable[Parameter]) -> PlainTest | None:
-    """Return the test for a dict of arguments by name; None if pydantic must handle one of them."""
-    tests: dict[str, PlainTest] = {}
-    required: set[str] = set()
-    for parameter in parameters:
-        test = _plain_test(parameter.annotation)
-        if test is None:
-            return None
-        tests[parameter.name] = test
-        if parameter.is_required:
-            required.add(parameter.name)
-    return partial(_are_arguments, tests, required)
-
-
-def _read_plain(text: str | bytes, test: PlainTest) -> Any | _NotPlain:
-    """Return the value of a JSON text, if pydantic is certain to read the same."""
-    if isinstance(text, bytes) or len(text) > MAX_TEXT or "\\u" in text:  # which may be half of a surrogate pair
-        return _NOT_PLAIN
-    try:
-        value = _DECODER.decode(text)
-        if not text.isascii():
-            text.encode()
-    except (ValueError, RecursionError):
-        return _NOT_PLAIN
-    return value if test(value) else _NOT_PLAIN
-
-
-def _write_plain(value: object, test: PlainTest) -> bytes | None:
-    """Return the JSON of a value, if pydantic is certain to write the same."""
-    if not test(value):
-        return None
-    try:
-        return _ENCODER.encode(value).encode()
-    except ValueError:  # half of a surrogate pair, or a number with more digits than Python writes
-        return None
-
-
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-def _is_bool(value: object) -> bool:
-    return value is True or value is False
-
-
-def _is_int(value: object) -> bool:
-    return type(value) is int
-
-
-def _is_float(value: object) -> bool:
-    # Python and pydantic write exponents differently, and also infinity and NaN, which have an n in their repr.
-    return type(value) is float and "e" not in (text := repr(value)) and "n" not in text
-
-
-def _is_str(value: object) -> bool:
-    return type(value) is str
-
-
-def _is_list_of(test: PlainTest, value: object) -> bool:
-    if type(value) is not list:
-        return False
-    items = cast("list[object]", value)
-    return len(items) <= MAX_ITEMS and _all(test, items)
-
-
-def _is_dict_of(test: PlainTest, value: object) -> bool:
-    if type(value) is not dict:
-        return False
-    items = cast("dict[object, object]", value)
-    return len(items) <= MAX_ITEMS and _all(_is_str, items) and _all(test, items.values())
-
-
-def _all(test: PlainTest, items: Iterable[object]) -> bool:
-    kind = _TYPE_ALONE.get(test)  # for these the type decides, without a call for each item
-    return all(map(test, items)) if kind is None else set(map(type, items)) <= {kind}
-
-
-def _are_arguments(tests: Mapping[str, PlainTest], required: set[str], value: object) -> bool:
-    if type(value) is not dict:
-        return False
-    given = cast("dict[str, object]", value)
-    if not required <= given.keys():
-        return False
-    for name, item in given.items():
-        test = tests.get(name)
-        if test is None or not test(item):
-            return False
-    return True
-
-
-def _is_none_or(test: PlainTest, value: object) -> bool:
-    return value is None or test(value)
-
-
-def _is_json(value: object, depth: int = MAX_DEPTH) -> bool:
-    """Return whether a value is plain at every level. A value that contains itself is not: the depth is limited."""
-    scalar = _SCALARS.get(type(value))
-    if scalar:
-        return scalar(value)
-    inner = partial(_is_json, depth=depth - 1)
-    return depth > 0 and (_is_list_of(inner, value) or _is_dict_of(inner, value))
-
-
-_SCALARS: Final[dict[type, PlainTest]] = {
-    type(None): _is_none,
-    bool: _is_bool,
-    int: _is_int,
-    float: _is_float,
-    str: _is_str,
-}
-_TYPE_ALONE: Final[dict[PlainTest, type]] = {_is_none: type(None), _is_bool: bool, _is_int: int, _is_str: str}
-# Compared by identity: an annotation need not be hashable.
-_KNOWN: Final[tuple[tuple[Any, PlainTest], ...]] = (
-    *_SCALARS.items(),
-    (None, _is_none),
-    (Any, _is_json),
-    (object, _is_json),
-    (list, partial(_is_list_of, _is_json)),
-    (dict, partial(_is_dict_of, _is_json)),
-)

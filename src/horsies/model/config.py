@@ -1,16 +1,17 @@
 """The configuration of an app: frozen values that check themselves and report all problems at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from horsies.model.database_url import conninfo, masked, url_problem
 from horsies.model.error_codes import ExceptionMap, OperationalErrorCode, code_problems, mapper_problems
 from horsies.model.errors import QueueError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
-from horsies.model.record import Record
+from horsies.model.schedule import ScheduleConfig
 from horsies.model.validation import (
     duplicate_problems,
     instance_problems,
@@ -18,9 +19,6 @@ from horsies.model.validation import (
     raise_problems,
     range_problems,
 )
-
-if TYPE_CHECKING:
-    from horsies.model.schedule import ScheduleConfig
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
@@ -42,8 +40,8 @@ _URLS: Final = ("database_url", "listen_url")
 _QUEUE_NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_-.:"
 
 
-class _CheckedRecord(Record):
-    """A record that raises one ConfigError with all problems of its fields."""
+class _Checked:
+    """A dataclass that raises one ConfigError with all problems of its fields."""
 
     def __post_init__(self) -> None:
         raise_problems(self, self._problems())
@@ -52,7 +50,8 @@ class _CheckedRecord(Record):
         raise NotImplementedError
 
 
-class WorkerResilienceConfig(_CheckedRecord):
+@dataclass(frozen=True, kw_only=True)
+class WorkerResilienceConfig(_Checked):
     """How a worker handles a database that is unavailable. `db_retry_max_attempts` 0 means no limit."""
 
     db_retry_initial_ms: int = 500
@@ -83,7 +82,8 @@ class WorkerResilienceConfig(_CheckedRecord):
         yield from range_problems(self, db_retry_max_attempts=(0, 10_000), notify_poll_interval_ms=(1_000, 300_000))
 
 
-class RecoveryConfig(_CheckedRecord):
+@dataclass(frozen=True, kw_only=True)
+class RecoveryConfig(_Checked):
     """When workers and children are considered dead, and how long tasks get to stop.
 
     A worker sends a heartbeat every `heartbeat_ms`; the maintenance leader declares it dead after `dead_after_ms` without one.
@@ -132,7 +132,8 @@ class RecoveryConfig(_CheckedRecord):
                 )
 
 
-class RetentionConfig(_CheckedRecord):
+@dataclass(frozen=True, kw_only=True)
+class RetentionConfig(_Checked):
     """How long finished data is kept; None keeps it without a limit. The maintenance leader applies this at the interval `every`.
 
     Finished tasks are removed by whole days (UTC): they are at least as old as this, and at most a day older. A workflow is removed with
@@ -146,7 +147,7 @@ class RetentionConfig(_CheckedRecord):
     every: timedelta = timedelta(minutes=5)
 
     def _problems(self) -> Iterator[str]:
-        for name, value in self._fields():
+        for name, value in vars(self).items():
             low, high, example = MIN_RETENTION, MAX_RETENTION, "timedelta(days=7), or None for no limit"
             if name == "every":
                 low, high, example = MIN_RETENTION_INTERVAL, MAX_RETENTION_INTERVAL, "timedelta(minutes=5)"
@@ -165,7 +166,8 @@ class QueueMode(StrEnum):
     CUSTOM = "CUSTOM"
 
 
-class PostgresConfig(_CheckedRecord):
+@dataclass(frozen=True, kw_only=True)
+class PostgresConfig(_Checked):
     """The database and how to connect to it. Passwords are never shown.
 
     Set `listen_url` to a direct connection for LISTEN and migrations if `database_url` is that of a transaction pooler.
@@ -193,7 +195,7 @@ class PostgresConfig(_CheckedRecord):
         return conninfo(self.listen_url or self.database_url)
 
     def __repr__(self) -> str:
-        shown = (f"{name}={masked(v) if name in _URLS and v else v!r}" for name, v in self._fields())
+        shown = (f"{name}={masked(v) if name in _URLS and v else v!r}" for name, v in vars(self).items())
         return f"PostgresConfig({', '.join(shown)})"
 
     def _problems(self) -> Iterator[str]:
@@ -219,7 +221,8 @@ class PostgresConfig(_CheckedRecord):
         )
 
 
-class CustomQueueConfig(_CheckedRecord):
+@dataclass(frozen=True, kw_only=True)
+class CustomQueueConfig(_Checked):
     """One queue of CUSTOM mode. Queues with a lower `priority` are served first.
 
     `max_concurrency` limits how many of its tasks are in flight across all workers. None: no limit; 0 pauses the queue.
@@ -238,7 +241,8 @@ class CustomQueueConfig(_CheckedRecord):
             yield from number_problems("max_concurrency", self.max_concurrency, 0, 1_000_000)
 
 
-class AppConfig(_CheckedRecord):
+@dataclass(frozen=True, kw_only=True)
+class AppConfig(_Checked):
     """All settings of an app. Without a `broker`, the app reads the database URL from its environment.
 
     `name` distinguishes apps that share a schema: schedules and workers belong to the app of this name. The default is the locator
@@ -324,8 +328,6 @@ class AppConfig(_CheckedRecord):
         yield from instance_problems("recovery", self.recovery, RecoveryConfig, "RecoveryConfig()")
         yield from instance_problems("retention", self.retention, RetentionConfig, "RetentionConfig()")
         if self.schedule is not None:
-            from horsies.model.schedule import ScheduleConfig  # noqa: PLC0415 - only apps with schedules load it
-
             yield from instance_problems("schedule", self.schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
         yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
         if self.cluster_wide_cap is not None:

@@ -1,22 +1,30 @@
 """Connection strings: check them, convert them for libpq, and show them without their passwords.
 
-There are two ways of masking, because the inputs differ. `masked` parses one whole connection string as libpq does and
-shows only parameters that are known to be harmless. `mask_passwords` looks for secrets inside any text, such as an error message,
-and hides too much rather than too little.
+libpq parses them. Its error messages are never shown: they quote what it does not understand, such as a password with an unescaped `%`. Nor is
+a string accepted in which part of a password would become a host, a port or a database name, because errors at connect time quote those.
 
-The checks are as thorough as libpq's own parser, because that parser quotes what it does not understand in its error message. A password
-with an unescaped `%` or `/` would be such a part.
+There are two ways of masking, because the inputs differ. `masked` shows of one connection string only the parameters that are known to be
+harmless. `mask_passwords` looks for secrets inside any text, such as an error message, and hides too much rather than too little.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
+from urllib.parse import unquote
 
 ACCEPTED: Final = (
-    "write postgresql://user:password@host:5432/dbname (or postgres://, postgresql+psycopg://) "
+    "write postgresql://user:password@host:5432/dbname (or postgres://, or with the driver of SQLAlchemy, such as postgresql+psycopg://) "
     "or a libpq string such as 'host=localhost dbname=app'"
 )
+ESCAPES: Final = (
+    "in a user name, a password or a database name, write % as %25, @ as %40, / as %2F, : as %3A, "
+    "? as %3F, = as %3D, & as %26 and a space as %20"
+)
+PAIRS_ADVICE: Final = (
+    "is not all key=value with lower-case names that libpq knows; "
+    r"put a value with spaces into quotes, as in password='a b', and write ' there as \'"
+)
 MASK: Final = "***"
-SCHEMES: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
 
 # Parameters that may be shown. Anything else may be a secret, or a misspelt `password`.
 SHOWN: Final = frozenset(
@@ -48,20 +56,8 @@ SHOWN: Final = frozenset(
     }
 )
 
-# Patterns as strings: `re` compiles and caches them at their first use. Every child loads this module, and uses few of them.
 _SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]*)://"
-# As in libpq, the user part ends at the first `@` before any `/`, and may itself contain `?`.
-_URL: Final = (
-    r"(?s)(?P<scheme>[^:]+)://(?:(?P<user>[^:@/]*)(?P<secret>:[^@/]*)?@)?"
-    r"(?P<hosts>[^/?]*)(?P<dbname>/[^?]*)?(?:\?(?P<query>.*))?"
-)
-_HOST: Final = r"(?:\[[^\[\]]*\]|[^\[\]:]*)(?::(?P<port>[0-9]*))?"
-_NAME: Final = "[a-z_]+"
-_BAD_ESCAPE: Final = r"%(?![0-9A-Fa-f]{2})|%00"
-_PAIR: Final = r"(?as)\s*(?P<key>[a-z_]+)\s*=\s*(?P<value>'(?:\\.|[^'\\])*'|(?!')(?:\\.|[^\s\\])*)"
-
-_SPACE: Final = " \t\n\r\f\v"  # what libpq skips; Python has more kinds of white space
-
+_DRIVER: Final = r"\A(postgres|postgresql)\+[a-z0-9_]+://"  # as in URLs for SQLAlchemy
 _URL_IN_TEXT: Final = r"(://[^\s:/]*:)\S*@"
 _QUERY_IN_TEXT: Final = r"([?&])([^=&\s]+)=[^&\s]*"
 _HIDDEN_NAME: Final = r"(?i)pass(word|wd)|secret|scram_(client|server)_key"
@@ -77,37 +73,75 @@ def url_problem(url: object) -> str | None:
         return f"must be a string, not {type(url).__name__}; {ACCEPTED}"
     if not url.strip():
         return f"is empty; {ACCEPTED}"
-    if not url.isprintable() and not re.fullmatch(r"[^\x00\ud800-\udfff]*", url):
+    if re.search(r"[\x00\ud800-\udfff]", url):
         return "contains a NUL or a broken character; remove it"
-    if scheme := re.match(_SCHEME, url):
-        return _url_form_problem(url, scheme[1])
-    if "=" in url:
-        return _pairs_problem(url)
-    return f"is neither a URL nor key=value pairs; {ACCEPTED}"
+    if scheme := re.match(_SCHEME, conninfo(url)):
+        problem = _url_form_problem(url, scheme[1])
+    elif "=" not in url:
+        problem = f"is neither a URL nor key=value pairs; {ACCEPTED}"
+    else:
+        problem = None if _parse(url) is not None else PAIRS_ADVICE
+    return problem or _port_problem(_parse(url) or {})
+
+
+def _url_form_problem(url: str, scheme: str) -> str | None:
+    if scheme not in {"postgresql", "postgres"}:
+        return f"starts with {scheme}://, which is not supported; {ACCEPTED}"
+    if url.split() != [url]:
+        return "contains white space; remove it, or write a space that belongs there as %20"
+    if _parse(url) is None:
+        return f"is not a URL that libpq understands; {ESCAPES}; after the ?, write name=value with lower-case names that libpq knows"
+    return f"has an @ in the wrong place; {ESCAPES}" if "@" in _split(url)[1] else None
+
+
+def _port_problem(params: Mapping[str, str]) -> str | None:
+    for port in params.get("port", "").split(","):
+        if port and not (port.isascii() and port.isdigit() and int(port) in range(1, 65536)):
+            return f"has a port that is not a number from 1 to 65535; if that is part of a password, {ESCAPES}"
+    return None
 
 
 def conninfo(url: str) -> str:
     """Return a connection string in the form that libpq understands: without a driver in the scheme."""
-    return "postgresql" + url.removeprefix("postgresql+psycopg") if url.startswith("postgresql+psycopg://") else url
+    return re.sub(_DRIVER, r"\1://", url)
 
 
 def masked(url: str) -> str:
     """Return a connection string without its secrets; one that cannot be parsed is masked completely."""
-    if url_problem(url) is not None:
+    if url_problem(url) is not None or (params := _parse(url)) is None:
         return MASK
     if not re.match(_SCHEME, url):
-        pairs = [(pair["key"], pair["value"]) for pair in re.finditer(_PAIR, url)]
-        return " ".join(f"{key}={value if key in SHOWN else MASK}" for key, value in pairs)
-    parts = re.fullmatch(_URL, url)
-    if parts is None:
-        return MASK
-    user = "" if parts["user"] is None else parts["user"] + (f":{MASK}" if parts["secret"] else "") + "@"
-    query: list[str] = []
-    for pair in () if parts["query"] is None else parts["query"].split("&"):
-        key, equals, value = pair.partition("=")
-        query.append(f"{key}{equals}{value if _unquote(key) in SHOWN else MASK}" if equals else pair)
-    end = f"?{'&'.join(query)}" if query else ""
-    return f"{parts['scheme']}://{user}{parts['hosts']}{parts['dbname'] or ''}{end}"
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - as below
+
+        return make_conninfo("", **{name: value if name in SHOWN else MASK for name, value in params.items()})
+    user, location, query = _split(url)
+    if user is not None:
+        name, colon, _ = user.partition(":")
+        location = f"{name}:{MASK}@{location}" if colon else f"{name}@{location}"
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    query = "&".join(f"{name}{is_}{value if unquote(name) in SHOWN else value and MASK}" for name, is_, value in pairs)
+    return f"{url.partition('://')[0]}://{location}{'?' if query else ''}{query}"
+
+
+def _parse(url: str) -> dict[str, str] | None:
+    """Return the parameters of a connection string, or None if libpq refuses it."""
+    from psycopg import Error  # noqa: PLC0415 - only to check or show a URL: the driver is slow to import
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
+
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(conninfo(url)).items()}
+    except Error:
+        return None
+
+
+def _split(url: str) -> tuple[str | None, str, str]:
+    """Return the user part of a URL, the hosts with the database name, and the query."""
+    rest = url.partition("://")[2]
+    # As in libpq, the user part ends at the first `@` before any `/`, and may itself contain `?`.
+    user, at, after = rest.partition("@")
+    has_user = bool(at) and "/" not in user
+    location, _, query = (after if has_user else rest).partition("?")
+    return user if has_user else None, location, query
 
 
 def mask_passwords(text: str) -> str:
@@ -117,58 +151,6 @@ def mask_passwords(text: str) -> str:
     return re.sub(_PAIR_IN_TEXT, rf"\1{MASK}", text)
 
 
-def _url_form_problem(url: str, scheme: str) -> str | None:
-    if scheme not in SCHEMES:
-        return f"starts with {scheme}://, which is not supported; {ACCEPTED}"
-    if url.split() != [url]:
-        return "contains white space; remove it, or write a space that belongs there as %20"
-    if "%" in url and re.search(_BAD_ESCAPE, url):
-        return "contains a % without two hexadecimal digits after it, or %00; write the percent sign itself as %25"
-    parts = re.fullmatch(_URL, url)
-    if parts is None or "@" in parts["hosts"] or "@" in (parts["dbname"] or ""):
-        return "has an @ in the wrong place; in a user name, a password or a database name write @ as %40 and / as %2F"
-    return _hosts_problem(parts["hosts"]) or _query_problem(parts["query"] or "")
-
-
-def _hosts_problem(hosts: str) -> str | None:
-    for host in hosts.split(","):
-        found = re.fullmatch(_HOST, host)
-        if found is None or int(found["port"] or "1") not in range(1, 65536):
-            return (
-                "has a port that is not a number from 1 to 65535; "
-                "if that is part of a password, write : / ? # [ ] @ in it percent-encoded, such as %2F for /"
-            )
-    return None
-
-
-def _query_problem(query: str) -> str | None:
-    for name, equals, value in (pair.partition("=") for pair in query.split("&") if pair):
-        if not equals or "=" in value or not re.fullmatch(_NAME, _unquote(name)):
-            return (
-                "has a parameter after the ? that is not name=value with a lower-case name; "
-                "write ? = & in a value or a password as %3F %3D %26"
-            )
-    return None
-
-
-def _pairs_problem(text: str) -> str | None:
-    position = 0
-    while text[position:].strip(_SPACE):
-        pair = re.compile(_PAIR).match(text, position)
-        if pair is None:
-            return r"is not all key=value with lower-case keys; put a value with spaces into quotes, as in password='a b', and write ' there as \'"
-        position = pair.end()
-    return None
-
-
 def _mask_query_pair(pair: re.Match[str]) -> str:
     # libpq decodes the names of parameters too, so `p%61ssword` is a password.
-    return f"{pair[1]}{pair[2]}={MASK}" if re.search(_HIDDEN_NAME, _unquote(pair[2])) else pair[0]
-
-
-def _unquote(text: str) -> str:
-    if "%" not in text:
-        return text
-    from urllib.parse import unquote  # noqa: PLC0415 - every child loads this module, and urllib is slow to import
-
-    return unquote(text)
+    return f"{pair[1]}{pair[2]}={MASK}" if re.search(_HIDDEN_NAME, unquote(pair[2])) else pair[0]

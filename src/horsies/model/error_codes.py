@@ -5,10 +5,10 @@ the code of the exceptions in it if they all have the same one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeGuard, cast
 
-from horsies.model.record import Record
 from horsies.model.result import is_error_code
 
 
@@ -98,7 +98,8 @@ class ExceptionMap(Mapping[type[BaseException], str]):
         return f"{{{entries}}}"
 
 
-class ErrorCodes(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorCodes:
     """The error codes of the exceptions of one task."""
 
     of_task: ExceptionMap

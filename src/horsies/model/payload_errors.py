@@ -11,13 +11,12 @@ import logging
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from pydantic_core import ErrorDetails
 
 from horsies.model.errors import PayloadError
-from horsies.model.record import Record
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 Step: TypeAlias = int | str
 
@@ -74,7 +73,8 @@ class ValueChange(NamedTuple):
         )
 
 
-class ReportStyle(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportStyle:
     """What a report calls the parts of a payload, and how it shows a value."""
 
     noun: str
@@ -149,7 +149,8 @@ STORED_ARGUMENT: Final = ReportStyle(noun="argument", show=type_only)
 RESULT: Final = ReportStyle(noun="value at", show=type_only)
 
 
-class PayloadLimits(Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadLimits:
     """The sizes above which a payload is reported (None: never) and refused."""
 
     warning_bytes: int | None = DEFAULT_WARNING_BYTES

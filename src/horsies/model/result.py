@@ -1,20 +1,20 @@
 """`TaskResult[T, TaskError]`: what every task returns, and what a waiter receives."""
 
+from dataclasses import dataclass
 from string import ascii_uppercase, digits
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from horsies.model.errors import HorsiesError
-from horsies.model.record import Record
-
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
-    from pydantic_core import CoreSchema
 
 MAX_RETRY_AFTER_S: Final = 24 * 24 * 3600
 _CODE_CHARACTERS: Final = f"{ascii_uppercase}{digits}_"
 
 
-class TaskError(Record):
+@dataclass(frozen=True, kw_only=True)
+class TaskError:
     """Why a task failed: an error code for programs, a message for people, and optional data.
 
     `retry_after_seconds` sets the delay before the next attempt, if the task's policy retries this code.
@@ -124,8 +124,6 @@ class TaskResult(Generic[T_co, E_co]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         """Encode a result as `{"ok": value}` or `{"err": error}`, each by its own annotation."""
-        from pydantic_core import PydanticCustomError, core_schema  # noqa: PLC0415 - only pydantic calls this
-
         ok_type, err_type = get_args(source) or (Any, TaskError)
         halves = core_schema.typed_dict_schema(
             {

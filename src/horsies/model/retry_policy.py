@@ -1,9 +1,9 @@
 """`RetryPolicy`: which failed attempts are followed by another, and after which delays."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Self, cast
 
-from horsies.model.record import Record
 from horsies.model.result import is_error_code
 from horsies.model.validation import number_problems, raise_problems
 
@@ -11,7 +11,8 @@ MAX_RETRIES: Final = 1_000
 MAX_DELAY_S: Final = 24 * 24 * 3600  # in milliseconds it must fit an integer of PostgreSQL
 
 
-class RetryPolicy(Record):
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
     """How many retries, after which delays, and for which errors. Create one with `fixed` or `exponential`.
 
     `auto_retry_for` lists error codes and exception classes. Codes are stored with the task, so that a crash is retried also by a

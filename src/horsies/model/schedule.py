@@ -19,6 +19,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
+from cronsim import CronSim, CronSimError
+
 from horsies.model.errors import ConfigError
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.validation import (
@@ -261,8 +263,6 @@ def _step_problem(expression: str) -> str | None:
 
 
 def _cron_problem(cron: str) -> str | None:
-    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - only schedulers need it
-
     try:
         is_never = next(CronSim(cron, _ANY_DAY), None) is None
     except CronSimError as error:
@@ -422,8 +422,6 @@ def _slots_backwards(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterato
 
 def _local_times(cron: str, start: datetime, *, backwards: bool = False) -> Iterator[datetime]:
     """Yield the matching times of the local clock after (or before) the start."""
-    from cronsim import CronSim  # noqa: PLC0415 - only schedulers need it
-
     return CronSim(cron, start, backwards)
 
 

@@ -1,10 +1,7 @@
-"""The options of a send, and those of the task that it creates. All problems are found together, before anything is sent.
-
-Every child loads this module, so it uses named tuples and not `dataclasses`.
-"""
+"""The options of a send, and those of the task that it creates. All problems are found together, before anything is sent."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -35,6 +32,30 @@ class TaskOptions(NamedTuple):
     good_until: datetime | None = None
     trace: str | None = None
     """The trace context of the send; see `horsies.events.Tracer`."""
+
+
+SENT_COLUMNS: Final[Mapping[str, str]] = {
+    "task_name": "pg_catalog.text",
+    "queue_name": "pg_catalog.text",
+    "priority": "integer",
+    "timeout_ms": "integer",
+    "retry_delays_ms": "integer[]",
+    "retry_jitter": "real",
+    "retry_for": "pg_catalog.text[]",
+    "trace": "pg_catalog.text",
+}
+"""The columns that `TaskOptions` set, with their types, except the times. `tasks`, `finished` and `nodes` have all of them."""
+
+
+def sent_values(options: TaskOptions) -> dict[str, object]:
+    """Return the values of `SENT_COLUMNS`. A column is the option of the same name, except those of the retry policy."""
+    retry = options.retry
+    policy: dict[str, object] = {
+        "retry_delays_ms": list(retry.delays_ms) if retry else None,
+        "retry_jitter": retry.jitter if retry else 0.0,
+        "retry_for": list(retry.codes) if retry else None,
+    }
+    return {name: policy[name] if name in policy else getattr(options, name) for name in SENT_COLUMNS}
 
 
 class Key(NamedTuple):

@@ -4,14 +4,19 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, TypeAlias, cast, get_args
 
 from horsies.model.database_url import url_problem
 from horsies.model.validation import instance_problems, number_problems, raise_problems, range_problems
 
+StartMethod: TypeAlias = Literal["spawn", "forkserver", "fork"]
+
+START_METHODS: tuple[str, ...] = get_args(StartMethod)
 LOGLEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 LOG_FORMATS = ("text", "json")
 DEFAULT_TASKS_PER_CHILD = 100
+RECYCLING_DOMINATES = 0.5
+"""Starting children takes too much if it is this share of their time."""
 DEFAULT_METRICS_HOST = "127.0.0.1"
 
 
@@ -21,7 +26,8 @@ class WorkerConfig:
 
     `queues` serves only these; `queue_priorities` and `queue_max_concurrency` override the app's settings for this worker.
     `coalesce_notifies` is how many notifications are received before the database is queried once. `scheduler` runs the app's schedules as
-    well. With `metrics_port` the worker serves `/metrics`, `/healthz` and `/readyz` on that port.
+    well. `start_method` is how children are started; by default `forkserver` if they are recycled and `fork` if not, on Linux, and `spawn` elsewhere.
+    With `metrics_port` the worker serves `/metrics`, `/healthz` and `/readyz` on that port.
     """
 
     dsn: str | None = field(default=None, repr=False)
@@ -32,6 +38,7 @@ class WorkerConfig:
     concurrency: int = 1
     max_tasks_per_child: int = DEFAULT_TASKS_PER_CHILD
     max_memory_per_child_mb: float | None = None
+    start_method: StartMethod | None = None
     max_claim_batch: int = 0
     max_claim_per_worker: int = 0
     queue_priorities: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -84,7 +91,11 @@ class WorkerConfig:
             yield from range_problems(self, metrics_port=(1, 65_535))
         if not isinstance(self.metrics_host, str) or not self.metrics_host:  # pyright: ignore[reportUnnecessaryIsInstance]
             yield f"metrics_host is {self.metrics_host!r}; give an address of this machine, such as '127.0.0.1', or leave it out"
-        choices = (("loglevel", self.loglevel, LOGLEVELS), ("log_format", self.log_format, LOG_FORMATS))
+        choices = (
+            ("loglevel", self.loglevel, LOGLEVELS),
+            ("log_format", self.log_format, LOG_FORMATS),
+            ("start_method", self.start_method or START_METHODS[0], START_METHODS),
+        )
         yield from (
             f"{name} is {value!r}; choose one of {', '.join(known)}"
             for name, value, known in choices

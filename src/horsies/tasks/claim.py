@@ -34,6 +34,18 @@ class Lane:
     watermark: datetime
 
 
+@dataclass(slots=True)
+class InFlight:
+    """Where counts of the tasks in flight start: no task in flight was claimed by an earlier transaction.
+
+    Ended tasks leave dead index entries, as for claims (`worker/watermarks.py`). The number of a transaction is exact where a time is not: what
+    a snapshot does not show was claimed by a transaction that was still running, and the snapshot has the oldest of these. It counts in one
+    cluster only, and rows may be changed by hand: a claim from the start counts from the start.
+    """
+
+    since: str = "0"
+
+
 @dataclass(frozen=True, slots=True)
 class Caps:
     """Limits that also count the tasks of other workers. Without limits, a claim takes no locks and counts nothing."""
@@ -41,6 +53,7 @@ class Caps:
     cluster_wide: int | None = None
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
     counted: Sequence[TaskStatus] = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
+    in_flight: InFlight = field(default_factory=InFlight, compare=False)
 
     @property
     def has_limits(self) -> bool:
@@ -113,6 +126,7 @@ def _claim_params(request: ClaimRequest, lanes: Sequence[Lane]) -> dict[str, obj
         "limit": request.limit,
         "lease_ms": request.lease_ms,
         "cluster_wide_cap": request.caps.cluster_wide,
+        "in_flight_from": request.caps.in_flight.since,
         "excluded": list(request.excluded),
         "avoided_names": list(request.avoided_names),
         "avoided_signatures": list(request.avoided_signatures),
@@ -121,7 +135,13 @@ def _claim_params(request: ClaimRequest, lanes: Sequence[Lane]) -> dict[str, obj
 
 
 def claims_from_rows(rows: Sequence[Row]) -> list[Claim]:
+    """Return the claims of rows with `{claim_columns}`, which are the fields of `Claim` in their order."""
     return [Claim(*row) for row in rows]
+
+
+def get_in_flight_from(caps: Caps) -> Query:
+    """Read where the next counts may start, once this transaction is committed."""
+    return SQL["get_in_flight_from"](in_flight_from=caps.in_flight.since)
 
 
 def get_queue_heads(lanes: Sequence[Lane]) -> Query:
@@ -211,6 +231,7 @@ def start_tasks(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Q
         claim_nos=[row[1] for row in rows],
         caps=[row[2] for row in rows],
         positions=[row[3] for row in rows],
+        in_flight_from=caps.in_flight.since,
         worker=worker,
     )
 

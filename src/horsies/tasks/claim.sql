@@ -4,6 +4,56 @@
 select pg_advisory_xact_lock(hashtextextended('horsies cap ' || %(schema)s::text || ' ' || key, 0))
 from unnest(%(keys)s::text[]) as key;
 
+-- fragment: is_claimable
+tasks.enqueued_at <= statement_timestamp()
+and tasks.status = 'PENDING'
+and tasks.ready
+and (tasks.good_until is null or tasks.good_until > statement_timestamp())
+and tasks.cancel_requested_at is null
+and tasks.id <> all(%(excluded)s::uuid[])
+and tasks.task_name <> all(%(avoided_names)s::text[])
+and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
+
+-- fragment: is_unpaused
+-- A sub-select and not a join, which might change the order of the lanes.
+(select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
+
+-- fragment: claim_limit
+case
+    when %(cluster_wide_cap)s::integer is null then %(limit)s::integer
+    else greatest(0, least(
+        %(limit)s::integer,
+        %(cluster_wide_cap)s::integer - (
+            select count(*) from {schema}.tasks where status <> 'PENDING' and claimed_in >= %(in_flight_from)s::xid8
+        )
+    ))
+end
+
+-- fragment: claim_next_tasks
+-- The clock's time and not the statement's: tasks that were counted as ended must have ended before it, also on a machine that pauses
+-- between the start of the statement and its snapshot. Read once for all rows.
+clock as materialized (
+    select clock_timestamp() as now
+)
+update {schema}.tasks
+set
+    status = %(status)s::text,
+    -- Wraps around before it overflows, which only a hand-written number can cause. An overflow would fail every claim.
+    claim_no = claim_no %% 2147483646 + 1,
+    claimed_by = %(worker)s::uuid,
+    claimed_at = (select clock.now from clock),
+    claimed_in = pg_current_xact_id(),
+    unknown_since = null,
+    lease_until = case
+        when %(status)s::text = 'CLAIMED' then (select clock.now from clock) + %(lease_ms)s::integer * interval '1 ms'
+    end,
+    started_at = case when %(status)s::text = 'RUNNING' then (select clock.now from clock) end
+-- An array and not a join, so that only the primary key is used, whatever the statistics are.
+where id = any(array(select next_tasks.id from next_tasks))
+-- Compared with the time that is stored as the start, even if this statement was delayed.
+and (good_until is null or good_until > (select clock.now from clock))
+returning {claim_columns}
+
 -- name: claim_from_watermarks
 -- Start at a known position (a watermark) per queue and priority (a lane). Dead index entries before it are never visited, so a snapshot
 -- that another session holds open does not slow down claims. The lanes are in claim order; the outer limit ends the loop as soon as there
@@ -21,60 +71,15 @@ with next_tasks as materialized (
         where tasks.queue_name = lane.queue_name
         and tasks.priority = lane.priority
         and tasks.enqueued_at >= lane.watermark
-        and tasks.enqueued_at <= statement_timestamp()
-        and tasks.status = 'PENDING'
-        and tasks.ready
-        and (tasks.good_until is null or tasks.good_until > statement_timestamp())
-        and tasks.cancel_requested_at is null
-        and tasks.id <> all(%(excluded)s::uuid[])
-        and tasks.task_name <> all(%(avoided_names)s::text[])
-        and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
+        and {is_claimable}
         order by tasks.enqueued_at, tasks.id
         limit %(limit)s::integer
         for update skip locked
     ) as task
-    -- A sub-select and not a join, which might change the order of the lanes.
-    where (select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
-    limit case
-        when %(cluster_wide_cap)s::integer is null then %(limit)s::integer
-        else greatest(0, least(
-            %(limit)s::integer,
-            %(cluster_wide_cap)s::integer - (select count(*) from {schema}.tasks where status <> 'PENDING')
-        ))
-    end
+    where {is_unpaused}
+    limit {claim_limit}
 ),
--- The clock's time and not the statement's: tasks that were counted as ended must have ended before it, also on a machine that pauses
--- between the start of the statement and its snapshot. Read once for all rows.
-clock as materialized (
-    select clock_timestamp() as now
-)
-update {schema}.tasks
-set
-    status = %(status)s::text,
-    -- Wraps around before it overflows, which only a hand-written number can cause. An overflow would fail every claim.
-    claim_no = claim_no %% 2147483646 + 1,
-    claimed_by = %(worker)s::uuid,
-    claimed_at = (select clock.now from clock),
-    unknown_since = null,
-    lease_until = case
-        when %(status)s::text = 'CLAIMED' then (select clock.now from clock) + %(lease_ms)s::integer * interval '1 ms'
-    end,
-    started_at = case when %(status)s::text = 'RUNNING' then (select clock.now from clock) end
--- An array and not a join, so that only the primary key is used, whatever the statistics are.
-where id = any(array(select next_tasks.id from next_tasks))
--- Compared with the time that is stored as the start, even if this statement was delayed.
-and (good_until is null or good_until > (select clock.now from clock))
-returning
-    -- Return no time that Python cannot represent: the rows would be claimed, and the worker would not know which.
-    id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1,
-    -- A large payload is left out and read after the commit (load_payloads): a message is limited to one gigabyte.
-    case
-        when pg_column_size(args) <= %(inline_bytes)s::integer and octet_length(args::text) <= %(inline_bytes)s::integer
-        then args::text
-    end,
-    timeout_ms, coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
-    case when takes_inputs then {schema}.node_inputs(node_id, %(inline_bytes)s::integer) end, trace,
-    coalesce(takes_inputs, false), child_deaths;
+{claim_next_tasks};
 
 -- name: claim_from_queues
 -- One lane per queue, for all of its priorities. From the start of a queue it finds every task in it, and it can apply a cap. Only a capped
@@ -92,14 +97,7 @@ with next_tasks as materialized (
         from {schema}.tasks
         where tasks.queue_name = lane.queue_name
         and (tasks.priority, tasks.enqueued_at) >= (lane.priority, lane.watermark)
-        and tasks.enqueued_at <= statement_timestamp()
-        and tasks.status = 'PENDING'
-        and tasks.ready
-        and (tasks.good_until is null or tasks.good_until > statement_timestamp())
-        and tasks.cancel_requested_at is null
-        and tasks.id <> all(%(excluded)s::uuid[])
-        and tasks.task_name <> all(%(avoided_names)s::text[])
-        and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
+        and {is_claimable}
         order by tasks.priority, tasks.enqueued_at, tasks.id
         limit case
             when lane.cap is null then %(queue_limit)s::integer
@@ -111,46 +109,31 @@ with next_tasks as materialized (
                     where in_flight.queue_name = lane.queue_name
                     and in_flight.status = any(%(counted)s::text[])
                     and in_flight.status <> 'PENDING'
+                    and in_flight.claimed_in >= %(in_flight_from)s::xid8
                 )
             ))
         end
         for update skip locked
     ) as task
-    where (select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
-    limit case
-        when %(cluster_wide_cap)s::integer is null then %(limit)s::integer
-        else greatest(0, least(
-            %(limit)s::integer,
-            %(cluster_wide_cap)s::integer - (select count(*) from {schema}.tasks where status <> 'PENDING')
-        ))
-    end
+    where {is_unpaused}
+    limit {claim_limit}
 ),
-clock as materialized (
-    select clock_timestamp() as now
-)
-update {schema}.tasks
-set
-    status = %(status)s::text,
-    -- Wraps around before it overflows, which only a hand-written number can cause. An overflow would fail every claim.
-    claim_no = claim_no %% 2147483646 + 1,
-    claimed_by = %(worker)s::uuid,
-    claimed_at = (select clock.now from clock),
-    unknown_since = null,
-    lease_until = case
-        when %(status)s::text = 'CLAIMED' then (select clock.now from clock) + %(lease_ms)s::integer * interval '1 ms'
-    end,
-    started_at = case when %(status)s::text = 'RUNNING' then (select clock.now from clock) end
-where id = any(array(select next_tasks.id from next_tasks))
-and (good_until is null or good_until > (select clock.now from clock))
-returning
-    id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1,
-    case
-        when pg_column_size(args) <= %(inline_bytes)s::integer and octet_length(args::text) <= %(inline_bytes)s::integer
-        then args::text
-    end,
-    timeout_ms, coalesce(attempts < cardinality(retry_delays_ms), false), root_id::text,
-    case when takes_inputs then {schema}.node_inputs(node_id, %(inline_bytes)s::integer) end, trace,
-    coalesce(takes_inputs, false), child_deaths;
+{claim_next_tasks};
+
+-- name: get_in_flight_from
+-- The oldest claim that counts can find from now on: that of a task in flight, or of a transaction that is not visible yet. (An own
+-- transaction that ends tasks must be committed first.)
+select least(
+    (
+        select claimed_in
+        from {schema}.tasks
+        where status <> 'PENDING'
+        and claimed_in >= %(in_flight_from)s::xid8
+        order by claimed_in
+        limit 1
+    ),
+    pg_snapshot_xmin(pg_current_snapshot())
+)::text;
 
 -- name: get_queue_heads
 -- The first task of each queue that has one, as the payload that the trigger would send.
@@ -189,6 +172,7 @@ and case
             from {schema}.tasks as running
             where running.queue_name = tasks.queue_name
             and running.status = 'RUNNING'
+            and running.claimed_in >= %(in_flight_from)s::xid8
         )
 end
 and tasks.lease_until > statement_timestamp()
@@ -231,18 +215,11 @@ cross join lateral (
     select tasks.id
     from {schema}.tasks
     where tasks.queue_name = lane.queue_name
-    and tasks.enqueued_at <= statement_timestamp()
-    and tasks.status = 'PENDING'
-    and tasks.ready
-    and (tasks.good_until is null or tasks.good_until > statement_timestamp())
-    and tasks.cancel_requested_at is null
-    and tasks.id <> all(%(excluded)s::uuid[])
-    and tasks.task_name <> all(%(avoided_names)s::text[])
-    and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
+    and {is_claimable}
     order by tasks.priority, tasks.enqueued_at, tasks.id
     limit %(limit)s::integer
 ) as task
-where (select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null;
+where {is_unpaused};
 
 -- name: begin_trial
 begin isolation level read committed;
@@ -255,6 +232,7 @@ set
     claim_no = claim_no + 1,
     claimed_by = %(worker)s::uuid,
     claimed_at = clock_timestamp(),
+    claimed_in = pg_current_xact_id(),
     started_at = clock_timestamp()
 where id = (
     select tasks.id
@@ -276,13 +254,8 @@ with deleted_task as (
     and status = 'PENDING'
     returning *
 )
-insert into {schema}.finished (
-    id, task_name, queue_name, priority, status, args, error_code, error,
-    sent_at, enqueued_at, good_until, attempts, claim_no, finished_at, root_id, node_id, trace
-)
-select
-    id, task_name, queue_name, priority, 'FAILED', args, %(error_code)s::text, %(error)s::json,
-    sent_at, enqueued_at, good_until, attempts, claim_no, statement_timestamp(), root_id, node_id, trace
+insert into {schema}.finished ({moved_columns}, status, attempts, error_code, error, finished_at)
+select {moved_columns}, 'FAILED', attempts, %(error_code)s::text, %(error)s::json, statement_timestamp()
 from deleted_task
 returning id::text;
 

@@ -30,19 +30,8 @@ resolved_nodes as (
     where nodes.id = any(array[deleted_tasks.node_id])
     and case when nodes.task_id = deleted_tasks.id then nodes.status = 'ENQUEUED' end
 )
-insert into {schema}.finished (
-    id, task_name, queue_name, priority, status, args,
-    error_code, error,
-    sent_at, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
-)
-select
-    id, task_name, queue_name, priority, %(status)s::text, args,
-    %(error_code)s::text, own_error,
-    sent_at, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, null, null, null, statement_timestamp(), root_id, node_id, trace
+insert into {schema}.finished ({moved_columns}, status, attempts, error_code, error, finished_at)
+select {moved_columns}, %(status)s::text, attempts, %(error_code)s::text, own_error, statement_timestamp()
 from deleted_tasks
 returning id::text;
 
@@ -108,39 +97,18 @@ with deleted_tasks as (
     and node_id is null
     returning *
 )
-insert into {schema}.tasks (
-    id, task_name, queue_name, priority, args, sent_at, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, attempts, claim_no, trace
-)
+insert into {schema}.tasks ({sent_columns}, id, args, sent_at, enqueued_at, good_until, failed_attempts, attempts, claim_no)
 select
-    id, task_name, queue_name, priority, args, sent_at, statement_timestamp(),
+    {sent_columns}, id, args, sent_at, statement_timestamp(),
     case when good_until > statement_timestamp() then good_until end,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for,
     case
         when status = 'FAILED' or status = 'CANCELLED' and started_at is not null
-        -- As for a retry by policy: the last 20, and of a long error its beginning and end.
-        then (failed_attempts || json_build_object(
-            'attempt', attempts,
-            'error_code', error_code,
-            'error', case
-                when octet_length(error::text) > 16384
-                then json_build_object(
-                    'error_code', error_code,
-                    'message', 'its error took ' || octet_length(error::text) || ' bytes; the beginning and the end are kept',
-                    'data', json_build_object('truncated', left(error::text, 4000) || ' ... ' || right(error::text, 4000))
-                )
-                else error
-            end,
-            'worker', claimed_by,
-            'started_at', started_at,
-            'ended_at', finished_at
-        ))[greatest(1, coalesce(cardinality(failed_attempts), 0) - 18):]
+        then {schema}.add_failed_attempt(failed_attempts, attempts, error_code, error, claimed_by, started_at, finished_at)
         else failed_attempts
     end,
     least(attempts, 1000000000),
     -- A repeated retry recognizes by this that it was done, even if the task has ended again without a claim.
-    claim_no %% 2147483646 + 1,
-    trace
+    claim_no %% 2147483646 + 1
 from deleted_tasks
 returning id::text;
 

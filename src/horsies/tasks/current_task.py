@@ -8,16 +8,17 @@ import time
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from horsies.model.errors import OutsideTaskError
-from horsies.model.record import Record
 from horsies.model.send_options import TaskId
 
 MAX_MESSAGE = 1_000
 
 
-class CurrentTask(Record, hidden=frozenset({"until", "is_cancelled", "report"})):
+@dataclass(frozen=True, kw_only=True)
+class CurrentTask:
     """The running task, for its own code."""
 
     task_id: TaskId
@@ -29,10 +30,10 @@ class CurrentTask(Record, hidden=frozenset({"until", "is_cancelled", "report"}))
     """For a task of a workflow: the outermost run."""
     deadline: datetime | None
     """When its `timeout_ms` ends."""
-    until: float | None
+    until: float | None = field(repr=False)
     """The deadline on the monotonic clock, which cannot be set back or forward."""
-    is_cancelled: Callable[[], bool]
-    report: Callable[[float | None, str | None], None]
+    is_cancelled: Callable[[], bool] = field(repr=False)
+    report: Callable[[float | None, str | None], None] = field(repr=False)
 
     @property
     def seconds_left(self) -> float | None:

@@ -1,8 +1,9 @@
 """Enqueue tasks: insert PENDING rows, all or none, in the given order.
 
-One statement carries the ids and arguments of many tasks, and their options once. If there is too much for one statement, the rows go by COPY; tasks
-for later, and those on a caller's connection, go in slices inside one transaction. All rows of a transaction have the same `enqueued_at`; the ids only
-increase, and so keep the order.
+One statement carries the ids and arguments of many tasks, and their options once. If there is too much for one statement, the tasks are written to a
+temporary file first (`SpooledTasks`): memory stays flat however many there are, an invalid call in the middle prevents the whole send, no transaction is
+open while the caller's generator runs, and the send can be repeated. From there the rows go by COPY; tasks for later, and those on a caller's connection, go
+in slices inside one transaction. All rows of a transaction have the same `enqueued_at`; the ids only increase, and so keep the order.
 
 **Unknown outcome.** If the connection is lost, perhaps at COMMIT, the send is repeated with the same ids. Either all tasks were committed or none, so
 the first id stands for all. A probe row with that id waits for a first attempt that is still in progress, and shows whether anything is left to
@@ -25,29 +26,103 @@ ended too, there is no trace of the first send, and it is sent again.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy as copy_object
 from datetime import datetime, timedelta
-from typing import Literal
+from itertools import chain, islice
+from tempfile import SpooledTemporaryFile
+from typing import Literal, TypeAlias, cast, overload
+from weakref import finalize
 
 from horsies.db.pipeline import copy_field
 from horsies.db.statement import Op, Query, copy, execute, execute_then_notify, load, one, rows, to_array
 from horsies.model.errors import KeyConflictError
-from horsies.model.send_options import Key, span_problems, to_timedelta
+from horsies.model.send_options import Key, sent_values, span_problems, to_timedelta
 from horsies.model.task import NewTask, TaskId, TaskOptions
 from horsies.model.validation import raise_problems
 from horsies.tasks.ids import new_task_ids
 
 SLICE_ROWS = 1_000
 SLICE_CHARACTERS = 4_000_000
+SPOOL_BYTES = 4_000_000
+"""Spooled tasks stay in memory up to this size."""
 
 SQL = load(__file__)
 
 
-def new_tasks(payloads: Sequence[str], options: TaskOptions) -> list[NewTask]:
+class PackedIds(Sequence[TaskId]):
+    """Very many task ids, 16 bytes each."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def extend(self, ids: Sequence[TaskId]) -> None:
+        self._bytes += bytes.fromhex("".join(ids).replace("-", ""))
+
+    def __len__(self) -> int:
+        return len(self._bytes) // 16
+
+    @overload
+    def __getitem__(self, index: int) -> TaskId: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TaskId]: ...
+    def __getitem__(self, index: int | slice) -> TaskId | list[TaskId]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        start = range(len(self))[index] * 16
+        text = self._bytes[start : start + 16].hex()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class SpooledTasks:
+    """More tasks than fit into one statement, all with the same options. Their arguments are in a temporary file, one per line."""
+
+    def __init__(self, payloads: Iterable[str], options: TaskOptions) -> None:
+        self.options = options
+        self.ids = PackedIds()
+        self.source: SpooledTasks | None = None
+        self._file = SpooledTemporaryFile(  # noqa: SIM115 - closed with this object
+            SPOOL_BYTES, "w+", encoding="utf-8", errors="surrogatepass", newline="\n", prefix="horsies-send-"
+        )
+        finalize(self, self._file.close)
+        left = iter(payloads)
+        while payloads := list(islice(left, SLICE_ROWS)):
+            self.ids.extend(new_task_ids(len(payloads)))
+            # A line break in JSON can only stand between two tokens.
+            self._file.writelines(args.replace("\n", " ") + "\n" for args in payloads)
+
+    def with_options(self, options: TaskOptions) -> "SpooledTasks":
+        """Return the same tasks with other options."""
+        other = copy_object(self)
+        other.options = options
+        other.source = self  # whose file is closed with it
+        return other
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[NewTask]:
+        self._file.seek(0)
+        for task_id, line in zip(self.ids, self._file, strict=True):
+            yield NewTask(task_id, line.removesuffix("\n"), self.options)
+
+
+Tasks: TypeAlias = Sequence[NewTask] | SpooledTasks
+
+
+def new_tasks(payloads: Iterable[str], options: TaskOptions) -> Tasks:
     """Give each payload an id."""
-    return [
-        NewTask(task_id, args, options) for task_id, args in zip(new_task_ids(len(payloads)), payloads, strict=True)
-    ]
+    left, first, characters = iter(payloads), list[str](), 0
+    for args in left:
+        first.append(args)
+        characters += len(args)
+        if len(first) > SLICE_ROWS or (characters > SLICE_CHARACTERS and len(first) > 1):
+            return SpooledTasks(chain(first, left), options)
+    return [NewTask(task_id, args, options) for task_id, args in zip(new_task_ids(len(first)), first, strict=True)]
+
+
+def ids_of(tasks: Tasks) -> Sequence[TaskId]:
+    return tasks.ids if isinstance(tasks, SpooledTasks) else [task.id for task in tasks]
 
 
 def add_delay(options: TaskOptions, delay: float | timedelta) -> TaskOptions:
@@ -59,36 +134,44 @@ def add_delay(options: TaskOptions, delay: float | timedelta) -> TaskOptions:
     return options._replace(due=to_timedelta(delay)) if delay else options
 
 
-def enqueue(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
+def enqueue(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]:
     """Enqueue tasks and return their ids; with a key, the id of its holder, which may be another task."""
-    if key is None and len(first := next(_slices(tasks))) == len(tasks):
+    if key is None and not isinstance(tasks, SpooledTasks) and len(first := next(_slices(tasks))) == len(tasks):
         ids = [task.id for task in tasks]
         yield from execute_then_notify(
             _enqueue_query(first, "after_commit"), after_commit=SQL["notify_enqueued"](ids=ids)
         )
         return ids
     yield from rows(SQL["begin_send"]())
-    if _can_be_copied(tasks):
-        yield from copy(SQL["copy_tasks"], _copy_lines(tasks))
-        ids = [task.id for task in tasks]
-    else:
-        ids = yield from enqueue_within(tasks, key)
+    ids = yield from _enqueue_in_own_transaction(tasks, key)
     yield from rows(SQL["commit_send"]())
     return ids
 
 
-def enqueue_again(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
+def enqueue_again(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]:
     """Repeat a send whose outcome is unknown. The tasks are neither lost nor sent twice, even if they have already run."""
-    first = tasks[0].id
-    _, _, probe = yield from execute(SQL["begin_send"](), SQL["insert_probe"](id=first), SQL["delete_probe"](id=first))
-    is_new = probe == [(False,)]
-    ids = (yield from enqueue_within(tasks, key)) if is_new else [task.id for task in tasks]
+    ids = ids_of(tasks)
+    _, _, probe = yield from execute(
+        SQL["begin_send"](), SQL["insert_probe"](id=ids[0]), SQL["delete_probe"](id=ids[0])
+    )
+    if probe == [(False,)]:
+        ids = yield from _enqueue_in_own_transaction(tasks, key)
     # The first attempt may have been cut off between its commit and its notification.
-    yield from execute_then_notify(SQL["commit_send"](), after_commit=SQL["notify_enqueued"](ids=ids[:SLICE_ROWS]))
+    yield from execute_then_notify(
+        SQL["commit_send"](), after_commit=SQL["notify_enqueued"](ids=list(ids[:SLICE_ROWS]))
+    )
     return ids
 
 
-def enqueue_within(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[TaskId]]:
+def _enqueue_in_own_transaction(tasks: Tasks, key: Key | None) -> Op[Sequence[TaskId]]:
+    # COPY cannot compare a time with the clock of the database, so tasks for later go by INSERT.
+    if isinstance(tasks, SpooledTasks) and tasks.options.due is None:
+        yield from copy(SQL["copy_tasks"], _copy_lines(tasks))
+        return tasks.ids
+    return (yield from enqueue_within(tasks, key))
+
+
+def enqueue_within(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]:
     """Do what `enqueue` does, inside a transaction that the caller begins and ends."""
     if key is not None:
         (task,) = tasks
@@ -97,7 +180,7 @@ def enqueue_within(tasks: Sequence[NewTask], key: Key | None = None) -> Op[list[
             return [holder]
     for tasks_of_slice in _slices(tasks):
         yield from rows(_enqueue_query(tasks_of_slice))
-    return [task.id for task in tasks]
+    return ids_of(tasks)
 
 
 def take_key(task: NewTask, key: Key) -> Op[TaskId | None]:
@@ -147,39 +230,24 @@ def _conflict(task: NewTask, key: Key, holder: TaskId, *, same_args: bool) -> Ke
     return KeyConflictError(message, key=key.name, task_id=holder)
 
 
-def _slices(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
+def _slices(tasks: Iterable[NewTask]) -> Iterator[list[NewTask]]:
     """Yield consecutive tasks with the same options, as many as fit into one statement."""
-    start = characters = 0
-    for position, task in enumerate(tasks):
-        first, count = tasks[start], position - start
+    slice_, characters = list[NewTask](), 0
+    for task in tasks:
         characters += len(task.args)
-        is_alike = task.options is first.options or task.options == first.options
-        if count and (not is_alike or count == SLICE_ROWS or characters > SLICE_CHARACTERS):
-            yield tasks[start:position]
-            start, characters = position, len(task.args)
-    if tasks:
-        yield tasks[start:]
+        is_full = len(slice_) == SLICE_ROWS or characters > SLICE_CHARACTERS
+        if slice_ and (is_full or (task.options is not slice_[0].options and task.options != slice_[0].options)):
+            yield slice_
+            slice_, characters = [], len(task.args)
+        slice_.append(task)
+    yield slice_
 
 
-def _can_be_copied(tasks: Sequence[NewTask]) -> bool:
-    options = tasks[0].options
-    # COPY cannot compare a time with the clock of the database, so tasks for later go by INSERT.
-    return len(tasks) > SLICE_ROWS and options.due is None and all(task.options is options for task in tasks)
-
-
-def _copy_lines(tasks: Sequence[NewTask]) -> Iterator[str]:
-    options, retry = tasks[0].options, tasks[0].options.retry
-    policy = (to_array(retry.delays_ms), retry.jitter, to_array(retry.codes)) if retry else (None, 0.0, None)
-    shared = (
-        options.task_name,
-        options.queue_name,
-        options.priority,
-        options.good_until,
-        options.timeout_ms,
-        *policy,
-        options.trace,
-    )
-    end_of_line = "\t".join(map(copy_field, shared)) + "\n"
+def _copy_lines(tasks: SpooledTasks) -> Iterator[str]:
+    options = tasks.options
+    values = sent_values(options).values()
+    shared = [to_array(cast("list[object]", value)) if isinstance(value, list) else value for value in values]
+    end_of_line = "\t".join(map(copy_field, [options.good_until, *shared])) + "\n"
     for task in tasks:
         yield f"{task.id}\t{copy_field(task.args)}\t{end_of_line}"
 
@@ -192,17 +260,9 @@ def _enqueue_query(tasks: Sequence[NewTask], notify: Literal["", "after_commit"]
 
 def option_params(options: TaskOptions) -> dict[str, object]:
     """Return the parameters of a statement that stores these options."""
-    due, retry = options.due, options.retry
-    return {
-        "task_name": options.task_name,
-        "queue_name": options.queue_name,
-        "priority": options.priority,
+    due = options.due
+    return sent_values(options) | {
         "eta": due if isinstance(due, datetime) else None,
         "delay_s": due.total_seconds() if isinstance(due, timedelta) else None,
         "good_until": options.good_until,
-        "timeout_ms": options.timeout_ms,
-        "retry_delays_ms": list(retry.delays_ms) if retry else None,
-        "retry_jitter": retry.jitter if retry else 0.0,
-        "retry_for": list(retry.codes) if retry else None,
-        "trace": options.trace,
     }

@@ -1,5 +1,5 @@
 -- name: take_key
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/pooler.py`).
 -- One row: the task that has the key; whether the key was taken now, or before by this very send; whether the arguments are the same. No
 -- row: another send took the key after this statement's snapshot, and the next attempt will see it.
 with holder as materialized (
@@ -68,23 +68,17 @@ select task_id::pg_catalog.text, true, true, true
 from taken_key;
 
 -- name: replace_pending_task
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/pooler.py`).
 -- The task keeps its id, and its position in the queue if both are due. A row: the task was replaced. Workers are notified, because its
 -- queue, priority or time may have changed.
 with replaced_task as (
     update {schema}.tasks
     set
-        queue_name = %(queue_name)s::pg_catalog.text,
-        priority = %(priority)s::integer,
+        {sent_updates},
         args = %(args)s::pg_catalog.json,
         ready = due.at is null,
         enqueued_at = coalesce(due.at, least(tasks.enqueued_at, pg_catalog.now())),
         good_until = %(good_until)s::pg_catalog.timestamptz,
-        timeout_ms = %(timeout_ms)s::integer,
-        retry_delays_ms = %(retry_delays_ms)s::integer[],
-        retry_jitter = %(retry_jitter)s::real,
-        retry_for = %(retry_for)s::pg_catalog.text[],
-        trace = %(trace)s::pg_catalog.text,
         -- Whether a worker can run it is determined again.
         unknown_since = null,
         refused_by = null,
@@ -122,17 +116,11 @@ select pg_catalog.pg_notify('{new_channel}', {schema}.wakeup_payload(ready, prio
 from replaced_task;
 
 -- name: enqueue_tasks
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/pooler.py`).
 -- One statement for any number of tasks: the trigger notifies once for all of them.
-insert into {schema}.tasks (
-    id, task_name, queue_name, priority, args, ready, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace
-)
+insert into {schema}.tasks ({sent_columns}, id, args, ready, enqueued_at, good_until)
 select
-    new.id, %(task_name)s::pg_catalog.text, %(queue_name)s::pg_catalog.text, %(priority)s::integer, new.args,
-    due.at is null, coalesce(due.at, pg_catalog.now()), %(good_until)s::pg_catalog.timestamptz,
-    %(timeout_ms)s::integer, %(retry_delays_ms)s::integer[], %(retry_jitter)s::real, %(retry_for)s::pg_catalog.text[],
-    %(trace)s::pg_catalog.text
+    {sent_params}, new.id, new.args, due.at is null, coalesce(due.at, pg_catalog.now()), %(good_until)s::pg_catalog.timestamptz
 from unnest(%(ids)s::pg_catalog.uuid[], %(args)s::pg_catalog.json[]) as new (id, args)
 cross join (
     -- A delay counts from now, also in a transaction that began long ago. Whether a time has passed is decided by the transaction's time,
@@ -166,9 +154,7 @@ limit 1;
 
 -- name: copy_tasks
 -- The same for very many tasks that are due now. Columns that are not listed have the table's defaults.
-copy {schema}.tasks (
-    id, args, task_name, queue_name, priority, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace
-) from stdin;
+copy {schema}.tasks (id, args, good_until, {sent_columns}) from stdin;
 
 -- name: begin_send
 begin isolation level read committed;

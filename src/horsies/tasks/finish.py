@@ -105,4 +105,5 @@ def report_progress(worker: str, reports: Sequence[tuple[TaskId, int, str]]) -> 
 
 
 def get_held_tasks(worker: str) -> Query:
+    """Read the claims of this worker, without their payloads."""
     return SQL["get_held_tasks"](worker=worker)

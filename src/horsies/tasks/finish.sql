@@ -1,3 +1,13 @@
+-- fragment: unclaimed
+status = 'PENDING', claimed_by = null, claimed_at = null, lease_until = null, started_at = null
+
+-- fragment: is_held
+-- The array makes the primary key the only access path, and locks the rows in order of their ids. The claim number is looked up by its
+-- position in the sorted ids: a join would be planned as a nested loop, quadratic in the size of the batch.
+id = any(%(ids)s::uuid[])
+and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+and claimed_by = %(worker)s::uuid
+
 -- name: finish_tasks
 -- The only way to finish a claimed task: a row moves from `tasks` to `finished` only if this worker's claim still holds it. A row that is
 -- not returned was ended or taken by another process, which is a normal outcome.
@@ -10,32 +20,18 @@ with results as (
         %(results)s::json[],
         %(error_codes)s::text[],
         %(errors)s::json[]
-    ) as results (id, claim_no, status, result, error_code, error)
+    ) as results (task_id, held_no, status, result, error_code, error)
 ),
 deleted_tasks as (
     delete from {schema}.tasks
-    -- The array makes the primary key the only access path, and locks the rows in order of their ids. The claim number is looked up by its
-    -- position in the sorted ids: a join would be planned as a nested loop, quadratic in the size of the batch.
-    where id = any(%(ids)s::uuid[])
-    and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
-    and claimed_by = %(worker)s::uuid
+    where {is_held}
     returning *
 )
-insert into {schema}.finished (
-    id, task_name, queue_name, priority, status, args,
-    result, error_code, error,
-    sent_at, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
-)
+insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, result, error_code, error, finished_at)
 select
-    deleted_tasks.id, task_name, queue_name, priority, results.status, args,
-    results.result, results.error_code, results.error,
-    sent_at, enqueued_at, good_until,
-    timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-    attempts + 1, deleted_tasks.claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
+    {moved_columns}, results.status, attempts + 1, claimed_by, claimed_at, started_at, result, error_code, error, statement_timestamp()
 from deleted_tasks
-join results on results.id = deleted_tasks.id and results.claim_no = deleted_tasks.claim_no
+join results on results.task_id = deleted_tasks.id and results.held_no = deleted_tasks.claim_no
 returning id::text;
 
 -- name: end_or_retry_tasks
@@ -86,35 +82,15 @@ held_tasks as materialized (
 retried_tasks as (
     update {schema}.tasks
     set
-        status = 'PENDING',
+        {unclaimed},
         ready = false,
         enqueued_at = held_tasks.due_at,
         attempts = held_tasks.attempts + 1,
-        claimed_by = null,
-        claimed_at = null,
-        lease_until = null,
-        started_at = null,
         progress = null,
-        -- The last 20 are kept, and of a long error its beginning and end: the row is rewritten at each attempt. The error is cut as text,
-        -- because JSON with \u0000 cannot be parsed here.
-        failed_attempts = (held_tasks.failed_attempts || json_build_object(
-            'attempt', held_tasks.attempts + 1,
-            'error_code', held_tasks.error_code,
-            'error', case
-                when octet_length(held_tasks.error::text) > 16384
-                then json_build_object(
-                    'error_code', held_tasks.error_code,
-                    'message', 'its error took ' || octet_length(held_tasks.error::text) || ' bytes; the beginning and the end are kept',
-                    'data', json_build_object(
-                        'truncated', left(held_tasks.error::text, 4000) || ' ... ' || right(held_tasks.error::text, 4000)
-                    )
-                )
-                else held_tasks.error
-            end,
-            'worker', held_tasks.claimed_by,
-            'started_at', held_tasks.started_at,
-            'ended_at', statement_timestamp()
-        ))[greatest(1, coalesce(cardinality(held_tasks.failed_attempts), 0) - 18):]
+        failed_attempts = {schema}.add_failed_attempt(
+            held_tasks.failed_attempts, held_tasks.attempts + 1, held_tasks.error_code, held_tasks.error,
+            held_tasks.claimed_by, held_tasks.started_at, statement_timestamp()
+        )
     from held_tasks
     where tasks.id = any(%(ids)s::uuid[])
     and tasks.id = held_tasks.id
@@ -128,19 +104,8 @@ deleted_tasks as (
     and not held_tasks.retries
 ),
 moved_tasks as (
-    insert into {schema}.finished (
-        id, task_name, queue_name, priority, status, args,
-        error_code, error,
-        sent_at, enqueued_at, good_until,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts, claim_no, claimed_by, claimed_at, started_at, finished_at, root_id, node_id, trace
-    )
-    select
-        id, task_name, queue_name, priority, result_status, args,
-        error_code, error,
-        sent_at, enqueued_at, good_until,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
-        attempts + 1, claim_no, claimed_by, claimed_at, started_at, statement_timestamp(), root_id, node_id, trace
+    insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, error_code, error, finished_at)
+    select {moved_columns}, result_status, attempts + 1, claimed_by, claimed_at, started_at, error_code, error, statement_timestamp()
     from held_tasks
     where not retries
 )
@@ -158,15 +123,9 @@ where not pg_try_advisory_xact_lock({waiters_lock});
 -- counted, so that a task that kills them before it starts does not do so forever.
 update {schema}.tasks
 set
-    status = 'PENDING',
-    claimed_by = null,
-    claimed_at = null,
-    lease_until = null,
-    started_at = null,
+    {unclaimed},
     child_deaths = greatest(child_deaths, (%(child_deaths)s::integer[])[width_bucket(id, %(ids)s::uuid[])])
-where id = any(%(ids)s::uuid[])
-and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
-and claimed_by = %(worker)s::uuid
+where {is_held}
 returning tasks.id::text;
 
 -- name: release_interrupted_tasks
@@ -174,15 +133,9 @@ returning tasks.id::text;
 -- codes the policy lists: the stop is not the task's fault. The other tasks stay, and the statement that follows ends them.
 update {schema}.tasks
 set
-    status = 'PENDING',
-    claimed_by = null,
-    claimed_at = null,
-    lease_until = null,
-    started_at = null,
+    {unclaimed},
     progress = null
-where id = any(%(ids)s::uuid[])
-and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
-and claimed_by = %(worker)s::uuid
+where {is_held}
 and tasks.attempts < cardinality(tasks.retry_delays_ms)
 and tasks.cancel_requested_at is null
 returning tasks.id::text;
@@ -190,7 +143,8 @@ returning tasks.id::text;
 -- name: notify_new_tasks
 select pg_notify(
     '{new_channel}',
-    {schema}.wakeup_payload(true, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(queue)s::text)
+    -- For any worker: the one that releases them may not be able to run them, or is stopping.
+    'any ' || {schema}.wakeup_payload(true, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(queue)s::text)
 );
 
 -- name: notify_capacity_freed
@@ -211,9 +165,7 @@ and tasks.claimed_by = %(worker)s::uuid;
 
 -- name: get_held_tasks
 -- All rows that this worker owns in the database.
-select
-    id::text, claim_no, task_name, queue_name, priority, greatest(enqueued_at, 'epoch'), attempts + 1, '', timeout_ms, false, root_id::text,
-    cancel_requested_at is not null
+select {held_columns}
 from {schema}.tasks
 where claimed_by = %(worker)s::uuid
 and status <> 'PENDING';

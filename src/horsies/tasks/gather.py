@@ -1,22 +1,16 @@
 """`gather` and `as_completed`: wait for many tasks at once."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
-from horsies.db.waiter import Waiter
+from horsies.db.waiter import ThreadFuture
 from horsies.model.errors import WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.task import Ended, TaskId
 from horsies.tasks.current_task import warn_inside_task
-from horsies.tasks.handle import (
-    ENDINGS,
-    TaskHandle,
-    WaitAnswer,
-    deadline_from_timeout,
-    refuse_in_event_loop,
-    wait_until_ended,
-    wait_until_ended_async,
-)
+from horsies.tasks.handle import TaskHandle, WaitAnswer, deadline_from_timeout, get_results, refuse_in_event_loop
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
@@ -24,10 +18,11 @@ if TYPE_CHECKING:
 MAX_NAMED = 3
 
 T = TypeVar("T")
+AnyFuture: TypeAlias = ThreadFuture[WaitAnswer] | asyncio.Future[WaitAnswer]
 
 
 class Gathering(Generic[T]):
-    """Handles that are waited for together, with one waiter."""
+    """Handles that are waited for together."""
 
     def __init__(
         self, handles: Iterable[TaskHandle[T]], broker: "Callable[[], PostgresBroker]", timeout_ms: int | None
@@ -45,84 +40,71 @@ class Gathering(Generic[T]):
 
     def all(self) -> list[TaskResult[T, TaskError]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")
-        waiter = self._waiter()
-        if waiter.pending:
-            try:
-                wait_until_ended(self._broker(), waiter, self._deadline)
-            finally:
-                self._store_endings(waiter)
-        return self._results(waiter)
+        missing = self._missing()
+        return self._results(self._broker().wait(get_results, missing, self._deadline) if missing else {})
 
     async def all_async(self) -> list[TaskResult[T, TaskError]]:
-        waiter = self._waiter()
-        if waiter.pending:
-            try:
-                await wait_until_ended_async(self._broker(), waiter, self._deadline)
-            finally:
-                self._store_endings(waiter)
-        return self._results(waiter)
+        missing = self._missing()
+        return self._results(await self._broker().wait_async(get_results, missing, self._deadline) if missing else {})
 
     def completed(self) -> Generator[TaskHandle[T]]:
         """Yield each handle once, first those whose ending is known."""
-        waiter = self._waiter()
+        missing = self._missing()
         yield from self._ended_handles()
-        if waiter.pending:
-            broker = self._broker()
-            hub = broker.hub(ENDINGS)
-            with hub.register(waiter):
-                while waiter.pending or waiter.ready:
-                    broker.wait(hub, waiter, self._deadline, Waiter[WaitAnswer].has_ready)
-                    yield from self._take_ready(waiter)
+        if missing:
+            done: queue.SimpleQueue[ThreadFuture[WaitAnswer]] = queue.SimpleQueue()
+            with self._broker().waiting(get_results, missing, self._deadline) as futures:
+                for future in futures.values():
+                    future.add_done_callback(done.put)
+                for _ in futures:
+                    yield from self._take(done.get())
+                self._raise_if_late(futures)
 
     async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
-        waiter = self._waiter()
+        missing = self._missing()
         for handle in self._ended_handles():
             yield handle
-        if waiter.pending:
-            broker = self._broker()
-            hub = broker.hub(ENDINGS)
-            with hub.register(waiter):
-                while waiter.pending or waiter.ready:
-                    await broker.wait_async(hub, waiter, self._deadline, Waiter[WaitAnswer].has_ready)
-                    for handle in self._take_ready(waiter):
+        if missing:
+            done: asyncio.Queue[asyncio.Future[WaitAnswer]] = asyncio.Queue()
+            async with self._broker().waiting_async(get_results, missing, self._deadline) as futures:
+                for future in futures.values():
+                    future.add_done_callback(done.put_nowait)
+                for _ in futures:
+                    for handle in self._take(await done.get()):
                         yield handle
+                self._raise_if_late(futures)
 
-    def _waiter(self) -> Waiter[WaitAnswer]:
-        return Waiter(handle.task_id for handle in self._handles if handle.ended is None)
+    def _missing(self) -> dict[TaskId, None]:
+        return {handle.task_id: None for handle in self._handles if handle.ended is None}
 
     def _ended_handles(self) -> list[TaskHandle[T]]:
         return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
 
-    def _take_ready(self, waiter: Waiter[WaitAnswer]) -> Generator[TaskHandle[T]]:
-        if not waiter.ready:
-            raise self._timeout_error(waiter)
-        while waiter.ready:
-            task_id = waiter.ready.popleft()
-            self._store_ending(task_id, waiter.answers[task_id])
-            yield from self._by_id[task_id]
+    def _take(self, future: AnyFuture) -> list[TaskHandle[T]]:
+        """Store an ending and return the handles of the task; none if the time has run out."""
+        answer = future.result()
+        handles = list(self._by_id[answer.id]) if isinstance(answer, Ended) else []
+        for handle in handles:
+            handle.set_ended(cast("Ended", answer))
+        return handles
 
-    def _store_endings(self, waiter: Waiter[WaitAnswer]) -> None:
-        """Store what is known, also if the wait failed: it need not be read again."""
-        for task_id, answer in waiter.answers.items():
-            self._store_ending(task_id, answer)
-
-    def _store_ending(self, task_id: TaskId, answer: WaitAnswer) -> None:
-        if isinstance(answer, Ended):
-            for handle in self._by_id[task_id]:
-                handle.set_ended(answer)
-
-    def _results(self, waiter: Waiter[WaitAnswer]) -> list[TaskResult[T, TaskError]]:
+    def _results(self, futures: Mapping[TaskId, AnyFuture]) -> list[TaskResult[T, TaskError]]:
+        for future in futures.values():  # first what is known, so that it need not be read again
+            if not future.exception():
+                self._take(future)
         return [
-            handle.to_result(handle.ended or waiter.answers[handle.task_id], self._timeout_ms)
+            handle.to_result(handle.ended or futures[handle.task_id].result(), self._timeout_ms)
             for handle in self._handles
         ]
 
-    def _timeout_error(self, waiter: Waiter[WaitAnswer]) -> WaitTimeoutError:
-        left = [task_id for task_id in self._by_id if task_id in waiter.pending]
-        named = ", ".join(left[:MAX_NAMED]) + (", ..." if len(left) > MAX_NAMED else "")
-        return WaitTimeoutError(
-            f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they continue"
-        )
+    def _raise_if_late(self, futures: Mapping[TaskId, AnyFuture]) -> None:
+        """Raise after all are complete: those that a last read finds at the deadline are yielded first."""
+        left = [task_id for task_id, future in futures.items() if not isinstance(future.result(), Ended)]
+        if left:
+            named = ", ".join(left[:MAX_NAMED]) + (", ..." if len(left) > MAX_NAMED else "")
+            raise WaitTimeoutError(
+                f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they continue"
+            )
 
 
 def _check(handle: object, broker: "Callable[[], PostgresBroker]") -> None:

@@ -1,6 +1,6 @@
 """`TaskHandle` stands for one task that was sent. This module also waits for tasks to end and reads their results.
 
-`db/waiter.py` decides which waiter sleeps and which one reads.
+`db/waiter.py` reads the results for all waiters of a process or an event loop.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias, TypeVar
 
-from horsies.db.channels import Channel
 from horsies.db.statement import Op, Row, load, rows
-from horsies.db.waiter import ReadResult, Waiter, WaitSource
+from horsies.db.waiter import ReadResult
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed
@@ -55,24 +54,8 @@ def deadline_from_timeout(timeout_ms: float | None) -> float | None:
     return time.monotonic() + timeout_ms / 1000
 
 
-def wait_until_ended(broker: "PostgresBroker", waiter: Waiter[WaitAnswer], deadline: float | None) -> None:
-    """Wait until all tasks of the waiter have ended, or until the deadline.
-
-    An unknown id is waited for, too: its send may commit later.
-    """
-    hub = broker.hub(ENDINGS)
-    with hub.register(waiter):
-        broker.wait(hub, waiter, deadline)
-
-
-async def wait_until_ended_async(broker: "PostgresBroker", waiter: Waiter[WaitAnswer], deadline: float | None) -> None:
-    hub = broker.hub(ENDINGS)
-    with hub.register(waiter):
-        await broker.wait_async(hub, waiter, deadline)
-
-
 def get_results(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAnswer]]]:
-    """Read how each of these tasks ended, or why it has no result."""
+    """Read how each of these tasks ended, or why it has no result. An unknown id is waited for, too: its send may commit later."""
     # Each partition of the range costs planning time. If the clocks differ by more than the allowed hour, the second statement, which
     # reads all partitions, finds the task.
     since, until = _sent_since(task_ids) - MAX_CLOCK_DIFFERENCE, datetime.now(UTC) + MAX_CLOCK_DIFFERENCE
@@ -81,9 +64,6 @@ def get_results(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAns
         known |= _results_by_id((yield from rows(SQL["get_results_unpruned"](ids=missing))))
     unknown: ReadResult[WaitAnswer] = ReadResult(NotEnded.UNKNOWN)
     return {task_id: known.get(task_id, unknown) for task_id in task_ids}
-
-
-ENDINGS: WaitSource[WaitAnswer] = WaitSource(Channel.DONE, get_results)
 
 
 def _sent_since(task_ids: list[TaskId]) -> datetime:
@@ -151,22 +131,22 @@ class TaskHandle(Generic[T_co]):
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Wait for the result. After `timeout_ms` it is `err(WAIT_TIMEOUT)`, and the task continues; 0 does not wait."""
         if self._ended is None:
-            broker, deadline, waiter = self.broker, deadline_from_timeout(timeout_ms), self._waiter()
+            broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
             refuse_in_event_loop("get()", "await handle.get_async()")
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
-            wait_until_ended(broker, waiter, deadline)
-            return self.to_result(waiter.answers[self.task_id], timeout_ms)
+            futures = broker.wait(get_results, [self.task_id], deadline, self._first_read_at())
+            return self.to_result(futures[self.task_id].result(), timeout_ms)
         return self.to_result(self._ended, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Do what `get` does, for asyncio code."""
         if self._ended is None:
-            broker, deadline, waiter = self.broker, deadline_from_timeout(timeout_ms), self._waiter()
+            broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
-            await wait_until_ended_async(broker, waiter, deadline)
-            return self.to_result(waiter.answers[self.task_id], timeout_ms)
+            futures = await broker.wait_async(get_results, [self.task_id], deadline, self._first_read_at())
+            return self.to_result(futures[self.task_id].result(), timeout_ms)
         return self.to_result(self._ended, timeout_ms)
 
     def status(self) -> TaskStatus | None:
@@ -251,10 +231,10 @@ class TaskHandle(Generic[T_co]):
                     f"there is no task {self.task_id}: it was never sent, is not committed yet, or is past its retention",
                 )
 
-    def _waiter(self) -> Waiter[WaitAnswer]:
+    def _first_read_at(self) -> float:
         """A task that was just sent has not ended yet. To read its result while it is being claimed would slow down the claim."""
         is_new = time.monotonic() < self._sent_at + self.timings.is_new_s
-        return Waiter([self.task_id], first_read_at=self._sent_at + self.timings.first_read_s if is_new else 0.0)
+        return self._sent_at + self.timings.first_read_s if is_new else 0.0
 
     def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
         if ended.status is TaskStatus.COMPLETED:

@@ -4,24 +4,26 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import eq
 
 from horsies.events import SendSpan, TasksSent, TracedWork, Tracer, begin_span, emit, end_span, subscribers
-from horsies.model.task import NewTask, TaskId
+from horsies.model.task import TaskId
+from horsies.tasks.enqueue import SpooledTasks, Tasks, ids_of
 
 
 @dataclass(slots=True)
 class TracedSend:
     """The tasks to send; the caller sets the ids that the send returned."""
 
-    tasks: Sequence[NewTask]
+    tasks: Tasks
     ids: Sequence[TaskId] = ()
 
 
 @contextmanager
-def observe_send(tracer: Tracer | None, tasks: Sequence[NewTask]) -> Generator[TracedSend]:
+def observe_send(tracer: Tracer | None, tasks: Tasks) -> Generator[TracedSend]:
     """Trace a send, and emit `TasksSent` after it."""
-    options = tasks[0].options
-    work = SendSpan(options.task_name, options.queue_name, [task.id for task in tasks])
+    options, ids = next(iter(tasks)).options, ids_of(tasks)
+    work = SendSpan(options.task_name, options.queue_name, ids)
     with trace_send(tracer, work) as trace:
         if trace is None:
             send = TracedSend(tasks)
@@ -29,12 +31,16 @@ def observe_send(tracer: Tracer | None, tasks: Sequence[NewTask]) -> Generator[T
             traced = options._replace(
                 trace=trace
             )  # one object for all tasks: they still go by one statement, or by COPY
-            send = TracedSend([task._replace(options=traced) for task in tasks])
+            send = TracedSend(
+                tasks.with_options(traced)
+                if isinstance(tasks, SpooledTasks)
+                else [task._replace(options=traced) for task in tasks]
+            )
         started = time.perf_counter()
         yield send
     if subscribers:
         # An id that differs is that of the holder of a key: a task that was sent earlier.
-        new = sum(task.id == task_id for task, task_id in zip(tasks, send.ids, strict=True))
+        new = sum(map(eq, ids, send.ids))
         emit(TasksSent(options.task_name, options.queue_name, new, time.perf_counter() - started))
 
 

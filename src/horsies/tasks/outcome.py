@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol, cast
 
-from horsies.model.codec import ResultTypeError
-from horsies.model.error_codes import RESERVED_CODES, ContractCode, OperationalErrorCode
-from horsies.model.errors import PayloadError, TaskCancelledError, TaskTimeoutError
+from horsies.model.codec import ResultCodec
+from horsies.model.error_codes import RESERVED_CODES, ContractCode, ErrorCodes, OperationalErrorCode
+from horsies.model.errors import PayloadError, ResultTypeError, TaskCancelledError, TaskTimeoutError
 from horsies.model.result import TaskError, TaskResult
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from horsies.model.codec import ResultCodec
-    from horsies.model.error_codes import ErrorCodes
 
 MAX_TEXT = 64 * 1024
 

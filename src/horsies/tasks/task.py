@@ -1,31 +1,24 @@
-"""`Task`: a function that can be sent. `@app.task` validates the function and creates the task.
-
-Every child of a worker loads this module. What only workflows and direct calls need is imported inside the methods.
-"""
+"""`Task`: a function that can be sent. `@app.task` validates the function and creates the task."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from horsies.events import Tracer
+from horsies.model.codec import ArgumentsCodec, ResultCodec
+from horsies.model.error_codes import ErrorCodes
 from horsies.model.errors import ConfigError, QueueError
-from horsies.model.send_options import SendOptions, TaskOptions
+from horsies.model.graph import Join, NodeKind
+from horsies.model.result import TaskError, TaskResult
+from horsies.model.retry_policy import RetryPolicy
+from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
 from horsies.model.signature import ok_type
-from horsies.tasks.sender import Call, Sender
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-    from datetime import datetime, timedelta
-
-    from horsies.events import Tracer
-    from horsies.model.codec import ArgumentsCodec, ResultCodec
-    from horsies.model.error_codes import ErrorCodes
-    from horsies.model.graph import Join
-    from horsies.model.result import TaskError, TaskResult
-    from horsies.model.retry_policy import RetryPolicy
-    from horsies.model.send_options import OnConflict
-    from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker
-    from horsies.tasks.sender import AppContext
+from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker, TaskNode
+from horsies.tasks.outcome import await_in_place, call_in_place
+from horsies.tasks.sender import AppContext, Call, Sender
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -134,8 +127,6 @@ class BaseTask(Sender[P, T]):
     ) -> NodeMaker[P, T]:
         """Return a maker of nodes with these options: call it with the arguments of the task, as in `task.node(join="any")(1, 2)`."""
         options = {name: value for name, value in locals().items() if name != "self"}
-        from horsies.tasks.nodes import NodeMaker, TaskNode
-
         return NodeMaker(partial(TaskNode, self, **options))
 
     def map_node(
@@ -158,9 +149,6 @@ class BaseTask(Sender[P, T]):
         """
         options = {name: value for name, value in locals().items() if name not in {"self", "min_success"}}
         options["min_item_success"] = min_success
-        from horsies.model.graph import NodeKind
-        from horsies.tasks.nodes import NodeMaker, TaskNode
-
         return NodeMaker(partial(TaskNode, self, kind=NodeKind.MAP, **options))
 
     def _check(self, options: SendOptions) -> None:
@@ -184,8 +172,6 @@ class Task(BaseTask[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
-        from horsies.tasks.outcome import call_in_place
-
         return call_in_place(self, args, kwargs)
 
 
@@ -194,6 +180,4 @@ class AsyncTask(BaseTask[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
-        from horsies.tasks.outcome import await_in_place
-
         return await_in_place(self, self.function(*args, **kwargs))

@@ -138,9 +138,7 @@ def _add_avoided(avoided: dict[K, float], key: K, until: float) -> None:
 
 
 def _current(avoided: dict[K, float], now: float) -> list[K]:
-    for key in [key for key, until in avoided.items() if until <= now]:
-        del avoided[key]
-    return list(avoided)
+    return [key for key, until in avoided.items() if until > now]
 
 
 def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:

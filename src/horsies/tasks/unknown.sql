@@ -233,7 +233,7 @@ offered_tasks as (
     returning tasks.queue_name, tasks.priority, tasks.enqueued_at
 ),
 notifications as (
-    select pg_notify('{new_channel}', {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
+    select pg_notify('{new_channel}', 'any ' || {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
     from offered_tasks
     group by queue_name, priority
 )

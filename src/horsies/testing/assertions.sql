@@ -1,5 +1,5 @@
 -- name: get_enqueued_tasks
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/pooler.py`).
 -- Pending tasks, due now or later, in the order they are due.
 select
     tasks.id::pg_catalog.text, tasks.task_name, tasks.queue_name, tasks.priority, keys.key, tasks.enqueued_at,

@@ -10,10 +10,10 @@ of the database's, and they are ticked at each slot on the way, as by a schedule
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from horsies.app import Horsies
+from horsies.db.broker import PostgresBroker
 from horsies.db.pooler import PINNED, set_locally
 from horsies.db.statement import Op, Statement, load, rows, script
 from horsies.maintenance.rescue import (
@@ -30,9 +30,6 @@ from horsies.schedules.tick import SQL as TICK
 from horsies.schedules.tick import tick
 from horsies.tasks.claim import promote_tasks
 from horsies.testing.sandbox import sandbox_of
-
-if TYPE_CHECKING:
-    from horsies.db.broker import PostgresBroker
 
 SQL = load(__file__)
 

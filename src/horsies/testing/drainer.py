@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -27,7 +27,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Op, load, rows
 from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
-from horsies.executor.protocol import Assignment, Done
+from horsies.executor.protocol import Done
 from horsies.model.codec import decode_error
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import HorsiesError
@@ -41,10 +41,9 @@ from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
-from horsies.worker.batch import Batch, run_batch
-from horsies.worker.child import fields_from_claim
+from horsies.worker.batch import Batch, ending_from_done, run_batch
+from horsies.worker.child import assignment_from_claim
 from horsies.worker.run import claim_limits_for, served_queues
-from horsies.worker.timeouts import ending_from_done
 from horsies.workflows.advance import run_steps
 
 MAX_ATTEMPTS = 1_000
@@ -149,7 +148,7 @@ class Drain:
         if not claims or not claims[0].is_unread:
             return claims[0] if claims else None
         payload = payloads_from_rows((yield from rows(load_payloads(self.worker, claims))))[claims[0].id]
-        return replace(claims[0], args=payload.args, inputs=payload.inputs)
+        return claims[0]._replace(args=payload.args, inputs=payload.inputs)
 
     def _release(self, claim: Claim) -> Op[None]:
         yield from rows(release_tasks(self.worker, [claim]))
@@ -168,7 +167,7 @@ class Drain:
         def report(_assignment_no: int, fraction: float | None, message: str | None) -> None:
             progress.append(json.dumps({"fraction": fraction, "message": message}))
 
-        running = RunningTask(Assignment(*fields_from_claim(1, claim)))
+        running = RunningTask(assignment_from_claim(1, claim))
         prepared, context = prepare(self.app.known_tasks, running), running.task_context(report)
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):

@@ -8,12 +8,11 @@ Only the delays of retries are skipped. What is sent in the caller's own transac
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from horsies.app import Horsies
 from horsies.db.broker import UnpooledBroker
 from horsies.db.statement import Op
-from horsies.db.waiter import Waiter, WaiterHub
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.testing.drainer import Drain, EndlessDrainError, Ran
 from horsies.testing.sandbox import Sandbox, sandbox_of
@@ -21,9 +20,7 @@ from horsies.testing.sandbox import Sandbox, sandbox_of
 MAX_DEPTH = 20
 
 T = TypeVar("T")
-A = TypeVar("A")
 _depth: ContextVar[int] = ContextVar("horsies_inline_depth", default=0)
-_is_waiting: ContextVar[bool] = ContextVar("horsies_inline_is_waiting", default=False)
 
 
 @contextmanager
@@ -43,8 +40,6 @@ class _InlineBroker(UnpooledBroker):
         self._ran = ran
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
-        if _is_waiting.get():
-            return super().run(verb, again=again)
         refuse_in_event_loop("a blocking call within run_inline()", "await task.send_async(...)")
         self._drain()
         answer = super().run(verb, again=again)
@@ -52,34 +47,16 @@ class _InlineBroker(UnpooledBroker):
         return answer
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
-        if _is_waiting.get():
-            return await super().run_async(verb, again=again)
         await self._drain_async()
         answer = await super().run_async(verb, again=again)
         await self._drain_async()
         return answer
 
-    def wait(
-        self,
-        hub: WaiterHub[A],
-        waiter: Waiter[A],
-        deadline: float | None,
-        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
-    ) -> None:
+    def _prepare_wait(self) -> None:
         self._drain()
-        with _waiting():
-            super().wait(hub, waiter, deadline, until)
 
-    async def wait_async(
-        self,
-        hub: WaiterHub[A],
-        waiter: Waiter[A],
-        deadline: float | None,
-        until: Callable[[Waiter[A]], bool] = Waiter[Any].is_complete,
-    ) -> None:
+    async def _prepare_wait_async(self) -> None:
         await self._drain_async()
-        with _waiting():
-            await super().wait_async(hub, waiter, deadline, until)
 
     def _drain(self) -> None:
         with _nested():
@@ -102,15 +79,3 @@ def _nested() -> Generator[None]:
         yield
     finally:
         _depth.reset(token)
-
-
-@contextmanager
-def _waiting() -> Generator[None]:
-    """Do not drain in the reads of a waiter: it may read for other waiters. A task that ran inside such a read, and waited
-    itself, would wait for its own reader.
-    """
-    token = _is_waiting.set(True)
-    try:
-        yield
-    finally:
-        _is_waiting.reset(token)

@@ -1,22 +1,20 @@
-"""The pytest plug-in: fixtures that put an app into a sandbox.
-
-It is loaded in every pytest run of a project that has horsies installed, so it imports nothing of horsies before a fixture
-is used.
-"""
+"""The pytest plug-in: fixtures that put an app into a sandbox."""
 
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from horsies.testing.folders import new_folder
-
-if TYPE_CHECKING:
-    from horsies.app import Horsies
-    from horsies.testing import Clock, Ran, Sandbox
-    from horsies.testing.server import DatabaseServer
+from horsies.app import Horsies
+from horsies.embedded import EmbeddedPostgresError
+from horsies.locate import load_app
+from horsies.testing.database_clock import Clock, clock
+from horsies.testing.drainer import Ran
+from horsies.testing.inline import run_inline
+from horsies.testing.sandbox import Sandbox, open_sandbox
+from horsies.testing.server import DatabaseServer, new_folder, remove_run
 
 URL_VARIABLE = "HORSIES_TEST_DATABASE_URL"
 URL_OPTION = "horsies_test_database_url"
@@ -36,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def horsies_app(request: pytest.FixtureRequest) -> "Horsies":
+def horsies_app(request: pytest.FixtureRequest) -> Horsies:
     """Your app: override this fixture in conftest.py to return it, or name it in pytest's configuration as `horsies_app`."""
     locator = str(request.config.getini(APP_OPTION))
     if not locator:
@@ -44,13 +42,11 @@ def horsies_app(request: pytest.FixtureRequest) -> "Horsies":
             "no app to test. Define a fixture horsies_app in conftest.py that returns it, or write "
             'horsies_app = "package.module:app" into pytest\'s configuration'
         )
-    from horsies.locate import load_app  # noqa: PLC0415 - not before a test needs it
-
     return load_app(locator)
 
 
 @pytest.fixture
-def horsies_database(horsies_app: "Horsies", request: pytest.FixtureRequest) -> Generator[str]:
+def horsies_database(horsies_app: Horsies, request: pytest.FixtureRequest) -> Generator[str]:
     """The URL of a fresh database for one test. If you override it to use another one, emptying it is up to you."""
     server: DatabaseServer = request.getfixturevalue("_horsies_server")
     configured = horsies_app.config.broker
@@ -60,36 +56,27 @@ def horsies_database(horsies_app: "Horsies", request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture
-def horsies_sandbox(horsies_app: "Horsies", horsies_database: str) -> "Generator[Sandbox]":
+def horsies_sandbox(horsies_app: Horsies, horsies_database: str) -> Generator[Sandbox]:
     """The app on its own database for one test, restored afterwards."""
-    from horsies.testing import open_sandbox  # noqa: PLC0415 - not before a test needs it
-
     with open_sandbox(horsies_app, horsies_database) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
-def horsies_inline(horsies_sandbox: "Sandbox") -> "Generator[list[Ran]]":
+def horsies_inline(horsies_sandbox: Sandbox) -> Generator[list[Ran]]:
     """A sandbox in which tasks run as soon as they are sent: the list of what has run."""
-    from horsies.testing import run_inline  # noqa: PLC0415 - not before a test needs it
-
     with run_inline(horsies_sandbox.app) as ran:
         yield ran
 
 
 @pytest.fixture
-def horsies_clock(horsies_sandbox: "Sandbox") -> "Clock":  # noqa: ARG001 - wanted for its effect
+def horsies_clock(horsies_sandbox: Sandbox) -> Clock:  # noqa: ARG001 - wanted for its effect
     """A sandbox, and its clock, which can be advanced."""
-    from horsies.testing import clock  # noqa: PLC0415 - not before a test needs it
-
     return clock
 
 
 @pytest.fixture(scope="session")
-def _horsies_server(pytestconfig: pytest.Config) -> "Generator[DatabaseServer]":
-    from horsies.embedded import EmbeddedPostgresError  # noqa: PLC0415 - not before a test needs it
-    from horsies.testing.server import DatabaseServer  # noqa: PLC0415 - the same
-
+def _horsies_server(pytestconfig: pytest.Config) -> Generator[DatabaseServer]:
     try:
         server = DatabaseServer(pytestconfig.stash[_FOLDER], _given_url(pytestconfig))
     except EmbeddedPostgresError as error:
@@ -122,6 +109,4 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     folder = config.stash.get(_FOLDER, None)  # None if another plug-in has prevented the start of pytest
     if folder and folder.exists() and not hasattr(config, "workerinput"):
-        from horsies.testing.server import remove_run  # noqa: PLC0415 - a test has needed it
-
         remove_run(folder, _given_url(config))

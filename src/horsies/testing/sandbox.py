@@ -8,16 +8,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from horsies.app import Horsies
+from horsies.db.broker import PostgresBroker, UnpooledBroker
 from horsies.db.statement import Op, Statement, load, rows, script
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import HorsiesError
 from horsies.tasks.task import BaseTask
-
-if TYPE_CHECKING:
-    from horsies.db.broker import PostgresBroker
 
 SQL = load(__file__)
 
@@ -31,7 +29,7 @@ class Sandbox:
     """An app and its temporary database."""
 
     app: Horsies
-    broker: "PostgresBroker"
+    broker: PostgresBroker
 
     @property
     def database_url(self) -> str:
@@ -47,8 +45,6 @@ def open_sandbox(app: Horsies, database_url: str) -> Generator[Sandbox]:
 
     Nothing is removed, neither before nor after: pass a fresh database, or use `clear`.
     """
-    from horsies.db.broker import UnpooledBroker  # noqa: PLC0415 - it imports psycopg: not before a test needs it
-
     configured = app.config.broker or PostgresConfig(database_url=database_url)
     database = replace(configured, database_url=database_url, listen_url=None)  # it belongs to the configured one
     with UnpooledBroker(database, resilience=app.config.resilience) as broker:

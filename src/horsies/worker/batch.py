@@ -11,9 +11,12 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from horsies.db.statement import Op, Query, Request, Rows, TransactionFrame, load
+from horsies.executor.protocol import Done
+from horsies.model.codec import encode_error
 from horsies.model.config import PostgresConfig
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
-from horsies.model.status import Misfit
+from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import (
     Caps,
@@ -24,6 +27,7 @@ from horsies.tasks.claim import (
     claim_from_watermarks,
     claims_from_rows,
     fail_unclaimable_task,
+    get_in_flight_from,
     get_next_due,
     get_queue_heads,
     list_claimable_tasks,
@@ -86,8 +90,10 @@ class FailUnclaimable:
 SearchStep: TypeAlias = ListClaimable | TryClaim | FailUnclaimable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
+    """Compared by identity: each is sent once, and one that failed is planned again."""
+
     worker: str
     database: PostgresConfig
     caps: Caps
@@ -113,6 +119,10 @@ class Batch:
     """A step in the search for a row that cannot be claimed. It has a batch of its own."""
     is_single_part: bool = False
     """One part of a batch that was refused. It has no statement timeout."""
+    failures: int = 0
+    """How often this single part was refused alone."""
+    not_before: float = 0.0
+    """When this single part may be sent again, on the monotonic clock."""
 
     @property
     def held(self) -> Sequence[Claim | Ending | UnfitClaim]:
@@ -122,10 +132,6 @@ class Batch:
     @property
     def only_claims(self) -> bool:
         return bool(self.claim_requests) and not (self.held or self.progress or self.promotes or self.unsettled)
-
-    @property
-    def workflow_endings(self) -> Sequence[Ending]:
-        return [ending for ending in (*self.endings, *self.interrupted) if ending.root_id is not None]
 
     def describe_part(self) -> str:
         """Describe a single part, for the log."""
@@ -154,6 +160,8 @@ class BatchResult:
     promoted_lanes: Sequence[str] = ()
     waiting_lanes: Sequence[str] = ()
     """Lanes in which a claim from the start of many queues has left rows."""
+    in_flight_from: str | None = None
+    """Where the next counts of tasks in flight may start, if caps were checked."""
     due_s: float | None = None
     """In how many seconds the next delayed task is due, as far as this batch has seen."""
     overdue: bool = False
@@ -174,10 +182,32 @@ def run_batch(batch: Batch) -> Op[BatchResult]:
     steps = _steps(batch)
     frame = _frame(batch.database.statement_timeout_ms)
     answers: list[Rows] = yield Request([query for _, query in steps], _notifications(batch), frame)
-    by_step: dict[str, list[Rows]] = {}
+    claimed: list[Rows] = []
+    advanced: list[Rows] = []
+    rows: dict[str, Rows] = {}
     for (step, _), answer in zip(steps, answers, strict=True):
-        by_step.setdefault(step, []).append(answer)
-    return _result(by_step)
+        if step == "claim":
+            claimed.append(answer)
+        elif step == "advance":
+            advanced.append(answer)
+        else:
+            rows[step] = answer
+    ended, retried, next_due = rows.get("finish", []), rows.get("retry", []), rows.get("next due", [])
+    due = [seconds for _, seconds in retried] + [seconds for seconds, _ in next_due]
+    return BatchResult(
+        ended=frozenset([row[0] for row in ended] + [row[0] for row in retried]),
+        retried={task_id: seconds for task_id, seconds in retried if seconds is not None},
+        started=frozenset(row[0] for row in rows.get("start", [])),
+        claimed=[claims_from_rows(answer) for answer in claimed],
+        promoted_lanes=[lane for (lane,) in rows.get("promote", [])],
+        waiting_lanes=[lane for (lane,) in rows.get("queue heads", [])],
+        in_flight_from=rows["in flight"][0][0] if "in flight" in rows else None,
+        unsettled=unfinished_roots(advanced[0], advanced[-1]) if advanced else (),
+        payloads=payloads_from_rows(rows["load"]) if "load" in rows else {},
+        unfit_outcomes={task_id: UnfitOutcome(outcome) for task_id, outcome in rows.get("set aside", [])},
+        due_s=min([seconds for seconds in due if seconds is not None], default=None),
+        overdue=any([is_due for _, is_due in next_due]),  # noqa: C419 - at most one row
+    )
 
 
 def _search(worker: str, step: SearchStep) -> Op[BatchResult]:
@@ -199,66 +229,66 @@ def _frame(statement_timeout_ms: int) -> TransactionFrame:
     return TransactionFrame((SQL["begin_batch"](), limits), SQL["commit_batch"]())
 
 
-def _steps(batch: Batch) -> list[tuple[str, Query]]:
+def _steps(batch: Batch) -> list[tuple[str, Query]]:  # noqa: C901, PLR0912 - one branch for each kind of part
     """Return the statements in order. The order of locks is the same in all workers: roots of workflows, tasks, caps."""
-    finals = [*(ending for ending in batch.endings if not ending.may_retry), *batch.interrupted]
-    retriable = [ending for ending in batch.endings if ending.may_retry]
-    deaths = {claim.id: claim.child_deaths for claim in batch.releases if claim.child_deaths}
-    unknown = [each for each in batch.unfit if each.misfit is Misfit.UNKNOWN and each.may_wait]
-    claimed_queues = {lane.queue_name for lane in batch.lanes} if batch.claim_requests else set[str]()
-    caps = batch.caps.lock_keys(claimed_queues | {claim.queue_name for claim in batch.starts})
+    worker, steps = batch.worker, list[tuple[str, Query]]()
+    if batch.is_single_part:
+        steps.append(("limit", SQL["disable_statement_timeout"]()))
+    nodes = [ending for ending in (*batch.endings, *batch.interrupted) if ending.root_id is not None]
+    roots = sorted({ending.root_id for ending in nodes if ending.root_id} | set(batch.unsettled))
+    if roots:
+        steps.append(("lock roots", lock_roots(roots)))
+    if batch.interrupted:
+        steps.append(("interrupt", release_interrupted_tasks(worker, batch.interrupted)))
+    if finals := [*[ending for ending in batch.endings if not ending.may_retry], *batch.interrupted]:
+        steps.append(("finish", finish_tasks(worker, finals)))
+    if retriable := [ending for ending in batch.endings if ending.may_retry]:
+        steps.append(("retry", end_or_retry_tasks(worker, retriable)))
+    if roots:
+        # A step that is left over may take long; beside endings it must be quick, because others wait for them.
+        advance = full_step if batch.unsettled else quick_step
+        steps += [("advance", query) for query in advance(roots, [ending.id for ending in nodes])]
+    if batch.releases:
+        deaths = {claim.id: claim.child_deaths for claim in batch.releases if claim.child_deaths}
+        steps.append(("release", release_tasks(worker, batch.releases, deaths)))
+    if batch.unfit:
+        steps.append(("set aside", set_aside_claims(worker, batch.unfit)))
+        if unknown := [each for each in batch.unfit if each.misfit is Misfit.UNKNOWN and each.may_wait]:
+            steps.append(("set aside ahead", set_aside_following_tasks(unknown)))
+    if batch.progress:
+        steps.append(("progress", report_progress(worker, batch.progress)))
+    if batch.promotes:
+        steps += [("promote", promote_tasks()), ("next due", get_next_due())]
+    if batch.starts or batch.claim_requests:
+        steps += _claim_steps(batch)
+    if batch.loads:
+        steps.append(("load", load_payloads(worker, batch.loads)))
+    return steps
+
+
+def _claim_steps(batch: Batch) -> list[tuple[str, Query]]:
+    steps: list[tuple[str, Query]] = []
+    queues = {lane.queue_name for lane in batch.lanes} if batch.claim_requests else set[str]()
+    if keys := batch.caps.lock_keys(queues | {claim.queue_name for claim in batch.starts}):
+        steps.append(("lock", lock_caps(keys, batch.database.schema)))
+    if batch.starts:
+        steps.append(("start", start_tasks(batch.worker, batch.starts, batch.caps)))
     claim = claim_from_watermarks if batch.claim_from is ClaimFrom.WATERMARKS else claim_from_queues
-    lock, advance = _workflow_steps(batch)
-    return [
-        *([("limit", SQL["disable_statement_timeout"]())] if batch.is_single_part else []),
-        *(("lock roots", query) for query in lock),
-        *([("interrupt", release_interrupted_tasks(batch.worker, batch.interrupted))] if batch.interrupted else []),
-        *([("finish", finish_tasks(batch.worker, finals))] if finals else []),
-        *([("retry", end_or_retry_tasks(batch.worker, retriable))] if retriable else []),
-        *(("advance", query) for query in advance),
-        *([("release", release_tasks(batch.worker, batch.releases, deaths))] if batch.releases else []),
-        *([("set aside", set_aside_claims(batch.worker, batch.unfit))] if batch.unfit else []),
-        *([("set aside ahead", set_aside_following_tasks(unknown))] if unknown else []),
-        *([("progress", report_progress(batch.worker, batch.progress))] if batch.progress else []),
-        *([("promote", promote_tasks()), ("next due", get_next_due())] if batch.promotes else []),
-        *(
-            [("lock", lock_caps(caps, batch.database.schema))]
-            if caps and (batch.starts or batch.claim_requests)
-            else []
-        ),
-        *([("start", start_tasks(batch.worker, batch.starts, batch.caps))] if batch.starts else []),
-        *(("claim", claim(request, batch.lanes)) for request in batch.claim_requests),
-        *([("queue heads", get_queue_heads(batch.lanes))] if _needs_queue_heads(batch) else []),
-        *([("load", load_payloads(batch.worker, batch.loads))] if batch.loads else []),
-    ]
-
-
-def _workflow_steps(batch: Batch) -> tuple[list[Query], list[Query]]:
-    """Return what advances the workflows of this batch: the locks, which come first, and the step, which follows the endings."""
-    ended = batch.workflow_endings
-    roots = sorted({ending.root_id for ending in ended if ending.root_id} | set(batch.unsettled))
-    if not roots:
-        return [], []
-    task_ids = [ending.id for ending in ended]
-    # A step that is left over may take long; beside endings it must be quick, because others wait for them.
-    step = full_step(roots, task_ids) if batch.unsettled else quick_step(roots, task_ids)
-    return [lock_roots(roots)], step
-
-
-def _needs_queue_heads(batch: Batch) -> bool:
-    """A claim that the first of many queues has filled has not read the others, and their rows are not announced again.
-
-    Where the tasks of queues are counted, each claim reads all queues anyway.
-    """
-    is_counted = batch.caps.has_limits or any(request.queue_limit is not None for request in batch.claim_requests)
-    return (
-        batch.claim_from is ClaimFrom.START and bool(batch.claim_requests) and len(batch.lanes) > 1 and not is_counted
-    )
+    steps += [("claim", claim(request, batch.lanes)) for request in batch.claim_requests]
+    if keys:
+        steps.append(("in flight", get_in_flight_from(batch.caps)))
+    # A claim that the first of many queues has filled has not read the others, and their rows are not announced again. Where the tasks of queues
+    # are counted, each claim reads all queues anyway.
+    if batch.claim_from is ClaimFrom.START and batch.claim_requests and len(batch.lanes) > 1:
+        is_counted = batch.caps.has_limits or any(request.queue_limit is not None for request in batch.claim_requests)
+        if not is_counted:
+            steps.append(("queue heads", get_queue_heads(batch.lanes)))
+    return steps
 
 
 def _notifications(batch: Batch) -> list[Query]:
     released = [*batch.releases, *[each.claim for each in batch.unfit]] if batch.unfit else batch.releases
-    notifications: list[Query] = notify_new_tasks(released)
+    notifications: list[Query] = notify_new_tasks(released) if released else []
     if batch.endings:
         # Also those that turn out not to be held: an earlier COMMIT whose answer was lost may have ended them without a notification.
         notifications.append(notify_done([ending.id for ending in batch.endings]))
@@ -269,24 +299,40 @@ def _notifications(batch: Batch) -> list[Query]:
     return notifications
 
 
-def _result(answers: Mapping[str, list[Rows]]) -> BatchResult:
-    def rows(step: str) -> Rows:
-        parts = answers.get(step)
-        if parts is None:
-            return []
-        return parts[0] if len(parts) == 1 else [row for part in parts for row in part]
+# -- endings
 
-    due = [seconds for _, seconds in rows("retry")] + [seconds for seconds, _ in rows("next due")]
-    return BatchResult(
-        ended=frozenset(row[0] for row in rows("finish") + rows("retry")),
-        retried={task_id: seconds for task_id, seconds in rows("retry") if seconds is not None},
-        started=frozenset(row[0] for row in rows("start")),
-        claimed=[claims_from_rows(answer) for answer in answers.get("claim", ())],
-        promoted_lanes=[lane for (lane,) in rows("promote")],
-        waiting_lanes=[lane for (lane,) in rows("queue heads")],
-        unsettled=unfinished_roots(step[0], step[-1]) if (step := answers.get("advance")) else (),
-        payloads=payloads_from_rows(rows("load")),
-        unfit_outcomes={task_id: UnfitOutcome(outcome) for task_id, outcome in rows("set aside")},
-        due_s=min((seconds for seconds in due if seconds is not None), default=None),
-        overdue=any(is_due for _, is_due in rows("next due")),
+
+def ending_from_done(claim: Claim, done: Done) -> Ending:
+    """Return the ending that a child reported."""
+    status = TaskStatus(done.status)
+    return Ending(
+        claim.id,
+        claim.claim_no,
+        status,
+        done.result,
+        done.error_code,
+        done.error,
+        may_retry=claim.retries_left and status is TaskStatus.FAILED,
+        wants_retry=done.wants_retry,
+        retry_after_ms=done.retry_after_ms,
+        root_id=claim.root_id,
     )
+
+
+def failed_ending(held: Claim | Ending, error: TaskError, *, may_retry: bool = False) -> Ending:
+    """Return an ending with this error in place of a result."""
+    is_cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
+    return Ending(
+        held.id,
+        held.claim_no,
+        TaskStatus.CANCELLED if is_cancelled else TaskStatus.FAILED,
+        error_code=error.error_code,
+        error=encode_error(error, task_id=held.id),
+        may_retry=may_retry and not is_cancelled,
+        root_id=held.root_id,
+    )
+
+
+def serialization_error(message: str) -> TaskError:
+    """Return the error of a task whose values cannot be stored, or read."""
+    return TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)

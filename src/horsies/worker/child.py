@@ -11,17 +11,19 @@ A claim has an *assignment number* between the parent and one child. `Assignment
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from horsies.executor.inbox import RECV_BYTES
 from horsies.executor.protocol import (
     NO_ASSIGNMENT,
-    AssignmentFields,
+    Assignment,
     Began,
     Boot,
     Booting,
@@ -71,8 +73,8 @@ class Assignments:
         """When each running task began, on the monotonic clock."""
         self._kill_reasons: dict[int, TaskError] = {}
         self._abandoned: set[int] = set()
-        self._groups: deque[tuple[int, int]] = deque()
-        """Groups in which a task waits: their last assignment number, and how long the child had worked when they were assigned."""
+        self._groups: deque[tuple[int, int, float]] = deque()
+        """Groups in which a task waits: their last assignment number, how long the child had worked when they were assigned, and when that was."""
         self._last_no = 0
 
     def __len__(self) -> int:
@@ -93,9 +95,9 @@ class Assignments:
         run = RunTasks([])
         for claim in claims:
             self._last_no += 1
-            run.assignments.append(fields_from_claim(self._last_no, claim))
-            self._claims[self._last_no] = claim if claim.weight <= KEPT_BYTES else replace(claim, args="", inputs=None)
-        self._groups.append((self._last_no, worked_us))
+            run.assignments.append(assignment_from_claim(self._last_no, claim))
+            self._claims[self._last_no] = claim if claim.weight <= KEPT_BYTES else claim._replace(args="", inputs=None)
+        self._groups.append((self._last_no, worked_us, time.monotonic()))
         return run
 
     def begin(self, assignment_no: int, began_at: float) -> Claim:
@@ -181,21 +183,18 @@ class Assignments:
         """Return how long the child has worked since the first task that still waits was assigned."""
         return worked_us - self._groups[0][1] if self._groups else 0
 
+    @property
+    def waiting_since(self) -> float:
+        """When the first task that still waits was assigned, on the monotonic clock."""
+        return self._groups[0][2] if self._groups else math.inf
 
-def fields_from_claim(assignment_no: int, claim: Claim) -> AssignmentFields:
-    """Return the fields of a claim that are sent to a child."""
-    return (
-        assignment_no,
-        claim.id,
-        claim.task_name,
-        claim.queue_name,
-        claim.attempt,
-        claim.timeout_ms,
-        claim.args or "{}",
-        claim.inputs,
-        claim.root_id,
-        claim.trace,
-    )
+
+_assigned_fields = itemgetter(*map(Claim._fields.index, Assignment._fields[1:]))
+
+
+def assignment_from_claim(assignment_no: int, claim: Claim) -> Assignment:
+    """Return what is sent to a child of this claim, whose payload must have been read."""
+    return Assignment._make((assignment_no, *_assigned_fields(claim)))
 
 
 ASSIGNMENT_BYTES = 1 << 25
@@ -204,15 +203,42 @@ NAMES_SHOWN = 5
 log = logging.getLogger("horsies.worker")
 
 
-class ReportHandler(Protocol):
-    """Receives what children report. Always called on the event loop."""
+class TaskBegan(NamedTuple):
+    assignment_no: int
+    claim: Claim
 
-    def on_began(self, child: "Child", assignment_no: int, claim: Claim) -> None: ...
-    def on_progress(self, claim: Claim, fraction: float | None, message: str | None) -> None: ...
-    def on_done(self, claim: Claim, done: Done) -> None: ...
-    def on_returned(self, claims: list[Claim]) -> None: ...
-    def on_death(self, begun: list[tuple[Claim, TaskError]], waiting: list[Claim]) -> None: ...
-    def on_reports_read(self) -> None: ...
+
+class TaskProgress(NamedTuple):
+    claim: Claim
+    fraction: float | None
+    message: str | None
+
+
+class TaskDone(NamedTuple):
+    claim: Claim
+    done: Done
+
+
+class TasksReturned(NamedTuple):
+    """They have not begun, and will not begin in this child."""
+
+    claims: list[Claim]
+
+
+class ChildExited(NamedTuple):
+    """What had begun in a dead child, each with its error, and what had not, in the order of assignment."""
+
+    begun: list[tuple[Claim, TaskError]]
+    waiting: list[Claim]
+
+
+class ReportsRead(NamedTuple):
+    """All that has arrived from one child was reported, or it can take more."""
+
+
+ChildReport: TypeAlias = TaskBegan | TaskProgress | TaskDone | TasksReturned | ChildExited | ReportsRead
+ReportHandler: TypeAlias = Callable[["Child", ChildReport], None]
+"""Receives what children report. Always called on the event loop."""
 
 
 class Child:
@@ -220,14 +246,14 @@ class Child:
 
     def __init__(
         self,
-        reports: ReportHandler,
+        report: ReportHandler,
         boot: Boot,
         *,
         budget: int | None = None,
         on_change: Callable[[], None] = lambda: None,
         max_payload: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        self._reports = reports
+        self._report = report
         self._boot = boot
         self._on_change = on_change
         self._max_payload = max_payload
@@ -235,7 +261,8 @@ class Child:
         self._process: Process | None = None
         self._socket: ChildSocket | None = None
         self._kill_reason: str | None = None
-        self._started_at = self._ready_at = time.monotonic()
+        self._stopped_at = 0.0
+        self._started_at = time.monotonic()
         self._has_reports = False
         self._worked_us = 0
         self._is_loop_blocked = False
@@ -252,8 +279,10 @@ class Child:
         self.loop_unanswered_since: float | None = None
         """The same for its event loop, if it has one."""
         self.loop_answers = 0
-        self.spare_capacity: Callable[[], int] | None = None
-        """Only of the spare: how many tasks the retiring children leave to it."""
+        self.is_spare = False
+        """It has no place in the pool yet, and gets no tasks."""
+        self.predecessor: Child | None = None
+        """The child whose place it has taken, while that still runs tasks: it may use the slots that are left."""
 
     # -- process
 
@@ -270,7 +299,7 @@ class Child:
             on_message=self._on_message,
             on_reports_read=self._on_reports_read,
             on_closed=self._on_closed,
-            on_drained=self._reports.on_reports_read,
+            on_drained=lambda: self._report(self, ReportsRead()),
             max_payload=self._max_payload,
         )
         self._socket.send(self._boot)
@@ -290,7 +319,12 @@ class Child:
     def stop(self) -> None:
         """Ask it to leave when it has finished its assignments."""
         self._recycling.is_retired = True
+        self._stopped_at = time.monotonic()
         self._send(Stop())
+
+    def is_lingering(self, after_s: float) -> bool:
+        """Whether it still runs tasks so long after it was asked to leave."""
+        return bool(self.load) and time.monotonic() - self._stopped_at >= after_s
 
     def kill(self, reason: str | None = None) -> None:
         """Kill it. `reason` becomes the error message of its running tasks, except those with a kill reason of their own."""
@@ -316,7 +350,7 @@ class Child:
             error_code=OperationalErrorCode.WORKER_CRASHED,
             message=self._kill_reason or f"the child process (pid {self.pid}) {cause} while it ran this task",
         )
-        self._reports.on_death(*self.assignments.remove_all(crash))
+        self._report(self, ChildExited(*self.assignments.remove_all(crash)))
 
     def _on_closed(self, reason: str | None) -> None:
         # Without a reason it may be exiting on its own, and its exit code says more than we could.
@@ -333,6 +367,7 @@ class Child:
         """Whether it may be assigned tasks now."""
         return (
             self.ready.is_set()
+            and not self.is_spare
             and self._socket is not None
             and self._socket.is_open
             and not self.is_recalled
@@ -346,22 +381,33 @@ class Child:
     def budget_left(self) -> int | None:
         """How many more tasks it may be assigned; None: any number."""
         left = self._recycling.left
-        if self.spare_capacity is None:
+        if self.predecessor is None:
             return left
-        capacity = max(0, self.spare_capacity())
+        capacity = max(0, self._boot.concurrency - self._place_load)
         return capacity if left is None else min(capacity, left)
 
     @property
     def load(self) -> int:
         return len(self.assignments)
 
+    @property
+    def _place_load(self) -> int:
+        """Its load and that of all its predecessors."""
+        return self.load + (self.predecessor._place_load if self.predecessor else 0)  # noqa: SLF001 - of another child
+
     def stuck_behind(self, now: float, slow_after_s: float, slow_together_s: float) -> int | None:
         """Return the slow task that its unbegun tasks wait for, or `NO_ASSIGNMENT` if many tasks together are slow. None if they were recalled already.
 
         One task may also seem slow because the machine was busy. By the time the child reads the recall, that task has ended.
         """
-        if self._boot.concurrency > 1 or self.is_recalled or not self.assignments.has_running:
+        if self.is_recalled or not self.assignments.has_running:
             return None
+        if self._boot.concurrency > 1:
+            # Only what has no slot waits for others. It waits for whichever ends first, so none of them is the slow one.
+            waiting_since = self.assignments.waiting_since
+            has_stopped = now - max(self.began_at, waiting_since) > slow_after_s
+            is_late = now - waiting_since > slow_together_s
+            return NO_ASSIGNMENT if self.load > self._boot.concurrency and (has_stopped or is_late) else None
         running_s = now - self.began_at
         # Count only the time inside tasks. What is between them takes as long in any other child.
         if running_s + self.assignments.work_ahead_us(self._worked_us) / 1_000_000 > slow_together_s:
@@ -376,11 +422,11 @@ class Child:
         """Send it these tasks. Their rows must be RUNNING in the database already."""
         for share in _split_by_size(claims) if len(claims) > 1 else (claims,):
             run = self.assignments.add(share, self._worked_us)
-            self._recycling.assigned += len(run.assignments)
+            self._recycling.add(len(run.assignments), time.monotonic())
             self._send(run)
 
     def recall(self, behind: int) -> None:
-        """Ask for its unbegun tasks, which come back as `on_returned`. It gets no new ones until its current task has ended."""
+        """Ask for its unbegun tasks, which it returns. It gets no new ones until its current task has ended."""
         self.is_recalled = True
         self._send(Recall(behind))
 
@@ -455,7 +501,27 @@ class Child:
     @property
     def is_near_limit(self) -> bool:
         """Whether its replacement is needed now or soon."""
-        return self._recycling.is_near_limit(time.monotonic() - self._ready_at)
+        return self._recycling.is_near_limit(time.monotonic())
+
+    @property
+    def start_s(self) -> float:
+        """How long its start took."""
+        return self._recycling.start_s
+
+    @property
+    def life_s(self) -> float:
+        """How long it works from its promotion until it is worn out, by its pace until now."""
+        return self._recycling.life_s(time.monotonic())
+
+    def promote(self, predecessor: "Child | None") -> None:
+        """Give a spare its place."""
+        self.is_spare = False
+        self.predecessor = predecessor
+        self._recycling.promoted_at = time.monotonic()
+
+    def forget_predecessor(self, exited: "Child") -> None:
+        if self.predecessor is exited:
+            self.predecessor = exited.predecessor
 
     def extend(self) -> bool:
         """Let it continue beyond its limits, because no replacement can be started. False if it cannot: it abandoned a task."""
@@ -480,10 +546,10 @@ class Child:
         match message:
             case Began(assignment_no) if self.assignments.is_waiting(assignment_no):
                 self.began_at = time.monotonic()
-                self._reports.on_began(self, assignment_no, self.assignments.begin(assignment_no, self.began_at))
+                self._report(self, TaskBegan(assignment_no, self.assignments.begin(assignment_no, self.began_at)))
             case Progress(assignment_no, fraction, text):
                 if assignment_no in self.assignments:  # else it comes from a thread that outlived its task
-                    self._reports.on_progress(self.assignments[assignment_no], fraction, text)
+                    self._report(self, TaskProgress(self.assignments[assignment_no], fraction, text))
             case Done() if self._may_end(message):
                 self._on_done(message)
             case Returned(assignment_nos) if all(map(self.assignments.is_waiting, assignment_nos)):
@@ -519,12 +585,13 @@ class Child:
     def _on_done(self, done: Done) -> None:
         self.is_recalled = False
         self._worked_us += done.duration_us
-        self._recycling.is_too_big = self._recycling.is_too_big or done.leaving
-        self._reports.on_done(self.assignments.end(done.assignment_no), done)
+        if done.leaving:
+            self._recycling.set_too_big(time.monotonic())
+        self._report(self, TaskDone(self.assignments.end(done.assignment_no), done))
 
     def _on_returned(self, assignment_nos: list[int]) -> None:
         self._recycling.assigned -= len(assignment_nos)
-        self._reports.on_returned(self.assignments.take_back(assignment_nos))
+        self._report(self, TasksReturned(self.assignments.take_back(assignment_nos)))
         if not self.assignments:
             self.is_recalled = False  # no task is left whose end would reset it
 
@@ -538,8 +605,8 @@ class Child:
             )
             self.kill()
         else:
-            self._ready_at = time.monotonic()
-            self._recycling.start_s = self._ready_at - self._started_at
+            now = time.monotonic()
+            self._recycling.start_s, self._recycling.promoted_at = now - self._started_at, now
             self.ready.set()
             self._on_change()
 
@@ -550,7 +617,7 @@ class Child:
         self._kill_if_abandoned()
         if self.is_near_limit:
             self._on_change()
-        self._reports.on_reports_read()
+        self._report(self, ReportsRead())
 
     def _send(self, message: Message) -> None:
         if self._socket:
@@ -686,16 +753,28 @@ PACE_KNOWN = 0.1
 
 @dataclass(slots=True)
 class RecyclePolicy:
-    """When one child is replaced. `budget` is how many tasks it may be assigned (None: any number), `start_s` how long its start took."""
+    """When one child is replaced. `budget` is how many tasks it may be assigned (None: any number). Times are on the monotonic clock."""
 
     budget: int | None
     assigned: int = 0
     start_s: float = 0.0
+    promoted_at: float = 0.0
+    """When it was ready, or got its place."""
+    worn_out_at: float | None = None
     is_too_big: bool = False
     is_extended: bool = False
     """It continues beyond its limits, because no replacement could be started."""
     is_retired: bool = False
     """It is replaced whatever happens."""
+
+    def add(self, tasks: int, now: float) -> None:
+        self.assigned += tasks
+        if self.left == 0:
+            self.worn_out_at = now
+
+    def set_too_big(self, now: float) -> None:
+        if not self.is_too_big:
+            self.is_too_big, self.worn_out_at = True, now
 
     @property
     def left(self) -> int | None:
@@ -707,14 +786,19 @@ class RecyclePolicy:
     def is_retiring(self) -> bool:
         return self.is_retired or (not self.is_extended and (self.is_too_big or self.left == 0))
 
-    def is_near_limit(self, served_s: float) -> bool:
-        """Whether a replacement is needed now or soon; `served_s` is how long it has been ready. With a budget of two, after the first task."""
+    def life_s(self, now: float) -> float:
+        if self.worn_out_at is not None:
+            return self.worn_out_at - self.promoted_at
+        if self.budget is None or self.assigned < max(1, self.budget * PACE_KNOWN):
+            return math.inf
+        return (now - self.promoted_at) * self.budget / self.assigned
+
+    def is_near_limit(self, now: float) -> bool:
+        """Whether a replacement is needed now or soon. With a budget of two, after the first task."""
         if self.is_retired or self.is_too_big:
             return True
         if self.budget is None:
             return False
         if self.assigned >= min(self.budget - 1, self.budget * NEAR_LIMIT):
             return True
-        if self.assigned < self.budget * PACE_KNOWN:
-            return False
-        return served_s * (self.budget - self.assigned) < START_LEAD * self.start_s * self.assigned
+        return self.life_s(now) * (1 - self.assigned / self.budget) < START_LEAD * self.start_s

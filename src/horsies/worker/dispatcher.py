@@ -1,34 +1,31 @@
 """Exchange batches with the database and assign claimed tasks to the children.
 
-All input arrives on the event loop and updates `PendingWork`: reports of children (`ChildReports`), notifications (`Wakeups`) and timers (`WakeupTimer`).
-Then `_send_ready_batches` sends as many *batches* as there is reason for. A batch is one transaction: it stores endings, releases what will not run
-here, starts buffered claims and claims into the free capacity. Batches overlap: a few are in flight, each on its own connection, each with
-all that was pending when it was made. While one waits for its commit to reach the disk, the next is already under way.
+`Dispatcher` owns all that a worker knows about its tasks (`plan.DispatcherState`). Everything arrives on the event loop, as a notification, a report of a
+child, a timer, or a report of the connections. Each updates the state; then batches are sent as long as `plan_batch` has one. A batch is one
+transaction: it stores endings, releases what will not run here, starts buffered claims and claims into the free capacity. Batches overlap: a few are in
+flight, each on its own connection, each with all that was pending when it was made. While one waits for its commit to reach the disk, the next is already
+under way.
 
 Nothing is forgotten before the database has answered. A batch that fails puts its parts back; endings are fenced by claim
 number, so storing one twice is harmless. The heartbeat finds what was claimed by a batch whose answer was lost.
 
 **Notifications are hints** that any role may have sent. They decide only when to claim; what there is to claim, the database decides.
 
-**Connections fail one by one.** A server may have no slot left for one more connection while it serves those that it has. So a connection that cannot be
-made pauses alone. The batch that waited for it is sent on the next connection that is ready, or put back. A connection that has served before and
-is lost is replaced at once, without a pause: one terminated session is not an outage.
-
-**Errors in callbacks.** A batch on an open connection runs by callbacks of the event loop: an asyncio task for each would cost more than the
-batch. But the loop only logs what a callback raises, and the worker would lose a batch and its connection unnoticed. So every unexpected error is
-raised in the task group, which stops the worker.
+**Stopping a task**, for a timeout, a cancellation or a shutdown: request it first, kill its child when the grace period is over. A child that runs others
+beside it is not killed: the task is abandoned, and what it returns later is fenced off.
 """
 
 import asyncio
+import json
 import logging
 import math
 import re
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from horsies.db.errors import (
     DriverError,
@@ -39,20 +36,73 @@ from horsies.db.errors import (
     is_about_server,
     is_about_values,
 )
-from horsies.db.loop_connection import LoopConnection
+from horsies.db.listen_group import ListenGroup
 from horsies.db.statement import Op
-from horsies.events import DatabaseError, emit, subscribers
-from horsies.executor.protocol import NO_ASSIGNMENT
-from horsies.model.config import PostgresConfig, WorkerResilienceConfig
-from horsies.model.task import Claim, TaskId
+from horsies.events import (
+    BatchCommitted,
+    DatabaseError,
+    TaskEnded,
+    TaskRetried,
+    TasksClaimed,
+    TaskStarted,
+    emit,
+    subscribers,
+)
+from horsies.executor.protocol import NO_ASSIGNMENT, Done, StopReason
+from horsies.model.config import WorkerResilienceConfig
+from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.model.payload_errors import MOST_BYTES
+from horsies.model.result import TaskError
+from horsies.model.status import Misfit, TaskStatus
+from horsies.model.task import Claim, Ending, TaskId
 from horsies.model.validation import format_duration
-from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
-from horsies.worker.child import SLOW_AFTER_S, SLOW_TOGETHER_S, Child
-from horsies.worker.pending import PendingWork
-from horsies.worker.quarantine import Refusal, SearchAnswer
-from horsies.worker.reports import ChildReports, TaskEvents
-from horsies.worker.service import Backoff, ConnectionPause, GaveUp
-from horsies.worker.timeouts import TaskStopper
+from horsies.tasks.claim import Lane
+from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, unknown_task_claim
+from horsies.worker.batch import (
+    Batch,
+    BatchResult,
+    ClaimFrom,
+    ending_from_done,
+    failed_ending,
+    serialization_error,
+)
+from horsies.worker.batch_sender import BatchDone, BatchSender, ConnectionLost, ConnectionMade, SenderReport
+from horsies.worker.child import (
+    SLOW_AFTER_S,
+    SLOW_TOGETHER_S,
+    Child,
+    ChildExited,
+    ChildReport,
+    ReportsRead,
+    TaskBegan,
+    TaskDone,
+    TaskProgress,
+    TasksReturned,
+)
+from horsies.worker.plan import (
+    BATCH_DELAY_S,
+    PREFETCH_BATCH_DELAY_S,
+    BufferedClaim,
+    ClaimKey,
+    Deadline,
+    DispatcherState,
+    Refusal,
+    SearchAnswer,
+    Sent,
+    StopStage,
+    find_bad_rows,
+    has_capacity,
+    held_claims,
+    is_drained,
+    next_wakeup,
+    plan_assignments,
+    plan_batch,
+    should_delay_batch,
+    simplify,
+    split_batch,
+    surplus_lane,
+)
+from horsies.worker.service import Backoff, GaveUp, random_jitter
 
 FINAL_BATCH_S = 5.0
 """How long the last endings may take to be stored after the shutdown has killed what ran."""
@@ -67,35 +117,19 @@ PROMOTE_EVERY_S = 0.01
 """Notifications cause at most one promotion per interval."""
 DELAY_MAX_S = 86_400.0
 TIMER_TOLERANCE_S = 0.001
+LOAD_FAILURES_MAX = 3
+DEATHS_MAX = 3
+SKIPPED_S = 60.0
+SKIPPED_MAX = 1_000
+AVOIDED_S = 10.0
+"""How long a worker leaves to others what it cannot run. Then it claims it again: the others may be gone."""
+LOOP_ANSWER_S = 2.0
+"""The least time in which an event loop must run after a task on it was abandoned, however short the grace period."""
 
 _DELAYED = re.compile(r"later (-?[0-9]{1,19})")
 T = TypeVar("T")
 
 log = logging.getLogger("horsies.worker")
-
-
-class WakeupSnapshot(NamedTuple):
-    """How many notifications had arrived when a batch was made. The lanes of the batch do not include later ones, even if it is sent later."""
-
-    received_count: int
-    sequence: int
-
-
-class InFlightBatch(NamedTuple):
-    batch: Batch
-    wakeups: WakeupSnapshot
-    sent_at: float
-    done: "asyncio.Future[None]"
-
-
-class LostConnection(NamedTuple):
-    """A connection that was lost, or could not be made."""
-
-    error: DriverError
-    in_flight: InFlightBatch | None
-    """The batch that it carried, or should have carried: to be put back."""
-    has_served: bool
-    """It is replaced without a pause."""
 
 
 class Dispatcher:
@@ -106,57 +140,45 @@ class Dispatcher:
 
     def __init__(
         self,
-        group: asyncio.TaskGroup,
-        pending: PendingWork,
+        state: DispatcherState,
+        sender: BatchSender,
         *,
-        database: PostgresConfig,
         resilience: WorkerResilienceConfig,
         grace_ms: int,
-        batches: int,
         coalesce: int,
         request_heartbeat: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pending = pending
-        self._backoff = Backoff(resilience)
-        self._coalesce = coalesce
-        self._notification_count = 0
-        self._delay_until: float | None = None
-        self._request_heartbeat = request_heartbeat
+        self._state = state
+        self._sender = sender
+        self._resilience = resilience
+        self._backoff = Backoff(resilience, clock=clock)
+        self._poll_s = resilience.notify_poll_interval_ms / 1000
         self._grace_s = grace_ms / 1000
-        self._stopper = TaskStopper(pending, self._grace_s)
-        self.events = TaskEvents()
-        self.wakeup_timer = WakeupTimer(
-            pending,
-            self._stopper,
-            poll_s=resilience.notify_poll_interval_ms / 1000,
-            on_timer=self._send_ready_batches,
-        )
-        self._wakeups = Wakeups(pending, schedule_promotion=self.wakeup_timer.schedule_promotion)
-        self.reports = ChildReports(
-            pending,
-            self._stopper,
-            self.events,
-            on_change=self._send_ready_batches,
-            on_deadline=self.wakeup_timer.schedule_deadline,
-        )
-        self._sender = BatchSender(
-            group,
-            database,
-            batches,
-            resilience=resilience,
-            on_done=self._on_batch_done,
-            on_lost=self._on_connection_lost,
-            on_connected=self._on_connected,
-        )
-        self._loop = asyncio.get_running_loop()
+        self._coalesce = coalesce
+        self._unsent_notifications = 0
+        self._request_heartbeat = request_heartbeat
+        self._loop = loop
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._drained = asyncio.Event()
+        self._batch_ended = asyncio.Event()
         self._claimed_at = -math.inf
         self._claim_error: DriverError | None = None
         """Why the last claim was refused."""
         self._warn_after = 0.0
+        self.events = TaskEvents()
+        self.group: ListenGroup | None = None
+        """The workers with which this one shares notifications."""
+        self.on_surplus: Callable[[Lane | None], None] | None = None
+        """Called with a lane in which there may be more tasks than this worker can take, and with None if there are not."""
+        self.is_full = False
+        """No child can be assigned one more task. Read by other threads."""
 
     async def __aenter__(self) -> Self:
-        self._sender.open()
+        self._sender.open(self.on_sender_report)
         self._send_ready_batches()
         return self
 
@@ -164,83 +186,108 @@ class Dispatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sender.close()
-        self.wakeup_timer.close()
+        if self._timer:
+            self._timer.cancel()
 
-    # -- stopping
-
-    async def drain(self, timeout_ms: int | None) -> None:
-        """Claim no more, release what has not begun, and wait until the rest has ended and is stored."""
-        self._pending.is_stopping = True
-        log.info("shutdown: claiming no more tasks, %s", self._describe_wait(timeout_ms))
-        for child in self._pending.children:
-            if child.assignments.has_waiting:
-                child.recall(NO_ASSIGNMENT)
-        self._send_ready_batches()
-        try:
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                await self._drained.wait()
-        except TimeoutError:
-            log.warning("shutdown timeout (%g s) reached with tasks still running", (timeout_ms or 0) / 1000)
-            self.escalate_stop()
-            self._loop.call_later(self._grace_s, self._leave_soon)
-            await self._drained.wait()
-        if not self._pending.is_empty:
-            raise GaveUp("the database is unavailable and the time to shut down is over: not all results were stored")
-
-    def escalate_stop(self) -> None:
-        """Interrupt the running tasks. When called again, kill them and no longer wait for the database."""
-        if self._stopper.is_interrupting:
-            log.warning("shutdown: killing running tasks: %s", self._describe_running())
-            self._stopper.kill_all()
-            self._leave_soon()
-        else:
-            log.warning("shutdown: interrupting running tasks: %s", self._describe_running())
-            self._stopper.interrupt_all()
-        self._send_ready_batches()
-
-    def _leave_soon(self) -> None:
-        self._loop.call_later(FINAL_BATCH_S, self._drained.set)
-
-    def _describe_wait(self, timeout_ms: int | None) -> str:
-        count = sum(len(child.assignments.running_since()) for child in self._pending.children)
-        if not count:
-            return "no task is running"
-        limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
-        return f"waiting {limit} for {count} task{'' if count == 1 else 's'} to end: {self._describe_running()}"
-
-    def _describe_running(self) -> str:
-        """Name the tasks that have run for the longest."""
-        running = [each for child in self._pending.children for each in child.assignments.running_since()]
-        running.sort(key=lambda each: each[0])
-        now = time.monotonic()
-        shown = [
-            f"{claim.task_name} ({claim.id}, running for {format_duration(now - began_at)})"
-            for began_at, claim in running[:TASKS_SHOWN]
-        ]
-        more = len(running) - TASKS_SHOWN
-        return (", ".join(shown) or "none") + (f" and {more} more" if more > 0 else "")
-
-    @property
-    def has_interrupted_tasks(self) -> bool:
-        """Tasks were interrupted, because they did not end in time."""
-        return self._stopper.has_interrupted
-
-    # -- input from other services
+    # -- the three inputs
 
     def on_notification(self, payload: str | None) -> None:
-        if not self._wakeups.on_notification(payload):
+        """Handle a notification about tasks to claim. None: notifications may have been lost."""
+        state = self._state
+        if payload is not None and (delayed := _DELAYED.fullmatch(payload)):
+            self._plan_promotion(int(delayed[1]) / 1_000_000)
             return
+        if payload == "freed":
+            if not state.limits.caps.has_limits:
+                return  # of a cap that this worker does not have
+        elif not state.watermarks.add_hint(payload):
+            return
+        state.notifications += 1
+        state.may_have_tasks = True
         # Many arrive together: read all that have arrived, then send once.
-        self._notification_count += 1
-        if self._notification_count >= self._coalesce:
+        self._unsent_notifications += 1
+        if self._unsent_notifications >= self._coalesce:
             self._send_ready_batches()
-        elif self._notification_count == 1:
+        elif self._unsent_notifications == 1:
             self._loop.call_soon(self._send_ready_batches)
+
+    def on_child_report(self, child: Child, report: ChildReport) -> None:  # noqa: C901, PLR0912 - one case for each kind
+        """Handle what a child reports. Batches are sent when all that has arrived from it was reported."""
+        state = self._state
+        match report:
+            case TaskDone(claim, done):
+                if done.duration_us:  # otherwise it was cancelled before it began
+                    state.prefetch.observe(done.duration_us)
+                if state.progress:
+                    state.progress.pop((claim.id, claim.claim_no), None)
+                if done.misfit is Misfit.NONE:
+                    self._add_ending(claim, ending_from_done(claim, done))
+                else:
+                    self._add_unfit(claim, done)
+                if self.group is not None and self.group.slot is None:
+                    state.may_have_tasks = True  # it is not notified of tasks, so it looks whenever there is room
+                if subscribers:
+                    self.events.on_done(claim, done)
+            case TaskBegan(assignment_no, claim):
+                if state.is_interrupting:
+                    self._interrupt(child, assignment_no, claim)  # it had not begun when all were interrupted
+                elif claim.timeout_ms is not None:
+                    at = self._clock() + claim.timeout_ms / 1000
+                    self._add_deadline(at, Deadline(child, assignment_no, StopStage.REQUEST))
+                if subscribers:
+                    self.events.on_began(claim)
+            case ReportsRead():
+                self._send_ready_batches()
+            case TaskProgress(claim, fraction, message):
+                state.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
+            case TasksReturned(claims):
+                state.releases.extend(claims)
+            case ChildExited():
+                self._on_child_exited(report)
+                self._send_ready_batches()
+
+    def on_timer(self) -> None:
+        """Do what has become due because time has passed."""
+        state, now = self._state, self._clock()
+        self._timer = None
+        if now >= state.poll_at:
+            state.poll_at = now + self._poll_s
+            state.watermarks.request_rescan()
+            state.may_have_tasks = state.may_have_due_tasks = True
+        if now >= state.due_at:
+            state.due_at = math.inf
+            state.may_have_due_tasks = True
+        if state.watermarks.rescan_in_s(now) == 0.0:
+            state.may_have_tasks = True
+        for deadline in state.deadlines.due(now):
+            self._enforce(deadline)
+        for child in state.children:  # take back what waits behind a slow task
+            if child.assignments.has_waiting:
+                behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S)
+                if behind is not None:
+                    child.recall(behind)
+        self._send_ready_batches()
+
+    # -- requests of other services
+
+    def promote_in(self, seconds: float) -> None:
+        """Promote what is due after this time."""
+        now = self._clock()
+        self._state.due_at = min(self._state.due_at, now + max(0.0, seconds))
+        self._fire_by(self._state.due_at, now)
 
     def cancel(self, task_ids: Collection[TaskId]) -> None:
         """Request these to stop; they are killed when their grace period is over."""
-        self._stopper.cancel(task_ids)
-        self.wakeup_timer.schedule_deadline()
+        for child in self._state.children if task_ids else ():
+            for assignment_no, claim in child.assignments.items():
+                if claim.id in task_ids:
+                    message = "the task was cancelled"
+                    self._request_stop(child, assignment_no, claim, "cancel", OutcomeCode.TASK_CANCELLED, message)
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Release what was never assigned to a child."""
+        self._state.releases.extend(claims)
+        self._send_ready_batches()
 
     def on_database_reached(self) -> None:
         """End a pause that was made because the database could not be reached: another service has just reached it."""
@@ -253,108 +300,507 @@ class Dispatcher:
 
     async def unknown_claims(self, held: Sequence[Claim]) -> list[Claim]:
         """Return those rows that this worker holds according to the database and knows nothing of."""
+        unknown, in_flight = self._unknown(held), list(self._state.in_flight)
         # A batch in flight may just have claimed them, so its answer comes first. Not for long: the heartbeat waits for us.
-        if self._pending.unknown_claims(held) and not await self._sender.wait_in_flight(IN_FLIGHT_PATIENCE_S):
+        try:
+            async with asyncio.timeout(IN_FLIGHT_PATIENCE_S):
+                while unknown and any(batch in self._state.in_flight for batch in in_flight):
+                    self._batch_ended.clear()
+                    await self._batch_ended.wait()
+        except TimeoutError:
             return []
-        return self._pending.unknown_claims(held)
+        return self._unknown(unknown)
 
-    def release(self, claims: Sequence[Claim]) -> None:
-        """Release what was never assigned to a child."""
-        self._pending.releases.extend(claims)
+    def _unknown(self, claims: Sequence[Claim]) -> list[Claim]:
+        if not claims:
+            return []
+        known = {(held.id, held.claim_no) for held in held_claims(self._state)}
+        return [claim for claim in claims if (claim.id, claim.claim_no) not in known]
+
+    @property
+    def worker(self) -> str:
+        return self._state.worker
+
+    @property
+    def queues(self) -> Sequence[str]:
+        return self._state.watermarks.queues
+
+    @property
+    def processes(self) -> int:
+        return self._state.prefetch.processes
+
+    @property
+    def concurrency(self) -> int:
+        return self._state.prefetch.concurrency
+
+    @property
+    def offered_tasks(self) -> dict[str, int]:
+        """The tasks that other workers may leave to this one, with their signatures: none when it stops."""
+        return {} if self._state.is_stopping else dict(self._state.known_tasks.signatures)
+
+    @property
+    def running_count(self) -> int:
+        return sum(child.load for child in self._state.children)
+
+    @property
+    def buffered_count(self) -> int:
+        return len(self._state.buffer)
+
+    @property
+    def child_pids(self) -> list[int]:
+        return [child.pid for child in list(self._state.children)]
+
+    @property
+    def has_interrupted_tasks(self) -> bool:
+        """Tasks were interrupted, because they did not end in time."""
+        return self._state.has_interrupted
+
+    # -- shutdown
+
+    async def drain(self, timeout_ms: int | None) -> None:
+        """Claim no more, release what has not begun, and wait until the rest has ended and is stored."""
+        state = self._state
+        state.is_stopping = True
+        log.info("shutdown: claiming no more tasks, %s", self._describe_wait(timeout_ms))
+        for child in state.children:
+            if child.assignments.has_waiting:
+                child.recall(NO_ASSIGNMENT)
+        self._send_ready_batches()
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await self._drained.wait()
+        except TimeoutError:
+            log.warning("shutdown timeout (%g s) reached with tasks still running", (timeout_ms or 0) / 1000)
+            self.escalate_stop()
+            self._loop.call_later(self._grace_s, self._leave_soon)
+            await self._drained.wait()
+        if not is_drained(state):
+            raise GaveUp("the database is unavailable and the time to shut down is over: not all results were stored")
+
+    def escalate_stop(self) -> None:
+        """Interrupt the running tasks. When called again, kill them and no longer wait for the database."""
+        state = self._state
+        is_second = state.is_interrupting
+        action = "killing" if is_second else "interrupting"
+        log.warning("shutdown: %s running tasks: %s", action, self._describe_running())
+        state.is_interrupting = True
+        for child in state.children:
+            # The policy of each task decides whether it runs again.
+            for assignment_no, claim in child.assignments.running():
+                self._interrupt(child, assignment_no, claim)
+            if is_second:
+                child.kill()
+        if is_second:
+            self._leave_soon()
         self._send_ready_batches()
 
-    # -- batches
+    def _leave_soon(self) -> None:
+        self._loop.call_later(FINAL_BATCH_S, self._drained.set)
+
+    def _describe_wait(self, timeout_ms: int | None) -> str:
+        count = sum(len(child.assignments.running_since()) for child in self._state.children)
+        if not count:
+            return "no task is running"
+        limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
+        return f"waiting {limit} for {count} task{'' if count == 1 else 's'} to end: {self._describe_running()}"
+
+    def _describe_running(self) -> str:
+        """Name the tasks that have run for the longest."""
+        running = [each for child in self._state.children for each in child.assignments.running_since()]
+        running.sort(key=lambda each: each[0])
+        now = self._clock()
+        shown = [
+            f"{claim.task_name} ({claim.id}, running for {format_duration(now - began_at)})"
+            for began_at, claim in running[:TASKS_SHOWN]
+        ]
+        more = len(running) - TASKS_SHOWN
+        return (", ".join(shown) or "none") + (f" and {more} more" if more > 0 else "")
+
+    # -- stopping tasks
+
+    def _interrupt(self, child: Child, assignment_no: int, claim: Claim) -> None:
+        state, key = self._state, (claim.id, claim.claim_no)
+        if key in state.stops_by_shutdown:
+            return
+        state.has_interrupted = True
+        if key in state.stops_requested:
+            return  # it was cancelled, or has timed out: it ends so, and its grace period has begun
+        state.stops_by_shutdown.add(key)
+        self._request_stop(child, assignment_no, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
+
+    def _request_stop(
+        self, child: Child, assignment_no: int, claim: Claim, reason: StopReason, code: str, message: str
+    ) -> None:
+        key = claim.id, claim.claim_no
+        child.set_kill_reason(assignment_no, code, f"{message}, and it did not end within {self._grace_s:g} s")
+        if key not in self._state.stops_requested:
+            self._state.stops_requested.add(key)
+            child.interrupt(assignment_no, reason)
+            self._add_deadline(self._clock() + self._grace_s, Deadline(child, assignment_no, StopStage.KILL))
+
+    def _add_deadline(self, at: float, deadline: Deadline) -> None:
+        self._state.deadlines.add(at, deadline)
+        self._fire_by(at, self._clock())
+
+    def _enforce(self, deadline: Deadline) -> None:
+        """Act on a deadline that has passed."""
+        child, assignment_no = deadline.child, deadline.assignment_no
+        if deadline.stage is StopStage.CHECK_LOOP:
+            if deadline.is_pending:
+                child.kill_blocked()
+            return
+        claim = child.assignments.running_claim(assignment_no)
+        if claim is None:
+            return  # it has ended
+        if deadline.stage is StopStage.REQUEST:
+            message = f"the task ran longer than its timeout_ms={claim.timeout_ms}"
+            self._request_stop(child, assignment_no, claim, "timeout", OutcomeCode.TASK_TIMEOUT, message)
+        elif self.concurrency == 1:
+            child.kill()
+        else:
+            # End it in the database while it still runs in its child. If it blocks the event loop, the others there cannot end either.
+            answers = child.ping_loop()
+            self._add_failure(*child.abandon(assignment_no))
+            check_at = self._clock() + max(self._grace_s, LOOP_ANSWER_S)
+            self._add_deadline(check_at, Deadline(child, assignment_no, StopStage.CHECK_LOOP, answers))
+
+    # -- endings
+
+    def _add_ending(self, claim: Claim, ending: Ending) -> None:
+        """Add an ending that a child reported."""
+        state = self._state
+        if state.stops_requested:
+            key = claim.id, claim.claim_no
+            state.stops_requested.discard(key)
+            if key in state.stops_by_shutdown and ending.status is not TaskStatus.COMPLETED:
+                state.stops_by_shutdown.discard(key)
+                error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
+                state.interrupted.append(failed_ending(claim, error))
+                return
+        state.endings.append(ending)
+
+    def _add_failure(self, claim: Claim, error: TaskError) -> None:
+        """Add an ending that the child could not report."""
+        log.warning(
+            "task %s (%s) ended as %s: %s",
+            claim.task_name,
+            claim.id,
+            error.error_code,
+            error.message,
+            extra={"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt},
+        )
+        state, key = self._state, (claim.id, claim.claim_no)
+        state.stops_requested.discard(key)
+        if key in state.stops_by_shutdown:
+            state.stops_by_shutdown.discard(key)
+            state.interrupted.append(failed_ending(claim, error))
+        else:
+            state.endings.append(failed_ending(claim, error, may_retry=claim.retries_left))
+
+    def _add_unfit(self, claim: Claim, done: Done) -> None:
+        """Add a claim that its child could not run."""
+        state = self._state
+        state.stops_requested.discard((claim.id, claim.claim_no))
+        state.stops_by_shutdown.discard((claim.id, claim.claim_no))
+        signature = state.known_tasks.signatures.get(claim.task_name)
+        if done.misfit is not Misfit.UNKNOWN:
+            log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
+            state.unfit.append(UnfitClaim(claim, done.misfit, signature, done.error_code or "", done.error or "{}"))
+            return
+        if signature is not None:
+            log.warning("task %s: child processes do not have it, leaving it to other workers", claim.task_name)
+            state.known_tasks.forget(claim.task_name)
+        state.unfit.append(unknown_task_claim(claim))
+
+    def _on_child_exited(self, report: ChildExited) -> None:
+        """End what had begun with its error. Release the rest without an attempt, unless children have died with it several times.
+
+        If nothing had begun, any of those that waited may be to blame for the death. Otherwise one of the running tasks is, or one that had a slot
+        and was about to begin; not those that had none.
+        """
+        state = self._state
+        for claim, error in report.begun:
+            self._add_failure(claim, error)
+        blamed = len(report.waiting) if not report.begun else max(0, self.concurrency - len(report.begun))
+        for place, claim in enumerate(report.waiting):
+            deaths = claim.child_deaths
+            if place < blamed and not state.is_stopping:
+                deaths += 1
+                if deaths >= DEATHS_MAX:
+                    message = f"{deaths} child processes died one after another before they began this task"
+                    self._add_failure(claim, TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=message))
+                    continue
+            state.releases.append(claim._replace(child_deaths=deaths))
+
+    # -- sending batches
 
     def _send_ready_batches(self) -> None:
         """Send every batch for which there is a reason, a connection and no delay."""
-        self._notification_count = 0
+        self._unsent_notifications = 0
         # Children report that they are ready before the worker is registered; what it claimed then would look like a dead worker's.
         if not self._sender.is_open:
             return
-        now = time.monotonic()
-        while self._may_send(now) and (batch := self._pending.next_batch(now)):
-            self._delay_until = None
-            self._sender.send(batch, self._wakeups.snapshot)
-        if self._pending.is_stopping and self._pending.is_empty:
+        state, now = self._state, self._clock()
+        # Leases that end here are released before another worker has to take the rows.
+        while state.buffer and (state.is_stopping or state.buffer[0].until <= now):
+            state.releases.append(state.buffer.popleft().claim)
+        while state.is_stopping and state.unread:
+            state.releases.append(state.unread.popleft())
+        while self._may_send(now) and (batch := plan_batch(state, now)):
+            state.delay_until = None
+            self._take(batch, now)
+            self._sender.send(batch)
+        if state.is_stopping and is_drained(state):
             self._drained.set()
-        self.wakeup_timer.schedule(now, self._next_send_at(now))
+        self._fire_by(next_wakeup(state, now), now)
+        self.is_full = not has_capacity(state)
+        if self.on_surplus is not None:
+            self.on_surplus(surplus_lane(state))
 
     def _may_send(self, now: float) -> bool:
-        if now < self._backoff.until or not self._sender.can_send(now):
+        state, sender = self._state, self._sender
+        if now < self._backoff.until:
+            state.blocked_until = self._backoff.until
             return False
-        if self._pending.should_delay_batch():
-            self._delay_until = self._delay_until or now + self._pending.prefetch.batch_delay_s
-            return now >= self._delay_until
-        self._delay_until = None
+        if not sender.can_send(now):
+            state.blocked_until = sender.can_send_at() or math.inf
+            return False
+        state.blocked_until = 0.0
+        if should_delay_batch(state):
+            delay_s = PREFETCH_BATCH_DELAY_S if state.prefetch.is_adaptive else BATCH_DELAY_S
+            state.delay_until = state.delay_until or now + delay_s
+            return now >= state.delay_until
+        state.delay_until = None
         return True
 
-    def _next_send_at(self, now: float) -> float | None:
-        """When a batch may be sent even if nothing happens until then."""
-        if now < self._backoff.until:
-            return self._backoff.until
-        if not self._sender.can_send(now):
-            return self._sender.can_send_at()  # a batch that completes earlier sends the next one itself
-        # A delay that is over and led to no batch waits for one that is in flight. A timer for it would fire without end.
-        times = [self._delay_until] if self._delay_until is not None and self._delay_until > now else []
-        if self._pending.buffer:
-            times.append(self._pending.buffer[0].until)
-        if quarantined := self._pending.quarantine.waiting:
-            times += [part.not_before for part in quarantined if part.not_before > now]
-        return min(times, default=None)
+    def _fire_by(self, at: float, now: float) -> None:
+        """Let the timer fire at this time or earlier. It is only ever moved to an earlier time: to fire too early does no harm."""
+        if self._timer is None or at < self._timer_at - TIMER_TOLERANCE_S:
+            if self._timer:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = self._loop.call_later(max(0.0, at - now), self.on_timer)
 
-    def _on_batch_done(self, in_flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
-        if isinstance(outcome, DriverError):
-            self._on_failed(in_flight.batch, outcome)
-        elif in_flight.batch.search is not None:
-            self._continue_search(in_flight.batch, outcome.found_ids, None)
-        else:
-            self._on_committed(in_flight, outcome)
+    def _take(self, batch: Batch, now: float) -> None:  # noqa: C901 - one branch for each kind of part
+        """Move what a planned batch carries out of the state, into the batch."""
+        state = self._state
+        state.in_flight[batch] = Sent(now, state.notifications, state.watermarks.sequence)
+        if batch.is_single_part:
+            state.quarantine.remove(batch)
+            return
+        if batch.search is not None:
+            state.search_step = None
+            return
+        if batch.loads:
+            for _ in batch.loads:
+                state.unread.popleft()
+            return
+        waiting: list[Ending] = []
+        for ending in batch.endings:
+            while (first := state.endings.popleft()) is not ending:
+                waiting.append(first)  # for a batch that advances its workflow
+            state.may_have_tasks = state.may_have_tasks or ending.root_id is not None
+        state.endings.extendleft(reversed(waiting))
+        for _ in batch.starts:
+            state.buffer.popleft()
+        if batch.claim_requests and batch.claim_from is ClaimFrom.START:
+            state.limits.caps.in_flight.since = "0"  # rows may have been changed by hand
+        if batch.unfit:
+            del state.unfit[: len(batch.unfit)]
+        state.interrupted, state.releases, state.progress, state.unsettled = [], [], {}, set()
+        state.may_have_due_tasks = False
+
+    def _put_back(self, batch: Batch) -> None:
+        """Keep all that it carried: it failed, or its outcome is not known."""
+        state = self._state
+        if batch.is_single_part:
+            state.quarantine.append(batch)
+            return
+        state.search_step = state.search_step or batch.search
+        state.unread.extendleft(reversed(batch.loads))
+        state.endings.extendleft(reversed(batch.endings))
+        state.interrupted.extend(batch.interrupted)
+        state.releases.extend(batch.releases)
+        state.unfit.extend(batch.unfit)
+        state.releases.extend(batch.starts)  # whether or not they were started: their user code has not run
+        for task_id, claim_no, text in batch.progress:
+            state.progress.setdefault((task_id, claim_no), text)  # a later report wins
+        state.may_have_due_tasks = state.may_have_due_tasks or batch.promotes
+        state.unsettled.update(batch.unsettled)
+
+    # -- answers
+
+    def on_sender_report(self, report: SenderReport) -> None:
+        """Handle the answer to a batch, or what has happened to a connection."""
+        match report:
+            case BatchDone(batch, outcome):
+                sent = self._state.in_flight.pop(batch)
+                self._batch_ended.set()
+                if isinstance(outcome, DriverError):
+                    self._on_failed(batch, outcome)
+                elif batch.search is not None:
+                    self._continue_search(outcome.found_ids, None)
+                else:
+                    self._on_committed(batch, sent, outcome)
+            case ConnectionLost():
+                self._on_connection_lost(report)
+            case ConnectionMade():
+                self._backoff.connected()
         self._send_ready_batches()
 
-    def _on_committed(self, in_flight: InFlightBatch, result: BatchResult) -> None:
-        batch, sent_at = in_flight.batch, in_flight.sent_at
+    def _on_committed(self, batch: Batch, sent: Sent, result: BatchResult) -> None:
+        state, now = self._state, self._clock()
         self._backoff.succeeded()
-        if any(result.claimed):
-            self._claimed_at = time.monotonic()
         if subscribers:
-            self.events.on_committed(batch, result, time.monotonic() - sent_at)
-        self._wakeups.on_committed(batch, result, in_flight.wakeups, sent_at)
-        # Leases count from when the claim was sent, so that they end here before they end in the database.
-        lease_until = sent_at + self._pending.limits.lease_ms / 1000
-        assign_tasks(self._pending, self._pending.apply(batch, result, until=lease_until))
+            self.events.on_committed(batch, result, now - sent.at)
+        if result.in_flight_from is not None:
+            state.limits.caps.in_flight.since = result.in_flight_from
+        if result.due_s is not None:
+            self.promote_in(result.due_s)
+        if batch.promotes:
+            self._on_promoted(result)
+        state.unsettled.update(result.unsettled)
+        runnable = [claim for claim in batch.starts if claim.id in result.started]
+        # The lease was lost, or the queue is at its cap: what is still held is released.
+        state.releases.extend([claim for claim in batch.starts if claim.id not in result.started])
+        for each in batch.unfit:
+            self._on_set_aside(each, result.unfit_outcomes.get(each.id), sent.at)
+        if batch.claim_requests:
+            state.claims_separately = False
+            self._update_watermarks(batch, sent, result, now)
+            runnable += self._on_claimed(batch, result, sent.at + state.limits.lease_ms / 1000)
+        loaded = self._on_loaded(batch, result) if batch.loads else []
+        if runnable or loaded:
+            self._assign(runnable, loaded)
+
+    def _assign(self, claims: list[Claim], loaded: list[Claim]) -> None:
+        """Assign RUNNING claims to the children, except those whose payload is not yet read."""
+        state = self._state
+        if any([claim.is_unread for claim in claims]):  # noqa: C419 - a generator takes longer
+            state.unread.extend([claim for claim in state.watermarks.in_order(claims) if claim.is_unread])
+            claims = [claim for claim in claims if not claim.is_unread]
+        shares, rest = plan_assignments(state, [*claims, *loaded])
+        state.releases.extend(rest)  # a child has died since the claim was sent
+        for child, share in shares.items():
+            child.assign(share)
+
+    def _on_promoted(self, result: BatchResult) -> None:
+        state, is_stuck = self._state, result.overdue and not result.promoted_lanes
+        state.promotion_retry_s = min(max(LOCKED_S, state.promotion_retry_s * 2), LOCKED_MAX_S) if is_stuck else 0.0
+        if result.overdue:
+            self.promote_in(state.promotion_retry_s)
+        for lane in result.promoted_lanes:
+            if state.watermarks.add_hint(lane, is_trusted=True):
+                state.may_have_tasks = True
+
+    def _update_watermarks(self, batch: Batch, sent: Sent, result: BatchResult, now: float) -> None:
+        """Update where to claim from next, and whether there may be more."""
+        state, watermarks = self._state, self._state.watermarks
+        claims = [claim for group in result.claimed for claim in group]
+        if claims:
+            self._claimed_at = now
+        limit = sum([request.limit for request in batch.claim_requests])
+        # A queue that gave all that one claim may take from it may have more: the claim counts as filled.
+        if state.limits.max_claim_batch and any(
+            request.queue_limit in Counter(claim.queue_name for claim in group).values()
+            for request, group in zip(batch.claim_requests, result.claimed, strict=True)
+        ):
+            limit = len(claims)
+        if batch.claim_from is ClaimFrom.START:
+            watermarks.on_rescanned(claims, limit=limit, sent_at=sent.hints, now=now, cost_s=now - sent.at)
+        else:
+            lanes = batch.lanes if batch.claim_from is ClaimFrom.WATERMARKS else ()
+            watermarks.on_claimed(claims, lanes=lanes, limit=limit, sent_at=sent.hints)
+        for lane in result.waiting_lanes:
+            watermarks.add_hint(lane, is_trusted=True)
+        # The batch has not seen what was announced after it was made.
+        if len(claims) < limit and sent.notifications == state.notifications:
+            state.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.has_more_lanes
+
+    def _on_claimed(self, batch: Batch, result: BatchResult, until: float) -> list[Claim]:
+        """Return what is RUNNING and known here. The rest is buffered, or unfit.
+
+        `until` is when leases end: they count from when the claim was sent, so that they end here before they end in the database.
+        """
+        state, runnable = self._state, list[Claim]()
+        names = state.known_tasks.signatures
+        for request, group in zip(batch.claim_requests, result.claimed, strict=True):
+            known = [claim for claim in group if claim.task_name in names]
+            if len(known) < len(group):
+                state.unfit += [unknown_task_claim(claim) for claim in group if claim.task_name not in names]
+            if request.status is TaskStatus.RUNNING:
+                runnable += known
+            else:
+                state.buffer.extend([BufferedClaim(claim, until) for claim in state.watermarks.in_order(known)])
+        return runnable
+
+    def _on_loaded(self, batch: Batch, result: BatchResult) -> list[Claim]:
+        """Return the claims whose payload has been read."""
+        state, loaded = self._state, list[Claim]()
+        for claim in batch.loads:
+            payload = result.payloads.get(claim.id)
+            if payload is None:
+                state.releases.append(claim)  # it was ended, or claimed, by another worker
+            elif payload.is_too_large:
+                error = serialization_error(
+                    f"its arguments and the results that it takes have {payload.bytes:,} bytes, and the limit is {MOST_BYTES:,}; "
+                    "store the data elsewhere and pass a reference to it"
+                )
+                state.endings.append(failed_ending(claim, error))
+            elif payload.args is None:
+                state.unread.append(claim)  # it did not fit into this batch
+            else:
+                loaded.append(claim._replace(args=payload.args, inputs=payload.inputs))
+        return loaded
+
+    def _on_set_aside(self, unfit: UnfitClaim, outcome: UnfitOutcome | None, now: float) -> None:
+        if outcome is UnfitOutcome.NO_WORKER:
+            claim = unfit.claim
+            extra = {"task_id": claim.id, "task_name": claim.task_name, "attempt": claim.attempt}
+            log.warning("task %s failed: %s", claim.task_name, unfit.error_code, extra=extra)
+            self._state.endings.append(unfit.ending)
+        elif outcome is not None:
+            # Also where no worker can run it: the queue may have more of it, and to skip a row is far cheaper than to set it aside.
+            self._state.known_tasks.avoid(unfit, now + AVOIDED_S)
+
+    def _plan_promotion(self, seconds: float) -> None:
+        """Promote when a task becomes due. Forged notifications cause no more promotions than one per PROMOTE_EVERY_S."""
+        state, now = self._state, self._clock()
+        if state.notified_due_at <= now:
+            state.notified_promotion_at, state.notified_due_at = state.notified_due_at, math.inf
+        at = max(now + min(max(seconds, 0.0), DELAY_MAX_S), state.notified_promotion_at + PROMOTE_EVERY_S)
+        if at < state.notified_due_at:
+            state.notified_due_at = at
+            self.promote_in(at - now)
 
     # -- errors
 
-    def _on_connected(self) -> None:
-        self._backoff.connected()
-        self._send_ready_batches()
-
-    def _on_connection_lost(self, lost: LostConnection) -> None:
+    def _on_connection_lost(self, lost: ConnectionLost) -> None:
         """Put its batch back. The worker pauses only when it has no other connection."""
-        if lost.in_flight is not None:
-            self._pending.put_back(lost.in_flight.batch)
-            self._pending.watermarks.request_rescan()
+        if lost.batch is not None:
+            del self._state.in_flight[lost.batch]
+            self._batch_ended.set()
+            self._put_back(lost.batch)
+            self._state.watermarks.request_rescan()
         if subscribers:
             emit(DatabaseError(classify(lost.error).name.lower()))
         self._request_heartbeat()
+        error = broker_error(lost.error)
         if lost.has_served:
-            log.warning("database connection lost, reconnecting: %s", broker_error(lost.error))
+            log.warning("database connection lost, reconnecting: %s", error)
         elif self._sender.has_session:
-            log.warning(
-                "database connection could not be made, continuing with the others: %s", broker_error(lost.error)
-            )
+            log.warning("database connection could not be made, continuing with the others: %s", error)
         else:
-            self._backoff.failed(broker_error(lost.error), unreached=True)
-        self._send_ready_batches()
+            self._backoff.failed(error, unreached=True)
 
     def _on_failed(self, batch: Batch, error: DriverError) -> None:
-        self._pending.watermarks.request_rescan()
+        self._state.watermarks.request_rescan()
         kind = classify(error)
         if subscribers:
             emit(DatabaseError(kind.name.lower()))
         match kind:
             case ErrorKind.CONTENTION:
-                self._pending.put_back(batch)
+                self._put_back(batch)
                 self._backoff.contended()
                 if isinstance(error, LockTimeout):
                     # Workers hold their locks for milliseconds, so another program holds it, or a transaction was left open.
@@ -364,440 +810,141 @@ class Dispatcher:
                         broker_error(error),
                     )
             case ErrorKind.CONNECTION_LOST:
-                self._pending.put_back(batch)
+                self._put_back(batch)
                 self._request_heartbeat()
                 self._backoff.failed(broker_error(error))
             case _:
                 self._on_refused(batch, error)
 
     def _on_refused(self, batch: Batch, error: DriverError) -> None:
-        """Find the part of a rolled-back batch that was at fault: see `quarantine`."""
+        """Find the part of a rolled-back batch that was at fault: see `plan`."""
+        state = self._state
         refusal = Refusal(str(broker_error(error)), is_about_values(error), is_about_server(error))
         if batch.search is not None:
-            self._continue_search(batch, refusal, error)
+            self._continue_search(refusal, error)
         elif batch.is_single_part:
             self._on_part_refused(batch, refusal)
         elif batch.only_claims:
             # The error may be an answer that we cannot read, of a batch that is committed.
             self._request_heartbeat()
             self._claim_error = error
-            has_claimed = time.monotonic() - self._claimed_at < CLAIMED_LATELY_S
-            self._pending.begin_search(batch, time.monotonic, has_claimed=has_claimed)
+            if state.search is None:  # else begun for another claim that was in flight at the same time
+                has_claimed = self._clock() - self._claimed_at < CLAIMED_LATELY_S
+                widest = max(batch.claim_requests, key=lambda request: request.limit)
+                state.search = find_bad_rows(widest, batch.lanes, has_claimed=has_claimed)
+                state.search_step = next(state.search)
         else:
             log.info("batch refused by the database, sending its parts one by one: %s", refusal.message)
             self._request_heartbeat()
-            self._pending.split(batch)
+            state.quarantine.extend(split_batch(batch))
+            state.claims_separately = state.claims_separately or bool(batch.claim_requests)
 
-    def _on_part_refused(self, batch: Batch, refusal: Refusal) -> None:
-        now = time.monotonic()
-        pause_s = self._pending.on_part_refused(batch, refusal, now)
-        if pause_s and now >= self._warn_after:  # a full disk refuses hundreds of them
-            self._warn_after = now + WARN_EVERY_S
-            log.warning("%s: not stored yet, retrying in %.1f s: %s", batch.describe_part(), pause_s, refusal.message)
+    def _on_part_refused(self, part: Batch, refusal: Refusal) -> None:
+        """Give up a part that was refused alone, or send it again: in a simpler form at once, or as it is after a pause."""
+        state, now = self._state, self._clock()
+        # A payload that cannot be read is not tried without end: its task occupies a slot.
+        gives_up_load = refusal.is_about_values or (not refusal.is_about_server and part.failures >= LOAD_FAILURES_MAX)
+        if part.progress or (part.loads and gives_up_load):
+            error = serialization_error(f"its arguments cannot be read. {refusal.message}")
+            state.endings.extend([failed_ending(claim, error) for claim in part.loads])
+        elif part.unfit and refusal.is_about_values:
+            state.endings.extend([each.ending for each in part.unfit])
+        elif (simpler := simplify(part, refusal)) is not None:
+            state.quarantine.append(simpler)
+        else:
+            pause_s = self._resilience.delay_ms(part.failures, random_jitter()) / 1000
+            state.quarantine.append(replace(part, failures=part.failures + 1, not_before=now + pause_s))
+            if now >= self._warn_after:  # a full disk refuses hundreds of them
+                self._warn_after = now + WARN_EVERY_S
+                log.warning(
+                    "%s: not stored yet, retrying in %.1f s: %s", part.describe_part(), pause_s, refusal.message
+                )
 
-    def _continue_search(self, batch: Batch, answer: SearchAnswer, error: DriverError | None) -> None:
+    def _continue_search(self, answer: SearchAnswer, error: DriverError | None) -> None:
         """Pass the answer to a step on to the search for a row that cannot be claimed."""
-        is_found = self._pending.continue_search(batch, answer)
+        state = self._state
+        if state.search is None:
+            return
+        try:
+            state.search_step = state.search.send(answer)
+        except StopIteration as end:
+            state.search, found = None, end.value
+        else:
+            return
+        for task_id, refusal, is_ended in found:
+            if not is_ended:
+                now = self._clock()
+                state.skipped = {skipped: until for skipped, until in state.skipped.items() if until > now}
+                if len(state.skipped) >= SKIPPED_MAX:
+                    del state.skipped[min(state.skipped, key=state.skipped.__getitem__)]
+                state.skipped[task_id] = now + SKIPPED_S
+            log.warning(
+                "task %s cannot be claimed, %s: %s",
+                task_id,
+                "ended as FAILED" if is_ended else f"skipped for {SKIPPED_S:g} s",
+                refusal.message,
+                extra={"task_id": task_id},
+            )
         reason = error or self._claim_error
-        if is_found is False and reason is not None:
+        if not found and reason is not None:
             self._backoff.failed(broker_error(reason))
 
 
-def assign_tasks(pending: PendingWork, claims: list[Claim]) -> None:
-    """Assign RUNNING claims in order of service, each to the child with the least load.
-
-    What fits nowhere, because a child has died since the claim was sent, is released.
-    """
-    shares: dict[Child, list[Claim]] = {}
-    if not pending.is_stopping:
-        shares = {child: [] for child in pending.children if child.is_open}
-    capacity: dict[Child, int] = {}
-    for child in shares:
-        free = pending.prefetch.child_limit_max - child.load
-        capacity[child] = free if child.budget_left is None else min(free, child.budget_left)
-    for claim in pending.watermarks.in_order(claims):
-        free_children = [child for child in shares if capacity[child] > 0]
-        if not free_children:
-            pending.releases.append(claim)
-            continue
-        child = min(free_children, key=lambda child: child.load + len(shares[child]))
-        shares[child].append(claim)
-        capacity[child] -= 1
-    for child, share in shares.items():
-        if share:
-            child.assign(share)
+# -- events
 
 
-class Wakeups:
-    """Update the watermarks, and whether there may be tasks to claim, from notifications and from the results of batches.
+@dataclass(slots=True)
+class _Attempt:
+    claim: Claim
+    began_at: float | None = None
+    duration_s: float | None = None
 
-    `schedule_promotion` takes in how many seconds a delayed task becomes due.
+    def length_s(self) -> float:
+        """Return the duration that its child measured; without one, the time since it began."""
+        if self.duration_s is not None:
+            return self.duration_s
+        return 0.0 if self.began_at is None else time.monotonic() - self.began_at
+
+
+class TaskEvents:
+    """Emit what becomes of the tasks of this worker, once it is committed.
+
+    Children begin and end tasks, but only a committed batch decides whether a task has ended, is retried, or belongs to another worker by now. So what
+    events need of a claim is kept from the batch that made it to the batch that ends it. Without subscribers nothing is called here.
     """
 
-    def __init__(self, pending: PendingWork, *, schedule_promotion: Callable[[float], None]) -> None:
-        self._pending = pending
-        self._schedule_promotion = schedule_promotion
-        self._received_count = 0
-        self._retry_s = 0.0
-        self._promote_at: float | None = None
-        """When a notification causes the next promotion."""
-        self._promoted_at = 0.0
-        """When a notification last caused one."""
+    def __init__(self) -> None:
+        self.clock_offset_s = 0.0
+        """How far the clock of the database is ahead of ours, as measured by the heartbeat."""
+        self._attempts: dict[ClaimKey, _Attempt] = {}
 
-    @property
-    def snapshot(self) -> WakeupSnapshot:
-        return WakeupSnapshot(self._received_count, self._pending.watermarks.sequence)
+    def on_began(self, claim: Claim) -> None:
+        attempt = self._attempts.setdefault((claim.id, claim.claim_no), _Attempt(claim))
+        attempt.began_at = time.monotonic()
+        wait_s = max(0.0, time.time() + self.clock_offset_s - claim.enqueued_at.timestamp())
+        emit(TaskStarted(claim.id, claim.task_name, claim.queue_name, claim.attempt, wait_s))
 
-    def on_notification(self, payload: str | None) -> bool:
-        """Return whether there may be tasks to claim now. None: notifications may have been lost."""
-        if payload is not None and (delayed := _DELAYED.fullmatch(payload)):
-            self._plan_promotion(int(delayed[1]) / 1_000_000)
-            return False
-        if payload == "freed":
-            if not self._pending.limits.caps.has_limits:
-                return False  # of a cap that this worker does not have
-        elif not self._pending.watermarks.add_hint(payload):
-            return False
-        self._received_count += 1
-        self._pending.may_have_tasks = True
-        return True
+    def on_done(self, claim: Claim, done: Done) -> None:
+        attempt = self._attempts.setdefault((claim.id, claim.claim_no), _Attempt(claim))
+        attempt.duration_s = done.duration_us / 1_000_000
 
-    def _plan_promotion(self, seconds: float) -> None:
-        """Promote when the task becomes due. Forged notifications cause no more promotions than one per PROMOTE_EVERY_S."""
-        now = time.monotonic()
-        if self._promote_at is not None and self._promote_at <= now:
-            self._promoted_at, self._promote_at = self._promote_at, None
-        at = max(now + min(max(seconds, 0.0), DELAY_MAX_S), self._promoted_at + PROMOTE_EVERY_S)
-        if self._promote_at is None or at < self._promote_at:
-            self._promote_at = at
-            self._schedule_promotion(at - now)
-
-    def on_committed(self, batch: Batch, result: BatchResult, snapshot: WakeupSnapshot, sent_at: float) -> None:
-        if result.due_s is not None:
-            self._schedule_promotion(result.due_s)
-        if batch.promotes:
-            is_stuck = result.overdue and not result.promoted_lanes
-            self._retry_s = min(max(LOCKED_S, self._retry_s * 2), LOCKED_MAX_S) if is_stuck else 0.0
-            if result.overdue:
-                self._schedule_promotion(self._retry_s)
-        for lane in result.promoted_lanes:
-            if self._pending.watermarks.add_hint(lane, is_trusted=True):
-                self._pending.may_have_tasks = True
-        if batch.claim_requests:
-            self._on_claimed(batch, result, snapshot, sent_at)
-
-    def _on_claimed(self, batch: Batch, result: BatchResult, snapshot: WakeupSnapshot, sent_at: float) -> None:
-        watermarks, now = self._pending.watermarks, time.monotonic()
+    def on_committed(self, batch: Batch, result: BatchResult, duration_s: float) -> None:
         claims = [claim for group in result.claimed for claim in group]
-        # A queue that gave all that one claim may take from it may have more: the claim counts as filled.
-        is_filled = any(
-            request.queue_limit in Counter(claim.queue_name for claim in group).values()
-            for request, group in zip(batch.claim_requests, result.claimed, strict=True)
-        )
-        limit = len(claims) if is_filled else sum(request.limit for request in batch.claim_requests)
-        if batch.claim_from is ClaimFrom.START:
-            watermarks.on_rescanned(claims, limit=limit, sent_at=snapshot.sequence, now=now, cost_s=now - sent_at)
-        else:
-            lanes = batch.lanes if batch.claim_from is ClaimFrom.WATERMARKS else ()
-            watermarks.on_claimed(claims, lanes=lanes, limit=limit, sent_at=snapshot.sequence)
-        for lane in result.waiting_lanes:
-            watermarks.add_hint(lane, is_trusted=True)
-        # The batch has not seen what was announced after it was made.
-        if len(claims) < limit and snapshot.received_count == self._received_count:
-            self._pending.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.has_more_lanes
-
-
-class WakeupTimer:
-    """Update `PendingWork` when something becomes due because time passes, then call `on_timer`.
-
-    One timer serves all reasons. It is only ever moved to an earlier time, because to fire too early does no harm: after each call the
-    dispatcher sets it to the first time that matters then. All times are on the monotonic clock, in seconds. It must be closed.
-    """
-
-    def __init__(
-        self, pending: PendingWork, stopper: TaskStopper, *, poll_s: float, on_timer: Callable[[], None]
-    ) -> None:
-        self._pending = pending
-        self._stopper = stopper
-        self._poll_s = poll_s
-        self._on_timer = on_timer
-        self._loop = asyncio.get_running_loop()
-        self._poll_at = 0.0
-        self._due_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-
-    def close(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-
-    def schedule(self, now: float, send_at: float | None) -> None:
-        """Fire at the first time that matters. `send_at`: when a batch may be sent that cannot be sent now."""
-        self._fire_by(min(self._times(now, send_at)), now)
-
-    def schedule_promotion(self, in_s: float) -> None:
-        """Promote what is due after `in_s` seconds."""
-        now = time.monotonic()
-        due_at = now + max(0.0, in_s)
-        if self._due_at is None or due_at < self._due_at:
-            self._due_at = due_at
-            self._fire_by(due_at, now)
-
-    def schedule_deadline(self) -> None:
-        """Fire at the next deadline of the running tasks."""
-        if (deadline := self._stopper.next_at) is not None:
-            self._fire_by(deadline, time.monotonic())
-
-    def _fire_by(self, at: float, now: float) -> None:
-        if self._timer is None or at < self._timer_at - TIMER_TOLERANCE_S:
-            if self._timer:
-                self._timer.cancel()
-            self._timer_at = at
-            self._timer = self._loop.call_later(max(0.0, at - now), self._fire)
-
-    def _times(self, now: float, send_at: float | None) -> Iterator[float]:
-        yield self._poll_at
-        if send_at is not None:
-            yield send_at
-        rescan_s = self._pending.watermarks.rescan_in_s(now)
-        if rescan_s is not None and not self._pending.may_have_tasks:
-            yield now + max(rescan_s, 0.001)
-        if self._pending.prefetch.is_adaptive and any(
-            child.assignments.has_waiting and not child.is_recalled for child in self._pending.children
-        ):
-            yield now + SLOW_AFTER_S / 2
-        if self._due_at is not None:
-            yield self._due_at
-        if (deadline := self._stopper.next_at) is not None:
-            yield deadline
-
-    def _fire(self) -> None:
-        self._timer = None
-        now = time.monotonic()
-        if now >= self._poll_at:
-            self._poll_at = now + self._poll_s
-            self._pending.watermarks.request_rescan()
-            self._pending.may_have_tasks = self._pending.may_have_due_tasks = True
-        if self._due_at is not None and now >= self._due_at:
-            self._due_at = None
-            self._pending.may_have_due_tasks = True
-        if self._pending.watermarks.rescan_in_s(now) == 0.0:
-            self._pending.may_have_tasks = True
-        self._stopper.enforce(now)
-        for child in self._pending.children:  # take back what waits behind a slow task
-            if child.assignments.has_waiting:
-                behind = child.stuck_behind(now, SLOW_AFTER_S, SLOW_TOGETHER_S)
-                if behind is not None:
-                    child.recall(behind)
-        self._on_timer()
-
-
-class BatchSender:
-    """A few connections, each of which carries one batch at a time.
-
-    `on_done` is called for each batch when its connection is idle again, with its result or with the error of a server that rolled it back;
-    `on_lost` for each connection that is lost or cannot be made, `on_connected` for each that is made.
-    """
-
-    def __init__(
-        self,
-        group: asyncio.TaskGroup,
-        database: PostgresConfig,
-        count: int,
-        *,
-        resilience: WorkerResilienceConfig,
-        on_done: Callable[[InFlightBatch, BatchResult | DriverError], None],
-        on_lost: Callable[[LostConnection], None],
-        on_connected: Callable[[], None],
-    ) -> None:
-        self._group = group
-        self._loop = asyncio.get_running_loop()
-        self._pauses = {LoopConnection(database, "worker"): ConnectionPause(resilience) for _ in range(count)}
-        """All connections."""
-        self._idle = list(self._pauses)
-        self._served: set[LoopConnection] = set()
-        """Connections that have carried a batch since they were made."""
-        self._waiting: deque[InFlightBatch] = deque()
-        """Batches that wait for a connection that is being made."""
-        self._connecting: dict[LoopConnection, asyncio.Task[None] | None] = {}
-        self._on_done = on_done
-        self._on_lost = on_lost
-        self._on_connected = on_connected
-        self._in_flight: set[asyncio.Future[None]] = set()
-        self.is_open = False
-
-    def open(self) -> None:
-        self.is_open = True
-        self._closer = self._group.create_task(self._close_with_group())
-
-    async def _close_with_group(self) -> None:
-        """Stop sending batches as soon as the task group is cancelled."""
-        try:
-            await self._loop.create_future()
-        finally:
-            self.is_open = False
-
-    def close(self) -> None:
-        """Close all connections. No callback is called for what is in flight."""
-        self.is_open = False
-        self._closer.cancel()
-        for connecting in self._connecting.values():
-            if connecting is not None:
-                connecting.cancel()
-        for connection in self._pauses:
-            connection.close()
-
-    @property
-    def has_session(self) -> bool:
-        """At least one connection is open."""
-        return any(connection.is_ready for connection in self._pauses)
-
-    def can_send(self, now: float) -> bool:
-        """Return whether a connection is idle, and is open or may be made now."""
-        if not self._idle:
-            return False
-        if self._idle[-1].has_session:  # checked several times per task, and nearly always true
-            return True
-        if any(connection.is_ready or self._pauses[connection].until <= now for connection in self._idle):
-            return True
-        return not self.has_session  # where none is open the worker pauses as a whole, and not each connection
-
-    def can_send_at(self) -> float | None:
-        """Return when the first idle connection may be made again."""
-        return min((self._pauses[connection].until for connection in self._idle), default=None)
-
-    async def wait_in_flight(self, timeout_s: float) -> bool:
-        """Return whether all batches that are in flight now are done in this time. Later ones do not matter."""
-        if not self._in_flight:
-            return True
-        _, unanswered = await asyncio.wait(self._in_flight, timeout=timeout_s)
-        return not unanswered
-
-    def send(self, batch: Batch, wakeups: WakeupSnapshot) -> None:
-        """Send it; `can_send` must have been true."""
-        in_flight = InFlightBatch(batch, wakeups, time.monotonic(), self._loop.create_future())
-        self._in_flight.add(in_flight.done)
-        connection = self._take_ready()
-        if connection is not None:
-            self._submit(connection, in_flight)
-            return
-        self._waiting.append(in_flight)
-        connection = min(self._idle, key=lambda connection: self._pauses[connection].until)
-        self._idle.remove(connection)
-        self._served.discard(connection)
-        self._connecting[connection] = self._spawn(self._connect(connection))
-
-    def _take_ready(self) -> LoopConnection | None:
-        """Take the open connection that became idle last: the others may then stay unused."""
-        for index in range(len(self._idle) - 1, -1, -1):
-            if self._idle[index].is_ready:
-                return self._idle.pop(index)
-        return None
-
-    async def run_on_idle_connection(self, op: Op[T]) -> T | None:
-        """Run another operation on an idle open connection; None if there is none."""
-        connection = self._take_ready()
-        if connection is None:
-            return None
-        try:
-            return await connection.run(op)
-        finally:
-            self._idle.append(connection)
-            if self.is_open:
-                self._send_waiting()
-                self._on_connected()
-
-    # -- on an open connection
-
-    def _submit(self, connection: LoopConnection, in_flight: InFlightBatch) -> None:
-        try:
-            connection.submit(run_batch(in_flight.batch), partial(self._on_answer, connection, in_flight))
-        except Exception as error:  # noqa: BLE001 - raised in the task group
-            self._spawn(_raise(error))
-
-    def _on_answer(
-        self, connection: LoopConnection, in_flight: InFlightBatch, outcome: BatchResult | Exception
-    ) -> None:
-        if not self.is_open:
-            return
-        try:
-            match outcome:
-                case BatchResult():
-                    self._served.add(connection)
-                    self._finish(connection, in_flight, outcome)
-                case DriverError():
-                    self._spawn(self._recover(connection, in_flight, outcome))
-                case _:
-                    self._spawn(_raise(outcome))
-        except Exception as error:  # noqa: BLE001 - raised in the task group
-            self._spawn(_raise(error))
-
-    async def _recover(self, connection: LoopConnection, in_flight: InFlightBatch, error: DriverError) -> None:
-        await connection.recover(error)
-        if classify(error) is ErrorKind.CONNECTION_LOST:
-            connection.close()  # it may be open, to a server that has become a standby
-        if connection.is_ready:
-            self._finish(connection, in_flight, error)
-            return
-        has_served = connection in self._served
-        self._served.discard(connection)
-        if not has_served:
-            self._pauses[connection].begin()
-        self._idle.append(connection)
-        self._report_lost(LostConnection(error, in_flight, has_served=has_served))
-
-    def _finish(self, connection: LoopConnection, in_flight: InFlightBatch, outcome: BatchResult | DriverError) -> None:
-        self._idle.append(connection)
-        self._send_waiting()
-        self._on_done(in_flight, outcome)
-        self._mark_done(in_flight)
-
-    def _mark_done(self, in_flight: InFlightBatch) -> None:
-        self._in_flight.discard(in_flight.done)
-        in_flight.done.set_result(None)
-
-    # -- without a connection
-
-    async def _connect(self, connection: LoopConnection) -> None:
-        """Connect without a batch: another connection that becomes idle takes it, and nothing is lost if this takes long or fails."""
-        try:
-            await connection.run(_do_nothing())
-        except DriverError as error:
-            del self._connecting[connection]
-            self._pauses[connection].begin()
-            self._idle.append(connection)
-            # Each waiting batch had a connection that is being made for it. For the last of them there is none now.
-            has_too_many = len(self._waiting) > len(self._connecting)
-            self._report_lost(LostConnection(error, self._waiting.pop() if has_too_many else None, has_served=False))
-        else:
-            del self._connecting[connection]
-            self._pauses[connection].succeeded()
-            self._idle.append(connection)
-            self._send_waiting()
-            self._on_connected()
-
-    def _send_waiting(self) -> None:
-        while self._waiting and (connection := self._take_ready()) is not None:
-            self._submit(connection, self._waiting.popleft())
-
-    def _report_lost(self, lost: LostConnection) -> None:
-        if self.is_open:
-            self._on_lost(lost)
-        if lost.in_flight is not None:
-            self._mark_done(lost.in_flight)
-
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
-        try:
-            return self._group.create_task(coroutine)
-        except RuntimeError:  # the group is already shutting down
-            coroutine.close()
-            return None
-
-
-def _do_nothing() -> Op[None]:
-    return
-    yield  # type: ignore[unreachable]
-
-
-async def _raise(error: Exception) -> None:
-    raise error
+        for claim in claims:
+            self._attempts[claim.id, claim.claim_no] = _Attempt(claim)
+        for (task_name, queue_name), count in Counter((claim.task_name, claim.queue_name) for claim in claims).items():
+            emit(TasksClaimed(task_name, queue_name, count))
+        for ending in (*batch.endings, *batch.interrupted):
+            attempt = self._attempts.pop((ending.id, ending.claim_no), None)
+            if attempt is None or ending.id not in result.ended:
+                continue  # claimed before there were subscribers; or released, or no longer held
+            claim, length_s = attempt.claim, attempt.length_s()
+            task = claim.id, claim.task_name, claim.queue_name, claim.attempt
+            delay_s = result.retried.get(ending.id)
+            if delay_s is None:
+                emit(TaskEnded(*task, ending.status.value, ending.error_code, length_s))
+            else:
+                emit(TaskRetried(*task, ending.error_code, length_s, delay_s))
+        for released in (*batch.releases, *batch.unfit):
+            self._attempts.pop((released.id, released.claim_no), None)
+        emit(BatchCommitted(len(result.ended), len(claims), duration_s))

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from horsies.db.listener import Listener
 from horsies.maintenance.leader import MaintenanceLeader
+from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.heartbeat import Heartbeat, UsageMeter
-from horsies.worker.pending import PendingWork
 from horsies.worker.supervisor import ChildPool
 
 LOOP_CHECK_S: Final = 5.0
@@ -78,7 +78,7 @@ def check_database(answered_at: float, interval_s: float, *, is_missing: bool) -
 class WorkerHealth:
     """The services of one incarnation of a worker."""
 
-    pending: PendingWork
+    dispatcher: Dispatcher
     pool: ChildPool
     heartbeat: Heartbeat
     leader: MaintenanceLeader
@@ -87,7 +87,7 @@ class WorkerHealth:
     _usage: UsageMeter = field(default_factory=UsageMeter)
 
     def unready(self) -> Iterator[str]:
-        heartbeat, wanted = self.heartbeat, self.pending.prefetch.processes
+        heartbeat, wanted = self.heartbeat, self.dispatcher.processes
         if self.is_stopping():
             yield "the worker is stopping"
         if (ready := self.pool.ready_count) < wanted:
@@ -98,15 +98,15 @@ class WorkerHealth:
             yield from check_database(heartbeat.answered_at, heartbeat.interval_s, is_missing=heartbeat.is_missing)
 
     def stats(self) -> WorkerStats:
-        pending, listener, now = self.pending, self.listener(), time.monotonic()
+        dispatcher, listener, now = self.dispatcher, self.listener(), time.monotonic()
         heartbeat_at, notified_at = self.heartbeat.answered_at, listener.received_at
-        children = self._usage.children(child.pid for child in list(pending.children))
+        children = self._usage.children(dispatcher.child_pids)
         return WorkerStats(
             children=self.pool.ready_count,
-            children_wanted=pending.prefetch.processes,
-            slots=pending.prefetch.processes * pending.prefetch.concurrency,
-            running=pending.running_count,
-            buffered=len(pending.buffer),
+            children_wanted=dispatcher.processes,
+            slots=dispatcher.processes * dispatcher.concurrency,
+            running=dispatcher.running_count,
+            buffered=dispatcher.buffered_count,
             memory_bytes=self._usage.parent().memory_mb * (1 << 20),
             children_memory_bytes=children.memory_mb * (1 << 20),
             heartbeat_age_s=None if heartbeat_at is None else now - heartbeat_at,

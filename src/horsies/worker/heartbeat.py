@@ -30,7 +30,7 @@ from horsies.db.channels import worker_lock_scope
 from horsies.db.dedicated import ThreadedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
 from horsies.db.listener import Listener
-from horsies.db.statement import Op, Query, Rows, execute, load, one, rows
+from horsies.db.statement import Op, Query, execute, load, one, rows
 from horsies.events import HeartbeatMissed, emit, subscribers
 from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.model.errors import HorsiesError
@@ -39,7 +39,6 @@ from horsies.tasks.claim import claims_from_rows
 from horsies.tasks.finish import get_held_tasks
 from horsies.tasks.unknown import offer_tasks_again
 from horsies.worker.dispatcher import Dispatcher
-from horsies.worker.pending import PendingWork
 from horsies.worker.service import Backoff, StoppedEarly
 
 CONFIRM_S: Final = 0.2
@@ -57,10 +56,9 @@ class DeclaredDead(HorsiesError):  # noqa: N818 - the name says what happened
 class Heartbeat:
     """A service: entering registers the incarnation, leaving deregisters it. Setting `requested` asks for a heartbeat at once."""
 
-    def __init__(  # noqa: PLR0913 - what it registers, and what it notifies
+    def __init__(
         self,
         group: asyncio.TaskGroup,
-        pending: PendingWork,
         dispatcher: Dispatcher,
         *,
         database: PostgresConfig,
@@ -71,7 +69,6 @@ class Heartbeat:
         app: str,
     ) -> None:
         self._group = group
-        self._pending = pending
         self._dispatcher = dispatcher
         self._resilience = resilience
         self.interval_s = recovery.heartbeat_ms / 1000
@@ -80,14 +77,16 @@ class Heartbeat:
         self._requested = requested
         self._listener = listener
         self._app = app
-        self._lock = worker_lock_scope(database.schema) + pending.worker
+        self._lock = worker_lock_scope(database.schema) + dispatcher.worker
         self._locked_session: int | None = None
         self._announce_attempts = ANNOUNCE_ATTEMPTS
-        self._registered_tasks: Mapping[str, int] = dict(pending.known_tasks.signatures)
+        self._registered_tasks: Mapping[str, int] = dispatcher.offered_tasks
         self._unknown_claims: frozenset[Claim] = frozenset()
         self._registration_timeout: asyncio.Timeout | None = None
         self._usage = UsageMeter()
         self._connection = ThreadedConnection(database, "heartbeat")
+        self.recycling_share: Callable[[], float | None] = lambda: None
+        """For the snapshots: what the pool of children measures."""
         self.answered_at: float | None = None
         """When the last heartbeat was stored, on the monotonic clock; None before the first."""
         self.is_missing = False
@@ -113,7 +112,7 @@ class Heartbeat:
     ) -> None:
         self._beating.cancel()
         # After an error the database may still assign tasks to this worker: the row stays, so that they are rescued.
-        deregister = rows(SQL["deregister_worker"](id=self._pending.worker)) if kind is None else None
+        deregister = rows(SQL["deregister_worker"](id=self._dispatcher.worker)) if kind is None else None
         await self._connection.close(deregister)
         self._listener().let_go(self._lock)
 
@@ -132,12 +131,12 @@ class Heartbeat:
     async def _register(self) -> None:
         """Register, and wait if the database has become unavailable since it was opened."""
         registration = SQL["register_worker"](
-            id=self._pending.worker,
+            id=self._dispatcher.worker,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            processes=self._pending.prefetch.processes,
-            concurrency=self._pending.prefetch.concurrency,
-            queues=list(self._pending.watermarks.queues),
+            processes=self._dispatcher.processes,
+            concurrency=self._dispatcher.concurrency,
+            queues=list(self._dispatcher.queues),
             library_version=version("horsies"),
             task_names=list(self._registered_tasks),
             signatures=list(self._registered_tasks.values()),
@@ -163,7 +162,7 @@ class Heartbeat:
     async def _warn_of_clashes(self) -> None:
         """Log which tasks workers of other apps know too. Best effort: `horsies doctor` reports the same."""
         try:
-            clashes = await self._connection.run(rows(SQL["get_task_clashes"](id=self._pending.worker)))
+            clashes = await self._connection.run(rows(SQL["get_task_clashes"](id=self._dispatcher.worker)))
         except DriverError as error:
             log.debug("task names of other apps could not be read: %s", broker_error(error))
             return
@@ -204,8 +203,8 @@ class Heartbeat:
                 if was_missing:
                     self._listener().retry_now()
                 await self._acquire_lock()
-                self._dispatcher.cancel({row[0] for row in held if row[-1]})
-                await self._release_unknown_claims(claims_from_rows([row[:-1] for row in held]))
+                self._dispatcher.cancel({claim.id for claim in held if claim.is_cancelled})
+                await self._release_unknown_claims(held)
 
     def _next_beat_s(self) -> float:
         if self._unknown_claims:
@@ -244,7 +243,7 @@ class Heartbeat:
 
     # -- one heartbeat
 
-    async def _run_beat(self, *, was_missing: bool) -> Rows:
+    async def _run_beat(self, *, was_missing: bool) -> list[Claim]:
         """Run it on a connection of the dispatcher if it has none: a full server must not make a working worker look dead."""
         try:
             return await self._connection.run(self._beat())
@@ -256,15 +255,15 @@ class Heartbeat:
                 raise
             return held
 
-    def _beat(self) -> Op[Rows]:
-        worker, session = self._pending.worker, self._connection.own_session
+    def _beat(self) -> Op[list[Claim]]:
+        worker, session = self._dispatcher.worker, self._connection.own_session
         holds_lock = session is not None and session == self._locked_session and self._listener().holds(self._lock)
         self._announce_attempts = 0 if holds_lock else self._announce_attempts - 1
         # In a transaction of its own: nothing slow may delay the heartbeat.
         if not (yield from self._store_heartbeat(SQL["record_heartbeat"](id=worker, holds_lock=holds_lock))):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or its network was down")
         # A stopping worker claims nothing, so no task waits for it; nor for a task that its children turned out not to have.
-        known = {} if self._pending.is_stopping else dict(self._pending.known_tasks.signatures)
+        known = self._dispatcher.offered_tasks
         updates: list[Query] = []
         if known != self._registered_tasks:
             updates.append(
@@ -275,7 +274,7 @@ class Heartbeat:
             updates.append(self._snapshot())
         held, *_ = yield from execute(get_held_tasks(worker), *updates)
         self._registered_tasks = known
-        return held
+        return claims_from_rows(held)
 
     def _store_heartbeat(self, heartbeat: Query) -> Op[bool]:
         """Store it, and compare clocks: the statement returns the database's time. False if the worker is not registered."""
@@ -287,16 +286,16 @@ class Heartbeat:
         return row is not None
 
     def _snapshot(self) -> Query:
-        pending = self._pending
-        parent, children = self._usage.parent(), self._usage.children(child.pid for child in list(pending.children))
+        parent, children = self._usage.parent(), self._usage.children(self._dispatcher.child_pids)
         return SQL["insert_snapshot"](
-            id=pending.worker,
-            tasks_running=pending.running_count,
-            tasks_claimed=len(pending.buffer),
+            id=self._dispatcher.worker,
+            tasks_running=self._dispatcher.running_count,
+            tasks_claimed=self._dispatcher.buffered_count,
             memory_usage_mb=parent.memory_mb,
             children_memory_mb=children.memory_mb,
             cpu_percent=parent.cpu_percent,
             children_cpu_percent=children.cpu_percent,
+            recycling_share=self.recycling_share(),
         )
 
 

@@ -45,7 +45,7 @@ select pg_try_advisory_lock_shared(hashtextextended(%(name)s::text, 0));
 -- name: insert_snapshot
 insert into {schema}.worker_states (
     worker_id, hostname, pid, processes, concurrency, queues, tasks_running, tasks_claimed,
-    memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, worker_started_at
+    memory_usage_mb, children_memory_mb, cpu_percent, children_cpu_percent, recycling_share, worker_started_at
 )
 select
     id, hostname, pid, processes, concurrency, queues,
@@ -55,6 +55,7 @@ select
     %(children_memory_mb)s::real,
     %(cpu_percent)s::real,
     %(children_cpu_percent)s::real,
+    %(recycling_share)s::real,
     started_at
 from {schema}.workers
 where id = %(id)s::uuid;
@@ -73,6 +74,6 @@ deleted_worker as (
     delete from {schema}.workers
     where id = %(id)s::uuid
 )
-select pg_notify('{new_channel}', {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
+select pg_notify('{new_channel}', 'any ' || {schema}.wakeup_payload(true, priority, min(enqueued_at), queue_name))
 from released_tasks
 group by queue_name, priority;

@@ -1,15 +1,13 @@
 """HTTP endpoints of a worker or a scheduler: `/healthz` and `/readyz` for probes, `/metrics` for Prometheus.
 
-The server is small: GET and HEAD, a few fixed paths, one request per connection. It is a thread with an event loop of its own, so that it answers while
-the worker's loop waits for its database, or hangs: that is what a probe must find out. Answers are made in threads that are not waited for at the end. A
-client has a few seconds and a few kilobytes for its request.
+The server has threads of its own, so that it answers while the worker's event loop waits for its database, or hangs: that is what a probe must
+find out. One request per connection; a client has a few seconds and a few kilobytes for it. No thread is waited for at the end.
 
 **No client keeps another out.** A liveness probe without an answer restarts a healthy worker, so a new connection is never refused. If there are too many,
 the oldest that has waited for its client for a second is closed, or else the oldest of all. If many clients request the same path at once, its answer
-is made once for all of them: the number of threads is bounded by the number of paths.
+is made once for all of them, by the thread of the first: whatever hangs there, the number of threads is bounded.
 """
 
-import asyncio
 import json
 import logging
 import os
@@ -17,11 +15,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
-from typing import Final, cast
+from io import BytesIO
+from typing import Any, Final
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError
@@ -48,7 +49,7 @@ DEFAULT_LIMITS: Final = HttpLimits()
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    status: str
+    status: HTTPStatus
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
 
@@ -80,18 +81,18 @@ def endpoints(app: Horsies, health: HealthCheck, *, host: str, port: int | None)
 
 def _healthz(health: HealthCheck) -> HttpAnswer:
     if health.is_alive():
-        return _json("200 OK", {"status": "alive"})
-    return _json("503 Service Unavailable", {"status": "the event loop does not respond"})
+        return _json(HTTPStatus.OK, {"status": "alive"})
+    return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "the event loop does not respond"})
 
 
 def _readyz(health: HealthCheck) -> HttpAnswer:
     reasons = health.unready()
     if reasons:
-        return _json("503 Service Unavailable", {"status": "not ready", "reasons": reasons})
-    return _json("200 OK", {"status": "ready", "reasons": []})
+        return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "reasons": reasons})
+    return _json(HTTPStatus.OK, {"status": "ready", "reasons": []})
 
 
-def _json(status: str, value: object) -> HttpAnswer:
+def _json(status: HTTPStatus, value: object) -> HttpAnswer:
     return HttpAnswer(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
@@ -103,8 +104,8 @@ def _metrics(app: Horsies, health: HealthCheck) -> Callable[[], HttpAnswer]:
         if error.name != "prometheus_client":
             raise
         text = b"/metrics needs prometheus-client; run: pip install 'horsies[prometheus]'\n"
-        return lambda: HttpAnswer("501 Not Implemented", text)
-    return lambda: HttpAnswer("200 OK", *expose())
+        return lambda: HttpAnswer(HTTPStatus.NOT_IMPLEMENTED, text)
+    return lambda: HttpAnswer(HTTPStatus.OK, *expose())
 
 
 # -- the server
@@ -112,108 +113,158 @@ def _metrics(app: Horsies, health: HealthCheck) -> Callable[[], HttpAnswer]:
 
 @contextmanager
 def serving(listener: socket.socket, routes: Routes, limits: HttpLimits = DEFAULT_LIMITS) -> Generator[None]:
-    """Serve the routes inside the block. Each is called on a thread of its own, and may take its time."""
-    started: Future[Callable[[], None]] = Future()
-    work = _Server(routes, limits).serve(listener, started)
-    thread = threading.Thread(target=asyncio.run, args=[work], name="horsies-http", daemon=True)
-    thread.start()
+    """Serve the routes inside the block. Each is called on the thread of a client, and may take its time."""
+    server = _Server(listener, routes, limits)
+    threading.Thread(target=server.serve_forever, name="horsies-http", daemon=True).start()
     try:
         yield
     finally:
-        started.result()()
-        thread.join(limits.request_s)
+        _shut_down(listener)  # wakes the server, which would look for the request to stop only twice a second
+        server.shutdown()
+        server.server_close()
+        server.drop_all()
 
 
-class _Server:
-    def __init__(self, routes: Routes, limits: HttpLimits) -> None:
-        self._routes = routes
-        self._limits = limits
-        self._clients: dict[asyncio.Task[None], float] = {}
-        """The task of each connection, oldest first, and since when it waits for its client; `inf` while it does not."""
-        self._answers: dict[str, asyncio.Future[HttpAnswer]] = {}
-        """Those that are being made."""
+@dataclass(slots=True, eq=False)
+class _Client:
+    connection: socket.socket
+    waits_since: float
+    """Since when it waits for its client to send or to read; `inf` while it does not."""
+    dropped: Future[Any] = field(default_factory=Future[Any])
 
-    async def serve(self, listener: socket.socket, started: "Future[Callable[[], None]]") -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        async with await asyncio.start_server(self._serve_client, sock=listener, limit=REQUEST_BYTES, backlog=BACKLOG):
-            started.set_result(lambda: loop.call_soon_threadsafe(stop.set) and None)
-            await stop.wait()
-            clients = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in clients:
-                task.cancel()  # from Python 3.12 on, leaving the block would wait for the clients
-            await asyncio.gather(*clients, return_exceptions=True)
-            await asyncio.sleep(0)  # an aborted transport closes its socket in the next iteration of the loop
+    def drop(self) -> None:
+        self.dropped.set_result(None)
+        _shut_down(self.connection)
 
-    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while len(self._clients) >= self._limits.clients:
-            self._drop_client()
-        client = cast("asyncio.Task[None]", asyncio.current_task())
-        self._clients[client] = time.monotonic()
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket, routes: Routes, limits: HttpLimits) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        listener.listen(BACKLOG)
+        listener.settimeout(IDLE_S)  # a client may be gone again before it is accepted
+        self.routes = routes
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._clients: dict[socket.socket, _Client] = {}  # oldest first
+        self._answers: dict[str, Future[HttpAnswer]] = {}  # those that are being made
+
+    def get_request(self) -> Any:
         try:
-            await self._exchange(client, reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # the client is slow, gone, or not an HTTP client; or it was dropped, or the server stops
-        finally:
-            self._clients.pop(client, None)
-            writer.transport.abort()
+            return super().get_request()
+        except OSError:
+            time.sleep(0.05)  # if there are no file descriptors left, the server would try without a pause
+            raise
 
-    def _drop_client(self) -> None:
-        """Close the oldest connection that has waited for its client for a while; if there is none, the oldest."""
-        before = time.monotonic() - IDLE_S
-        idle = (client for client, since in self._clients.items() if since < before)
-        oldest = next(idle, None) or next(iter(self._clients))
-        del self._clients[oldest]  # at once, although its task ends a little later
-        oldest.cancel()
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            while len(self._clients) >= self.limits.clients:
+                before = time.monotonic() - IDLE_S
+                idle = (connection for connection, client in self._clients.items() if client.waits_since < before)
+                self._clients.pop(next(idle, None) or next(iter(self._clients))).drop()
+            self._clients[request] = _Client(request, time.monotonic())
+        super().process_request(request, client_address)
 
-    async def _exchange(
-        self, client: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        async with asyncio.timeout(self._limits.request_s):
-            head = await reader.readuntil(b"\r\n\r\n")
-        method, _, rest = head.decode("latin-1").partition(" ")
-        self._clients[client] = float("inf")
-        async with asyncio.timeout(ANSWER_S):
-            answer = await self._answer(method, rest.split(" ")[0].partition("?")[0])
-        self._clients[client] = time.monotonic()
-        async with asyncio.timeout(self._limits.request_s):
-            writer.transport.set_write_buffer_limits(0)  # so that drain() waits until all is sent
-            head = f"HTTP/1.1 {answer.status}\r\nContent-Type: {answer.content_type}\r\n"
-            head += f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n"
-            writer.write(head.encode() + (b"" if method == "HEAD" else answer.body))
-            await writer.drain()
-            writer.write_eof()
-            await reader.read(
-                1
-            )  # wait until the client has closed its end: closing first could discard what it has not read
+    def client_of(self, request: socket.socket) -> _Client | None:
+        return self._clients.get(request)
 
-    async def _answer(self, method: str, path: str) -> HttpAnswer:
-        if method not in {"GET", "HEAD"}:
-            return HttpAnswer("405 Method Not Allowed", b"only GET and HEAD\n")
-        if path not in self._routes:
-            return HttpAnswer("404 Not Found", f"there is {', '.join(self._routes)}\n".encode())
-        if path not in self._answers:
-            answer = self._answers[path] = _in_thread(self._routes[path])
-            answer.add_done_callback(lambda _: self._answers.pop(path))
-        return await asyncio.shield(self._answers[path])  # other clients still wait when this one is cancelled
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
 
+    def drop_all(self) -> None:
+        with self._lock:
+            for client in self._clients.values():
+                client.drop()
+            self._clients.clear()
 
-def _in_thread(make: Callable[[], HttpAnswer]) -> "asyncio.Future[HttpAnswer]":
-    loop = asyncio.get_running_loop()
-    made: asyncio.Future[HttpAnswer] = loop.create_future()
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - by the base class
+        """Ignore it: the client is slow, gone, or not an HTTP client; or it was dropped."""
+        log.debug("HTTP: the request of %s failed", client_address)
 
-    def complete(answer: HttpAnswer) -> None:
-        if not made.done():
-            made.set_result(answer)
-
-    def work() -> None:
+    def answer(self, path: str, client: _Client) -> HttpAnswer | None:
+        """Return the answer for a path, or None if the client is dropped before it is made."""
+        if path not in self.routes:
+            return HttpAnswer(HTTPStatus.NOT_FOUND, f"there is {', '.join(self.routes)}\n".encode())
+        with self._lock:
+            is_first = path not in self._answers
+            answer = self._answers.setdefault(path, Future())
+        if not is_first:
+            wait({answer, client.dropped}, ANSWER_S, FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
         try:
-            answer = make()
+            made = self.routes[path]()
         except Exception:
             log.exception("an HTTP request could not be answered")
-            answer = HttpAnswer("500 Internal Server Error", b"see the log of the worker\n")
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(complete, answer)
+            made = HttpAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the worker\n")
+        with self._lock:
+            del self._answers[path]
+        answer.set_result(made)
+        return made
 
-    # Not an executor: at the end of the process its threads would be waited for.
-    threading.Thread(target=work, name="horsies-http-answer", daemon=True).start()
-    return made
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - only this one uses the handler
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = BytesIO(self._read_head())
+
+    def _read_head(self) -> bytes:
+        """Read all of the request at once: the base class limits the time and the size of each line only."""
+        deadline = time.monotonic() + self.server.limits.request_s
+        head = b""
+        while b"\r\n\r\n" not in head:
+            self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            data = self.connection.recv(REQUEST_BYTES)
+            if not data or len(head) + len(data) > REQUEST_BYTES:
+                raise ConnectionError("not a complete request")
+            head += data
+        return head
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.command not in {"GET", "HEAD"}:
+            self._send(HttpAnswer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n"))
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        client = self.server.client_of(self.connection)
+        if client is None:
+            return  # dropped
+        client.waits_since = float("inf")
+        answer = self.server.answer(self.path.partition("?")[0], client)
+        client.waits_since = time.monotonic()
+        if answer is not None:
+            self._send(answer)
+
+    do_HEAD = do_GET  # noqa: N815 - by the base class
+
+    def _send(self, answer: HttpAnswer) -> None:
+        self.connection.settimeout(self.server.limits.request_s)  # for all of the answer
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+        # Wait until the client has closed its end: closing first could discard what it has not read.
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.recv(1)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - by the base class
+        """Log no requests."""
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        connection.shutdown(socket.SHUT_RDWR)

@@ -9,16 +9,14 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from horsies.app import Horsies
-from horsies.db.broker import PostgresBroker
-from horsies.db.channels import Channel
 from horsies.executor.protocol import Boot
 from horsies.locate import load_app
 from horsies.logs import configure_logging
@@ -26,29 +24,28 @@ from horsies.maintenance.leader import MaintenanceLeader
 from horsies.model.config import AppConfig, CustomQueueConfig
 from horsies.model.errors import ConfigError, HorsiesError, LocateError
 from horsies.model.status import TaskStatus
-from horsies.model.worker_config import WorkerConfig
+from horsies.model.worker_config import StartMethod, WorkerConfig
 from horsies.schedules.sync import declared_schedules
 from horsies.tasks.claim import Caps
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.sender import sends_are_suppressed
 from horsies.tasks.unknown import KnownTasks
-from horsies.worker.capacity import ClaimLimits, PrefetchPolicy
+from horsies.worker.batch_sender import BatchSender
 from horsies.worker.child import Child
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.health import HealthCheck, WorkerHealth
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat
 from horsies.worker.http import endpoints
-from horsies.worker.pending import PendingWork
-from horsies.worker.quarantine import Quarantine
+from horsies.worker.plan import ClaimLimits, DispatcherState, PrefetchPolicy
 from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, open_database, root_cause, serve, signals, signals_restored
+from horsies.worker.spawn import choose_start_method
 from horsies.worker.supervisor import ChildPool, PoolOptions
+from horsies.worker.wakeups import Notifications
 from horsies.worker.watermarks import Watermarks
 from horsies.worker_thread import Worker, WorkerControl
 
 MAX_BATCHES_IN_FLIGHT: Final = 4
-CONTROL_EVERY_S: Final = 0.05
-"""Control messages lead to at most one heartbeat per interval."""
 
 log = logging.getLogger("horsies.worker")
 
@@ -70,6 +67,7 @@ def run_worker(
         raise HorsiesError(f"this app has no task, so a worker would have nothing to do: {where}")
     # Raise configuration errors before waiting for a database: unknown queues, and schedules that could never run.
     served_queues(app.config, config)
+    start_method_for(config)
     if config.scheduler:
         declared_schedules(app.config, app.known_tasks)
     if app.suppresses_sends:
@@ -125,9 +123,9 @@ def claim_limits_for(app: AppConfig, config: WorkerConfig) -> ClaimLimits:
     )
 
 
-def _pending_work_for(
+def _state_for(
     app: Horsies, config: WorkerConfig, signatures: Mapping[str, int], worker: str, children: list[Child]
-) -> PendingWork:
+) -> DispatcherState:
     prefetch = PrefetchPolicy(app.config.prefetch_buffer, config.process_count, config.concurrency)
     log.info(
         "Concurrency config: processes=%d, cluster_wide_cap=%s, max_claim_per_worker=%s, max_claim_batch=%d, concurrency=%d, prefetch_buffer=%s",
@@ -138,20 +136,25 @@ def _pending_work_for(
         config.concurrency,
         app.config.prefetch_buffer,
     )
-    return PendingWork(
+    return DispatcherState(
         worker=worker,
         database=app.broker.config,
         limits=claim_limits_for(app.config, config),
         children=children,
         prefetch=prefetch,
         watermarks=Watermarks([queue.name for queue in served_queues(app.config, config)]),
-        quarantine=Quarantine(app.config.resilience),
         known_tasks=KnownTasks(dict(signatures)),
     )
 
 
+def start_method_for(config: WorkerConfig) -> StartMethod:
+    has_recycling = bool(config.max_tasks_per_child) or config.max_memory_per_child_mb is not None
+    return choose_start_method(config.start_method, has_recycling=has_recycling)
+
+
 def _pool_options_for(app: Horsies, config: WorkerConfig) -> PoolOptions:
     return PoolOptions(
+        start_method=start_method_for(config),
         processes=config.process_count,
         concurrency=config.concurrency,
         max_tasks_per_child=config.max_tasks_per_child,
@@ -221,22 +224,21 @@ async def _run(
 ) -> ExitCode:
     worker, database, recovery = str(uuid4()), app.broker.config, app.config.recovery
     children: list[Child] = []
-    pending = _pending_work_for(app, config, signatures, worker, children)
+    state = _state_for(app, config, signatures, worker, children)
     heartbeat_requested = asyncio.Event()
     async with asyncio.TaskGroup() as group:
+        batches = min(MAX_BATCHES_IN_FLIGHT, config.process_count * config.concurrency)
         dispatcher = stop_requests.dispatcher = Dispatcher(
-            group,
-            pending,
-            database=database,
+            state,
+            BatchSender(group, database, batches, app.config.resilience),
             resilience=app.config.resilience,
             grace_ms=recovery.grace_ms,
-            batches=min(MAX_BATCHES_IN_FLIGHT, config.process_count * config.concurrency),
             coalesce=config.coalesce_notifies,
             request_heartbeat=heartbeat_requested.set,
+            loop=asyncio.get_running_loop(),
         )
         heartbeat = stop_requests.heartbeat = Heartbeat(
             group,
-            pending,
             dispatcher,
             database=database,
             resilience=app.config.resilience,
@@ -245,27 +247,29 @@ async def _run(
             listener=app.broker.listener,
             app=app.name,
         )
-        pool = ChildPool(group, children, dispatcher.reports, _pool_options_for(app, config))
+        pool = ChildPool(group, children, dispatcher.on_child_report, _pool_options_for(app, config))
+        heartbeat.recycling_share = lambda: pool.recycling_share
         leader = MaintenanceLeader(
             group,
             worker,
             database=database,
             recovery=recovery,
             retention=app.config.retention,
-            on_retry_due=dispatcher.wakeup_timer.schedule_promotion,
+            on_retry_due=dispatcher.promote_in,
         )
         health.source = WorkerHealth(
-            pending, pool, heartbeat, leader, app.broker.listener, stop_requests.requested.is_set
+            dispatcher, pool, heartbeat, leader, app.broker.listener, stop_requests.requested.is_set
         )
         scheduler = (
             _scheduler_for(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
         )
         async with pool, heartbeat, leader, dispatcher, scheduler:
-            with _subscribed(app.broker, pending, dispatcher, heartbeat_requested.set):
-                queues = ", ".join(pending.watermarks.queues)
+            with Notifications(app.broker, dispatcher, heartbeat_requested.set) as notifications:
+                queues = ", ".join(dispatcher.queues)
                 log.info("worker %s is ready on queues %s (pid %d)", worker, queues, os.getpid())
                 stop_requests.on_ready()
                 await stop_requests.requested.wait()
+                notifications.resign()
                 await dispatcher.drain(config.shutdown_timeout_ms)
     log.info("stopped")
     return ExitCode.KILLED_TASKS if dispatcher.has_interrupted_tasks else ExitCode.CLEAN
@@ -275,76 +279,6 @@ def _scheduler_for(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.E
     # Store the schedules only once: a new incarnation would undo what a newer release has declared since.
     schedules = None if are_stored.is_set() else declared_schedules(app.config, app.known_tasks)
     return Scheduler(group, app, declared=schedules, on_stored=are_stored.set)
-
-
-@contextmanager
-def _subscribed(
-    broker: PostgresBroker, pending: PendingWork, dispatcher: Dispatcher, request_heartbeat: Callable[[], None]
-) -> Generator[None]:
-    """Pass notifications to the dispatcher, on its event loop.
-
-    Any client may send them, so they only say when to query. `ping` and `cancel` both request a heartbeat, which reads from the rows what is to be
-    cancelled: a message about a task without a request in its row changes nothing.
-    """
-    loop, listener, own_thread = asyncio.get_running_loop(), broker.listener(), threading.get_ident()
-    limited_request = _RateLimited(request_heartbeat, CONTROL_EVERY_S)
-
-    def on_new(payload: str | None) -> None:
-        if payload is None and listener.is_listening:
-            loop.call_soon_threadsafe(dispatcher.on_database_reached)
-        if not pending.watermarks.is_relevant(payload):
-            return
-        # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
-        if threading.get_ident() == own_thread:
-            dispatcher.on_notification(payload)
-        else:
-            loop.call_soon_threadsafe(dispatcher.on_notification, payload)
-
-    def on_control(payload: str | None) -> None:
-        match (payload or "").split(" "):
-            case [_, "cancel", _] | [_, "ping"]:
-                loop.call_soon_threadsafe(limited_request)
-            case _:
-                pass  # missed messages are made up for by the next heartbeat
-
-    listener.subscribe(Channel.NEW, None, on_new)
-    listener.subscribe(Channel.CONTROL, pending.worker, on_control)
-    try:
-        with listener.read_on_this_loop():
-            yield
-    finally:
-        listener.unsubscribe(Channel.NEW, None, on_new)
-        listener.unsubscribe(Channel.CONTROL, pending.worker, on_control)
-        limited_request.close()
-
-
-class _RateLimited:
-    """Calls `act` at once, and then at most once per interval, however often it is called itself. Only for one event loop."""
-
-    def __init__(self, act: Callable[[], None], interval_s: float) -> None:
-        self._act = act
-        self._interval_s = interval_s
-        self._loop = asyncio.get_running_loop()
-        self._not_before = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __call__(self) -> None:
-        if self._timer is not None:
-            return  # the timer serves this call, too
-        wait_s = self._not_before - self._loop.time()
-        if wait_s > 0:
-            self._timer = self._loop.call_later(wait_s, self._call)
-        else:
-            self._call()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _call(self) -> None:
-        self._timer = None
-        self._not_before = self._loop.time() + self._interval_s
-        self._act()
 
 
 # -- started from code

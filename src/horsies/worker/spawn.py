@@ -1,10 +1,17 @@
-"""Start child processes: each as a fresh interpreter (`SpawnFactory`), or forked from a process that has loaded the app (`ForkServer`, Linux).
+"""Start child processes, by one of three methods.
 
-The fork server is started when the first child is needed, and again for the next child after it has died. Its children die with it. They are its
-children and not ours: we know them by a descriptor of their process (pidfd), and the fork server reports how they ended.
+`spawn` starts each as a new interpreter. The others fork it from a *fork server* (Linux): with `forkserver` that is a process which has loaded horsies and
+its dependencies, but nothing of the app, so the child imports the app itself; with `fork` it has loaded the app.
+
+The fork server is started when the first child is needed, and again for the next child after it has died or did not answer. Its children live on: they
+are processes of their own, which we know by a descriptor (pidfd): it says when they end. How they ended is reported by the fork server, which is their
+parent. Without its report that is not known, unless the system made us their parent. It kills them if the worker dies; their closed sockets end them, too.
+
+`horsies worker` forks the first fork server from itself before it loads the app (`fork_server_early`). Its memory and the time to import horsies are then shared.
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -15,9 +22,11 @@ from asyncio.subprocess import Process as Subprocess
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal, Protocol
+from pathlib import Path
+from subprocess import _args_from_interpreter_flags  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType] - as in multiprocessing
+from typing import NamedTuple, Protocol
 
-from horsies.executor.fork_server import MAX_PACKET
+from horsies.executor.fork_server import MAX_PACKET, serve_forked
 from horsies.executor.protocol import (
     Boot,
     Booting,
@@ -31,8 +40,11 @@ from horsies.executor.protocol import (
     StartFailed,
     pack,
 )
+from horsies.model.errors import ConfigError
+from horsies.model.worker_config import StartMethod
 
 WARN_AFTER_S = 10.0
+REPORT_TIMEOUT_S = 1.0
 
 log = logging.getLogger("horsies.worker")
 
@@ -45,20 +57,36 @@ class Process(Protocol):
     @property
     def pid(self) -> int: ...
     def kill(self) -> None: ...
-    async def wait(self) -> int:
-        """Return its exit code, or the signal that killed it as a negative number."""
+    async def wait(self) -> int | None:
+        """Return its exit code, or the signal that killed it as a negative number. None if that is not known."""
         ...
 
 
-class ProcessFactory(Protocol):
-    """Starts child processes. `start` raises SpawnError if it cannot at the moment."""
+def choose_start_method(requested: StartMethod | None, *, has_recycling: bool) -> StartMethod:
+    """Return the method to use. Raise ConfigError if this system does not have the one that was requested."""
+    if _has_pidfds():
+        return requested or ("forkserver" if has_recycling else "fork")
+    if requested in {"forkserver", "fork"}:
+        raise ConfigError(
+            "WorkerConfig", [f"start_method {requested!r} needs Linux 5.3 or newer; use 'spawn', or leave it out"]
+        )
+    return "spawn"
 
-    async def start(self, theirs: socket.socket) -> Process: ...
-    async def close(self) -> None: ...
+
+def _has_pidfds() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
-def describe_exit(code: int) -> str:
+def describe_exit(code: int | None) -> str:
     """Describe how a process ended."""
+    if code is None:
+        return "ended (its exit code is unknown: the fork server has not reported it)"
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -94,43 +122,166 @@ async def watch_boot(process: Bootable, timeout_s: float, warn_after_s: float = 
         process.kill()
 
 
-# -- fresh interpreters
+class ProcessFactory:
+    """Starts children. `group` runs what watches the fork server."""
 
-
-class SpawnFactory:
-    """Starts every child as a fresh interpreter that inherits nothing but its socket."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        method: StartMethod,
+        boot: Boot,
+        env: Mapping[str, str],
+        *,
+        boot_timeout_s: float,
+        answer_timeout_s: float,
+    ) -> None:
+        self._group = group
+        self._method = method
+        self._boot = boot
+        # As it is now, whatever the method: a fork server could not give its children a later one.
+        self._env = {**os.environ, **env}
+        self._boot_timeout_s = boot_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._server: _ForkServer | None = None
+        self._lock = asyncio.Lock()
 
     async def start(self, theirs: socket.socket) -> Process:
-        return await spawn("child", theirs, self._env)
+        """Start a child with this end of its socket. Raise SpawnError if that is not possible at the moment."""
+        if (server := await self._get_server()) is not None:
+            try:
+                return await server.fork(theirs)
+            except SpawnError:
+                if not server.has_ended.is_set():
+                    raise
+            if (server := await self._get_server()) is not None:  # it was dead or stopped; another one, once
+                return await server.fork(theirs)
+        return await _spawn("child", theirs, self._env)
 
     async def close(self) -> None:
-        pass
+        """End the fork server, when all children have ended."""
+        if self._server:
+            self._server.kill()
+            await self._server.has_ended.wait()
+
+    async def _get_server(self) -> "_ForkServer | None":
+        """Return the fork server, and start one if there is none. None: children are spawned."""
+        async with self._lock:  # children start together, and must share one server
+            if self._method == "spawn" or (self._server and not self._server.has_ended.is_set()):
+                return self._server
+            self._server = None
+            process, ours = self._take_early_server() or await self._spawn_server()
+            server = _ForkServer(process, ours, self._answer_timeout_s)
+            self._group.create_task(server.run(self._boot, self._boot_timeout_s))
+            try:
+                await server.is_open
+            except SpawnError as error:
+                if self._method == "fork" or not server.has_refused:
+                    raise
+                log.warning("fork server: %s; children are spawned instead", error)
+                self._method = "spawn"
+                return None
+            self._server = server
+            return server
+
+    def _take_early_server(self) -> "_EarlyForkServer | None":
+        """Return the fork server that this process has forked from itself, with the environment that children are to have."""
+        packet = json.dumps([self._env, str(Path.cwd())]).encode()
+        if self._method != "forkserver" or not _early or len(packet) > MAX_PACKET:
+            return None
+        early = _early.pop()
+        with suppress(OSError):  # it is dead: that is found next
+            early.control.sendall(packet)
+        return early
+
+    async def _spawn_server(self) -> "tuple[_Spawned, socket.socket]":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                return await _spawn(self._method, theirs, self._env), ours
+            except BaseException:
+                ours.close()
+                raise
 
 
-async def spawn(kind: Literal["child", "fork-server"], theirs: socket.socket, env: Mapping[str, str]) -> "Spawned":
-    """Start an interpreter. Call it on the worker's thread: the kernel kills the new process when the thread that started it ends."""
+class _EarlyForkServer(NamedTuple):
+    process: "_OwnChild"
+    control: socket.socket
+
+
+_early: list[_EarlyForkServer] = []
+"""The fork server that this process has forked from itself, until it is used."""
+
+
+def fork_server_early() -> None:
+    """Fork a fork server from this process, which has loaded horsies and nothing of an app.
+
+    Not if children would differ from those of a new interpreter: this process has other threads, or options of the interpreter that it does not pass on.
+    """
+    if not _has_pidfds() or len(os.listdir("/proc/self/task")) > 1 or _args_from_interpreter_flags():  # noqa: PTH208 - numbers
+        return
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()  # or both processes would write what is in the buffers
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        serve_forked(theirs.detach())
+    theirs.close()
+    _early.append(_EarlyForkServer(_OwnChild(pid), ours))
+
+
+def close_early_fork_server() -> None:
+    """End the fork server that was not used."""
+    while _early:
+        early = _early.pop()
+        early.control.close()
+        early.process.kill()
+        os.waitpid(early.process.pid, 0)
+
+
+class _OwnChild:
+    """A process that this process has forked itself."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._code: asyncio.Future[int] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def kill(self) -> None:
+        if self._code is None or not self._code.done():
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    async def wait(self) -> int | None:
+        if self._code is None:
+            self._code = asyncio.get_running_loop().create_future()
+            pidfd = os.pidfd_open(self._pid)
+            asyncio.get_running_loop().add_reader(pidfd, self._on_exit, pidfd, self._code)
+        return await asyncio.shield(self._code)
+
+    def _on_exit(self, pidfd: int, code: "asyncio.Future[int]") -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        _pid, status = os.waitpid(self._pid, 0)
+        code.set_result(os.waitstatus_to_exitcode(status))
+
+
+async def _spawn(kind: str, theirs: socket.socket, env: Mapping[str, str]) -> "_Spawned":
+    """Start an interpreter. Call it on the worker's thread: the kernel signals the new process when the thread that started it ends."""
+    command = (sys.executable, "-m", "horsies.executor", kind, str(theirs.fileno()))
     try:
-        return Spawned(
-            await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "horsies.executor",
-                kind,
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=DEVNULL,
-                process_group=0,
-                env={**os.environ, **env},
-            )
+        subprocess = await asyncio.create_subprocess_exec(
+            *command, pass_fds=[theirs.fileno()], stdin=DEVNULL, process_group=0, env=env
         )
     except OSError as error:
         raise SpawnError(f"cannot start a process: {error}") from error
+    return _Spawned(subprocess)
 
 
-class Spawned:
+class _Spawned:
     def __init__(self, subprocess: Subprocess) -> None:
         self._subprocess = subprocess
 
@@ -144,73 +295,23 @@ class Spawned:
                 # Not Popen.kill(): it polls first, and could take the exit code away from asyncio's child watcher.
                 os.kill(self.pid, signal.SIGKILL)
 
-    async def wait(self) -> int:
+    async def wait(self) -> int | None:
         return await self._subprocess.wait()
 
 
-# -- forked processes
-
-
-def can_fork() -> bool:
-    """Whether this is Linux with pidfds."""
-    if sys.platform != "linux":
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
-
-
-class ForkServer:
-    """Forks children from one process that has loaded the app."""
-
-    def __init__(self, group: asyncio.TaskGroup, boot: Boot, env: Mapping[str, str], boot_timeout_s: float) -> None:
-        self._group = group
-        self._boot = boot
-        self._env = env
-        self._boot_timeout_s = boot_timeout_s
-        self._server: _ForkServerProcess | None = None
-        self._start_lock = asyncio.Lock()
-
-    async def start(self, theirs: socket.socket) -> Process:
-        async with self._start_lock:  # children start together, and must share one server
-            if self._server is None or self._server.has_ended.is_set():
-                self._server = None
-                self._server = await self._start_server()
-            server = self._server
-        return await server.fork(theirs)
-
-    async def close(self) -> None:
-        """End the server; its children have left, or leave with it."""
-        if self._server:
-            await self._server.close()
-
-    async def _start_server(self) -> "_ForkServerProcess":
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                process = await spawn("fork-server", theirs, self._env)
-            except BaseException:
-                ours.close()
-                raise
-        server = _ForkServerProcess(process, ours)
-        self._group.create_task(server.run(self._boot, self._boot_timeout_s))
-        await server.is_open
-        return server
-
-
-class _ForkServerProcess:
+class _ForkServer:
     """One fork server, from its start to its end."""
 
-    def __init__(self, process: Spawned, control: socket.socket) -> None:
+    def __init__(self, process: Process, control: socket.socket, answer_timeout_s: float) -> None:
         control.settimeout(0)
+        self._answer_timeout_s = answer_timeout_s
         self._process = process
         self._control = control
-        self._children: dict[int, _ForkedProcess] = {}
-        self._requests: deque[asyncio.Future[_ForkedProcess]] = deque()
+        self._children: dict[int, _Forked] = {}
+        self._requests: deque[asyncio.Future[_Forked]] = deque()
         self._loop = asyncio.get_running_loop()
         self.has_ended = asyncio.Event()
+        self.has_refused = False
         self.is_open: asyncio.Future[None] = self._loop.create_future()
         self.ready = asyncio.Event()
         self.current_step = "starting"
@@ -226,7 +327,8 @@ class _ForkServerProcess:
     async def run(self, boot: Boot, boot_timeout_s: float) -> None:
         """Send what to load, and wait until the process has ended."""
         self._loop.add_reader(self._control.fileno(), self._on_readable)
-        self._control.sendall(pack(boot))
+        with suppress(OSError):  # it is dead already, and its exit code says more
+            self._control.sendall(pack(boot))
         try:
             async with asyncio.TaskGroup() as group:
                 booting = group.create_task(watch_boot(self, boot_timeout_s))
@@ -239,34 +341,35 @@ class _ForkServerProcess:
         self._on_exit(code)
 
     async def fork(self, theirs: socket.socket) -> Process:
-        request: asyncio.Future[_ForkedProcess] = self._loop.create_future()
+        request: asyncio.Future[_Forked] = self._loop.create_future()
         try:
             socket.send_fds(self._control, [pack(Fork())], [theirs.fileno()])
         except OSError as error:
             raise SpawnError(f"the fork server does not answer: {error}") from error
         self._requests.append(request)
-        return await request
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                return await request
+        except TimeoutError:
+            log.error("fork server %d has not answered for %g s and is killed", self.pid, self._answer_timeout_s)  # noqa: TRY400 - not our bug
+            self.kill()
+            await self.has_ended.wait()
+            raise SpawnError(f"the fork server did not answer within {self._answer_timeout_s:g} s") from None
 
-    async def close(self) -> None:
-        self._close_control()  # the fork server exits then
-        await self.has_ended.wait()
-
-    def _close_control(self) -> None:
-        if self._control.fileno() >= 0:
-            self._loop.remove_reader(self._control.fileno())
-            self._control.close()
-
-    def _on_exit(self, code: int) -> None:
+    def _on_exit(self, code: int | None) -> None:
         while self._control.fileno() >= 0 and self._read():
             pass
-        self._close_control()
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
         self.has_ended.set()
         how = f"the process that loads the app {describe_exit(code)} while it was {self.current_step}"
         for waiting in (self.is_open, *self._requests):
             if not waiting.done():
                 waiting.set_exception(SpawnError(self.start_error or how))
-        for child in self._children.values():
-            child.on_orphaned()
+        if self._children:
+            log.warning(
+                "fork server %d %s; its children go on, and the next one gets another", self.pid, describe_exit(code)
+            )
 
     def _on_readable(self) -> None:
         if not self._read():
@@ -298,36 +401,36 @@ class _ForkServerProcess:
                 self.ready.set()
                 if not self.is_open.done():
                     self.is_open.set_result(None)
-            case StartFailed(reason):
-                self._on_refused(reason)
+            case StartFailed(reason) if not self.ready.is_set():
+                self.has_refused, self.start_error = True, reason
+            case StartFailed(reason) if self._requests:
+                self._answer(SpawnError(reason))
             case Forked(pid) if fds and self._requests and pid not in self._children:
-                self._on_forked(_ForkedProcess(pid, fds.pop()))
+                self._children[pid] = _Forked(pid, fds.pop())
+                self._answer(self._children[pid])
             case ForkExited(pid, code) if pid in self._children:
                 self._children.pop(pid).on_exit(code)
             case _:
                 raise ProtocolError(f"unexpected message from fork server: {type(message).__name__}")
 
-    def _on_refused(self, reason: str) -> None:
-        if not self._requests:
-            self.start_error = reason
-        elif not (request := self._requests.popleft()).done():
-            request.set_exception(SpawnError(reason))
-
-    def _on_forked(self, child: "_ForkedProcess") -> None:
-        self._children[child.pid] = child
+    def _answer(self, answer: "_Forked | SpawnError") -> None:
         request = self._requests.popleft()
-        if request.done():  # it was cancelled
-            child.kill()
-        else:
-            request.set_result(child)
+        if isinstance(answer, _Forked):
+            if request.done():  # it was cancelled
+                answer.kill()
+            else:
+                request.set_result(answer)
+        elif not request.done():
+            request.set_exception(answer)
 
 
-class _ForkedProcess:
+class _Forked:
     def __init__(self, pid: int, pidfd: int) -> None:
         self._pid = pid
         self._pidfd = pidfd
         self._loop = asyncio.get_running_loop()
-        self._code: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(pidfd, self._on_gone)
+        self._code: asyncio.Future[int | None] = self._loop.create_future()
 
     @property
     def pid(self) -> int:
@@ -338,18 +441,23 @@ class _ForkedProcess:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    async def wait(self) -> int:
+    async def wait(self) -> int | None:
         return await asyncio.shield(self._code)
 
-    def on_exit(self, code: int) -> None:
-        os.close(self._pidfd)
-        self._code.set_result(code)
-
-    def on_orphaned(self) -> None:
-        """Wait for the kernel: it is killing this process, because the fork server is dead, and no one else can report its end."""
-
-        def on_gone() -> None:
+    def on_exit(self, code: int | None) -> None:
+        if not self._code.done():
             self._loop.remove_reader(self._pidfd)
-            self.on_exit(-signal.SIGKILL)
+            os.close(self._pidfd)
+            self._code.set_result(code)
 
-        self._loop.add_reader(self._pidfd, on_gone)
+    def _on_gone(self) -> None:
+        """The process has ended. Wait for the report of the fork server, but not long: it may be dead or stopped."""
+        self._loop.remove_reader(self._pidfd)
+        self._loop.call_later(REPORT_TIMEOUT_S, self._end_unreported)
+
+    def _end_unreported(self) -> None:
+        code = None
+        with suppress(OSError):  # we are its parent now only if we are the first process of a container
+            status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            code = status and (status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
+        self.on_exit(code)

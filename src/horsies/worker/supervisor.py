@@ -1,11 +1,12 @@
 """The pool of child processes: as many as configured, each replaced when it dies or reaches its limits; and the check that they are alive.
 
 **Replacement.** A child that is to be replaced stays active until a *spare* is ready to take its place: the worker never has fewer ready children than
-configured. There is at most one spare, so there is at most one process more than configured, and children are replaced one by one. The spare takes the
-place of the first active child that is retiring and idle, or dead.
+configured. One spare is started when a child nears its limits, so there is at most one process more than configured. If children wear out faster
+than one can start, there are more spares: as many as wear out in the time that a start takes, and at most as many as there are children. Children that
+still exit, or finish their last tasks, count as spares. A spare takes the place of a retiring child as soon as that has a slot free.
 
 If no replacement can be started, the old child continues beyond its task and memory limits: an old child is better than none. That is logged as an
-error, and tried again after a growing pause.
+error, and tried again after a growing pause. It also continues if children that were replaced do not finish their last tasks and so hold all spares.
 
 **Liveness.** Each child is pinged over its socket again and again; its interpreter answers, not its task. A missing answer alone does not prove that it is
 frozen: a call into C that holds the GIL does not answer and may be healthy. So by default a silent child is killed only if it also does nothing: its
@@ -16,10 +17,12 @@ again. A child's event loop may be blocked while its interpreter answers. That i
 
 import asyncio
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -31,11 +34,16 @@ from horsies.executor.protocol import Boot
 from horsies.model.config import RecoveryConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
-from horsies.worker.child import Child, ReportHandler
-from horsies.worker.spawn import ForkServer, ProcessFactory, SpawnError, SpawnFactory, can_fork, watch_boot
+from horsies.model.worker_config import RECYCLING_DOMINATES, StartMethod
+from horsies.worker.child import Child, ReportHandler, ReportsRead
+from horsies.worker.spawn import ProcessFactory, SpawnError, watch_boot
 
 HIGH_BASELINE: Final = 0.8
-FEWEST_TASKS: Final = 2
+FEWEST_REPLACED: Final = 3
+COST_WEIGHT: Final = 0.1
+"""Of the newest child in the mean costs of recycling, when there have been more than ten."""
+LINGER_S: Final = 1.0
+"""A child that was replaced and still runs tasks after this time does not hold up the replacement of others."""
 
 log = logging.getLogger("horsies.worker")
 
@@ -46,11 +54,12 @@ class ChildRefused(HorsiesError):  # noqa: N818 - the name says what happened
 
 @dataclass(frozen=True, slots=True)
 class PoolTimings:
-    """`leave_s`: a child may take this long to leave when its tasks have ended, because stop hooks can hang. `pause_s`, up to `longest_pause_s`: after
+    """`fork_s`: the fork server must answer within this. `leave_s`: a child may take this long to leave when its tasks have ended, because stop hooks can hang. `pause_s`, up to `longest_pause_s`: after
     a replacement could not be started.
     """
 
     boot_s: float = 120.0
+    fork_s: float = 20.0
     leave_s: float = 30.0
     pause_s: float = 1.0
     longest_pause_s: float = 60.0
@@ -62,6 +71,7 @@ class PoolOptions:
 
     processes: int
     boot: Boot
+    start_method: StartMethod
     concurrency: int = 1
     max_tasks_per_child: int | None = None
     max_memory_per_child_mb: float | None = None
@@ -70,16 +80,11 @@ class PoolOptions:
     max_payload_bytes: int = DEFAULT_MAX_BYTES
     timings: PoolTimings = PoolTimings()
 
-    @property
-    def has_recycling(self) -> bool:
-        return bool(self.max_tasks_per_child) or self.max_memory_per_child_mb is not None
-
     def budget(self, place: int | None = None) -> int | None:
-        """Return how many tasks a child may be assigned. The first children get different budgets, so that they are not all replaced at once."""
+        """Return how many tasks a child may be assigned. The first children may get more, so that they are not all replaced at once."""
         if not self.max_tasks_per_child:
             return None
-        share = 0 if place is None else place * self.max_tasks_per_child // self.processes
-        return max(FEWEST_TASKS, self.max_tasks_per_child - share)
+        return self.max_tasks_per_child + (place or 0) * self.max_tasks_per_child // self.processes
 
 
 class ChildPool:
@@ -93,16 +98,21 @@ class ChildPool:
         self._reports = reports
         self._options = options
         self._timings = options.timings
-        self._factory: ProcessFactory = SpawnFactory(options.env)
-        # Children that are recycled are fresh interpreters: nothing outlives them, and their memory is theirs alone.
-        if not options.has_recycling and can_fork():
-            self._factory = ForkServer(group, options.boot, options.env, options.timings.boot_s)
+        self._factory = ProcessFactory(
+            group,
+            options.start_method,
+            options.boot,
+            options.env,
+            boot_timeout_s=options.timings.boot_s,
+            answer_timeout_s=options.timings.fork_s,
+        )
         self._active: list[Child] = []
-        self._spare: Child | None = None
+        self._spares: list[Child] = []
         self._leaving: set[Child] = set()
         self._runs: set[asyncio.Task[None]] = set()
         self._all_ready: asyncio.Future[None] | None = None
         """Only while the pool starts."""
+        self._costs = RecyclingCosts()
         self._pause_s = 0.0
         self._not_before = 0.0
         self._is_closing = False
@@ -122,7 +132,8 @@ class ChildPool:
         liveness = Liveness(LivenessPolicy.of(self._options.recovery))
         self._liveness = self._group.create_task(liveness.watch(self._children))
         self._reconcile()  # a child may have died while the others were starting
-        log.info("children are ready: pids %s", ", ".join(str(child.pid) for child in self._active))
+        pids = ", ".join(str(child.pid) for child in self._active)
+        log.info("children are ready: pids %s; start method %s", pids, self._options.start_method)
         return self
 
     async def __aexit__(
@@ -135,7 +146,8 @@ class ChildPool:
         self._is_closing = True
         for child in self._children:
             if child.ready.is_set():
-                self._stop_child(child)
+                child.stop()
+                self._check_leaving(child)
             else:
                 child.kill()
         await self._wait_for_all()
@@ -144,6 +156,11 @@ class ChildPool:
     def ready_count(self) -> int:
         """How many active children are ready."""
         return sum(child.ready.is_set() for child in list(self._active))
+
+    @property
+    def recycling_share(self) -> float | None:
+        """Of the time of children that were recycled lately, the share that their starts took. None if none was."""
+        return self._costs.share
 
     async def _kill_all(self) -> None:
         self._is_closing = True
@@ -188,7 +205,7 @@ class ChildPool:
         """Start a child, and wait for its end."""
         try:
             await child.start(self._factory)
-        except SpawnError as error:
+        except (SpawnError, OSError) as error:  # also if no descriptor is left for its socket
             self._on_exit(child, str(error))
             return
         self._children.append(child)
@@ -217,13 +234,13 @@ class ChildPool:
 
     def _on_exit(self, child: Child, cause: str) -> None:
         was_active, is_expected = child in self._active, child in self._leaving or child.is_retiring
-        if was_active:
-            self._active.remove(child)
-        if child is self._spare:
-            self._spare = None
-        self._leaving.discard(child)
+        for children in (self._active, self._spares, self._leaving):
+            with suppress(ValueError, KeyError):
+                children.remove(child)
         if self._is_closing:
             return
+        for successor in self._active:
+            successor.forget_predecessor(child)
         if not child.ready.is_set():
             how = f"the child process {cause} while it was {child.current_step}" if child.pid else cause
             self._on_start_failed(child.start_error or how)
@@ -234,6 +251,7 @@ class ChildPool:
         if subscribers and child.ready.is_set():
             emit(ChildRecycled(child.pid) if is_expected else ChildDied(child.pid, cause))
         self._reconcile()
+        self._reports(child, ReportsRead())  # a ready spare may have taken its place
 
     def _on_start_failed(self, reason: str) -> None:
         """End the worker if it is starting. Later, the other children continue, and this one is tried again."""
@@ -256,68 +274,76 @@ class ChildPool:
             if all(child.ready.is_set() for child in self._active) and not self._all_ready.done():
                 self._all_ready.set_result(None)
             return
-        self._replace_one()
+        self._promote_spares()
         self._fill()
         self._extend()
-        self._start_spare()
+        self._start_spares()
 
-    def _replace_one(self) -> None:
-        """Give the place of a child that is retiring and idle to the spare, if that is ready."""
-        spare = self._spare
-        if spare is None or not spare.ready.is_set():
-            return
-        if not any(child.is_retiring for child in self._active):
-            next((child for child in self._active if child.retire()), None)
-        due = next((child for child in self._active if child.is_retiring and not child.load), None)
-        if due:
-            self._active.remove(due)
-            self._leaving.add(due)
-            self._stop_child(due)
-            self._promote_spare(spare)
+    def _promote_spares(self) -> None:
+        """Give the places of retiring children that have a slot free to ready spares."""
+        for spare in [spare for spare in self._spares if spare.ready.is_set()]:
+            if not any(child.is_retiring for child in self._active):
+                next((child for child in self._active if child.retire()), None)
+            old = min(
+                (child for child in self._active if child.is_retiring), key=lambda child: child.load, default=None
+            )
+            if old is None or old.load >= self._options.concurrency:
+                return
+            self._active.remove(old)
+            self._leaving.add(old)
+            self._costs.observe(old.start_s, old.life_s, self._options)
+            old.stop()
+            self._check_leaving(old)
+            self._promote(spare, old if old.load else None)
 
     def _fill(self) -> None:
-        """Replace dead children: by the spare, ready or not, then by new children."""
+        """Replace dead children: by spares, ready or not, then by new children."""
         while len(self._active) < self._options.processes:
-            if self._spare:
-                self._promote_spare(self._spare)
+            if self._spares:
+                self._promote(max(self._spares, key=lambda spare: spare.ready.is_set()), None)
             elif time.monotonic() >= self._not_before:
                 self._active.append(self._new(self._options.budget()))
             else:
                 return
 
-    def _promote_spare(self, spare: Child) -> None:
-        spare.spare_capacity = None
+    def _promote(self, spare: Child, predecessor: Child | None) -> None:
+        self._spares.remove(spare)
         self._active.append(spare)
-        self._spare = None
+        spare.promote(predecessor)
 
     def _extend(self) -> None:
         """Let retiring children continue while no replacement can be started."""
-        if not self._pause_s:
+        lingering = sum(child.is_lingering(LINGER_S) for child in self._leaving)
+        if not self._pause_s and lingering < self._most_spares():
             return
         for child in self._active:
-            if child.is_retiring and child.extend():
+            if child.is_retiring and child.extend() and self._pause_s:
                 log.warning("child %d continues beyond its limits until a replacement has started", child.pid)
 
-    def _start_spare(self) -> None:
-        """Start a spare, but not before the last replaced child is gone: memory is sized for one process more than configured."""
-        if self._spare or self._leaving or time.monotonic() < self._not_before:
+    def _start_spares(self) -> None:
+        """Start a spare for each child that nears its limits, as far as memory allows: what is still leaving counts."""
+        if time.monotonic() < self._not_before:
             return
-        if any(child.is_near_limit for child in self._active):
-            self._spare = self._new(self._options.budget())
-            self._spare.spare_capacity = self._spare_capacity
+        near_limit = sum(child.is_near_limit for child in self._active)
+        while len(self._spares) < near_limit and len(self._spares) + len(self._leaving) < self._most_spares():
+            spare = self._new(self._options.budget())
+            spare.is_spare = True
+            self._spares.append(spare)
 
-    def _spare_capacity(self) -> int:
-        """Return how many tasks the spare may run: the slots that retiring children no longer use. Together they never exceed the concurrency."""
-        concurrency = self._options.concurrency
-        left = sum(max(0, concurrency - child.load) for child in self._active if child.is_retiring)
-        return left - (self._spare.load if self._spare else 0)
+    def _most_spares(self) -> int:
+        return most_spares([(child.start_s, child.life_s) for child in self._active], self._options.processes)
 
-    def _stop_child(self, child: Child) -> None:
-        child.stop()
-        asyncio.get_running_loop().call_later(self._timings.leave_s, self._kill_if_still_there, child)
-
-    def _kill_if_still_there(self, child: Child) -> None:
-        if child in self._children and not child.load:
+    def _check_leaving(self, child: Child, *, was_idle: bool = False) -> None:
+        """Kill a child that has not left although it had no task for `leave_s`. Before that, let others go on if it keeps running tasks."""
+        if child not in self._children:
+            return
+        loop = asyncio.get_running_loop()
+        if child.load:
+            loop.call_later(LINGER_S, self._on_lingering, child)
+            loop.call_later(self._timings.leave_s, lambda: self._check_leaving(child))
+        elif not was_idle:
+            loop.call_later(self._timings.leave_s, lambda: self._check_leaving(child, was_idle=True))
+        else:
             log.error(
                 "child %d has not left within %g s, killing it: it is %s",
                 child.pid,
@@ -325,6 +351,60 @@ class ChildPool:
                 child.current_step,
             )
             child.kill()
+
+    def _on_lingering(self, child: Child) -> None:
+        if not self._is_closing:
+            self._reconcile()
+            self._reports(child, ReportsRead())
+
+
+class RecyclingCosts:
+    """What starting children costs in relation to what they do, over the last ones that were replaced because of their limits."""
+
+    def __init__(self) -> None:
+        self._replaced = 0
+        self._start_s = self._life_s = 0.0
+        self._has_warned = False
+
+    @property
+    def share(self) -> float | None:
+        return self._start_s / (self._start_s + self._life_s) if self._replaced else None
+
+    def observe(self, start_s: float, life_s: float, options: PoolOptions) -> None:
+        """Add one child. Warn once if starts take as long as work."""
+        if not math.isfinite(life_s):
+            return  # not because of its limits: it abandoned a task
+        self._replaced += 1
+        weight = max(1 / self._replaced, COST_WEIGHT)
+        self._start_s += weight * (start_s - self._start_s)
+        self._life_s += weight * (life_s - self._life_s)
+        share = self.share or 0.0
+        if self._has_warned or self._replaced < FEWEST_REPLACED or share < RECYCLING_DOMINATES:
+            return
+        self._has_warned = True
+        advice = {"spawn": ["--start-method forkserver or fork"], "forkserver": ["--start-method fork"], "fork": []}[
+            options.start_method
+        ]
+        if options.max_tasks_per_child:
+            # So that starts take a tenth of the time.
+            enough = options.max_tasks_per_child * 9 * self._start_s / max(self._life_s, 1e-3)
+            advice.append(f"--max-tasks-per-child {float(f'{enough:.1g}'):.0f} or more")
+        if options.max_memory_per_child_mb is not None:
+            advice.append("a larger --max-memory-per-child-mb")
+        log.warning(
+            "recycling takes %.0f %% of the time of the children: one takes %.2f s to start and reaches its limits after %.2f s; "
+            "use %s, or import less",
+            100 * share,
+            self._start_s,
+            self._life_s,
+            ", or ".join(advice),
+        )
+
+
+def most_spares(starts_and_lives: Iterable[tuple[float, float]], processes: int) -> int:
+    """Return how many children wear out in the time that a start takes: at least one, at most all. Of each child, how long it started and works."""
+    worn_out = sum(start_s / max(life_s, 1e-6) for start_s, life_s in starts_and_lives)
+    return max(1, min(processes, math.ceil(worn_out)))
 
 
 # -- liveness: what a process does

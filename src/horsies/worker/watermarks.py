@@ -155,14 +155,6 @@ class Watermarks:
 
     # -- hints
 
-    def is_relevant(self, payload: str | None) -> bool:
-        """Return whether a notification is, or may be, about the queues of this worker. Safe from any thread.
-
-        If each worker claimed after every notification, every send would cost one transaction per worker.
-        """
-        row = _parse(payload)
-        return row is None or row[0] in self._positions
-
     def add_hint(self, payload: str | None, *, is_trusted: bool = False) -> bool:
         """Lower the watermark of the lane that a notification names; any other payload requests a rescan. Returns whether it is relevant.
 

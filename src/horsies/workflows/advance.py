@@ -34,7 +34,7 @@ Recovery needs nothing else:
 - Statements that end tasks without knowing of graphs (a cancellation, an expiry) resolve the nodes of these tasks, and leave it to the
   maintenance leader to propagate them.
 - The maintenance leader (`maintenance/rescue.py`) looks for remaining work in all trees (`get_unfinished_trees`) and runs steps until
-  there is none.
+  there is none. What only a manual change can leave, it looks for in some of the live runs each time, and so in all of them in turns.
 
 **Concurrency.** The lock of the root admits one step at a time per tree, so no update of a counter is lost, and a READY node is
 enqueued once. Locks are always taken in the same order: roots by id, then tasks, then nodes and runs of trees whose roots are locked.
@@ -46,8 +46,10 @@ statistics the planner has: see `lock_roots` in `advance.sql`, and `tests/workfl
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
+from uuid import UUID
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.model.codec import encode_error
@@ -59,6 +61,8 @@ from horsies.model.task import TaskId
 SQL = load(__file__)
 
 MAX_TREES: Final = 100  # per query for unfinished trees
+EXAMINED_RUNS: Final = 500
+FIRST_RUN: Final = (str(UUID(int=0)), str(UUID(int=0)))
 
 # Errors of runs, as JSON. `finish_runs` replaces what is in angle brackets.
 NO_CASE_SATISFIED: Final = encode_error(
@@ -143,7 +147,24 @@ def run_steps_in_transaction(roots: Sequence[str]) -> Op[None]:
         roots = unfinished_roots((), answers[-1])
 
 
-def get_unfinished_trees(excluded: Sequence[str] = ()) -> Op[list[str]]:
-    """Return the roots of up to `MAX_TREES` trees with work left, for example because a process died."""
-    found = yield from rows(SQL["get_unfinished_trees"](limit=MAX_TREES, excluded=list(excluded)))
-    return [root for (root,) in found]
+@dataclass(slots=True)
+class RunSweep:
+    """How far the live runs have been examined: the root and the id of the last one."""
+
+    after: tuple[str, str] = FIRST_RUN
+
+
+def get_unfinished_trees(excluded: Sequence[str] = (), sweep: RunSweep | None = None) -> Op[list[str]]:
+    """Return the roots of up to `MAX_TREES` trees with work left, for example because a process died. If there are none, the sweep goes on."""
+    sweep = sweep or RunSweep()
+    found = yield from rows(unfinished_trees(excluded, sweep.after))
+    unfinished = [root for is_end, root, _ in found if not is_end]
+    if not unfinished:
+        sweep.after = next(((root, run) for is_end, root, run in found if is_end), FIRST_RUN)
+    return unfinished
+
+
+def unfinished_trees(excluded: Sequence[str] = (), after: tuple[str, str] = FIRST_RUN) -> Query:
+    root, run = after
+    limits = {"limit": MAX_TREES, "runs": EXAMINED_RUNS}
+    return SQL["get_unfinished_trees"](excluded=list(excluded), after_root=root, after_run=run, **limits)

@@ -19,6 +19,29 @@ where id = any(%(roots)s::uuid[])
 order by id
 for update;
 
+-- fragment: is_below_paused
+-- Whether an ancestor of `run` is paused.
+exists (
+    select from (
+        select ancestor.status
+        from {schema}.workflows as ancestor
+        where ancestor.id = any(run.ancestors)
+        offset 0
+    ) as ancestor
+    where ancestor.status = 'PAUSED'
+)
+
+-- fragment: can_start_run
+-- Whether the run of the sub-workflow or map in `nodes` can start: otherwise rows changed by hand would require another step forever.
+-- A scalar subquery, which the planner cannot turn into a hash of all runs.
+coalesce(
+    (select coalesce(child_run.parent_node = nodes.id, false) from {schema}.workflows as child_run where child_run.id = nodes.child_id),
+    nodes.kind = 'map' and (
+        nodes.source is null and nodes.item is not null
+        or exists (select from {schema}.nodes as source where source.id = nodes.source)
+    )
+)
+
 -- name: advance_nodes
 -- One step. Resolve the nodes of tasks that ended in this transaction, and propagate the end of these and of all other nodes that have
 -- ended to their dependents and their run. A dependent that is decided becomes READY or SKIPPED; the next step propagates a skip.
@@ -137,27 +160,19 @@ returning
 -- Tasks of paused runs that have not started leave their queue, and their nodes become READY again. A failed attempt counts as started.
 with held_tasks as materialized (
     select node.task_id
-    from {schema}.workflows
+    from {schema}.workflows as run
     cross join lateral (
         select nodes.task_id
         from {schema}.nodes
-        where nodes.workflow_id = workflows.id
+        where nodes.workflow_id = run.id
         and nodes.status = 'ENQUEUED'
         offset 0
     ) as node
-    where workflows.root_id = any(%(roots)s::uuid[])
-    and workflows.status in ('RUNNING', 'PAUSED')
+    where run.root_id = any(%(roots)s::uuid[])
+    and run.status in ('RUNNING', 'PAUSED')
     and (
-        workflows.status = 'PAUSED'
-        or exists (
-            select from (
-                select ancestor.status
-                from {schema}.workflows as ancestor
-                where ancestor.id = any(workflows.ancestors)
-                offset 0
-            ) as ancestor
-            where ancestor.status = 'PAUSED'
-        )
+        run.status = 'PAUSED'
+        or {is_below_paused}
     )
 ),
 deleted_tasks as (
@@ -223,13 +238,11 @@ new_runs as (
 )
 insert into {schema}.nodes (
     id, root_id, workflow_id, index, node_id, kind, waits_for, dependents, needed, allow_failed_deps,
-    task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, results_of, takes_inputs, wants_meta, item, made_by, trace
+    {sent_columns}, good_until, args, refs, inputs, results_of, takes_inputs, wants_meta, item, made_by
 )
 select
     gen_random_uuid(), root_id, child_id, item.number - 1, node_id || '[' || item.number - 1 || ']', 'task', '{}', '{}', 0, false,
-    task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-    args, refs, inputs, results_of, takes_inputs, wants_meta, item.value, task_name, trace
+    {sent_columns}, good_until, args, refs, inputs, results_of, takes_inputs, wants_meta, item.value, task_name
 from ready_maps
 cross join lateral json_array_elements(case when ready_maps.is_list then ready_maps.list else '[]' end) with ordinality as item (value, number);
 
@@ -248,15 +261,7 @@ with ready_nodes as materialized (
     where nodes.root_id = any(%(roots)s::uuid[])
     and nodes.status = 'READY'
     and nodes.kind <> 'task'
-    and not exists (
-        select from (
-            select ancestor.status
-            from {schema}.workflows as ancestor
-            where ancestor.id = any(run.ancestors)
-            offset 0
-        ) as ancestor
-        where ancestor.status = 'PAUSED'
-    )
+    and not {is_below_paused}
 ),
 started_runs as (
     update {schema}.workflows
@@ -285,27 +290,19 @@ and (succeeded >= needed or allow_failed_deps and resolved >= cardinality(waits_
 -- Enqueue the tasks of READY nodes, unless their run or an ancestor is paused, or the run has reached `max_parallel`.
 with ready_nodes as materialized (
     select node.id
-    from {schema}.workflows
+    from {schema}.workflows as run
     cross join lateral (
         select nodes.id
         from {schema}.nodes
-        where nodes.workflow_id = workflows.id
+        where nodes.workflow_id = run.id
         and nodes.status = 'READY'
         and nodes.kind = 'task'
         order by nodes.index
-        limit case when workflows.max_parallel is not null then greatest(0, workflows.max_parallel - workflows.in_flight) end
+        limit case when run.max_parallel is not null then greatest(0, run.max_parallel - run.in_flight) end
     ) as node
-    where workflows.root_id = any(%(roots)s::uuid[])
-    and workflows.status = 'RUNNING'
-    and not exists (
-        select from (
-            select ancestor.status
-            from {schema}.workflows as ancestor
-            where ancestor.id = any(workflows.ancestors)
-            offset 0
-        ) as ancestor
-        where ancestor.status = 'PAUSED'
-    )
+    where run.root_id = any(%(roots)s::uuid[])
+    and run.status = 'RUNNING'
+    and not {is_below_paused}
 ),
 enqueued_nodes as (
     update {schema}.nodes
@@ -321,13 +318,8 @@ updated_runs as (
     where workflows.id = any(array[new_tasks.workflow_id])
     and case when new_tasks.count > 0 then workflows.max_parallel is not null end
 )
-insert into {schema}.tasks (
-    id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id,
-    takes_inputs, trace
-)
-select
-    task_id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, id,
-    takes_inputs, trace
+insert into {schema}.tasks ({sent_columns}, id, args, good_until, root_id, node_id, takes_inputs)
+select {sent_columns}, task_id, args, good_until, root_id, id, takes_inputs
 from enqueued_nodes
 order by workflow_id, index;
 
@@ -525,24 +517,8 @@ select
         where nodes.root_id = root.id
         and nodes.status = 'READY'
         and nodes.kind <> 'task'
-        -- Only if its run can start: otherwise rows changed by hand would require another step forever.
-        -- A scalar subquery, which the planner cannot turn into a hash of all runs.
-        and coalesce(
-            (select coalesce(child_run.parent_node = nodes.id, false) from {schema}.workflows as child_run where child_run.id = nodes.child_id),
-            nodes.kind = 'map' and (
-                nodes.source is null and nodes.item is not null
-                or exists (select from {schema}.nodes as source where source.id = nodes.source)
-            )
-        )
-        and not exists (
-            select from (
-                select ancestor.status
-                from {schema}.workflows as ancestor
-                where ancestor.id = any(run.ancestors)
-                offset 0
-            ) as ancestor
-            where ancestor.status = 'PAUSED'
-        )
+        and {can_start_run}
+        and not {is_below_paused}
     ),
     0
 from unnest(%(roots)s::uuid[]) as root (id);
@@ -554,9 +530,18 @@ begin isolation level read committed;
 commit;
 
 -- name: get_unfinished_trees
--- All trees with something left to do that depends on no task.
-select distinct unfinished.root_id::text
-from (
+-- Trees with something left to do that depends on no task. A row that is true has instead the last run that was examined, if there are more.
+with examined_runs as materialized (
+    -- Steps leave no work of the third kind below; rows changed by hand may. Therefore some live runs are examined each time, so that the cost
+    -- does not grow with their number.
+    select id, root_id, status, unresolved, max_parallel, in_flight, ancestors
+    from {schema}.workflows
+    where status in ('RUNNING', 'PAUSED')
+    and (root_id, id) > (%(after_root)s::uuid, %(after_run)s::uuid)
+    order by root_id, id
+    limit %(runs)s::integer
+),
+unfinished as (
     select root_id
     from {schema}.nodes
     where not propagated
@@ -564,51 +549,39 @@ from (
     union all
     select nodes.root_id
     from {schema}.nodes
-    join {schema}.workflows on workflows.id = nodes.workflow_id
+    join {schema}.workflows as run on run.id = nodes.workflow_id
     where nodes.status = 'READY'
     and nodes.kind <> 'task'
-    and workflows.status = 'RUNNING'
-    -- Only if its run can start: otherwise rows changed by hand would require another step forever.
-    -- A scalar subquery, which the planner cannot turn into a hash of all runs.
-    and coalesce(
-        (select coalesce(child_run.parent_node = nodes.id, false) from {schema}.workflows as child_run where child_run.id = nodes.child_id),
-        nodes.kind = 'map' and (
-            nodes.source is null and nodes.item is not null
-            or exists (select from {schema}.nodes as source where source.id = nodes.source)
-        )
-    )
-    and not exists (
-        select from (
-            select ancestor.status
-            from {schema}.workflows as ancestor
-            where ancestor.id = any(workflows.ancestors)
-            offset 0
-        ) as ancestor
-        where ancestor.status = 'PAUSED'
-    )
+    and run.status = 'RUNNING'
+    and {can_start_run}
+    and not {is_below_paused}
     union all
     select root_id
-    from {schema}.workflows
+    from examined_runs as run
     where status = 'RUNNING'
     and (
         unresolved = 0
         or exists (
             select from {schema}.nodes
-            where nodes.workflow_id = workflows.id
+            where nodes.workflow_id = run.id
             and nodes.status = 'READY'
             and nodes.kind = 'task'
-            and (workflows.max_parallel is null or workflows.in_flight < workflows.max_parallel)
+            and (run.max_parallel is null or run.in_flight < run.max_parallel)
+            offset 0
         )
-        and not exists (
-            select from (
-                select ancestor.status
-                from {schema}.workflows as ancestor
-                where ancestor.id = any(workflows.ancestors)
-                offset 0
-            ) as ancestor
-            where ancestor.status = 'PAUSED'
-        )
+        and not {is_below_paused}
     )
-) as unfinished
-where unfinished.root_id <> all(%(excluded)s::uuid[])
-limit %(limit)s::integer;
+)
+(
+    select distinct false, unfinished.root_id::text, null
+    from unfinished
+    where unfinished.root_id <> all(%(excluded)s::uuid[])
+    limit %(limit)s::integer
+)
+union all
+(
+    select true, root_id::text, id::text
+    from examined_runs
+    order by root_id, id
+    offset %(runs)s::integer - 1
+);

@@ -1,72 +1,21 @@
-"""Workflows as classes (`WorkflowDefinition`), and workflows as nodes of other workflows (`SubWorkflowNode`).
+"""Workflows as classes (`WorkflowDefinition`), and workflows as nodes of other workflows (`SubWorkflowNode`)."""
 
-**How `Meta` names nodes.** In `class Meta: output = report` Python looks up `report` in the body of Meta, in enclosing functions, in the
-module and among the builtins, but never in the enclosing class. Therefore, while the body of a definition runs, its nodes are added to
-the module under names that are free there, and removed when the class is created. If a name is not free (a task often has the same
-name as its node), Meta gets the other object. The objects that such names refer to outside the class are stored, so that the
-intended node can be found afterwards.
-
-If a class body raises, its names stay in the module, whose import has usually failed then. They do not affect another class with the
-same body: what its names refer to outside is stored as well.
-"""
-
-import builtins
 import inspect
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
 from horsies.model.errors import TaskDefinitionError, WorkflowDefinitionError
 from horsies.model.signature import signature_of
-from horsies.tasks.nodes import (
-    NodeName,
-    Reference,
-    SuccessCase,
-    SuccessPolicy,
-    WorkflowDraft,
-    WorkflowNode,
-)
+from horsies.tasks.nodes import Reference, WorkflowDraft, WorkflowNode
 from horsies.workflows.bind_arguments import find_references, reference_by_annotation
 from horsies.workflows.spec import WorkflowSpec, build_spec
 from horsies.workflows.validate import MAX_DEPTH, TOO_DEEP, SubgraphNode, TaskRegistry
 
 META_OPTIONS: Final = ("output", "on_error", "success_policy", "time_limit")
-_OUTER_OBJECTS: Final = "_outer_objects"
 
 Out_co = TypeVar("Out_co", covariant=True)
-
-
-class ClassBody(dict[str, Any]):
-    """The namespace of a class body. `frame` is the frame that contains the class statement."""
-
-    def __init__(self, frame: FrameType, inherited: Mapping[str, WorkflowNode[Any]]) -> None:
-        super().__init__()
-        # The locals of a function are visible in Meta, those of an enclosing class are not.
-        enclosing = frame.f_locals if frame.f_code.co_flags & inspect.CO_OPTIMIZED else {}
-        self._module = frame.f_globals
-        self._outer: dict[str, Any] = {**vars(builtins), **self._module, **enclosing}
-        self._nodes: dict[str, WorkflowNode[Any]] = {}
-        for name, node in inherited.items():
-            self._add_to_module(name, node)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        if isinstance(value, WorkflowNode):
-            self._add_to_module(name, cast("WorkflowNode[Any]", value))
-
-    def _add_to_module(self, name: str, node: WorkflowNode[Any]) -> None:
-        self._nodes[name] = node
-        if name not in self._outer:
-            self._module[name] = node
-
-    def remove_from_module(self) -> dict[str, Any]:
-        """Return the objects that names of nodes refer to outside the class."""
-        for name, node in self._nodes.items():
-            if name not in self._outer and self._module.get(name) is node:
-                del self._module[name]
-        return {name: self._outer[name] for name in self._nodes if name in self._outer}
 
 
 def nodes_of(definition: type) -> dict[str, WorkflowNode[Any]]:
@@ -86,35 +35,20 @@ def _unique_nodes_of(definition: type) -> dict[str, WorkflowNode[Any]]:
     return {name: node for name, node in nodes.items() if first[id(node)] == name}
 
 
-class DefinitionType(type):
-    """The metaclass of workflow definitions."""
-
-    @classmethod
-    def __prepare__(cls, name: str, bases: tuple[type, ...], /, **options: Any) -> ClassBody:
-        here = cast("FrameType", inspect.currentframe())
-        inherited = {name: node for base in reversed(bases) for name, node in nodes_of(base).items()}
-        return ClassBody(cast("FrameType", here.f_back), inherited)
-
-    def __new__(
-        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **options: Any
-    ) -> "DefinitionType":
-        if isinstance(namespace, ClassBody):  # false if a class is created from another, as dataclasses do
-            namespace = {**namespace, _OUTER_OBJECTS: namespace.remove_from_module()}
-        definition = super().__new__(cls, name, bases, namespace, **options)
-        # A worker may run the tasks of a workflow without building it, and they may ask for a result by node.
-        for attribute, node in _unique_nodes_of(definition).items():
-            node.add_assigned_id(node.node_id or attribute)
-        return definition
-
-
-class WorkflowDefinition(Generic[Out_co], metaclass=DefinitionType):
+class WorkflowDefinition(Generic[Out_co]):
     """A workflow as a class: nodes are class attributes, whose names are their ids, and an inner class `Meta` has the options.
 
-    In `Meta`, write `output` and the nodes of a `success_policy` as nodes, or as strings with their names.
+    In `Meta`, write `output` and the nodes of a `success_policy` as strings with their ids: Python does not look up names of the outer class there.
     """
 
     name: ClassVar[str]
     definition_key: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A worker may run the tasks of a workflow without building it, and they may ask for a result by node.
+        for attribute, node in _unique_nodes_of(cls).items():
+            node.add_assigned_id(node.node_id or attribute)
 
     @classmethod
     def build(cls, app: TaskRegistry) -> WorkflowSpec[Out_co]:
@@ -135,11 +69,6 @@ def _to_draft(definition: type[WorkflowDefinition[Any]]) -> WorkflowDraft:
     nodes = _unique_nodes_of(definition)
     meta = getattr(definition, "Meta", None)
     options = {option: getattr(meta, option) for option in META_OPTIONS if hasattr(meta, option)}
-    outer = getattr(definition, _OUTER_OBJECTS)
-    if "output" in options:
-        options["output"] = _intended_node(options["output"], nodes, outer)
-    if isinstance(policy := options.get("success_policy"), SuccessPolicy):
-        options["success_policy"] = _intended_policy(policy, nodes, outer)
     problems: list[str] = []
     if not hasattr(definition, "name"):
         problems.append(f'it has no name; write name = "..." in {definition.__name__}')
@@ -157,31 +86,6 @@ def _to_draft(definition: type[WorkflowDefinition[Any]]) -> WorkflowDraft:
         problems=tuple(problems),
         **options,
     )
-
-
-def _intended_node(value: Any, nodes: Mapping[str, WorkflowNode[Any]], outer: Mapping[str, Any]) -> NodeName:
-    """Return the node that Meta names if it got another object of the same name from outside the class."""
-    if any(value is node for node in nodes.values()):
-        return value
-    names = [name for name in nodes if name in outer and outer[name] is value]
-    return nodes[names[0]] if len(names) == 1 else value
-
-
-def _intended_policy(
-    policy: SuccessPolicy, nodes: Mapping[str, WorkflowNode[Any]], outer: Mapping[str, Any]
-) -> SuccessPolicy:
-    def intended(names: Any) -> Any:
-        if not isinstance(names, tuple):
-            return names
-        return [_intended_node(name, nodes, outer) for name in cast("tuple[Any, ...]", names)]
-
-    cases: Any = policy.cases
-    if isinstance(cases, tuple):
-        cases = [
-            SuccessCase(intended(case.required)) if isinstance(case, SuccessCase) else case
-            for case in cast("tuple[Any, ...]", cases)
-        ]
-    return SuccessPolicy(cases=cases, optional=intended(policy.optional))
 
 
 def _value_type(definition: type) -> Any:

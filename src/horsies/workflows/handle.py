@@ -6,9 +6,8 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from horsies.db.channels import Channel
 from horsies.db.statement import Op, Row, load, rows
-from horsies.db.waiter import ReadResult, Waiter, WaitSource
+from horsies.db.waiter import ReadResult
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError, SendSuppressed
@@ -72,14 +71,16 @@ class WorkflowHandle(Generic[Out_co]):
         return `err(WAIT_TIMEOUT)`; the run continues.
         """
         refuse_in_event_loop("get()", "await handle.get_async()")
-        answer = wait_until_run_ends(self.broker, self.workflow_id, deadline_from_timeout(timeout_ms))
+        futures = self.broker.wait(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
+        answer = futures[self.workflow_id].result()
         if isinstance(answer, RunEnd) and answer.result is None:
             return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
         """The same for asyncio code."""
-        answer = await wait_until_run_ends_async(self.broker, self.workflow_id, deadline_from_timeout(timeout_ms))
+        futures = await self.broker.wait_async(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
+        answer = futures[self.workflow_id].result()
         if isinstance(answer, RunEnd) and answer.result is None:
             return self._last_results(await self._run_async(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
@@ -227,32 +228,12 @@ class InertWorkflowHandle(WorkflowHandle[Out_co]):
         )
 
 
-# -- waiting: `db/waiter.py` decides which waiter reads for all
-
-
-def wait_until_run_ends(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
-    """Return when the run has ended or is paused, or at the deadline. Wait for an unknown run too: its start may commit later."""
-    hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with hub.register(waiter):
-        broker.wait(hub, waiter, deadline)
-    return waiter.answers[workflow_id]
-
-
-async def wait_until_run_ends_async(broker: "PostgresBroker", workflow_id: str, deadline: float | None) -> RunAnswer:
-    hub, waiter = broker.hub(RUN_ENDS), Waiter[RunAnswer]([workflow_id])
-    with hub.register(waiter):
-        await broker.wait_async(hub, waiter, deadline)
-    return waiter.answers[workflow_id]
-
-
 def read_run_ends(workflow_ids: list[str]) -> Op[Mapping[str, ReadResult[RunAnswer]]]:
+    """Read how each run ended. A paused run counts as ended; an unknown one is waited for: its start may commit later."""
     found = yield from rows(SQL["get_run_results"](ids=workflow_ids))
     known = {row[0]: _to_read_result(row) for row in found}
     unknown: ReadResult[RunAnswer] = ReadResult(NoRunEnd.UNKNOWN)
     return {workflow_id: known.get(workflow_id, unknown) for workflow_id in workflow_ids}
-
-
-RUN_ENDS: WaitSource[RunAnswer] = WaitSource(Channel.DONE, read_run_ends)
 
 
 def _to_read_result(row: Row) -> ReadResult[RunAnswer]:

@@ -4,13 +4,7 @@ with live_runs as materialized (
     select
         workflows.*,
         workflows.status = 'PAUSED' or exists (
-            select from (
-                select ancestor.status
-                from {schema}.workflows as ancestor
-                where ancestor.id = any(workflows.ancestors)
-                offset 0
-            ) as ancestor
-            where ancestor.status = 'PAUSED'
+            select from {schema}.workflows as ancestor where ancestor.id = any(workflows.ancestors) and ancestor.status = 'PAUSED'
         ) as is_held
     from {schema}.workflows
     where status in ('RUNNING', 'PAUSED')

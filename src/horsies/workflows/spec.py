@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from horsies.events import WorkflowStarted, WorkflowStartSpan, emit, subscribers
 from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
-from horsies.subscribers import emit, subscribers
 from horsies.tasks.handle import warn_in_event_loop
 from horsies.tasks.ids import to_workflow_id
+from horsies.tasks.instrument import trace_send
 from horsies.tasks.nodes import NodeKey, NodeName, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import sends_are_suppressed
 from horsies.workflows.compile import compile_graph
@@ -106,9 +107,6 @@ class WorkflowSpec(Generic[Out_co]):
         if not subscribers and self.registry.tracer is None:
             yield plan
             return
-        from horsies.events import WorkflowStarted, WorkflowStartSpan  # noqa: PLC0415 - loaded only if used
-        from horsies.tasks.instrument import trace_send  # noqa: PLC0415 - the same
-
         began = time.perf_counter()
         with trace_send(self.registry.tracer, WorkflowStartSpan(self.name, plan.root)) as trace:
             yield replace(plan, trace=trace)

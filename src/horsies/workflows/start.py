@@ -18,6 +18,7 @@ from horsies.db.statement import Op, Query, Rows, execute_then_notify, load, row
 from horsies.model.errors import PayloadError, WorkflowConflictError
 from horsies.model.graph import Graph, Node, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
 from horsies.model.payload_errors import MOST_BYTES
+from horsies.model.send_options import sent_values
 from horsies.model.task import TaskId
 from horsies.tasks.ids import new_task_id, new_task_ids
 from horsies.workflows.advance import run_steps
@@ -246,14 +247,6 @@ def _input_columns(run: NewRun, node: Node) -> dict[str, Any]:
 def _task_columns(node: Node) -> dict[str, Any]:
     if (terms := node.terms) is None:
         return {}
-    retry = terms.retry
-    return {
-        "task_name": terms.task_name,
-        "queue_name": terms.queue_name,
-        "priority": terms.priority,
-        "timeout_ms": terms.timeout_ms,
-        "good_until": terms.good_until.isoformat() if terms.good_until else None,
-        "retry_delays_ms": retry.delays_ms if retry else None,
-        "retry_jitter": retry.jitter if retry else 0.0,
-        "retry_for": retry.codes if retry else None,
-    }
+    columns = sent_values(terms) | {"good_until": terms.good_until.isoformat() if terms.good_until else None}
+    del columns["trace"]  # that of the start, the same for all
+    return columns

@@ -1,5 +1,5 @@
 -- name: insert_tree
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/pooler.py`).
 -- The root run decides: if it exists already, nothing is written. Runs and nodes that start at once are written as started, with the tasks
 -- of the first nodes, so that no step is needed. A single statement is its own transaction.
 with runs as materialized (
@@ -41,21 +41,19 @@ descendants as (
 new_nodes as (
     insert into {schema}.nodes (
         id, root_id, workflow_id, index, node_id, kind, status, task_id, waits_for, dependents, needed, allow_failed_deps,
-        task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-        args, refs, inputs, results_of, takes_inputs, wants_meta, source, item, max_parallel, max_failures, min_item_success, child_id,
-        made_by, makes_list, awaits, awaits_left, awaited_by, trace
+        {sent_columns}, good_until, args, refs, inputs, results_of, takes_inputs, wants_meta, source, item, max_parallel, max_failures, min_item_success, child_id,
+        made_by, makes_list, awaits, awaits_left, awaited_by
     )
     select
         node.id, root.id, workflow_id, index, node_id, kind, status, task_id, waits_for, dependents, needed, allow_failed_deps,
-        task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, good_until,
-        args::pg_catalog.json, refs, inputs, results_of, takes_inputs, wants_meta, source, item::pg_catalog.json, max_parallel, max_failures,
-        min_item_success, child_id, made_by, makes_list, awaits, coalesce(awaits_left, 0), awaited_by, %(trace)s::pg_catalog.text
+        {sent_columns}, good_until, args::pg_catalog.json, refs, inputs, results_of, takes_inputs, wants_meta, source, item::pg_catalog.json, max_parallel, max_failures,
+        min_item_success, child_id, made_by, makes_list, awaits, coalesce(awaits_left, 0), awaited_by
     from root
+    cross join (select %(trace)s::pg_catalog.text as trace) as start
     cross join pg_catalog.json_to_recordset(%(nodes)s::pg_catalog.json) as node (
         id pg_catalog.uuid, workflow_id pg_catalog.uuid, index integer, node_id pg_catalog.text, kind pg_catalog.text,
         status pg_catalog.text, task_id pg_catalog.uuid, waits_for integer[], dependents pg_catalog.uuid[], needed integer,
-        allow_failed_deps boolean, task_name pg_catalog.text, queue_name pg_catalog.text, priority integer, timeout_ms integer,
-        retry_delays_ms integer[], retry_jitter real, retry_for pg_catalog.text[], good_until pg_catalog.timestamptz,
+        allow_failed_deps boolean, {sent_fields}, good_until pg_catalog.timestamptz,
         -- As text, so that the task receives exactly what was written for it, including spaces.
         args pg_catalog.text, refs pg_catalog.json, inputs pg_catalog.uuid[], results_of pg_catalog.uuid[], takes_inputs boolean,
         wants_meta boolean, source pg_catalog.uuid, item pg_catalog.text, max_parallel integer, max_failures integer,
@@ -65,13 +63,8 @@ new_nodes as (
     returning *
 ),
 new_tasks as (
-    insert into {schema}.tasks (
-        id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, node_id,
-        takes_inputs, trace
-    )
-    select
-        task_id, task_name, queue_name, priority, args, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, root_id, id,
-        takes_inputs, trace
+    insert into {schema}.tasks ({sent_columns}, id, args, good_until, root_id, node_id, takes_inputs)
+    select {sent_columns}, task_id, args, good_until, root_id, id, takes_inputs
     from new_nodes
     where task_id is not null
 )
@@ -94,7 +87,7 @@ cross join lateral (
 group by task.queue_name, task.priority;
 
 -- name: get_run_name
--- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/session.py`).
+-- Also run on callers' own connections, whose search_path is theirs: every operator, function and type is qualified (see `db/pooler.py`).
 select name
 from {schema}.workflows
 where id operator(pg_catalog.=) %(root)s::pg_catalog.uuid;

@@ -187,6 +187,8 @@ class Scope:
                 return f"it names node {node_id!r}, which does not exist; {advice}"
             case WorkflowNode():
                 return f"it names {name!r}, which is not in this workflow; add it to tasks=[...]"
+            case BaseTask():
+                return f"it names the task {name.name!r}, not a node of it; write the node, or its id as a string"
             case _:
                 return f"it names {_describe_non_node(name)}"
 

@@ -49,6 +49,8 @@ create table {schema}.tasks (
     claim_no integer not null default 0,
     claimed_by uuid,
     claimed_at timestamptz,
+    -- The transaction of the last claim, or of the INSERT. Claims that count tasks in flight start at the oldest claim.
+    claimed_in xid8 not null default pg_current_xact_id(),
     lease_until timestamptz,
     started_at timestamptz,
     -- For a task of a workflow: its node, and the root run of its tree, whose row is the lock for the whole tree.
@@ -173,6 +175,8 @@ create table {schema}.worker_states (
     children_memory_mb real not null,
     cpu_percent real not null,
     children_cpu_percent real not null,
+    -- Of the time of children that were recycled lately, the share that their starts took; null if none was.
+    recycling_share real,
     worker_started_at timestamptz not null,
     constraint worker_states_pkey primary key (id)
 );
@@ -380,6 +384,29 @@ return case
     then priority || ' ' || (extract(epoch from enqueued_at) * 1000000)::bigint || ' ' || queue_name
     else 'later ' || (extract(epoch from enqueued_at - clock_timestamp()) * 1000000)::bigint
 end;
+
+-- The last 20 failed attempts are kept, and of a long error its beginning and end: the row is rewritten at each attempt. The error is cut as
+-- text, because JSON with \u0000 cannot be parsed here.
+create function {schema}.add_failed_attempt(
+    failed_attempts json[], attempt integer, error_code text, error json, worker uuid, started_at timestamptz, ended_at timestamptz
+) returns json[]
+language sql stable parallel safe
+return (failed_attempts || json_build_object(
+    'attempt', attempt,
+    'error_code', error_code,
+    'error', case
+        when octet_length(error::text) > 16384
+        then json_build_object(
+            'error_code', error_code,
+            'message', 'its error took ' || octet_length(error::text) || ' bytes; the beginning and the end are kept',
+            'data', json_build_object('truncated', left(error::text, 4000) || ' ... ' || right(error::text, 4000))
+        )
+        else error
+    end,
+    'worker', worker,
+    'started_at', started_at,
+    'ended_at', ended_at
+))[greatest(1, coalesce(cardinality(failed_attempts), 0) - 18):];
 
 -- Wakes workers once per queue and priority for each INSERT statement, however many rows it inserts. Hand-written INSERTs wake
 -- them too. For rows that are not due yet the payload has the time that is left, so that workers set a timer.
@@ -696,8 +723,9 @@ create index tasks_claim_idx on {schema}.tasks (queue_name, priority, enqueued_a
 -- The tasks that are due next. A task that waits for a worker that knows it is not due.
 create index tasks_due_idx on {schema}.tasks (enqueued_at)
     where status = 'PENDING' and not ready and unknown_since is null;
--- Tasks in flight: the counts of capped queues, and the rows of one worker.
-create index tasks_in_flight_idx on {schema}.tasks (queue_name, status, claimed_by)
+-- Tasks in flight: the counts of caps, and the rows of one worker. First by the claim, so that a count that starts at the oldest claim in
+-- flight does not visit dead entries of earlier ones.
+create index tasks_in_flight_idx on {schema}.tasks (claimed_in, queue_name, status, claimed_by)
     where status <> 'PENDING';
 -- Tasks that can still expire.
 create index tasks_expiry_idx on {schema}.tasks (good_until)
@@ -716,7 +744,7 @@ create index worker_states_latest_idx on {schema}.worker_states (worker_id, snap
 -- All runs of a tree.
 create index workflows_root_idx on {schema}.workflows (root_id);
 -- Runs that have not ended.
-create index workflows_live_idx on {schema}.workflows (root_id)
+create index workflows_live_idx on {schema}.workflows (root_id, id)
     where status in ('RUNNING', 'PAUSED');
 -- Runs with a deadline.
 create index workflows_deadline_idx on {schema}.workflows (deadline)

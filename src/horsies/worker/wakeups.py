@@ -1,0 +1,221 @@
+"""The notifications of a worker: which of them it acts on at once, and when it calls other workers to help.
+
+The workers that serve the same queues share the notifications (`db/listen_group.py`): one of those that listen acts on each, the others a moment later.
+A worker that knows of more tasks than it can take calls the others with a notification of its own. It does so at growing intervals: in a
+cluster that is busy as a whole no worker can help.
+
+Any client may send notifications, so they only say when to query. `ping` and `cancel` both request a heartbeat, which reads from the rows what is to be
+cancelled: a message about a task without a request in its row changes nothing.
+"""
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import ALL_KEYS, FOR_ANY, Channel
+from horsies.db.listen_group import BACKUP_S, ListenGroup
+from horsies.db.statement import Op, Rows, load, one, rows
+from horsies.tasks.claim import EPOCH, Lane
+from horsies.worker.dispatcher import Dispatcher
+
+CONTROL_EVERY_S: Final = 0.05
+"""Control messages lead to at most one heartbeat per interval."""
+CALL_S, CALL_MAX_S = 0.005, 1.0
+"""How long there must be more tasks than the worker can take before it calls, and how long the pause between two calls becomes."""
+MAX_DEFERRED: Final = 50
+
+SQL = load(__file__)
+_NUMBERED = re.compile(r"(-?[0-9]{1,10}|later) (-?[0-9]{1,19})(?: (.+))?", re.DOTALL)
+
+
+class Notifications:
+    """Passes notifications to the dispatcher, on its event loop. Subscribed while it is entered."""
+
+    def __init__(self, broker: PostgresBroker, dispatcher: Dispatcher, request_heartbeat: Callable[[], None]) -> None:
+        queues = list(dispatcher.queues)
+        self._listener = broker.listener()
+        self._dispatcher = dispatcher
+        self._queues = frozenset(queues)
+        self._loop = asyncio.get_running_loop()
+        self._own_thread = threading.get_ident()
+        self._request_heartbeat = _RateLimited(request_heartbeat, CONTROL_EVERY_S)
+        self._group = dispatcher.group = ListenGroup(
+            f"{broker.config.schema} {sorted(queues)}",
+            frozenset({Channel.NEW, Channel.CONTROL}),
+            poll=partial(look_for_work, dispatcher.worker, queues),
+            has_capacity=lambda: not dispatcher.is_full,
+        )
+        self._calls = HelpCalls(lambda lane: self._call_for_help(queues, lane))
+        dispatcher.on_surplus = self._calls.on_surplus
+        self._deferred: dict[tuple[str, str | None], tuple[int, str]] = {}
+        """By priority and queue: the earliest time, and its payload."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._listener.join(self._group)
+        self._listener.subscribe(Channel.NEW, None, self._on_new)
+        self._listener.subscribe(Channel.CONTROL, self._dispatcher.worker, self._on_control)
+        self._reading = self._listener.read_on_this_loop()
+        self._reading.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reading.__exit__(kind, error, trace)
+        self._listener.unsubscribe(Channel.NEW, None, self._on_new)
+        self._listener.unsubscribe(Channel.CONTROL, self._dispatcher.worker, self._on_control)
+        self._listener.leave(self._group)
+        self._request_heartbeat.close()
+        self._calls.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def resign(self) -> None:
+        """Leave new tasks to the others: this worker stops."""
+        self._listener.resign(self._group)
+
+    # -- from the thread that reads
+
+    def _on_new(self, payload: str | None) -> None:
+        if payload is None and self._listener.is_listening:
+            self._loop.call_soon_threadsafe(self._dispatcher.on_database_reached)
+            self._loop.call_soon_threadsafe(self._dispatcher.promote_in, 0.0)  # a `later` may have been missed, too
+        # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
+        if threading.get_ident() == self._own_thread:
+            self._share(payload)
+        else:
+            self._loop.call_soon_threadsafe(self._share, payload)
+
+    def _on_control(self, payload: str | None) -> None:
+        match (payload or "").split(" "):
+            case [""] | [_, "cancel", _] | [_, "ping"]:
+                self._loop.call_soon_threadsafe(self._request_heartbeat)
+            case _:
+                pass
+
+    # -- on the loop
+
+    def _share(self, payload: str | None) -> None:
+        """Act on it now if it is this worker's turn, and otherwise a moment later."""
+        for_any = payload is not None and payload.startswith(FOR_ANY)
+        if payload is not None and for_any:
+            payload = payload.removeprefix(FOR_ANY)
+        numbered = _NUMBERED.fullmatch(payload or "")
+        if numbered and numbered[3] is not None and numbered[3] not in self._queues:
+            return
+        if for_any:
+            self._calls.delay()
+        if payload is None or numbered is None or for_any or self._group.owns(int(numbered[2])):
+            self._dispatcher.on_notification(payload)
+            return
+        # A claim starts at the earliest of a lane. If there are very many lanes, the rest is left to a rescan, with the limits of any hint.
+        lane = numbered[1], numbered[3]
+        if lane not in self._deferred and len(self._deferred) >= MAX_DEFERRED:
+            lane, payload = ("", None), ALL_KEYS
+        number = int(numbered[2])
+        self._deferred[lane] = min(self._deferred.get(lane, (number, payload)), (number, payload))
+        if self._timer is None:
+            self._timer = self._loop.call_later(BACKUP_S, self._act_for_others)
+
+    def _act_for_others(self) -> None:
+        deferred, self._deferred, self._timer = self._deferred, {}, None
+        for _number, payload in deferred.values():
+            self._dispatcher.on_notification(payload)
+
+    def _call_for_help(self, queues: Sequence[str], lane: Lane) -> None:
+        if self._group.has_others:
+            self._listener.run_soon(partial(call_for_help, queues, lane))
+
+
+class HelpCalls:
+    """Calls the other workers while this one knows of more tasks than it can take. Only for one event loop.
+
+    It calls only if the surplus lasts: a claim that took all that it could has not seen whether there is more, and with short tasks the next one
+    is faster than any other worker.
+    """
+
+    def __init__(self, call: Callable[[Lane], None]) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._pause_s = CALL_S
+        self._timer: asyncio.TimerHandle | None = None
+        self._surplus: Lane | None = None
+
+    def on_surplus(self, lane: Lane | None) -> None:
+        """A lane in which there may be more; None: there are no more tasks than this worker can take."""
+        self._surplus = lane
+        if lane is None:
+            self._pause_s = CALL_S
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._pause_s, self._call_now)
+
+    def delay(self) -> None:
+        """Another worker has called."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._pause_s, self._call_now)
+
+    def _call_now(self) -> None:
+        self._timer = None
+        if self._surplus is not None:
+            self._pause_s = min(2 * self._pause_s, CALL_MAX_S)
+            self._call(self._surplus)
+            self.on_surplus(self._surplus)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._surplus = None
+
+
+class _RateLimited:
+    """Calls `act` at once, and then at most once per interval, however often it is called itself. Only for one event loop."""
+
+    def __init__(self, act: Callable[[], None], interval_s: float) -> None:
+        self._act = act
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._not_before = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self) -> None:
+        if self._timer is not None:
+            return  # the timer serves this call, too
+        wait_s = self._not_before - self._loop.time()
+        if wait_s > 0:
+            self._timer = self._loop.call_later(wait_s, self._call)
+        else:
+            self._call()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _call(self) -> None:
+        self._timer = None
+        self._not_before = self._loop.time() + self._interval_s
+        self._act()
+
+
+# -- statements
+
+
+def look_for_work(worker: str, queues: Sequence[str]) -> Op[frozenset[Channel]]:
+    """Return on which channels a worker that does not listen may have missed something."""
+    row = yield from one(SQL["look_for_work"](worker=worker, queues=list(queues)))
+    has_tasks, has_cancelled = row or (False, False)
+    missed = {Channel.NEW: has_tasks, Channel.CONTROL: has_cancelled}
+    return frozenset(channel for channel, is_missed in missed.items() if is_missed)
+
+
+def call_for_help(queues: Sequence[str], lane: Lane) -> Op[Rows]:
+    """Call the other workers, if there are tasks that no worker has claimed."""
+    microseconds = int((lane.watermark - EPOCH).total_seconds() * 1_000_000)
+    payload = f"{FOR_ANY}{lane.priority} {microseconds} {lane.queue_name}"
+    return rows(SQL["call_for_help"](queues=list(queues), payload=payload))

@@ -1,0 +1,37 @@
+-- name: look_for_work
+-- Whether there are tasks to claim, and whether a task of this worker is to be cancelled.
+select
+    exists (
+        select
+        from unnest(%(queues)s::text[]) as served (queue_name)
+        cross join lateral (
+            select
+            from {schema}.tasks
+            where tasks.queue_name = served.queue_name
+            and tasks.status = 'PENDING'
+            and tasks.ready
+            -- For the index, whatever the statistics are.
+            order by tasks.priority, tasks.enqueued_at, tasks.id
+            limit 1
+        ) as waiting
+    ),
+    exists (
+        select
+        from {schema}.tasks
+        where tasks.cancel_requested_at is not null
+        and tasks.claimed_by = %(worker)s::uuid
+    );
+
+-- name: call_for_help
+select pg_notify('{new_channel}', %(payload)s::text)
+from unnest(%(queues)s::text[]) as served (queue_name)
+cross join lateral (
+    select
+    from {schema}.tasks
+    where tasks.queue_name = served.queue_name
+    and tasks.status = 'PENDING'
+    and tasks.ready
+    order by tasks.priority, tasks.enqueued_at, tasks.id
+    limit 1
+) as waiting
+limit 1;

@@ -1,0 +1,83 @@
+"""More idle workers than listen: tasks reach all of them, and none is lost when some of them are killed.
+
+The workers never poll by `notify_poll_interval_ms`, so only the group of `db/listen_group.py` brings tasks to those that do not listen.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.listen_group import SLOTS
+from tests.fixtures.eventually import eventually
+from tests.fixtures.journey import column
+from tests.fixtures.workers import StartWorker, Worker
+from tests.worker.steps import PATIENCE_MS, insert, statuses, wait_until_ended
+
+WORKERS = SLOTS + 2
+HELD = (
+    "select objid from pg_locks where locktype = 'advisory' and objsubid = 2 and objid < 100 and granted "
+    "and database = (select oid from pg_database where datname = current_database())"
+)
+
+
+@pytest.fixture
+def workers(worker: StartWorker, sql: psycopg.Connection) -> list[Worker]:
+    """More than can listen, each with one child."""
+    started = [worker("tests.apps.tuned:app") for _ in range(WORKERS)]
+    eventually(lambda: len(column(sql, HELD)) == SLOTS, what="all slots are taken")
+    return started
+
+
+@pytest.mark.promise("A7")
+def test_a_burst_occupies_every_worker(workers: list[Worker], sql: psycopg.Connection, tmp_path: Path) -> None:
+    for number in range(WORKERS):
+        insert(sql, "gate", begun=str(tmp_path / f"begun-{number}"), until=str(tmp_path / "open"))
+    eventually(lambda: statuses(sql)["RUNNING"] == WORKERS, what="every child has a task")
+    (tmp_path / "open").touch()
+    wait_until_ended(sql, WORKERS)
+    assert len(workers) == WORKERS
+
+
+@pytest.mark.promise("W14", "A7")
+def test_tasks_are_run_although_idle_workers_are_killed(
+    workers: list[Worker], basic: Any, sql: psycopg.Connection
+) -> None:
+    """Also those whose turn it would be to take them."""
+    for killed in workers[: WORKERS - 1]:
+        killed.kill()
+        handles = [basic.echo.send(number) for number in range(8)]
+        assert all(handle.get(PATIENCE_MS).is_ok() for handle in handles)
+    eventually(lambda: len(column(sql, HELD)) == 1, what="the last one listens alone")
+
+
+def test_a_worker_that_stops_leaves_new_tasks_to_the_others(
+    worker: StartWorker, basic: Any, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """While it waits for its task to end, it is no longer called."""
+    first = worker("tests.apps.tuned:app")
+    gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+    eventually((tmp_path / "begun").exists)
+    worker("tests.apps.tuned:app")
+    eventually(lambda: len(column(sql, HELD)) == 2)
+    first.process.terminate()
+    eventually(lambda: len(column(sql, HELD)) == 1, what="it has given up its slot")
+    assert all(basic.echo.send(number).get(PATIENCE_MS).is_ok() for number in range(5))
+    (tmp_path / "open").touch()
+    assert gate.get(PATIENCE_MS).is_ok()
+    assert first.wait() == 0
+
+
+def test_a_task_is_cancelled_on_a_worker_that_does_not_listen(
+    worker: StartWorker, basic: Any, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Its heartbeats are far apart; it finds the request when it polls."""
+    env = {"HORSIES_TEST_HEARTBEAT_MS": "60000", "HORSIES_TEST_DEAD_AFTER_MS": "300000"}
+    for _ in range(WORKERS):
+        worker("tests.apps.tuned:app", env=env)
+    gates = [basic.gate.send(str(tmp_path / f"begun-{number}"), str(tmp_path / "open")) for number in range(WORKERS)]
+    eventually(lambda: statuses(sql)["RUNNING"] == WORKERS)
+    for gate in gates:
+        gate.cancel()
+    assert [gate.get(PATIENCE_MS).err_value.error_code for gate in gates] == ["TASK_CANCELLED"] * WORKERS
