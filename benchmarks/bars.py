@@ -1,6 +1,7 @@
-"""The bars: what horsies is to reach beside the limits measured in the same run."""
+"""The bars: what horsies is to reach beside the limits measured in the same run. Every benchmark is judged by them (`judge`)."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ DEFAULT_SHARE, AUTO_SHARE = 0.5, 0.35
 CHAIN_STEPS, CHAIN_SLACK = 10, 1.2
 FAN_SHARE = 0.5
 MAX_CHAIN_TRIPS, MAX_START_MS, MAX_MAP_MB = 12, 500, 20
+FORK_TIMES, FOUR_IMPORTS_S, MIN_SHORT = 1.5, 4.0, 2_500
 SEND_SHARE, PRODUCERS_SHARE, BULK_SHARE = 0.7, 0.9, 0.4
 
 
@@ -37,6 +39,16 @@ class Bar:
         return ("PASS" if self.passed else "FAIL") if self.judged else ("(pass)" if self.passed else "(fail)")
 
 
+def judge(bars: Iterable[Bar], problems: Sequence[str] = (), *, are_judged: bool = True) -> int:
+    """Print each result that was wrong and each bar that was missed. Return the exit code: 1 if there is one. Tiny sizes are not judged."""
+    missed = [bar for bar in bars if bar.judged and not bar.passed] if are_judged else []
+    for problem in problems:
+        print(f"WRONG: {problem}", file=sys.stderr)
+    for bar in missed:
+        print(f"MISSED: {bar.label}: {bar.value:,.2f}, wanted {bar.sense} {bar.limit:,.2f} {bar.unit}", file=sys.stderr)
+    return 1 if problems or missed else 0
+
+
 def bars(numbers: Numbers, one: Cost, two_nodes: Cost) -> Iterator[Bar]:
     yield Bar("one task, send to get: client round trips", one.round_trips, MAX_ROUND_TRIPS, "<=", "")
     yield Bar("one task, send to get: durable commits", one.durable_commits, MAX_COMMITS, "<=", "")
@@ -56,6 +68,12 @@ def bars(numbers: Numbers, one: Cost, two_nodes: Cost) -> Iterator[Bar]:
     yield _share(numbers, Measure.BULK, BULK_SHARE, Measure.RAW_COPY)
     yield _share(numbers, Measure.BULK_WITH_CALLS, BULK_SHARE, Measure.RAW_COPY, judged=False)
     yield from _workflows(numbers, two_nodes)
+    steady_s = numbers.median(Measure.SLOW_STEADY)
+    label = f"{Measure.SLOW_FORK.label}: {FORK_TIMES:g} x without recycling"
+    yield Bar(label, numbers.median(Measure.SLOW_FORK), FORK_TIMES * steady_s, "<=", "s")
+    label = f"{Measure.SLOW_DEFAULT.label}: the imports of four children on two cores, and the tasks"
+    yield Bar(label, numbers.median(Measure.SLOW_DEFAULT), FOUR_IMPORTS_S + steady_s, "<=", "s")
+    yield Bar(Measure.SHORT.label, numbers.median(Measure.SHORT), MIN_SHORT, ">=", "/s")
 
 
 def _workflows(numbers: Numbers, two_nodes: Cost) -> Iterator[Bar]:

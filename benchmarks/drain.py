@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.place import Place
 from benchmarks.tasks import Prefetch
-from benchmarks.worker import Worker, running_worker
+from benchmarks.worker import APP, Worker, running_worker
 
 TIMEOUT_S = 300
 LOOK_S = 0.1
@@ -21,13 +21,13 @@ class Drained:
     problems: list[str]
 
 
-def drain(place: Place, prefetch: Prefetch, count: int, *options: str) -> Drained:
+def drain(place: Place, prefetch: Prefetch, count: int, *options: str, app: str = APP) -> Drained:
     place.clear("horsies")
     place.fill("horsies", count)
-    with running_worker(place, prefetch, *options) as worker:
+    with running_worker(place, prefetch, *options, app=app) as worker:
         wait_until_empty(place, worker)
         starts = worker.starts()
-    done_s = _seconds(place)
+    done_s = seconds(place)
     problems = [f"drain with prefetch_buffer={prefetch}: {problem}" for problem in _problems(place, starts, count)]
     return Drained((count - 1) / (starts[-1][1] - starts[0][1]), count / done_s, problems)
 
@@ -42,7 +42,8 @@ def wait_until_empty(place: Place, *workers: Worker) -> None:
         time.sleep(LOOK_S)
 
 
-def _seconds(place: Place) -> float:
+def seconds(place: Place) -> float:
+    """From the first start to the last end, by the database."""
     row = place.admin.execute(
         "select extract(epoch from max(finished_at) - min(started_at))::float from horsies.finished"
     ).fetchone()

@@ -44,6 +44,10 @@ class Measure(Enum):
     START_LARGE = "start of a workflow of 1 000 nodes: p50", "ms"
     MAP = "map over a long list, prefetch_buffer=auto", "items/s"
     MAP_MEMORY = "map over a long list: growth of the worker's parent", "MB"
+    SLOW_STEADY = "600 tasks of an app with an import of 2 s, no recycling", "s"
+    SLOW_FORK = "the same, replaced after 100 tasks, --start-method fork", "s"
+    SLOW_DEFAULT = "the same, replaced after 100 tasks, default start method", "s"
+    SHORT = "tasks of 1 ms, 2 children of 32 slots, default settings", "tasks/s"
     SOCKET_1 = "raw: socketpair there and back, 1 message a frame", "messages/s"
     SOCKET_100 = "raw: socketpair there and back, 100 messages a frame", "messages/s"
 

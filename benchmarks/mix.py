@@ -2,7 +2,7 @@
 
 With `prefetch_buffer="auto"` a child prefetches many tasks. This must have no disadvantage: no fast task may be behind a slow one, or wait while a child
 is idle, for longer than it takes to notice that a task is slow and to release the tasks behind it. Once all at once, and once as a stream. It alternates
-with `prefetch_buffer=0`, which assigns single tasks, for comparison. Exit code 1 if a result was wrong, never because it was slow.
+with `prefetch_buffer=0`, which assigns single tasks, for comparison. Exit code 1 if a bar is missed or a result was wrong.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Bar
+from benchmarks.bars import Bar, judge
 from benchmarks.drain import wait_until_empty
 from benchmarks.measures import percentile
 from benchmarks.place import Place, open_place
@@ -86,10 +86,8 @@ def _run(rounds: int) -> int:
     judged = list(_bars(passages))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(passages), bars_table(judged))
     problems = [problem for passage in passages for problem in passage.problems]
-    for problem in problems:
-        print(f"WRONG: {problem}")
     _write(passages, judged, settings)
-    return 1 if problems else 0
+    return judge(judged, problems)
 
 
 def _pass(place: Place, load: str, prefetch: Prefetch) -> Passage:

@@ -21,11 +21,9 @@ LATEST = Path(__file__).parent / "results" / "latest.json"
 WIDTH = 130  # when it is not a terminal that reads
 
 
-def print_report(numbers: Numbers, one: Cost, group: Cost, bars: list[Bar], problems: list[str]) -> None:
+def print_report(numbers: Numbers, one: Cost, group: Cost, bars: list[Bar]) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(_measures(numbers), _costs(one, group), bars_table(bars))
-    for problem in problems:
-        console.print(f"[red]WRONG[/red]: {problem}", highlight=False)
 
 
 def _measures(numbers: Numbers) -> Table:

@@ -10,6 +10,7 @@ from benchmarks.producers import send_at_once
 from benchmarks.raw.inserts import insert_in_bulk, insert_one_by_one
 from benchmarks.raw.loops import apart, fused
 from benchmarks.raw.sockets import socketpair_round_trips
+from benchmarks.recycling import run_recycling
 from benchmarks.sends import send_in_bulk, send_one_by_one, wait_one_by_one
 from benchmarks.sizes import Sizes
 from benchmarks.worker import NO_RECYCLING
@@ -40,7 +41,11 @@ def run_round(place: Place, sizes: Sizes, numbers: Numbers, show_progress: Calla
     latency, wrong = wait_one_by_one(place, sizes.latency)
     numbers.add(latency)
     numbers.add(socketpair_round_trips(sizes.prefetch))
+    show_progress("recycling")
+    recycling, recycling_problems = run_recycling(place)
+    numbers.add(recycling)
     return [
+        *recycling_problems,
         *default.problems,
         *steady.problems,
         *auto.problems,

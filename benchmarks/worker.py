@@ -13,6 +13,7 @@ from benchmarks.place import Place
 from benchmarks.tasks import DATABASE_URL, PREFETCH, QUEUES, STARTS_FOLDER, Prefetch, read_starts
 
 PROCESSES = 2
+APP = "benchmarks.app:app"
 NO_RECYCLING = ("--max-tasks-per-child", "0")
 STOP_S = 20
 ROOT = Path(__file__).parent.parent
@@ -46,6 +47,7 @@ def running_worker(
     url: str | None = None,
     processes: int = PROCESSES,
     queues: int = 0,
+    app: str = APP,
 ) -> Generator[Worker]:
     """Run a worker in its own session: Ctrl-C must not reach it directly. `queues`: the number of its queues; 0 for the default one."""
     log = place.new_folder() / "worker.log"
@@ -59,7 +61,7 @@ def running_worker(
     # Byte code is kept, as it is where packages are installed: a worker that recycles starts an interpreter per hundred tasks.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(place.folder / "bytecode")
-    command = [sys.executable, "-m", "horsies.cli.main", "worker", "benchmarks.app:app", "--processes", str(processes)]
+    command = [sys.executable, "-m", "horsies.cli.main", "worker", app, "--processes", str(processes)]
     command += options
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -7,6 +7,7 @@ import argparse
 import sys
 from dataclasses import replace
 
+from benchmarks.bars import Bar, judge
 from benchmarks.growth.cases import CASES
 from benchmarks.growth.entries import FULL, QUICK, Entry, Sizes
 from benchmarks.growth.ground import open_ground
@@ -53,20 +54,22 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 
 def _run(chosen: list[str], sizes: Sizes, *, are_judged: bool) -> int:
-    entries: list[Entry] = []
+    found: list[Entry | Bar] = []
     show_progress("starting a PostgreSQL server")
     with open_ground() as ground:
         shown = ground.admin.execute("select name, setting from pg_settings where name = any(%s)", [list(SHOWN)])
         settings: dict[str, str] = dict(shown.fetchall())
         for name in chosen:
-            entries += CASES[name](ground, sizes, show_progress)
+            found += CASES[name](ground, sizes, show_progress)
         show_progress("done, stopping")
-    print_report(entries, are_judged=are_judged)
-    write_report(entries, sizes=sizes, settings=settings)
+    entries = [each for each in found if isinstance(each, Entry)]
+    bars = [each for each in found if isinstance(each, Bar)]
+    print_report(entries, bars, are_judged=are_judged)
+    write_report(entries, bars, sizes=sizes, settings=settings)
     show_progress(f"written to {JSON}")
     draw(show_progress)
-    wrong = any(entry.problems for entry in entries)
-    return 1 if wrong or (are_judged and not all(entry.passed for entry in entries)) else 0
+    problems = [problem for entry in entries for problem in entry.problems]
+    return judge([*(entry.to_bar() for entry in entries), *bars], problems, are_judged=are_judged)
 
 
 if __name__ == "__main__":

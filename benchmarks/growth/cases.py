@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from benchmarks.growth import idle
+from benchmarks.bars import Bar
+from benchmarks.growth import capped, idle, scale
 from benchmarks.growth.entries import Entry, Settings, Sizes
 from benchmarks.growth.ground import EMPTY, Ground
 from benchmarks.growth.passage import Passage, watch
@@ -16,9 +17,9 @@ from benchmarks.tasks import Prefetch
 from benchmarks.worker import NO_RECYCLING, running_worker
 
 Say = Callable[[str], None]
-Case = Callable[[Ground, Sizes, Say], Iterator[Entry]]
+Case = Callable[[Ground, Sizes, Say], Iterator[Entry | Bar]]
 
-UPPER_BAR, BAR, LOWER_BAR = 0.95, 0.9, 0.8
+UPPER_BAR, BAR = 0.95, 0.9
 SETTINGS: Final[tuple[Settings, ...]] = ("auto", "default")
 PREFETCH: Final[dict[Settings, Prefetch]] = {"auto": "auto", "default": 0}
 
@@ -85,14 +86,18 @@ def queues(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
 
 
 def snapshot(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
-    entry = Entry("snapshot", f"a snapshot held, {sizes.held:,} through", "auto", LOWER_BAR)
+    entry = Entry("snapshot", f"a snapshot held, {sizes.held:,} through", "auto", BAR)
     plain = Setup(EMPTY, sizes.held, block=sizes.held // sizes.blocks)
     held = Setup(EMPTY, sizes.held, block=sizes.held // sizes.blocks, meanwhile=held_snapshot)
     yield _in_turns(ground, entry, sizes, plain, held, show_progress, count=sizes.held)
 
 
+def capped_claim(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
+    yield capped.measure(ground, sizes, show_progress)
+
+
 def workers(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Entry]:
-    yield from idle.measure(ground, sizes, LOWER_BAR, show_progress)
+    yield from idle.measure(ground, sizes, show_progress)
 
 
 CASES: Final[dict[str, Case]] = {
@@ -102,7 +107,12 @@ CASES: Final[dict[str, Case]] = {
     "unknown": unknown,
     "queues": queues,
     "snapshot": snapshot,
+    "capped": capped_claim,
     "workers": workers,
+    "same-queue": scale.idle_of_same_queue,
+    "workflows": scale.running_workflows,
+    "nodes": scale.large_workflow,
+    "bulk": scale.bulk_send,
 }
 
 

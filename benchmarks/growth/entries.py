@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+from benchmarks.bars import Bar
 from benchmarks.growth.passage import Passage
 
 Settings = Literal["auto", "default"]
@@ -24,15 +25,45 @@ class Sizes:
     queues: int
     idle: int
     sends: int
+    workflows: int
+    nodes: int
+    bulk: int
+    same_queue: int
 
     def count(self, settings: Settings) -> int:
         return self.auto if settings == "auto" else self.default
 
 
 FULL = Sizes(
-    rounds=3, rows=1_000_000, auto=60_000, default=4_000, held=200_000, blocks=10, queues=500, idle=62, sends=3_000
+    rounds=3,
+    rows=1_000_000,
+    auto=60_000,
+    default=4_000,
+    held=200_000,
+    blocks=10,
+    queues=500,
+    idle=62,
+    sends=3_000,
+    workflows=50_000,
+    nodes=50_000,
+    bulk=1_000_000,
+    same_queue=32,
 )
-QUICK = Sizes(rounds=1, rows=20_000, auto=6_000, default=300, held=20_000, blocks=10, queues=50, idle=4, sends=200)
+QUICK = Sizes(
+    rounds=1,
+    rows=20_000,
+    auto=6_000,
+    default=300,
+    held=20_000,
+    blocks=10,
+    queues=50,
+    idle=4,
+    sends=200,
+    workflows=5_000,
+    nodes=2_000,
+    bulk=20_000,
+    same_queue=2,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +89,8 @@ class Entry:
     def ratio(self) -> float:
         return self.grown_rate / self.empty_rate
 
-    @property
-    def passed(self) -> bool:
-        return self.ratio >= self.bar
+    def to_bar(self) -> Bar:
+        return Bar(f"{self.label}, prefetch_buffer {self.settings}: ratio", self.ratio, self.bar, ">=", "")
 
     @property
     def problems(self) -> list[str]:

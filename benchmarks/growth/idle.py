@@ -18,17 +18,18 @@ from benchmarks.tasks import make_app, queue_names
 from benchmarks.worker import NO_RECYCLING, Worker, running_worker
 
 BUSY: Final = 2
+DRAIN_BAR, SENDS_BAR = 0.9, 0.6
 QUEUES: Final = queue_names(2)
 AT_ONCE: Final = 4
 READY_S, SETTLE_S, LOOK_S = 120, 3.0, 0.1
 Run = Callable[[Place, Sizes], Passage]
 
 
-def measure(ground: Ground, sizes: Sizes, bar: float, show_progress: Callable[[str], None]) -> Generator[Entry]:
+def measure(ground: Ground, sizes: Sizes, show_progress: Callable[[str], None]) -> Generator[Entry]:
     label = f"{sizes.idle} idle workers beside {BUSY}"
     runs: dict[Run, Entry] = {
-        _drain: Entry("workers", f"{label}, drain", "auto", bar),
-        _send: Entry("workers", f"{label}, sends one by one", "auto", bar),
+        _drain: Entry("workers", f"{label}, drain", "auto", DRAIN_BAR),
+        _send: Entry("workers", f"{label}, sends one by one", "auto", SENDS_BAR),
     }
     with ground.fresh() as place:
         for number in range(1, sizes.rounds + 1):

@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bars import Bar
 from benchmarks.growth.entries import Entry, Sizes, block_rates
 from benchmarks.peers.environments import NotInstalled, find_python, install_plots
 from benchmarks.peers.processes import environment
-from benchmarks.report import about_machine
+from benchmarks.report import about_machine, bars_table
 from benchmarks.worker import ROOT
 
 FOLDER = ROOT / "benchmarks" / "results"
@@ -22,14 +23,12 @@ JSON, PLOT = FOLDER / "growth.json", FOLDER / "growth.png"
 WIDTH = 130  # when it is not a terminal that reads
 
 
-def print_report(entries: list[Entry], *, are_judged: bool) -> None:
+def print_report(entries: list[Entry], bars: list[Bar], *, are_judged: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(_table(entries, are_judged=are_judged))
+    console.print(_table(entries, are_judged=are_judged), bars_table(bars))
     for entry in entries:
         if any(passage.block_rates for passage in entry.grown):
             console.print(_blocks(entry))
-    for problem in (problem for entry in entries for problem in entry.problems):
-        console.print(f"[red]WRONG[/red]: {problem}", highlight=False)
 
 
 def _table(entries: list[Entry], *, are_judged: bool) -> Table:
@@ -39,7 +38,7 @@ def _table(entries: list[Entry], *, are_judged: bool) -> Table:
     for head in ("empty /s", "grown /s", "ratio", "wanted", "verdict"):
         table.add_column(head, justify="right")
     for entry in entries:
-        verdict = "[green]PASS[/green]" if entry.passed else "[red]FAIL[/red]"
+        verdict = "[green]PASS[/green]" if entry.to_bar().passed else "[red]FAIL[/red]"
         numbers = f"{entry.empty_rate:,.0f}", f"{entry.grown_rate:,.0f}", f"{entry.ratio:.2f}", f">= {entry.bar:g}"
         table.add_row(entry.label, _prefetch(entry), *numbers, verdict if are_judged else "too small")
     return table
@@ -59,7 +58,9 @@ def _prefetch(entry: Entry) -> str:
     return '"auto"' if entry.settings == "auto" else "0, the default"
 
 
-def write_report(entries: list[Entry], *, sizes: Sizes, settings: dict[str, str], path: Path = JSON) -> None:
+def write_report(
+    entries: list[Entry], bars: list[Bar], *, sizes: Sizes, settings: dict[str, str], path: Path = JSON
+) -> None:
     report = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": about_machine(),
@@ -74,12 +75,13 @@ def write_report(entries: list[Entry], *, sizes: Sizes, settings: dict[str, str]
                 "grown": [passage.rate for passage in entry.grown],
                 "ratio": entry.ratio,
                 "bar": entry.bar,
-                "passed": entry.passed,
+                "passed": entry.to_bar().passed,
                 "empty_blocks": block_rates(entry.empty),
                 "grown_blocks": block_rates(entry.grown),
             }
             for entry in entries
         ],
+        "bars": [asdict(bar) | {"passed": bar.passed} for bar in bars],
         "problems": [problem for entry in entries for problem in entry.problems],
     }
     path.parent.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from generate_series(0, %(count)s::integer - 1) as n
 cross join lateral (select now() - interval '1 hour' * (1 - n::float8 / %(count)s::integer)) as sent (at);
 
 -- name: fill_delayed
--- As `send_at` leaves them: due from tomorrow on, over a month.
+-- As sends with an `eta` leave them: due from tomorrow on, over a month.
 insert into {schema}.tasks (task_name, args, ready, enqueued_at)
 select 'note_start', '{"n": -1}', false, now() + interval '1 day' + interval '30 days' * random()
 from generate_series(1, %(count)s::integer);

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from benchmarks.bars import Bar
+from benchmarks.bars import Bar, judge
 from benchmarks.peers.bars import bars
 from benchmarks.peers.environments import NotInstalled, base_version, find_python, install, install_plots
 from benchmarks.peers.processes import environment
@@ -103,7 +103,7 @@ def _run(only: list[str] | None, settings: list[str] | None, workloads: list[str
         print_results(results, entries, judged)
         write_json(results, entries, judged, sizes=sizes, about=about)
     _plot(base)
-    return 1 if results.problems or not all(bar.passed for bar in judged if bar.judged) else 0
+    return judge(judged, results.problems)
 
 
 def _rounds(
