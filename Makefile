@@ -13,6 +13,9 @@ base_python    := import sys; print(getattr(sys, "_base_executable", None) or sy
 new_enough     := import sys; sys.exit(sys.version_info < (3, 11))
 dev_group      := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")
 
+# The tests start thousands of interpreters, which would otherwise all compile the sources.
+unexport PYTHONDONTWRITEBYTECODE
+
 bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from subprocess import _args_from_interpreter_flags  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType] - as in multiprocessing
 from typing import NamedTuple, Protocol
 
 from horsies.executor.fork_server import MAX_PACKET, serve_forked
@@ -215,9 +214,11 @@ _early: list[_EarlyForkServer] = []
 def fork_server_early() -> None:
     """Fork a fork server from this process, which has loaded horsies and nothing of an app.
 
-    Not if children would differ from those of a new interpreter: this process has other threads, or options of the interpreter that it does not pass on.
+    Not if children would differ from those of a new interpreter: this process has other threads, or was started with options of the interpreter (such as
+    `python -O -m horsies.cli`), which are not passed on. Options in the environment are the same for both.
     """
-    if not _has_pidfds() or len(os.listdir("/proc/self/task")) > 1 or _args_from_interpreter_flags():  # noqa: PTH208 - numbers
+    has_options = any(word.startswith("-") and word not in {"-m", "-c"} for word in sys.orig_argv[1:2])
+    if not _has_pidfds() or len(os.listdir("/proc/self/task")) > 1 or has_options:  # noqa: PTH208 - numbers
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sys.stdout.flush()  # or both processes would write what is in the buffers
