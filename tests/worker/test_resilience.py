@@ -1,5 +1,6 @@
 """A database that answers with errors: it is read-only, full, out of connections, or has moved to another host."""
 
+import re
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -110,7 +111,7 @@ def grant_everything(sql: psycopg.Connection, user: PlainUser) -> None:
 
 @pytest.mark.promise("W11")
 def test_with_no_free_connection_the_open_ones_continue_to_serve(
-    worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
+    basic: Any, worker: StartWorker, sql: psycopg.Connection, database: str, plain_user: PlainUser, tmp_path: Path
 ) -> None:
     grant_everything(sql, plain_user)
     log = tmp_path / "log"
@@ -121,16 +122,28 @@ def test_with_no_free_connection_the_open_ones_continue_to_serve(
         env=settings(resilience=PATIENT, recovery={"heartbeat_ms": 3_000, "dead_after_ms": 60_000}),
         database_url=plain_user.url(database),
     )
-    insert_lines(sql, log, 1)
-    wait_until_ended(sql, 1)
+    gates = [basic.gate.send(str(tmp_path / f"begun {n}"), str(tmp_path / f"open {n}")) for n in range(4)]
+    pids = [begun(tmp_path / f"begun {n}") for n in range(4)]
     listening = "select count(*) from pg_stat_activity where usename = %s and application_name = 'horsies listener'"
     eventually(lambda: row(sql, listening, plain_user.name) == (1,))
     count = row(sql, "select count(*) from pg_stat_activity where usename = %s", plain_user.name)[0]
     sql.execute(f"alter role {plain_user.name} connection limit {count}".encode())
-    insert_lines(sql, log, 300, first=1)
-    running.wait_for_log("continuing with the others.*too many connections")
-    assert wait_until_ended(sql, 301) == {"COMPLETED": 301}
-    assert sorted(numbers(log)) == list(range(301))
+    blocked = "select count(*) from pg_stat_activity where usename = %s and wait_event_type = 'Lock'"
+    failure = "continuing with the others.*too many connections"
+
+    def fails() -> bool:
+        return any(re.search(failure, line) for line in running.logs)
+
+    with psycopg.connect(database) as blocker:  # every ending waits, and the next one needs another connection
+        blocker.execute("lock table horsies.finished in share mode")
+        for n in range(4):
+            (tmp_path / f"open {n}").touch()
+            eventually(lambda n=n: fails() or row(sql, blocked, plain_user.name) == (n + 1,))
+        running.wait_for_log(failure)
+    assert [gate.get(PATIENCE_MS).ok_value for gate in gates] == pids
+    insert_lines(sql, log, 300)
+    assert wait_until_ended(sql, 304) == {"COMPLETED": 304}
+    assert sorted(numbers(log)) == list(range(300))
     assert not any(UNAVAILABLE in line for line in running.logs)
     sql.execute(f"alter role {plain_user.name} connection limit -1".encode())
     assert running.terminate() == 0
