@@ -130,6 +130,16 @@ async def gate_async(until: str) -> TaskResult[str, TaskError]:
     return TaskResult(ok="through")
 
 
+@app.task("block_loop")
+async def block_loop(until: str, then_until: str) -> TaskResult[None, TaskError]:
+    """Block the event loop until the first file exists, then wait for the second as a coroutine should."""
+    while not Path(until).exists():  # noqa: ASYNC240 - another process makes the file
+        time.sleep(POLL_S)  # noqa: ASYNC251 - as asked
+    while not Path(then_until).exists():  # noqa: ASYNC110, ASYNC240 - the same
+        await asyncio.sleep(POLL_S)
+    return TaskResult(ok=None)
+
+
 @app.task("nap")
 async def nap(seconds: float) -> TaskResult[None, TaskError]:
     await asyncio.sleep(seconds)

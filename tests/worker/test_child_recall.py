@@ -102,3 +102,23 @@ async def test_a_child_with_concurrency_is_never_stuck(tmp_path: Path) -> None:
         assert child.stuck_behind(child.began_at + 100, slow_after_s=0.5, slow_together_s=9) is None
         go.touch()
         await dispatcher.ending(slow)
+
+
+async def test_a_child_with_a_free_slot_is_open_again_after_a_recall(tmp_path: Path) -> None:
+    """The tasks were recalled before they could begin, so no end of a short task follows: only that of the long one, much later."""
+    unblock, go = tmp_path / "unblock", tmp_path / "go"
+    async with open_pool(concurrency=2, prefetch=4) as dispatcher:
+        slow = dispatcher.send("block_loop", until=str(unblock), then_until=str(go))
+        child, _assignment_no = await dispatcher.beginning(slow)
+        dispatcher.is_paused = True
+        child.assign([dispatcher.claim("quick") for _ in range(3)])
+        assert child.stuck_behind(child.began_at + 100, slow_after_s=0.5, slow_together_s=9) == NO_ASSIGNMENT
+        child.recall(NO_ASSIGNMENT)
+        assert not child.is_open
+        await dispatcher.until(lambda: len(dispatcher.returned) == 3)
+        unblock.touch()
+        assert (child.load, child.is_open) == (1, True)
+        dispatcher.is_paused = False
+        await dispatcher.ending(dispatcher.send("quick"))
+        go.touch()
+        await dispatcher.ending(slow)

@@ -592,8 +592,8 @@ class Child:
     def _on_returned(self, assignment_nos: list[int]) -> None:
         self._recycling.assigned -= len(assignment_nos)
         self._report(self, TasksReturned(self.assignments.take_back(assignment_nos)))
-        if not self.assignments:
-            self.is_recalled = False  # no task is left whose end would reset it
+        if self.load < self._boot.concurrency:
+            self.is_recalled = False  # it has a free slot, and the end of a long task may be hours away
 
     def _on_ready(self, rss_mb: float) -> None:
         self.rss_mb = rss_mb
