@@ -1,20 +1,24 @@
 """How children are started: as new interpreters, or forked from a fork server with or without the app (Linux)."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from horsies.executor.protocol import Forked, ReportUnpacker
 from horsies.model.errors import ConfigError
 from horsies.model.worker_config import StartMethod
 from horsies.worker.spawn import choose_start_method
-from horsies.worker.supervisor import PoolTimings
+from horsies.worker.supervisor import ChildRefused, PoolTimings
 from tests.fixtures.eventually import eventually
 from tests.fixtures.pools import FakeDispatcher, open_pool
 
@@ -192,6 +196,143 @@ async def test_the_fork_server_leaves_no_zombies() -> None:
         assert len(server.children()) == 1
 
 
+async def test_a_child_that_could_not_be_reported_shares_its_socket_with_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker had no descriptor left for it, for example. Two children would each read a part of what is meant for one."""
+    receive, unreported = socket.recv_fds, list[int]()
+
+    def lose_the_first(*args: Any) -> Any:
+        data, fds, flags, address = receive(*args)
+        if fds and not unreported:
+            unreported.extend(message.pid for message in ReportUnpacker().feed(data) if isinstance(message, Forked))
+            os.close(fds.pop())
+        return data, fds, flags, address
+
+    monkeypatch.setattr(socket, "recv_fds", lose_the_first)
+    async with open_pool(max_tasks=100) as dispatcher:
+        (pid,) = unreported
+        await asyncio.to_thread(eventually, lambda: not _is_pid_running(pid), what="it has left")
+        assert [await dispatcher.value("quick") for _ in range(3)]
+        assert [child.pid for child in dispatcher.children] != unreported
+
+
+HANGING = """
+import os, time
+from horsies import AppConfig, Horsies, TaskError, TaskResult
+while os.path.exists({flag!r}):
+    time.sleep(0.1)
+app = Horsies(AppConfig.for_database_url("postgresql://nobody@localhost:1/nowhere"))
+
+@app.task("nothing")
+def nothing() -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+"""
+
+
+@pytest.mark.promise("W10")
+@pytest.mark.parametrize("state", ["stopped", "importing"])
+async def test_a_pool_that_closes_does_not_wait_for_its_fork_server(tmp_path: Path, state: str) -> None:
+    flag, app = tmp_path / "flag", tmp_path / "hanging.py"
+    app.write_text(HANGING.format(flag=str(flag)))
+    async with open_pool(f"{app}:app", start_method="fork") as dispatcher:
+        (child,) = dispatcher.children
+        server = psutil.Process(psutil.Process(child.pid).ppid())
+        if state == "stopped":
+            server.suspend()
+        else:
+            flag.touch()
+            server.kill()
+        child.kill()
+        async with asyncio.timeout(20):
+            while child in dispatcher.children:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        leaving_at = time.monotonic()
+    assert time.monotonic() - leaving_at < 10
+
+
+BROKEN = """
+import threading, time
+threading.Thread(target=time.sleep, args=[60]).start()
+raise ValueError("as written")
+"""
+
+
+@ALL_METHODS
+async def test_an_app_that_cannot_be_loaded_is_refused_although_it_has_started_a_thread(
+    method: StartMethod, tmp_path: Path
+) -> None:
+    app = tmp_path / "broken.py"
+    app.write_text(BROKEN)
+    with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match="as written")):
+        async with open_pool(f"{app}:app", start_method=method, timings=PoolTimings(boot_s=20)):
+            pytest.fail("it has started")
+
+
+# -- a fork server that the worker has forked from itself
+
+EARLY = """
+import asyncio, os, signal, sys
+import psutil
+from horsies.worker.spawn import close_early_fork_server, fork_server_early
+from tests.fixtures.pools import open_pool
+
+async def main():
+    async with open_pool("tests.apps.interpreter:app", max_tasks=10) as dispatcher:
+        print(await dispatcher.value("about_interpreter"), file=sys.stderr)
+        (child,) = dispatcher.children
+        child.kill()
+        await dispatcher.until(lambda: child not in dispatcher.children, "it is gone")
+        print(await dispatcher.value("about_interpreter"), file=sys.stderr)
+
+{before}
+fork_server_early()
+{after}
+if {is_used}:
+    asyncio.run(main())
+close_early_fork_server()
+print("left", file=sys.stderr)
+"""
+
+
+def output_of(before: str = "", after: str = "", *, is_used: bool = True, **options: Any) -> str:
+    script = EARLY.format(before=before, after=after, is_used=is_used)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    worker = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=50,
+        check=False,
+        **options,
+    )
+    assert worker.returncode == 0, worker.stderr
+    assert worker.stderr.endswith("left\n")
+    return worker.stderr
+
+
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "unused"])
+def test_a_worker_that_is_started_with_sigchld_ignored_stops(*, is_used: bool) -> None:
+    """Then nobody can wait for a child: the kernel has done so already."""
+    output = output_of("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", is_used=is_used)
+    assert "Traceback" not in output
+
+
+def test_a_worker_without_stdout_starts() -> None:
+    output_of(preexec_fn=lambda: os.close(1))
+
+
+def test_a_fork_server_that_has_died_unused_is_replaced() -> None:
+    output_of(after="[server] = psutil.Process().children(); server.kill(); server.is_running()")
+
+
+def test_children_do_not_have_what_the_worker_has_inherited(tmp_path: Path) -> None:
+    with (tmp_path / "lock.of.launcher").open("w") as file:
+        assert "lock.of.launcher" not in output_of(pass_fds=[file.fileno()])
+
+
 # -- the end of the worker
 
 WORKER = """
@@ -234,6 +375,13 @@ def test_no_child_outlives_a_worker_that_is_killed_not_even_one_that_is_stuck_in
 def test_a_child_that_has_lost_its_fork_server_does_not_outlive_its_worker_either() -> None:
     family = pids_after_killing_a_worker("forkserver", "orphaned")
     eventually(lambda: not any(_is_running(process) for process in family), what="no process is left")
+
+
+def _is_pid_running(pid: int) -> bool:
+    try:
+        return _is_running(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_running(process: psutil.Process) -> bool:

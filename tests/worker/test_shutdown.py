@@ -475,3 +475,14 @@ def test_a_signal_at_the_last_moment_does_not_change_the_exit_code(
         assert program.terminate() == 0
     finally:
         program.close()
+
+
+@pytest.mark.promise("W10")
+def test_a_worker_whose_children_hang_in_an_import_stops_at_once(worker: StartWorker, tmp_path: Path) -> None:
+    app, reached = tmp_path / "hanging.py", tmp_path / "reached"
+    hang = f"import sys, time\nif 'horsies/executor' in sys.argv[0]:\n    open({str(reached)!r}, 'w')\n    time.sleep(600)\n"
+    app.write_text(f"from tests.apps.basic import app\n{hang}")
+    running = worker(f"{app}:app", until_ready=False)
+    eventually(reached.exists, what="its child imports the app")
+    assert running.terminate(10.0) == 0
+    running.wait_for_log("stopped: asked to stop before its children were ready")

@@ -50,6 +50,7 @@ from horsies.executor.protocol import (
 from horsies.model.errors import HorsiesError
 
 MAX_PACKET = 1 << 16
+STDERR: Final = 2
 PRELOADED: Final = ("pydantic.fields", "pydantic.plugin._loader", "horsies.executor.concurrent")
 """What most children need besides what is imported above. A test compares it with what a child has loaded."""
 
@@ -73,6 +74,7 @@ def serve_forked(fd: int) -> NoReturn:
     try:
         worker = os.getppid()
         os.setpgid(0, 0)
+        _close_inherited()
         with Path(os.devnull).open("rb") as null:
             os.dup2(null.fileno(), 0)
         main = sys.modules["__main__"] = ModuleType("__main__")
@@ -90,6 +92,14 @@ def serve_forked(fd: int) -> NoReturn:
     except BaseException:  # noqa: BLE001 - nothing of the worker's program may run in this process
         traceback.print_exc()
     os._exit(1)
+
+
+def _close_inherited() -> None:
+    """Close what the worker has inherited itself, as a new interpreter would have it: all that is opened in Python is not inheritable."""
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
+        with suppress(OSError):  # the descriptor of the listing
+            if fd > STDERR and os.get_inheritable(fd):
+                os.close(fd)
 
 
 def serve_app(fd: int) -> None:
@@ -112,6 +122,9 @@ def serve_app(fd: int) -> None:
 def _open(fd: int) -> tuple[socket.socket, Boot]:
     die_with_parent(os.getppid())
     ignore_signals()
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # if it is ignored, which a program inherits, no exit code can be read
     control = socket.socket(fileno=fd)
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     if not (packet := control.recv(MAX_PACKET)):

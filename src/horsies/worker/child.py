@@ -287,13 +287,7 @@ class Child:
     # -- process
 
     async def start(self, factory: ProcessFactory) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = await factory.start(theirs)
-            except BaseException:
-                ours.close()
-                raise
+        self._process, ours = await factory.start()
         self._socket = ChildSocket(
             ours,
             on_message=self._on_message,
@@ -567,6 +561,7 @@ class Child:
                 self._on_ready(rss_mb)
             case StartFailed(reason):
                 self.start_error = reason
+                self.kill()  # it would wait for threads that the app has started
             case Pong(task_on_loop):
                 self._task_on_loop = task_on_loop
             case LoopAlive():

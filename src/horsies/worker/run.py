@@ -210,8 +210,11 @@ class StopRequests:
         self.schedules_are_stored = asyncio.Event()
         self.dispatcher: Dispatcher | None = None
         self.heartbeat: Heartbeat | None = None
+        self.pool: ChildPool | None = None
 
     def add(self) -> None:
+        if self.pool:
+            self.pool.stop_starting()
         if self.heartbeat:
             self.heartbeat.stop_registering()
         if self.requested.is_set() and self.dispatcher:
@@ -247,7 +250,9 @@ async def _run(
             listener=app.broker.listener,
             app=app.name,
         )
-        pool = ChildPool(group, children, dispatcher.on_child_report, _pool_options_for(app, config))
+        pool = stop_requests.pool = ChildPool(
+            group, children, dispatcher.on_child_report, _pool_options_for(app, config)
+        )
         heartbeat.recycling_share = lambda: pool.recycling_share
         leader = MaintenanceLeader(
             group,

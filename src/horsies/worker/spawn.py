@@ -144,17 +144,25 @@ class ProcessFactory:
         self._server: _ForkServer | None = None
         self._lock = asyncio.Lock()
 
-    async def start(self, theirs: socket.socket) -> Process:
-        """Start a child with this end of its socket. Raise SpawnError if that is not possible at the moment."""
-        if (server := await self._get_server()) is not None:
+    async def start(self) -> tuple[Process, socket.socket]:
+        """Start a child. Return our end of its socket, too. Raise SpawnError if that is not possible at the moment."""
+        server = await self._get_server()
+        try:
+            return await self._start(server)
+        except SpawnError:
+            if server is None or not server.has_ended.is_set():
+                raise
+        # It was dead or stopped; another one, once. With another socket: it may have forked a child that it could not report.
+        return await self._start(await self._get_server())
+
+    async def _start(self, server: "_ForkServer | None") -> tuple[Process, socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs:
             try:
-                return await server.fork(theirs)
-            except SpawnError:
-                if not server.has_ended.is_set():
-                    raise
-            if (server := await self._get_server()) is not None:  # it was dead or stopped; another one, once
-                return await server.fork(theirs)
-        return await _spawn("child", theirs, self._env)
+                return await (server.fork(theirs) if server else _spawn("child", theirs, self._env)), ours
+            except BaseException:
+                ours.close()
+                raise
 
     async def close(self) -> None:
         """End the fork server, when all children have ended."""
@@ -168,19 +176,27 @@ class ProcessFactory:
             if self._method == "spawn" or (self._server and not self._server.has_ended.is_set()):
                 return self._server
             self._server = None
-            process, ours = self._take_early_server() or await self._spawn_server()
-            server = _ForkServer(process, ours, self._answer_timeout_s)
-            self._group.create_task(server.run(self._boot, self._boot_timeout_s))
-            try:
-                await server.is_open
-            except SpawnError as error:
-                if self._method == "fork" or not server.has_refused:
-                    raise
-                log.warning("fork server: %s; children are spawned instead", error)
-                self._method = "spawn"
-                return None
-            self._server = server
-            return server
+            if (early := self._take_early_server()) is not None:
+                with suppress(SpawnError):  # it has died since it was forked
+                    return await self._open_server(*early)
+            return await self._open_server(*await self._spawn_server())
+
+    async def _open_server(self, process: Process, ours: socket.socket) -> "_ForkServer | None":
+        server = _ForkServer(process, ours, self._answer_timeout_s)
+        self._group.create_task(server.run(self._boot, self._boot_timeout_s))
+        try:
+            await server.is_open
+        except SpawnError as error:
+            if self._method == "fork" or not server.has_refused:
+                raise
+            log.warning("fork server: %s; children are spawned instead", error)
+            self._method = "spawn"
+            return None
+        except asyncio.CancelledError:
+            server.kill()  # the pool is closing: it must not wait until the app is loaded
+            raise
+        self._server = server
+        return server
 
     def _take_early_server(self) -> "_EarlyForkServer | None":
         """Return the fork server that this process has forked from itself, with the environment that children are to have."""
@@ -221,8 +237,9 @@ def fork_server_early() -> None:
     if not _has_pidfds() or len(os.listdir("/proc/self/task")) > 1 or has_options:  # noqa: PTH208 - numbers
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sys.stdout.flush()  # or both processes would write what is in the buffers
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):  # or both processes would write what is in the buffers
+        with suppress(Exception):  # it is closed, or its reader is gone
+            stream.flush()
     pid = os.fork()
     if not pid:
         ours.close()
@@ -237,7 +254,7 @@ def close_early_fork_server() -> None:
         early = _early.pop()
         early.control.close()
         early.process.kill()
-        os.waitpid(early.process.pid, 0)
+        early.process.wait_for_exit()
 
 
 class _OwnChild:
@@ -245,7 +262,8 @@ class _OwnChild:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._code: asyncio.Future[int] | None = None
+        self._pidfd = os.pidfd_open(pid)  # now, because the app may wait for any child, and the pid be reused
+        self._code: asyncio.Future[int | None] | None = None
 
     @property
     def pid(self) -> int:
@@ -254,20 +272,26 @@ class _OwnChild:
     def kill(self) -> None:
         if self._code is None or not self._code.done():
             with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self) -> int | None:
         if self._code is None:
             self._code = asyncio.get_running_loop().create_future()
-            pidfd = os.pidfd_open(self._pid)
-            asyncio.get_running_loop().add_reader(pidfd, self._on_exit, pidfd, self._code)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit, self._code)
         return await asyncio.shield(self._code)
 
-    def _on_exit(self, pidfd: int, code: "asyncio.Future[int]") -> None:
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
-        _pid, status = os.waitpid(self._pid, 0)
-        code.set_result(os.waitstatus_to_exitcode(status))
+    def wait_for_exit(self) -> int | None:
+        """Wait for it, without an event loop."""
+        os.close(self._pidfd)
+        try:
+            _pid, status = os.waitpid(self._pid, 0)
+        except ChildProcessError:
+            return None  # the app has waited for it, or this process was started with SIGCHLD ignored
+        return os.waitstatus_to_exitcode(status)
+
+    def _on_exit(self, code: "asyncio.Future[int | None]") -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        code.set_result(self.wait_for_exit())
 
 
 async def _spawn(kind: str, theirs: socket.socket, env: Mapping[str, str]) -> "_Spawned":
@@ -404,6 +428,7 @@ class _ForkServer:
                     self.is_open.set_result(None)
             case StartFailed(reason) if not self.ready.is_set():
                 self.has_refused, self.start_error = True, reason
+                self.kill()  # it would wait for threads that the app has started
             case StartFailed(reason) if self._requests:
                 self._answer(SpawnError(reason))
             case Forked(pid) if fds and self._requests and pid not in self._children:
@@ -457,6 +482,8 @@ class _Forked:
         self._loop.call_later(REPORT_TIMEOUT_S, self._end_unreported)
 
     def _end_unreported(self) -> None:
+        if self._code.done():
+            return  # and the number of the descriptor may belong to another one by now
         code = None
         with suppress(OSError):  # we are its parent now only if we are the first process of a container
             status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)

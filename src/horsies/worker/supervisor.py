@@ -36,6 +36,7 @@ from horsies.model.errors import HorsiesError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.worker_config import RECYCLING_DOMINATES, StartMethod
 from horsies.worker.child import Child, ReportHandler, ReportsRead
+from horsies.worker.service import StoppedEarly
 from horsies.worker.spawn import ProcessFactory, SpawnError, watch_boot
 
 HIGH_BASELINE: Final = 0.8
@@ -109,7 +110,7 @@ class ChildPool:
         self._active: list[Child] = []
         self._spares: list[Child] = []
         self._leaving: set[Child] = set()
-        self._runs: set[asyncio.Task[None]] = set()
+        self._runs: dict[asyncio.Task[None], Child] = {}
         self._all_ready: asyncio.Future[None] | None = None
         """Only while the pool starts."""
         self._costs = RecyclingCosts()
@@ -150,7 +151,15 @@ class ChildPool:
                 self._check_leaving(child)
             else:
                 child.kill()
+        for run, child in self._runs.items():
+            if not child.pid:
+                run.cancel()  # it waits for a fork server, which may hang while it loads the app
         await self._wait_for_all()
+
+    def stop_starting(self) -> None:
+        """Do not wait for children that are still loading the app: the worker has claimed nothing yet."""
+        if self._all_ready and not self._all_ready.done():
+            self._all_ready.set_exception(StoppedEarly("asked to stop before its children were ready"))
 
     @property
     def ready_count(self) -> int:
@@ -197,8 +206,8 @@ class ChildPool:
             max_payload=self._options.max_payload_bytes,
         )
         run = self._group.create_task(self._run(child))
-        self._runs.add(run)
-        run.add_done_callback(self._runs.discard)
+        self._runs[run] = child
+        run.add_done_callback(self._runs.pop)
         return child
 
     async def _run(self, child: Child) -> None:
@@ -239,7 +248,7 @@ class ChildPool:
                 children.remove(child)
         if self._is_closing:
             return
-        for successor in self._active:
+        for successor in (*self._active, *self._leaving):
             successor.forget_predecessor(child)
         if not child.ready.is_set():
             how = f"the child process {cause} while it was {child.current_step}" if child.pid else cause
