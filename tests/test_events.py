@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from horsies import events
-from horsies.events import Event, TaskRaised, TasksSent, WorkflowStarted
+from horsies.events import Event, TaskEnded, TaskRaised, TasksSent, WorkflowStarted
+from horsies.tasks.claim import NO_CAPS
+from horsies.tasks.unknown import UnfitOutcome, unknown_task_claim
 from horsies.testing import drain, open_sandbox
+from horsies.worker.batch import Batch, BatchResult
+from horsies.worker.dispatcher import TaskEvents
+from tests.fixtures import dispatching
 from tests.fixtures.apps import load_fresh
+from tests.fixtures.dispatching import DATABASE, WORKER
 
 
 @pytest.fixture
@@ -97,3 +103,15 @@ def test_no_event_is_delivered_after_unsubscribe(basic: Any, received: list[Even
     events.unsubscribe(received.append)
     basic.add.send(1, 2)
     assert received == []
+
+
+@pytest.mark.parametrize("outcome", UnfitOutcome)
+def test_the_end_of_a_task_that_no_worker_can_run_is_an_event(received: list[Event], outcome: UnfitOutcome) -> None:
+    task_events, unfit = TaskEvents(), unknown_task_claim(claim := dispatching.claim())
+    task_events.on_committed(Batch(WORKER, DATABASE, NO_CAPS), BatchResult(claimed=[[claim]]), 0.1)
+    set_aside = Batch(WORKER, DATABASE, NO_CAPS, unfit=[unfit])
+    task_events.on_committed(set_aside, BatchResult(unfit_outcomes={claim.id: outcome}), 0.1)
+    ending = Batch(WORKER, DATABASE, NO_CAPS, endings=[unfit.ending])
+    task_events.on_committed(ending, BatchResult(ended=frozenset({claim.id})), 0.1)
+    ended = [event.error_code for event in received if isinstance(event, TaskEnded)]
+    assert ended == (["WORKER_RESOLUTION_ERROR"] if outcome is UnfitOutcome.NO_WORKER else [])

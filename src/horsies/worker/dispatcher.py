@@ -241,6 +241,7 @@ class Dispatcher:
             case TaskProgress(claim, fraction, message):
                 state.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
             case TasksReturned(claims):
+                state.stops_requested.difference_update([(claim.id, claim.claim_no) for claim in claims])
                 state.releases.extend(claims)
             case ChildExited():
                 self._on_child_exited(report)
@@ -946,5 +947,6 @@ class TaskEvents:
             else:
                 emit(TaskRetried(*task, ending.error_code, length_s, delay_s))
         for released in (*batch.releases, *batch.unfit):
-            self._attempts.pop((released.id, released.claim_no), None)
+            if result.unfit_outcomes.get(released.id) is not UnfitOutcome.NO_WORKER:  # that is ended by a later batch
+                self._attempts.pop((released.id, released.claim_no), None)
         emit(BatchCommitted(len(result.ended), len(claims), duration_s))
