@@ -10,6 +10,7 @@ select
             where tasks.queue_name = served.queue_name
             and tasks.status = 'PENDING'
             and tasks.ready
+            and (select queues.paused_at from {schema}.queues where queues.name = served.queue_name) is null
             -- For the index, whatever the statistics are.
             order by tasks.priority, tasks.enqueued_at, tasks.id
             limit 1
@@ -31,6 +32,7 @@ cross join lateral (
     where tasks.queue_name = served.queue_name
     and tasks.status = 'PENDING'
     and tasks.ready
+    and (select queues.paused_at from {schema}.queues where queues.name = served.queue_name) is null
     order by tasks.priority, tasks.enqueued_at, tasks.id
     limit 1
 ) as waiting
