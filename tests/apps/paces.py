@@ -295,6 +295,16 @@ def leave_a_thread() -> TaskResult[None, TaskError]:
     return TaskResult(ok=None)
 
 
+left_open: list[Any] = []
+
+
+@app.task("leave_a_file")
+def leave_a_file(path: str) -> TaskResult[None, TaskError]:
+    left_open.append(Path(path).open("w"))  # noqa: SIM115 - as asked
+    left_open[-1].write("written")
+    return TaskResult(ok=None)
+
+
 @app.task("register_exit_handler")
 def register_exit_handler(path: str) -> TaskResult[None, TaskError]:
     atexit.register(Path(path).write_text, "ran")

@@ -40,6 +40,15 @@ async def test_exit_handlers_run_when_a_child_exits(tmp_path: Path, pool: dict[s
     assert (tmp_path / "note").read_text() == "ran"
 
 
+@KINDS_OF_CHILDREN
+async def test_what_a_task_has_written_to_a_file_that_it_left_open_is_in_the_file(
+    tmp_path: Path, pool: dict[str, Any]
+) -> None:
+    async with open_pool(**pool) as dispatcher:
+        await dispatcher.value("leave_a_file", path=str(tmp_path / "note"))
+    assert (tmp_path / "note").read_text() == "written"
+
+
 @pytest.mark.parametrize("max_tasks", [None, 50], ids=["forked", "spawned"])
 async def test_a_failing_start_hook_prevents_the_start_and_is_named(max_tasks: int | None) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(ChildRefused, match=r"hook warm_up failed: RuntimeError: no model here")):

@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NoReturn, cast
 
 from horsies import locate
@@ -29,6 +28,7 @@ from horsies.executor.os_process import (
     die_with_parent,
     disown_forked_copies,
     exit_if_copy,
+    flush_files,
     ignore_signals,
     rss_meter,
     set_title,
@@ -79,9 +79,7 @@ def run_child(parent: ParentSocket, load: Callable[[Boot, Callable[[str], None]]
     _run(parent, load)
     for finish in (getattr(threading, "_shutdown"), getattr(atexit, "_run_exitfuncs")):  # noqa: B009 - the interpreter calls these, too
         finish()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    flush_files()
     os._exit(0)
 
 
