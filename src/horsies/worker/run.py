@@ -156,9 +156,7 @@ def _pool_options_for(app: Horsies, config: WorkerConfig) -> PoolOptions:
     return PoolOptions(
         start_method=start_method_for(config),
         processes=config.process_count,
-        concurrency=config.concurrency,
         max_tasks_per_child=config.max_tasks_per_child,
-        max_memory_per_child_mb=config.max_memory_per_child_mb,
         recovery=app.config.recovery,
         max_payload_bytes=app.config.max_payload_bytes,
         boot=Boot(
@@ -248,7 +246,7 @@ async def _run(
             app=app.name,
         )
         pool = ChildPool(group, children, dispatcher.on_child_report, _pool_options_for(app, config))
-        heartbeat.recycling_share = lambda: pool.recycling_share
+        heartbeat.recycling_share = lambda: pool.recycling_costs.share
         leader = MaintenanceLeader(
             group,
             worker,
