@@ -1,11 +1,12 @@
 """The health of this process, a worker or a scheduler: is it alive, is it ready, and its figures. Safe from any thread."""
 
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from horsies.db.listener import Listener
 from horsies.maintenance.leader import MaintenanceLeader
@@ -34,19 +35,15 @@ class WorkerStats:
     notification_age_s: float | None
 
 
-class HealthSource(Protocol):
-    """A worker or a scheduler, as soon as it has reached its database."""
-
-    def unready(self) -> Iterator[str]: ...
-    def stats(self) -> WorkerStats | None: ...
-
-
 class HealthCheck:
-    """`loop` and `source` are set as soon as they exist."""
+    """What the endpoints ask. A worker or a scheduler sets the attributes as soon as it can answer."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.source: HealthSource | None = None
+        self.unready: Callable[[], Iterable[str]] = lambda: ["the database has not been reached yet"]
+        """Return why it cannot work now; nothing if it can."""
+        self.stats: Callable[[], WorkerStats | None] = lambda: None
+        """Return the figures of a worker; those of a scheduler are counted from events."""
 
     def is_alive(self) -> bool:
         """Whether the event loop runs, or has not been started: a process that waits for its database is alive."""
@@ -58,13 +55,6 @@ class HealthCheck:
         except RuntimeError:
             return False  # the loop is closed: the process is exiting
         return answered.wait(LOOP_CHECK_S)
-
-    def unready(self) -> list[str]:
-        """Return why it cannot work now; an empty list if it can."""
-        return ["the database has not been reached yet"] if self.source is None else list(self.source.unready())
-
-    def stats(self) -> WorkerStats | None:
-        return None if self.source is None else self.source.stats()
 
 
 def check_database(answered_at: float, interval_s: float, *, is_missing: bool) -> Iterator[str]:
@@ -85,6 +75,7 @@ class WorkerHealth:
     listener: Callable[[], Listener]
     is_stopping: Callable[[], bool]
     _usage: UsageMeter = field(default_factory=UsageMeter)
+    _children_usage: UsageMeter = field(default_factory=UsageMeter)
 
     def unready(self) -> Iterator[str]:
         heartbeat, wanted = self.heartbeat, self.dispatcher.processes
@@ -100,15 +91,16 @@ class WorkerHealth:
     def stats(self) -> WorkerStats:
         dispatcher, listener, now = self.dispatcher, self.listener(), time.monotonic()
         heartbeat_at, notified_at = self.heartbeat.answered_at, listener.received_at
-        children = self._usage.children(dispatcher.child_pids)
+        memory_mb, _cpu = self._usage.measure([os.getpid()])
+        children_memory_mb, _cpu = self._children_usage.measure(dispatcher.child_pids)
         return WorkerStats(
             children=self.pool.ready_count,
             children_wanted=dispatcher.processes,
             slots=dispatcher.processes * dispatcher.concurrency,
             running=dispatcher.running_count,
             buffered=dispatcher.buffered_count,
-            memory_bytes=self._usage.parent().memory_mb * (1 << 20),
-            children_memory_bytes=children.memory_mb * (1 << 20),
+            memory_bytes=memory_mb * (1 << 20),
+            children_memory_bytes=children_memory_mb * (1 << 20),
             heartbeat_age_s=None if heartbeat_at is None else now - heartbeat_at,
             is_leader=self.leader.is_elected,
             is_polling=listener.is_polling,

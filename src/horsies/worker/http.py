@@ -31,9 +31,8 @@ from horsies.worker.health import HealthCheck
 IDLE_S: Final = 1.0  # a connection that has waited this long for its client may be closed for a new one
 ANSWER_S: Final = 30.0
 REQUEST_BYTES: Final = 8192
-BACKLOG: Final = (
-    64  # connections accepted at once; fewer than `clients`, so that a quick client is served before it is the oldest
-)
+BACKLOG: Final = 64
+"""Connections accepted at once; fewer than `clients`, so that a quick client is served before it is the oldest."""
 
 log = logging.getLogger("horsies.worker")
 
@@ -71,35 +70,27 @@ def endpoints(app: Horsies, health: HealthCheck, *, host: str, port: int | None)
     is_local = host in {"127.0.0.1", "::1", "localhost"}
     reach = " (this machine only; --metrics-host 0.0.0.0 for others)" if is_local else ""
     log.info("HTTP: /metrics, /healthz and /readyz on %s port %d%s", host, port, reach)
-    routes = {
-        "/metrics": _metrics(app, health),
-        "/healthz": lambda: _healthz(health),
-        "/readyz": lambda: _readyz(health),
-    }
-    return serving(listener, routes)
+
+    def healthz() -> HttpAnswer:
+        is_alive = health.is_alive()
+        return _json({"status": "alive" if is_alive else "the event loop does not respond"}, is_ok=is_alive)
+
+    def readyz() -> HttpAnswer:
+        reasons = list(health.unready())
+        return _json({"status": "not ready" if reasons else "ready", "reasons": reasons}, is_ok=not reasons)
+
+    return serving(listener, {"/metrics": _metrics(app, health), "/healthz": healthz, "/readyz": readyz})
 
 
-def _healthz(health: HealthCheck) -> HttpAnswer:
-    if health.is_alive():
-        return _json(HTTPStatus.OK, {"status": "alive"})
-    return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "the event loop does not respond"})
-
-
-def _readyz(health: HealthCheck) -> HttpAnswer:
-    reasons = health.unready()
-    if reasons:
-        return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "reasons": reasons})
-    return _json(HTTPStatus.OK, {"status": "ready", "reasons": []})
-
-
-def _json(status: HTTPStatus, value: object) -> HttpAnswer:
+def _json(value: object, *, is_ok: bool) -> HttpAnswer:
+    status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
     return HttpAnswer(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
 def _metrics(app: Horsies, health: HealthCheck) -> Callable[[], HttpAnswer]:
     try:
         # By name: contrib is a layer above the worker, and needs an extra.
-        expose = import_module("horsies.contrib.prometheus").exposition(app, health.stats)
+        expose = import_module("horsies.contrib.prometheus").exposition(app, lambda: health.stats())  # noqa: PLW0108 - it is set later
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
@@ -150,7 +141,7 @@ class _Server(ThreadingHTTPServer):
         self.routes = routes
         self.limits = limits
         self._lock = threading.Lock()
-        self._clients: dict[socket.socket, _Client] = {}  # oldest first
+        self.clients: dict[socket.socket, _Client] = {}  # oldest first
         self._answers: dict[str, Future[HttpAnswer]] = {}  # those that are being made
 
     def get_request(self) -> Any:
@@ -162,26 +153,23 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            while len(self._clients) >= self.limits.clients:
+            while len(self.clients) >= self.limits.clients:
                 before = time.monotonic() - IDLE_S
-                idle = (connection for connection, client in self._clients.items() if client.waits_since < before)
-                self._clients.pop(next(idle, None) or next(iter(self._clients))).drop()
-            self._clients[request] = _Client(request, time.monotonic())
+                idle = (connection for connection, client in self.clients.items() if client.waits_since < before)
+                self.clients.pop(next(idle, None) or next(iter(self.clients))).drop()
+            self.clients[request] = _Client(request, time.monotonic())
         super().process_request(request, client_address)
-
-    def client_of(self, request: socket.socket) -> _Client | None:
-        return self._clients.get(request)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._clients.pop(request, None)
+            self.clients.pop(request, None)
         super().shutdown_request(request)
 
     def drop_all(self) -> None:
         with self._lock:
-            for client in self._clients.values():
+            for client in self.clients.values():
                 client.drop()
-            self._clients.clear()
+            self.clients.clear()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - by the base class
         """Ignore it: the client is slow, gone, or not an HTTP client; or it was dropped."""
@@ -213,11 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - only this one uses the handler
 
     def setup(self) -> None:
-        super().setup()
-        self.rfile = BytesIO(self._read_head())
-
-    def _read_head(self) -> bytes:
         """Read all of the request at once: the base class limits the time and the size of each line only."""
+        super().setup()
         deadline = time.monotonic() + self.server.limits.request_s
         head = b""
         while b"\r\n\r\n" not in head:
@@ -226,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not data or len(head) + len(data) > REQUEST_BYTES:
                 raise ConnectionError("not a complete request")
             head += data
-        return head
+        self.rfile = BytesIO(head)
 
     def parse_request(self) -> bool:
         if not super().parse_request():
@@ -237,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        client = self.server.client_of(self.connection)
+        client = self.server.clients.get(self.connection)
         if client is None:
             return  # dropped
         client.waits_since = float("inf")

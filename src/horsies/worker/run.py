@@ -235,16 +235,7 @@ async def _run(
             request_heartbeat=heartbeat_requested.set,
             loop=asyncio.get_running_loop(),
         )
-        heartbeat = stop_requests.heartbeat = Heartbeat(
-            group,
-            dispatcher,
-            database=database,
-            resilience=app.config.resilience,
-            recovery=recovery,
-            requested=heartbeat_requested,
-            listener=app.broker.listener,
-            app=app.name,
-        )
+        heartbeat = stop_requests.heartbeat = Heartbeat(group, dispatcher, app, heartbeat_requested)
         pool = ChildPool(group, children, dispatcher.on_child_report, _pool_options_for(app, config))
         heartbeat.recycling_share = lambda: pool.recycling_costs.share
         leader = MaintenanceLeader(
@@ -255,9 +246,10 @@ async def _run(
             retention=app.config.retention,
             on_retry_due=dispatcher.promote_in,
         )
-        health.source = WorkerHealth(
+        of_worker = WorkerHealth(
             dispatcher, pool, heartbeat, leader, app.broker.listener, stop_requests.requested.is_set
         )
+        health.unready, health.stats = of_worker.unready, of_worker.stats
         scheduler = (
             _scheduler_for(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
         )

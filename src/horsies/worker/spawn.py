@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from horsies.executor.fork_server import MAX_PACKET, serve_forked
 from horsies.executor.protocol import (
@@ -168,8 +168,7 @@ class ProcessFactory:
             if self._method == "spawn" or (self._server and not self._server.has_ended.is_set()):
                 return self._server
             self._server = None
-            process, ours = self._take_early_server() or await self._spawn_server()
-            server = _ForkServer(process, ours, self._answer_timeout_s)
+            server = _ForkServer(*await self._start_server(), self._answer_timeout_s)
             self._group.create_task(server.run(self._boot, self._boot_timeout_s))
             try:
                 await server.is_open
@@ -182,17 +181,15 @@ class ProcessFactory:
             self._server = server
             return server
 
-    def _take_early_server(self) -> "_EarlyForkServer | None":
-        """Return the fork server that this process has forked from itself, with the environment that children are to have."""
-        packet = json.dumps([self._env, str(Path.cwd())]).encode()
-        if self._method != "forkserver" or not _early or len(packet) > MAX_PACKET:
-            return None
-        early = _early.pop()
-        with suppress(OSError):  # it is dead: that is found next
-            early.control.sendall(packet)
-        return early
-
-    async def _spawn_server(self) -> "tuple[_Spawned, socket.socket]":
+    async def _start_server(self) -> tuple[Process, socket.socket]:
+        """Take the one that this process has forked from itself, and send it the environment that children are to have; or spawn one."""
+        if self._method == "forkserver" and _early:
+            packet = json.dumps([self._env, str(Path.cwd())]).encode()
+            if len(packet) <= MAX_PACKET:
+                pid, ours = _early.pop()
+                with suppress(OSError):  # it is dead: that is found next
+                    ours.sendall(packet)
+                return _Forked(pid, os.pidfd_open(pid), report_timeout_s=0.0), ours
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -202,13 +199,8 @@ class ProcessFactory:
                 raise
 
 
-class _EarlyForkServer(NamedTuple):
-    process: "_OwnChild"
-    control: socket.socket
-
-
-_early: list[_EarlyForkServer] = []
-"""The fork server that this process has forked from itself, until it is used."""
+_early: list[tuple[int, socket.socket]] = []
+"""The fork server that this process has forked from itself, until it is used: its pid and our end of its socket."""
 
 
 def fork_server_early() -> None:
@@ -228,46 +220,16 @@ def fork_server_early() -> None:
         ours.close()
         serve_forked(theirs.detach())
     theirs.close()
-    _early.append(_EarlyForkServer(_OwnChild(pid), ours))
+    _early.append((pid, ours))
 
 
 def close_early_fork_server() -> None:
     """End the fork server that was not used."""
     while _early:
-        early = _early.pop()
-        early.control.close()
-        early.process.kill()
-        os.waitpid(early.process.pid, 0)
-
-
-class _OwnChild:
-    """A process that this process has forked itself."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._code: asyncio.Future[int] | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._pid
-
-    def kill(self) -> None:
-        if self._code is None or not self._code.done():
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-
-    async def wait(self) -> int | None:
-        if self._code is None:
-            self._code = asyncio.get_running_loop().create_future()
-            pidfd = os.pidfd_open(self._pid)
-            asyncio.get_running_loop().add_reader(pidfd, self._on_exit, pidfd, self._code)
-        return await asyncio.shield(self._code)
-
-    def _on_exit(self, pidfd: int, code: "asyncio.Future[int]") -> None:
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
-        _pid, status = os.waitpid(self._pid, 0)
-        code.set_result(os.waitstatus_to_exitcode(status))
+        pid, ours = _early.pop()
+        ours.close()
+        os.kill(pid, signal.SIGKILL)  # it exists, or is a zombie, until we wait for it
+        os.waitpid(pid, 0)
 
 
 async def _spawn(kind: str, theirs: socket.socket, env: Mapping[str, str]) -> "_Spawned":
@@ -285,10 +247,7 @@ async def _spawn(kind: str, theirs: socket.socket, env: Mapping[str, str]) -> "_
 class _Spawned:
     def __init__(self, subprocess: Subprocess) -> None:
         self._subprocess = subprocess
-
-    @property
-    def pid(self) -> int:
-        return self._subprocess.pid
+        self.pid = subprocess.pid
 
     def kill(self) -> None:
         if self._subprocess.returncode is None:
@@ -308,6 +267,8 @@ class _ForkServer:
         self._answer_timeout_s = answer_timeout_s
         self._process = process
         self._control = control
+        self.pid = process.pid
+        self.kill = process.kill
         self._children: dict[int, _Forked] = {}
         self._requests: deque[asyncio.Future[_Forked]] = deque()
         self._loop = asyncio.get_running_loop()
@@ -317,13 +278,6 @@ class _ForkServer:
         self.ready = asyncio.Event()
         self.current_step = "starting"
         self.start_error: str | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
 
     async def run(self, boot: Boot, boot_timeout_s: float) -> None:
         """Send what to load, and wait until the process has ended."""
@@ -426,16 +380,15 @@ class _ForkServer:
 
 
 class _Forked:
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self._pid = pid
+    """A process that the fork server, or this process itself, has forked."""
+
+    def __init__(self, pid: int, pidfd: int, report_timeout_s: float = REPORT_TIMEOUT_S) -> None:
+        self.pid = pid
         self._pidfd = pidfd
+        self._report_timeout_s = report_timeout_s
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pidfd, self._on_gone)
         self._code: asyncio.Future[int | None] = self._loop.create_future()
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     def kill(self) -> None:
         if not self._code.done():
@@ -454,11 +407,11 @@ class _Forked:
     def _on_gone(self) -> None:
         """The process has ended. Wait for the report of the fork server, but not long: it may be dead or stopped."""
         self._loop.remove_reader(self._pidfd)
-        self._loop.call_later(REPORT_TIMEOUT_S, self._end_unreported)
+        self._loop.call_later(self._report_timeout_s, self._end_unreported)
 
     def _end_unreported(self) -> None:
         code = None
-        with suppress(OSError):  # we are its parent now only if we are the first process of a container
+        with suppress(OSError):  # we are its parent only if we have forked it, or are the first process of a container
             status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
             code = status and (status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
         self.on_exit(code)
