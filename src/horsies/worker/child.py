@@ -396,16 +396,6 @@ class Child:
 
     # -- recycling
 
-    @property
-    def is_retiring(self) -> bool:
-        """Whether it gets no new tasks, and is to be replaced."""
-        return self.recycling.is_retiring
-
-    @property
-    def is_near_limit(self) -> bool:
-        """Whether its replacement is needed now or soon."""
-        return self.recycling.is_near_limit(time.monotonic())
-
     def extend(self) -> bool:
         """Let it continue beyond its limits, because no replacement can be started. False if it cannot: it abandoned a task."""
         if self.recycling.is_retired:
@@ -423,7 +413,7 @@ class Child:
         # There is a Began for every task, and by itself it changes nothing that the dispatcher could act on.
         self._has_reports = self._has_reports or not isinstance(message, Began)
         match message:
-            case Began(number) if assignments.is_waiting(number):
+            case Began(number) if number in assignments.claims and number not in assignments.begun:
                 self.began_at = time.monotonic()
                 self._report(self, TaskBegan(number, assignments.begin(number, self.began_at)))
             case Progress(number, fraction, text):
@@ -441,7 +431,8 @@ class Child:
             case Returned(numbers) if all(map(assignments.is_waiting, numbers)):
                 self.recycling.assigned -= len(numbers)
                 self._report(self, TasksReturned([assignments.end(number) for number in numbers]))
-                self.is_recalled = self.is_recalled and self.load > 0  # or no task is left whose end would reset it
+                # It stays so only while there is a task whose end resets it.
+                self.is_recalled = self.is_recalled and bool(assignments.claims)
             case Done(number) if number in assignments.abandoned:
                 assignments.abandoned.remove(number)  # it has ended after all; its result is ignored
             case _:
@@ -607,6 +598,7 @@ class RecyclePolicy:
 
     @property
     def is_retiring(self) -> bool:
+        """Whether it gets no new tasks, and is to be replaced."""
         return self.is_retired or (not self.is_extended and (self.is_too_big or self.left == 0))
 
     def life_s(self, now: float) -> float:

@@ -16,10 +16,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from types import TracebackType
 from typing import Final, Self
 
 import psutil
@@ -37,6 +36,7 @@ from horsies.tasks.finish import get_held_tasks
 from horsies.tasks.unknown import offer_tasks_again
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.service import Backoff, StoppedEarly, random_jitter
+from horsies.worker.supervisor import ChildPool
 
 CONFIRM_S: Final = 0.2
 LONGEST_RETRY_S: Final = 1.0
@@ -54,10 +54,11 @@ class Heartbeat:
     """A service: entering registers the incarnation, leaving deregisters it. Setting `requested` asks for a heartbeat at once."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, dispatcher: Dispatcher, app: Horsies, requested: asyncio.Event
+        self, group: asyncio.TaskGroup, dispatcher: Dispatcher, pool: ChildPool, app: Horsies, requested: asyncio.Event
     ) -> None:
         self._group = group
         self._dispatcher = dispatcher
+        self._pool = pool
         self._app = app.name
         self._resilience = app.config.resilience
         self.interval_s = app.config.recovery.heartbeat_ms / 1000
@@ -73,8 +74,6 @@ class Heartbeat:
         self._registration_timeout: asyncio.Timeout | None = None
         self._usage, self._children_usage = UsageMeter(), UsageMeter()
         self._connection = ThreadedConnection(app.broker.config, "heartbeat")
-        self.recycling_share: Callable[[], float | None] = lambda: None
-        """For the snapshots: what the pool of children measures."""
         self.answered_at: float | None = None
         """When the last heartbeat was stored, on the monotonic clock; None before the first."""
         self.is_missing = False
@@ -98,9 +97,7 @@ class Heartbeat:
         self._beating = self._group.create_task(self._beat_forever())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._beating.cancel()
         # After an error the database may still assign tasks to this worker: the row stays, so that they are rescued.
         deregister = rows(SQL["deregister_worker"](id=self._dispatcher.worker)) if kind is None else None
@@ -279,7 +276,7 @@ class Heartbeat:
             children_memory_mb=children_memory_mb,
             cpu_percent=cpu_percent,
             children_cpu_percent=children_cpu_percent,
-            recycling_share=self.recycling_share(),
+            recycling_share=self._pool.recycling_costs.share,
         )
 
 

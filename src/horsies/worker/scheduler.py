@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 from horsies.app import Horsies
@@ -19,8 +18,7 @@ from horsies.model.worker_config import DEFAULT_METRICS_HOST
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
 from horsies.schedules.tick import TickResult, tick
-from horsies.worker.health import HealthCheck, check_database
-from horsies.worker.http import endpoints
+from horsies.worker.http import HealthCheck, check_database, endpoints
 from horsies.worker.service import Backoff, ExitCode, open_database, root_cause, serve, signals
 
 SHORTEST_SLEEP_S: Final = 0.05  # when another scheduler handles what is due
@@ -78,7 +76,6 @@ class Scheduler:
     ) -> None:
         self._group = group
         self._app = app
-        self._broker = app.broker
         self._connection = ThreadedConnection(app.broker.config, "scheduler")
         self._backoff = Backoff(app.config.resilience)
         self._poll_s = app.config.resilience.notify_poll_interval_ms / 1000
@@ -97,14 +94,12 @@ class Scheduler:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._on_notification)
+        self._app.broker.listener().subscribe(Channel.SCHEDULES, None, self._on_notification)
         self._scheduling = self._group.create_task(self._schedule())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._on_notification)
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._app.broker.listener().unsubscribe(Channel.SCHEDULES, None, self._on_notification)
         self._stopping.set()
         self._wakeup.set()
         if kind is None:
@@ -121,7 +116,7 @@ class Scheduler:
             yield from check_database(self._answered_at, self._poll_s, is_missing=self._is_missing)
 
     def _on_notification(self, payload: str | None) -> None:
-        is_back = payload is None and self._broker.listener().is_listening
+        is_back = payload is None and self._app.broker.listener().is_listening
 
         def wake() -> None:
             if is_back:

@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -117,7 +116,7 @@ class ChildPool:
         try:
             await self._all_ready  # or one has failed
         except BaseException as error:
-            await self.__aexit__(type(error), error, None)
+            await self.__aexit__(type(error))
             raise
         self._all_ready = None
         limit_mb = self._options.boot.max_memory_mb
@@ -137,9 +136,7 @@ class ChildPool:
         log.info("children are ready: pids %s; start method %s", pids, self._options.start_method)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """After a drain the children are idle and leave on their own; after an error they are killed."""
         self._is_closing = True
         for run in self._runs if kind is not None else ():
@@ -209,7 +206,7 @@ class ChildPool:
                 emit(ChildStarted(child.pid))
 
     def _on_exit(self, child: Child, cause: str) -> None:
-        was_active, is_expected = child in self._active, child in self._leaving or child.is_retiring
+        was_active, is_expected = child in self._active, child in self._leaving or child.recycling.is_retiring
         for children in (self._active, self._spares, self._leaving):
             with suppress(ValueError, KeyError):
                 children.remove(child)
@@ -256,7 +253,7 @@ class ChildPool:
     def _promote_spares(self) -> None:
         """Give the places of retiring children that have a slot free to ready spares."""
         for spare in [spare for spare in self._spares if spare.ready.is_set()]:
-            retiring = [child for child in self._active if child.is_retiring]
+            retiring = [child for child in self._active if child.recycling.is_retiring]
             if not retiring:
                 retiring = [child for child in self._active if child.recycling.is_extended][:1]
                 for child in retiring:
@@ -294,14 +291,15 @@ class ChildPool:
         if not self._pause_s and lingering < self._most_spares():
             return
         for child in self._active:
-            if child.is_retiring and child.extend() and self._pause_s:
+            if child.recycling.is_retiring and child.extend() and self._pause_s:
                 log.warning("child %d continues beyond its limits until a replacement has started", child.pid)
 
     def _start_spares(self) -> None:
         """Start a spare for each child that nears its limits, as far as memory allows: what is still leaving counts."""
-        if time.monotonic() < self._not_before:
+        now = time.monotonic()
+        if now < self._not_before:
             return
-        near_limit = sum(child.is_near_limit for child in self._active)
+        near_limit = sum(child.recycling.is_near_limit(now) for child in self._active)
         while len(self._spares) < near_limit and len(self._spares) + len(self._leaving) < self._most_spares():
             spare = self._new()
             spare.is_spare = True
