@@ -410,6 +410,8 @@ class _Forked:
         self._loop.call_later(self._report_timeout_s, self._end_unreported)
 
     def _end_unreported(self) -> None:
+        if self._code.done():
+            return  # it was reported, and the number of the descriptor may belong to another process by now
         code = None
         with suppress(OSError):  # we are its parent only if we have forked it, or are the first process of a container
             status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
