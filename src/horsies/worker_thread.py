@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
+from functools import partial
 from typing import Self
 
 from horsies.model.errors import HorsiesError
@@ -24,8 +24,7 @@ class WorkerControl:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._request_stop: Callable[[], None] | None = None
+        self._request_stop: Callable[[], object] | None = None
         self.stop_requested = threading.Event()
         self.ready: Future[None] = Future()
         self.ready.set_running_or_notify_cancel()
@@ -35,14 +34,14 @@ class WorkerControl:
         with self._lock:
             self._requests += 1
             self.stop_requested.set()
-            if self._loop is not None and self._request_stop is not None:
+            if self._request_stop is not None:
                 with suppress(RuntimeError):  # the loop was closed in the meantime
-                    self._loop.call_soon_threadsafe(self._request_stop)
+                    self._request_stop()
 
     def attach(self, request_stop: Callable[[], None]) -> None:
         """Call `request_stop` on the running event loop for every request, including earlier ones."""
         with self._lock:
-            self._loop, self._request_stop = asyncio.get_running_loop(), request_stop
+            self._request_stop = partial(asyncio.get_running_loop().call_soon_threadsafe, request_stop)
             for _ in range(self._requests):
                 request_stop()
 
@@ -65,7 +64,6 @@ class Worker:
         self._end.set_running_or_notify_cancel()  # it cannot be cancelled, only stopped
         # Not a daemon: children are killed when the thread that started them ends.
         self._thread = threading.Thread(target=self._main, name="horsies-worker")
-        self._has_started = False
 
     def stop(self) -> None:
         """Request a stop and return at once; safe on any thread. A second call interrupts running tasks, a third kills them."""
@@ -99,9 +97,7 @@ class Worker:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._join()
         if kind is None:
             self._end.result()
@@ -131,9 +127,7 @@ class Worker:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self._join_async()
         if kind is None:
             self._end.result()
@@ -156,13 +150,12 @@ class Worker:
     # -- the thread
 
     def _start(self) -> None:
-        if self._has_started:
+        if self._thread.ident is not None:
             raise HorsiesError("this worker has run already; make another one with app.worker(...)")
-        self._has_started = True
         self._thread.start()
 
     def _check_started(self) -> None:
-        if not self._has_started:
+        if self._thread.ident is None:
             raise HorsiesError("this worker has not been started; write `async with app.worker(...) as worker:`")
 
     def _main(self) -> None:

@@ -105,7 +105,7 @@ async def test_an_abandoned_task_is_forgotten_and_its_child_replaced(tmp_path: P
         child.interrupt(assignment_no, "timeout")  # a thread cannot be woken from its sleep
         claim, verdict = child.abandon(assignment_no)
         assert (claim.id, verdict.error_code, verdict.message) == (stuck, "TASK_TIMEOUT", "it took too long")
-        assert (child.load, child.is_open, child.is_retiring) == (1, False, True)
+        assert (child.load, child.is_open, child.recycling.is_retiring) == (1, False, True)
         fresh = await dispatcher.value("whoami")  # a replacement has the free slots
         assert fresh != child.pid
         assert child in dispatcher.children  # it has not exited: a task runs in it

@@ -31,7 +31,7 @@ class RunningChild(Child):
 
     def assign(self, claims: list[Claim]) -> None:
         self.assignments.add(claims, 0)
-        self.load = len(self.assignments)
+        self.load = len(self.assignments.claims)
 
     @property
     def waiting(self) -> list[int]:
@@ -100,7 +100,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             begun = child.assignments.begin(number, self.simulation.now)
             self.dispatcher.on_child_report(real, TaskBegan(number, begun))
         ended = child.assignments.end(number)._replace(root_id="a workflow" if in_workflow else None)
-        child.load = len(child.assignments)
+        child.load = len(child.assignments.claims)
         done = Done(number, TaskStatus.COMPLETED.value, duration_us, None, "1", None)
         self.dispatcher.on_child_report(real, TaskDone(ended, done))
 
@@ -108,8 +108,8 @@ class DispatcherMachine(RuleBasedStateMachine):
     def unbegun_tasks_are_returned(self, data: st.DataObject) -> None:
         if found := self._child(data):
             real, child = found
-            claims = child.assignments.take_back(child.waiting)
-            child.load = len(child.assignments)
+            claims = [child.assignments.end(number) for number in child.waiting]
+            child.load = len(child.assignments.claims)
             self.dispatcher.on_child_report(real, TasksReturned(claims))
 
     @rule(data=st.data())

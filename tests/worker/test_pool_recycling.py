@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -91,7 +92,7 @@ async def test_children_with_equal_loads_are_not_replaced_together() -> None:
 async def test_the_replacement_is_started_ahead_of_time_and_waits() -> None:
     async with open_pool(processes=1, max_tasks=10) as dispatcher:
         (old,) = dispatcher.children
-        assert not old.is_near_limit
+        assert not old.recycling.is_near_limit(time.monotonic())
         for _ in range(8):
             await dispatcher.value("quick")
         spare = await dispatcher.until(
@@ -128,7 +129,7 @@ async def test_a_child_with_concurrency_is_replaced_after_its_tasks_too(tmp_path
         for _ in range(2):
             await dispatcher.value("quick")
         (old,) = (child for child in dispatcher.children if child.load)
-        assert old.is_retiring
+        assert old.recycling.is_retiring
         # Two tasks still run in it; the spare fills the two slots that it has left, and no more.
         fresh = [dispatcher.send("gate_async", until=str(go)) for _ in range(3)]
         await dispatcher.until(lambda: len(dispatcher.begun) == 6)

@@ -87,7 +87,8 @@ def serve_forked(fd: int) -> NoReturn:
         environment, folder = json.loads(packet)
         os.environ.clear()
         os.environ.update(environment)
-        os.chdir(folder)
+        if folder:
+            os.chdir(folder)
         serve(fd)
     except BaseException:  # noqa: BLE001 - nothing of the worker's program may run in this process
         traceback.print_exc()
@@ -124,7 +125,7 @@ def _open(fd: int) -> tuple[socket.socket, Boot]:
     ignore_signals()
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
-    )  # if it is ignored, which a program inherits, no exit code can be read
+    )  # a program may inherit that it is ignored; then no exit code can be read
     control = socket.socket(fileno=fd)
     fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     if not (packet := control.recv(MAX_PACKET)):

@@ -27,7 +27,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Op, load, rows
 from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
-from horsies.executor.protocol import Done
+from horsies.executor.protocol import Assignment, Done
 from horsies.model.codec import decode_error
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import HorsiesError
@@ -42,7 +42,7 @@ from horsies.tasks.inspect import get_info
 from horsies.testing.database_clock import run_maintenance
 from horsies.testing.sandbox import sandbox_of
 from horsies.worker.batch import Batch, ending_from_done, run_batch
-from horsies.worker.child import assignment_from_claim
+from horsies.worker.child import assigned_fields
 from horsies.worker.run import claim_limits_for, served_queues
 from horsies.workflows.advance import run_steps
 
@@ -167,7 +167,7 @@ class Drain:
         def report(_assignment_no: int, fraction: float | None, message: str | None) -> None:
             progress.append(json.dumps({"fraction": fraction, "message": message}))
 
-        running = RunningTask(assignment_from_claim(1, claim))
+        running = RunningTask(Assignment._make((1, *assigned_fields(claim))))
         prepared, context = prepare(self.app.known_tasks, running), running.task_context(report)
         raised: BaseException | None = None
         if isinstance(prepared, TaskError):

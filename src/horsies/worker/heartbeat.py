@@ -14,32 +14,29 @@ belongs to no client: there no lock is taken, and none is announced.
 import asyncio
 import logging
 import os
-import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
-from types import TracebackType
 from typing import Final, Self
 
 import psutil
 
+from horsies.app import Horsies
 from horsies.db.channels import worker_lock_scope
 from horsies.db.dedicated import ThreadedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
-from horsies.db.listener import Listener
 from horsies.db.statement import Op, Query, execute, load, one, rows
 from horsies.events import HeartbeatMissed, emit, subscribers
-from horsies.model.config import PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import claims_from_rows
 from horsies.tasks.finish import get_held_tasks
 from horsies.tasks.unknown import offer_tasks_again
 from horsies.worker.dispatcher import Dispatcher
-from horsies.worker.service import Backoff, StoppedEarly
+from horsies.worker.service import Backoff, StoppedEarly, random_jitter
+from horsies.worker.supervisor import ChildPool
 
 CONFIRM_S: Final = 0.2
 LONGEST_RETRY_S: Final = 1.0
@@ -57,36 +54,26 @@ class Heartbeat:
     """A service: entering registers the incarnation, leaving deregisters it. Setting `requested` asks for a heartbeat at once."""
 
     def __init__(
-        self,
-        group: asyncio.TaskGroup,
-        dispatcher: Dispatcher,
-        *,
-        database: PostgresConfig,
-        resilience: WorkerResilienceConfig,
-        recovery: RecoveryConfig,
-        requested: asyncio.Event,
-        listener: Callable[[], Listener],
-        app: str,
+        self, group: asyncio.TaskGroup, dispatcher: Dispatcher, pool: ChildPool, app: Horsies, requested: asyncio.Event
     ) -> None:
         self._group = group
         self._dispatcher = dispatcher
-        self._resilience = resilience
-        self.interval_s = recovery.heartbeat_ms / 1000
-        self._snapshot_s = recovery.snapshot_ms / 1000
+        self._pool = pool
+        self._app = app.name
+        self._resilience = app.config.resilience
+        self.interval_s = app.config.recovery.heartbeat_ms / 1000
+        self._snapshot_s = app.config.recovery.snapshot_ms / 1000
         self._snapshot_at = 0.0
         self._requested = requested
-        self._listener = listener
-        self._app = app
-        self._lock = worker_lock_scope(database.schema) + dispatcher.worker
+        self._listener = app.broker.listener
+        self._lock = worker_lock_scope(app.broker.config.schema) + dispatcher.worker
         self._locked_session: int | None = None
         self._announce_attempts = ANNOUNCE_ATTEMPTS
         self._registered_tasks: Mapping[str, int] = dispatcher.offered_tasks
         self._unknown_claims: frozenset[Claim] = frozenset()
         self._registration_timeout: asyncio.Timeout | None = None
-        self._usage = UsageMeter()
-        self._connection = ThreadedConnection(database, "heartbeat")
-        self.recycling_share: Callable[[], float | None] = lambda: None
-        """For the snapshots: what the pool of children measures."""
+        self._usage, self._children_usage = UsageMeter(), UsageMeter()
+        self._connection = ThreadedConnection(app.broker.config, "heartbeat")
         self.answered_at: float | None = None
         """When the last heartbeat was stored, on the monotonic clock; None before the first."""
         self.is_missing = False
@@ -96,32 +83,26 @@ class Heartbeat:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._register_until_stopped()
-        except TimeoutError:
+            try:
+                async with asyncio.timeout(None) as self._registration_timeout:
+                    await self._register()
+            finally:
+                self._registration_timeout = None  # a timeout that is over cannot be changed by a second stop request
+        except BaseException as error:
             await self._connection.close(None)
-            raise StoppedEarly("asked to stop before it was registered; nothing was started") from None
-        except BaseException:
-            await self._connection.close(None)
+            if isinstance(error, TimeoutError):
+                raise StoppedEarly("asked to stop before it was registered; nothing was started") from None
             raise
         await self._warn_of_clashes()
         self._beating = self._group.create_task(self._beat_forever())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._beating.cancel()
         # After an error the database may still assign tasks to this worker: the row stays, so that they are rescued.
         deregister = rows(SQL["deregister_worker"](id=self._dispatcher.worker)) if kind is None else None
         await self._connection.close(deregister)
         self._listener().let_go(self._lock)
-
-    async def _register_until_stopped(self) -> None:
-        try:
-            async with asyncio.timeout(None) as self._registration_timeout:
-                await self._register()
-        finally:
-            self._registration_timeout = None  # a timeout that is over cannot be changed by a second stop request
 
     def stop_registering(self) -> None:
         """Do not wait for an unreachable database: nothing of this worker is stored in it yet."""
@@ -215,8 +196,7 @@ class Heartbeat:
 
     def _retry_s(self) -> float:
         """Return a short pause: without heartbeats the worker is declared dead, and the pauses of its other connections end with the next one."""
-        delay_s = self._resilience.delay_ms(0, random.uniform(-1, 1)) / 1000  # noqa: S311 - jitter, no secret
-        return min(delay_s, self.interval_s, LONGEST_RETRY_S)
+        return min(self._resilience.delay_ms(0, random_jitter()) / 1000, self.interval_s, LONGEST_RETRY_S)
 
     async def _acquire_lock(self) -> None:
         """Take the worker's lock once in each session that is ours alone. Best effort: recovery also works without it."""
@@ -286,47 +266,33 @@ class Heartbeat:
         return row is not None
 
     def _snapshot(self) -> Query:
-        parent, children = self._usage.parent(), self._usage.children(self._dispatcher.child_pids)
+        memory_mb, cpu_percent = self._usage.measure([os.getpid()])
+        children_memory_mb, children_cpu_percent = self._children_usage.measure(self._dispatcher.child_pids)
         return SQL["insert_snapshot"](
             id=self._dispatcher.worker,
             tasks_running=self._dispatcher.running_count,
             tasks_claimed=self._dispatcher.buffered_count,
-            memory_usage_mb=parent.memory_mb,
-            children_memory_mb=children.memory_mb,
-            cpu_percent=parent.cpu_percent,
-            children_cpu_percent=children.cpu_percent,
-            recycling_share=self.recycling_share(),
+            memory_usage_mb=memory_mb,
+            children_memory_mb=children_memory_mb,
+            cpu_percent=cpu_percent,
+            children_cpu_percent=children_cpu_percent,
+            recycling_share=self._pool.recycling_costs.share,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    memory_mb: float = 0.0
-    cpu_percent: float = 0.0
-
-
 class UsageMeter:
-    """Measures memory and CPU of the worker and its children. CPU is measured since the last call for the same process; the first returns 0."""
+    """Measures memory and CPU of some processes together. CPU is measured since the last call for the same process; the first returns 0."""
 
     def __init__(self) -> None:
-        self._parent = psutil.Process()
-        self._children: dict[int, psutil.Process] = {}
+        self._processes: dict[int, psutil.Process] = {}
 
-    def parent(self) -> Usage:
-        return _usage_of(self._parent)
-
-    def children(self, pids: Iterable[int]) -> Usage:
-        """Return the sum for these children. One that has died counts nothing."""
-        known, self._children = self._children, {}
+    def measure(self, pids: Iterable[int]) -> tuple[float, float]:
+        """Return their memory in MB and the percentage of a CPU that they use. One that has died counts nothing."""
+        known, self._processes = self._processes, {}
+        memory_mb = cpu_percent = 0.0
         for pid in pids:
             with suppress(psutil.Error):
-                self._children[pid] = known.get(pid) or psutil.Process(pid)
-        usages = [_usage_of(process) for process in self._children.values()]
-        return Usage(sum(usage.memory_mb for usage in usages), sum(usage.cpu_percent for usage in usages))
-
-
-def _usage_of(process: psutil.Process) -> Usage:
-    try:
-        return Usage(process.memory_info().rss / (1 << 20), process.cpu_percent())
-    except psutil.Error:
-        return Usage()
+                process = self._processes[pid] = known.get(pid) or psutil.Process(pid)
+                cpu_percent += process.cpu_percent()
+                memory_mb += process.memory_info().rss / (1 << 20)
+        return memory_mb, cpu_percent

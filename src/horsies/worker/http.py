@@ -8,13 +8,14 @@ the oldest that has waited for its client for a second is closed, or else the ol
 is made once for all of them, by the thread of the first: whatever hangs there, the number of threads is bounded.
 """
 
+import asyncio
 import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -26,14 +27,15 @@ from typing import Any, Final
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError
-from horsies.worker.health import HealthCheck
 
 IDLE_S: Final = 1.0  # a connection that has waited this long for its client may be closed for a new one
 ANSWER_S: Final = 30.0
 REQUEST_BYTES: Final = 8192
-BACKLOG: Final = (
-    64  # connections accepted at once; fewer than `clients`, so that a quick client is served before it is the oldest
-)
+BACKLOG: Final = 64
+"""Connections accepted at once; fewer than `clients`, so that a quick client is served before it is the oldest."""
+
+LOOP_CHECK_S: Final = 5.0
+MISSED_ANSWERS: Final = 3
 
 log = logging.getLogger("horsies.worker")
 
@@ -57,7 +59,7 @@ class HttpAnswer:
 Routes = Mapping[str, Callable[[], HttpAnswer]]
 
 
-def endpoints(app: Horsies, health: HealthCheck, *, host: str, port: int | None) -> AbstractContextManager[None]:
+def endpoints(app: Horsies, health: "HealthCheck", *, host: str, port: int | None) -> AbstractContextManager[None]:
     """Serve the endpoints inside the block; without a port, do nothing. Raise if the port is not available."""
     if port is None:
         return nullcontext()
@@ -71,41 +73,82 @@ def endpoints(app: Horsies, health: HealthCheck, *, host: str, port: int | None)
     is_local = host in {"127.0.0.1", "::1", "localhost"}
     reach = " (this machine only; --metrics-host 0.0.0.0 for others)" if is_local else ""
     log.info("HTTP: /metrics, /healthz and /readyz on %s port %d%s", host, port, reach)
-    routes = {
-        "/metrics": _metrics(app, health),
-        "/healthz": lambda: _healthz(health),
-        "/readyz": lambda: _readyz(health),
-    }
-    return serving(listener, routes)
+
+    def healthz() -> HttpAnswer:
+        is_alive = health.is_alive()
+        return _json({"status": "alive" if is_alive else "the event loop does not respond"}, is_ok=is_alive)
+
+    def readyz() -> HttpAnswer:
+        reasons = list(health.unready())
+        return _json({"status": "not ready" if reasons else "ready", "reasons": reasons}, is_ok=not reasons)
+
+    return serving(listener, {"/metrics": _metrics(app, health), "/healthz": healthz, "/readyz": readyz})
 
 
-def _healthz(health: HealthCheck) -> HttpAnswer:
-    if health.is_alive():
-        return _json(HTTPStatus.OK, {"status": "alive"})
-    return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "the event loop does not respond"})
-
-
-def _readyz(health: HealthCheck) -> HttpAnswer:
-    reasons = health.unready()
-    if reasons:
-        return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "reasons": reasons})
-    return _json(HTTPStatus.OK, {"status": "ready", "reasons": []})
-
-
-def _json(status: HTTPStatus, value: object) -> HttpAnswer:
+def _json(value: object, *, is_ok: bool) -> HttpAnswer:
+    status = HTTPStatus.OK if is_ok else HTTPStatus.SERVICE_UNAVAILABLE
     return HttpAnswer(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
-def _metrics(app: Horsies, health: HealthCheck) -> Callable[[], HttpAnswer]:
+def _metrics(app: Horsies, health: "HealthCheck") -> Callable[[], HttpAnswer]:
     try:
         # By name: contrib is a layer above the worker, and needs an extra.
-        expose = import_module("horsies.contrib.prometheus").exposition(app, health.stats)
+        expose = import_module("horsies.contrib.prometheus").exposition(app, lambda: health.stats())  # noqa: PLW0108 - it is set later
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
         text = b"/metrics needs prometheus-client; run: pip install 'horsies[prometheus]'\n"
         return lambda: HttpAnswer(HTTPStatus.NOT_IMPLEMENTED, text)
     return lambda: HttpAnswer(HTTPStatus.OK, *expose())
+
+
+# -- the health of this process, a worker or a scheduler: safe from any thread
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """Ages are in seconds; None: it has not happened yet."""
+
+    children: int
+    children_wanted: int
+    slots: int
+    running: int
+    buffered: int
+    memory_bytes: float
+    children_memory_bytes: float
+    heartbeat_age_s: float | None
+    is_leader: bool
+    is_polling: bool
+    notification_age_s: float | None
+
+
+class HealthCheck:
+    """What the endpoints ask. A worker or a scheduler sets the attributes as soon as it can answer."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.unready: Callable[[], Iterable[str]] = lambda: ["the database has not been reached yet"]
+        """Return why it cannot work now; nothing if it can."""
+        self.stats: Callable[[], WorkerStats | None] = lambda: None
+        """Return the figures of a worker; those of a scheduler are counted from events."""
+
+    def is_alive(self) -> bool:
+        """Whether the event loop runs, or has not been started: a process that waits for its database is alive."""
+        if self.loop is None:
+            return True
+        answered = threading.Event()
+        try:
+            self.loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:
+            return False  # the loop is closed: the process is exiting
+        return answered.wait(LOOP_CHECK_S)
+
+
+def check_database(answered_at: float, interval_s: float, *, is_missing: bool) -> Iterator[str]:
+    """Yield a reason if the database, which is queried at least once per interval, has stopped answering."""
+    age_s = time.monotonic() - answered_at
+    if is_missing or age_s > interval_s * MISSED_ANSWERS:
+        yield f"the database has not answered for {age_s:.1f} s"
 
 
 # -- the server
@@ -150,7 +193,7 @@ class _Server(ThreadingHTTPServer):
         self.routes = routes
         self.limits = limits
         self._lock = threading.Lock()
-        self._clients: dict[socket.socket, _Client] = {}  # oldest first
+        self.clients: dict[socket.socket, _Client] = {}  # oldest first
         self._answers: dict[str, Future[HttpAnswer]] = {}  # those that are being made
 
     def get_request(self) -> Any:
@@ -162,26 +205,23 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            while len(self._clients) >= self.limits.clients:
+            while len(self.clients) >= self.limits.clients:
                 before = time.monotonic() - IDLE_S
-                idle = (connection for connection, client in self._clients.items() if client.waits_since < before)
-                self._clients.pop(next(idle, None) or next(iter(self._clients))).drop()
-            self._clients[request] = _Client(request, time.monotonic())
+                idle = (connection for connection, client in self.clients.items() if client.waits_since < before)
+                self.clients.pop(next(idle, None) or next(iter(self.clients))).drop()
+            self.clients[request] = _Client(request, time.monotonic())
         super().process_request(request, client_address)
-
-    def client_of(self, request: socket.socket) -> _Client | None:
-        return self._clients.get(request)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._clients.pop(request, None)
+            self.clients.pop(request, None)
         super().shutdown_request(request)
 
     def drop_all(self) -> None:
         with self._lock:
-            for client in self._clients.values():
+            for client in self.clients.values():
                 client.drop()
-            self._clients.clear()
+            self.clients.clear()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - by the base class
         """Ignore it: the client is slow, gone, or not an HTTP client; or it was dropped."""
@@ -213,11 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride] - only this one uses the handler
 
     def setup(self) -> None:
-        super().setup()
-        self.rfile = BytesIO(self._read_head())
-
-    def _read_head(self) -> bytes:
         """Read all of the request at once: the base class limits the time and the size of each line only."""
+        super().setup()
         deadline = time.monotonic() + self.server.limits.request_s
         head = b""
         while b"\r\n\r\n" not in head:
@@ -226,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not data or len(head) + len(data) > REQUEST_BYTES:
                 raise ConnectionError("not a complete request")
             head += data
-        return head
+        self.rfile = BytesIO(head)
 
     def parse_request(self) -> bool:
         if not super().parse_request():
@@ -237,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        client = self.server.client_of(self.connection)
+        client = self.server.clients.get(self.connection)
         if client is None:
             return  # dropped
         client.waits_since = float("inf")

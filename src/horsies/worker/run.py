@@ -9,14 +9,16 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from horsies.app import Horsies
+from horsies.db.listener import Listener
 from horsies.executor.protocol import Boot
 from horsies.locate import load_app
 from horsies.logs import configure_logging
@@ -33,9 +35,8 @@ from horsies.tasks.unknown import KnownTasks
 from horsies.worker.batch_sender import BatchSender
 from horsies.worker.child import Child
 from horsies.worker.dispatcher import Dispatcher
-from horsies.worker.health import HealthCheck, WorkerHealth
-from horsies.worker.heartbeat import DeclaredDead, Heartbeat
-from horsies.worker.http import endpoints
+from horsies.worker.heartbeat import DeclaredDead, Heartbeat, UsageMeter
+from horsies.worker.http import HealthCheck, WorkerStats, check_database, endpoints
 from horsies.worker.plan import ClaimLimits, DispatcherState, PrefetchPolicy
 from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, open_database, root_cause, serve, signals, signals_restored
@@ -156,9 +157,7 @@ def _pool_options_for(app: Horsies, config: WorkerConfig) -> PoolOptions:
     return PoolOptions(
         start_method=start_method_for(config),
         processes=config.process_count,
-        concurrency=config.concurrency,
         max_tasks_per_child=config.max_tasks_per_child,
-        max_memory_per_child_mb=config.max_memory_per_child_mb,
         recovery=app.config.recovery,
         max_payload_bytes=app.config.max_payload_bytes,
         boot=Boot(
@@ -240,20 +239,10 @@ async def _run(
             request_heartbeat=heartbeat_requested.set,
             loop=asyncio.get_running_loop(),
         )
-        heartbeat = stop_requests.heartbeat = Heartbeat(
-            group,
-            dispatcher,
-            database=database,
-            resilience=app.config.resilience,
-            recovery=recovery,
-            requested=heartbeat_requested,
-            listener=app.broker.listener,
-            app=app.name,
-        )
         pool = stop_requests.pool = ChildPool(
             group, children, dispatcher.on_child_report, _pool_options_for(app, config)
         )
-        heartbeat.recycling_share = lambda: pool.recycling_share
+        heartbeat = stop_requests.heartbeat = Heartbeat(group, dispatcher, pool, app, heartbeat_requested)
         leader = MaintenanceLeader(
             group,
             worker,
@@ -262,12 +251,16 @@ async def _run(
             retention=app.config.retention,
             on_retry_due=dispatcher.promote_in,
         )
-        health.source = WorkerHealth(
+        of_worker = WorkerHealth(
             dispatcher, pool, heartbeat, leader, app.broker.listener, stop_requests.requested.is_set
         )
-        scheduler = (
-            _scheduler_for(group, app, stop_requests.schedules_are_stored) if config.scheduler else nullcontext()
-        )
+        health.unready, health.stats = of_worker.unready, of_worker.stats
+        scheduler = nullcontext()
+        if config.scheduler:
+            # Store the schedules only once: a new incarnation would undo what a newer release has declared since.
+            stored = stop_requests.schedules_are_stored
+            schedules = None if stored.is_set() else declared_schedules(app.config, app.known_tasks)
+            scheduler = Scheduler(group, app, declared=schedules, on_stored=stored.set)
         async with pool, heartbeat, leader, dispatcher, scheduler:
             with Notifications(app.broker, dispatcher, heartbeat_requested.set) as notifications:
                 queues = ", ".join(dispatcher.queues)
@@ -280,10 +273,48 @@ async def _run(
     return ExitCode.KILLED_TASKS if dispatcher.has_interrupted_tasks else ExitCode.CLEAN
 
 
-def _scheduler_for(group: asyncio.TaskGroup, app: Horsies, are_stored: asyncio.Event) -> Scheduler:
-    # Store the schedules only once: a new incarnation would undo what a newer release has declared since.
-    schedules = None if are_stored.is_set() else declared_schedules(app.config, app.known_tasks)
-    return Scheduler(group, app, declared=schedules, on_stored=are_stored.set)
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """The services of one incarnation of a worker."""
+
+    dispatcher: Dispatcher
+    pool: ChildPool
+    heartbeat: Heartbeat
+    leader: MaintenanceLeader
+    listener: Callable[[], Listener]
+    is_stopping: Callable[[], bool]
+    _usage: UsageMeter = field(default_factory=UsageMeter)
+    _children_usage: UsageMeter = field(default_factory=UsageMeter)
+
+    def unready(self) -> Iterator[str]:
+        heartbeat, wanted = self.heartbeat, self.dispatcher.processes
+        if self.is_stopping():
+            yield "the worker is stopping"
+        if (ready := self.pool.ready_count) < wanted:
+            yield f"{ready} of {wanted} children are ready"
+        if heartbeat.answered_at is None:
+            yield "the worker is not registered yet"
+        else:
+            yield from check_database(heartbeat.answered_at, heartbeat.interval_s, is_missing=heartbeat.is_missing)
+
+    def stats(self) -> WorkerStats:
+        dispatcher, listener, now = self.dispatcher, self.listener(), time.monotonic()
+        heartbeat_at, notified_at = self.heartbeat.answered_at, listener.received_at
+        memory_mb, _cpu = self._usage.measure([os.getpid()])
+        children_memory_mb, _cpu = self._children_usage.measure(dispatcher.child_pids)
+        return WorkerStats(
+            children=self.pool.ready_count,
+            children_wanted=dispatcher.processes,
+            slots=dispatcher.processes * dispatcher.concurrency,
+            running=dispatcher.running_count,
+            buffered=dispatcher.buffered_count,
+            memory_bytes=memory_mb * (1 << 20),
+            children_memory_bytes=children_memory_mb * (1 << 20),
+            heartbeat_age_s=None if heartbeat_at is None else now - heartbeat_at,
+            is_leader=self.leader.is_elected,
+            is_polling=listener.is_polling,
+            notification_age_s=None if notified_at is None else now - notified_at,
+        )
 
 
 # -- started from code

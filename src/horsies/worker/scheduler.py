@@ -7,8 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from horsies.app import Horsies
@@ -20,8 +18,7 @@ from horsies.model.worker_config import DEFAULT_METRICS_HOST
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
 from horsies.schedules.tick import TickResult, tick
-from horsies.worker.health import HealthCheck, check_database
-from horsies.worker.http import endpoints
+from horsies.worker.http import HealthCheck, check_database, endpoints
 from horsies.worker.service import Backoff, ExitCode, open_database, root_cause, serve, signals
 
 SHORTEST_SLEEP_S: Final = 0.05  # when another scheduler handles what is due
@@ -57,7 +54,7 @@ async def _run(app: Horsies, schedules: Sequence[DeclaredSchedule] | None, healt
     with signals(stop.set):
         try:
             async with asyncio.TaskGroup() as group, Scheduler(group, app, declared=schedules) as scheduler:
-                health.source = SchedulerHealth(scheduler, stop.is_set)
+                health.unready = lambda: scheduler.unready(is_stopping=stop.is_set())
                 log.info("scheduler is ready (pid %d)", os.getpid())
                 await stop.wait()
         except BaseExceptionGroup as failed:
@@ -79,10 +76,9 @@ class Scheduler:
     ) -> None:
         self._group = group
         self._app = app
-        self._broker = app.broker
         self._connection = ThreadedConnection(app.broker.config, "scheduler")
         self._backoff = Backoff(app.config.resilience)
-        self.poll_s = app.config.resilience.notify_poll_interval_ms / 1000
+        self._poll_s = app.config.resilience.notify_poll_interval_ms / 1000
         self._declared = declared
         self._on_stored = on_stored
         self._unreadable: dict[str, str] = {}
@@ -91,21 +87,19 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._next_wakeup_at = 0.0
         self._stopping = asyncio.Event()
-        self.answered_at: float | None = None
+        self._answered_at: float | None = None
         """When the last tick succeeded, on the monotonic clock."""
-        self.is_missing = False
+        self._is_missing = False
         """Whether the last one failed."""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._broker.listener().subscribe(Channel.SCHEDULES, None, self._on_notification)
+        self._app.broker.listener().subscribe(Channel.SCHEDULES, None, self._on_notification)
         self._scheduling = self._group.create_task(self._schedule())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._broker.listener().unsubscribe(Channel.SCHEDULES, None, self._on_notification)
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._app.broker.listener().unsubscribe(Channel.SCHEDULES, None, self._on_notification)
         self._stopping.set()
         self._wakeup.set()
         if kind is None:
@@ -113,8 +107,16 @@ class Scheduler:
         self._scheduling.cancel()
         await self._connection.close(None)
 
+    def unready(self, *, is_stopping: bool) -> Iterator[str]:
+        if is_stopping:
+            yield "the scheduler is stopping"
+        if self._answered_at is None:
+            yield "the scheduler has not ticked yet"
+        else:
+            yield from check_database(self._answered_at, self._poll_s, is_missing=self._is_missing)
+
     def _on_notification(self, payload: str | None) -> None:
-        is_back = payload is None and self._broker.listener().is_listening
+        is_back = payload is None and self._app.broker.listener().is_listening
 
         def wake() -> None:
             if is_back:
@@ -134,7 +136,7 @@ class Scheduler:
                 await self._recover(error)
             else:
                 self._backoff.succeeded()
-                self.answered_at, self.is_missing = time.monotonic(), False
+                self._answered_at, self._is_missing = time.monotonic(), False
                 if not ticked.is_full:
                     await self._sleep(ticked.next_due_s)
 
@@ -194,7 +196,7 @@ class Scheduler:
         if classify(error) is ErrorKind.CONTENTION:
             self._backoff.contended()
         else:
-            self.is_missing = True
+            self._is_missing = True
             self._backoff.failed(broker_error(error), unreached=classify(error) is ErrorKind.CONNECTION_LOST)
         while self._backoff.left_s and not self._stopping.is_set():
             self._wakeup.clear()
@@ -202,7 +204,7 @@ class Scheduler:
 
     async def _sleep(self, next_due_s: float | None) -> None:
         """Sleep until the next slot is due, or until a notification says that schedules have changed."""
-        sleep_s = self.poll_s if next_due_s is None else min(self.poll_s, max(SHORTEST_SLEEP_S, next_due_s))
+        sleep_s = self._poll_s if next_due_s is None else min(self._poll_s, max(SHORTEST_SLEEP_S, next_due_s))
         await _wait(self._wakeup, sleep_s)
         if self._wakeup.is_set():
             await _wait(self._stopping, self._next_wakeup_at - time.monotonic())
@@ -218,21 +220,3 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerHealth:
-    scheduler: Scheduler
-    is_stopping: Callable[[], bool]
-
-    def unready(self) -> Iterator[str]:
-        scheduler = self.scheduler
-        if self.is_stopping():
-            yield "the scheduler is stopping"
-        if scheduler.answered_at is None:
-            yield "the scheduler has not ticked yet"
-        else:
-            yield from check_database(scheduler.answered_at, scheduler.poll_s, is_missing=scheduler.is_missing)
-
-    def stats(self) -> None:
-        """Return nothing: the figures of a scheduler are counted from events."""

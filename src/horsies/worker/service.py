@@ -59,21 +59,19 @@ def open_database(broker: PostgresBroker, config: AppConfig, stop: threading.Eve
     """Wait for the database and migrate its schema. `stop` ends the wait if it is given, otherwise a signal does."""
     backoff = Backoff(config.resilience)
     with _signals_raise() if stop is None else nullcontext():
-        while True:
-            if stop is not None and stop.is_set():
-                raise StoppedEarly
+        stop = stop or threading.Event()
+        while not stop.is_set():
             try:
                 applied = broker.migrate()
             except BrokerError as error:
                 if not error.retryable:
                     raise
                 backoff.failed(error)
-                if stop is None:
-                    time.sleep(backoff.left_s)
-                else:
-                    stop.wait(backoff.left_s)
+                stop.wait(backoff.left_s)
             else:
                 break
+        else:
+            raise StoppedEarly
     if applied:
         log.info("migrations applied: %s", ", ".join(applied))
 

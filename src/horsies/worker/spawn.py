@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from horsies.executor.fork_server import MAX_PACKET, serve_forked
 from horsies.executor.protocol import (
@@ -179,7 +179,29 @@ class ProcessFactory:
             if (early := self._take_early_server()) is not None:
                 with suppress(SpawnError):  # it has died since it was forked
                     return await self._open_server(*early)
-            return await self._open_server(*await self._spawn_server())
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    process = await _spawn(self._method, theirs, self._env)
+                except BaseException:
+                    ours.close()
+                    raise
+            return await self._open_server(process, ours)
+
+    def _take_early_server(self) -> tuple[Process, socket.socket] | None:
+        """Take the one that this process has forked from itself, and send it the environment and the folder that children are to have."""
+        if self._method != "forkserver" or not _early:
+            return None
+        folder = None
+        with suppress(OSError):  # it was removed; children stay in it
+            folder = str(Path.cwd())
+        packet = json.dumps([self._env, folder]).encode()
+        if len(packet) > MAX_PACKET:
+            return None
+        pid, pidfd, ours = _early.pop()
+        with suppress(OSError):  # it is dead: that is found next
+            ours.sendall(packet)
+        return _Forked(pid, pidfd, report_timeout_s=0.0), ours
 
     async def _open_server(self, process: Process, ours: socket.socket) -> "_ForkServer | None":
         server = _ForkServer(process, ours, self._answer_timeout_s)
@@ -198,33 +220,9 @@ class ProcessFactory:
         self._server = server
         return server
 
-    def _take_early_server(self) -> "_EarlyForkServer | None":
-        """Return the fork server that this process has forked from itself, with the environment that children are to have."""
-        packet = json.dumps([self._env, str(Path.cwd())]).encode()
-        if self._method != "forkserver" or not _early or len(packet) > MAX_PACKET:
-            return None
-        early = _early.pop()
-        with suppress(OSError):  # it is dead: that is found next
-            early.control.sendall(packet)
-        return early
 
-    async def _spawn_server(self) -> "tuple[_Spawned, socket.socket]":
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                return await _spawn(self._method, theirs, self._env), ours
-            except BaseException:
-                ours.close()
-                raise
-
-
-class _EarlyForkServer(NamedTuple):
-    process: "_OwnChild"
-    control: socket.socket
-
-
-_early: list[_EarlyForkServer] = []
-"""The fork server that this process has forked from itself, until it is used."""
+_early: list[tuple[int, int, socket.socket]] = []
+"""The fork server that this process has forked from itself, until it is used: its pid, a descriptor of it, and our end of its socket."""
 
 
 def fork_server_early() -> None:
@@ -245,53 +243,19 @@ def fork_server_early() -> None:
         ours.close()
         serve_forked(theirs.detach())
     theirs.close()
-    _early.append(_EarlyForkServer(_OwnChild(pid), ours))
+    # The descriptor is opened now, because the app may wait for any child, and the pid be reused.
+    _early.append((pid, os.pidfd_open(pid), ours))
 
 
 def close_early_fork_server() -> None:
     """End the fork server that was not used."""
     while _early:
-        early = _early.pop()
-        early.control.close()
-        early.process.kill()
-        early.process.wait_for_exit()
-
-
-class _OwnChild:
-    """A process that this process has forked itself."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._pidfd = os.pidfd_open(pid)  # now, because the app may wait for any child, and the pid be reused
-        self._code: asyncio.Future[int | None] | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._pid
-
-    def kill(self) -> None:
-        if self._code is None or not self._code.done():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    async def wait(self) -> int | None:
-        if self._code is None:
-            self._code = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit, self._code)
-        return await asyncio.shield(self._code)
-
-    def wait_for_exit(self) -> int | None:
-        """Wait for it, without an event loop."""
-        os.close(self._pidfd)
-        try:
-            _pid, status = os.waitpid(self._pid, 0)
-        except ChildProcessError:
-            return None  # the app has waited for it, or this process was started with SIGCHLD ignored
-        return os.waitstatus_to_exitcode(status)
-
-    def _on_exit(self, code: "asyncio.Future[int | None]") -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        code.set_result(self.wait_for_exit())
+        pid, pidfd, ours = _early.pop()
+        ours.close()
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+        with suppress(ChildProcessError):  # the app has waited for it, or this process was started with SIGCHLD ignored
+            os.waitpid(pid, 0)
 
 
 async def _spawn(kind: str, theirs: socket.socket, env: Mapping[str, str]) -> "_Spawned":
@@ -309,10 +273,7 @@ async def _spawn(kind: str, theirs: socket.socket, env: Mapping[str, str]) -> "_
 class _Spawned:
     def __init__(self, subprocess: Subprocess) -> None:
         self._subprocess = subprocess
-
-    @property
-    def pid(self) -> int:
-        return self._subprocess.pid
+        self.pid = subprocess.pid
 
     def kill(self) -> None:
         if self._subprocess.returncode is None:
@@ -332,6 +293,8 @@ class _ForkServer:
         self._answer_timeout_s = answer_timeout_s
         self._process = process
         self._control = control
+        self.pid = process.pid
+        self.kill = process.kill
         self._children: dict[int, _Forked] = {}
         self._requests: deque[asyncio.Future[_Forked]] = deque()
         self._loop = asyncio.get_running_loop()
@@ -341,13 +304,6 @@ class _ForkServer:
         self.ready = asyncio.Event()
         self.current_step = "starting"
         self.start_error: str | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
 
     async def run(self, boot: Boot, boot_timeout_s: float) -> None:
         """Send what to load, and wait until the process has ended."""
@@ -451,16 +407,15 @@ class _ForkServer:
 
 
 class _Forked:
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self._pid = pid
+    """A process that the fork server, or this process itself, has forked."""
+
+    def __init__(self, pid: int, pidfd: int, report_timeout_s: float = REPORT_TIMEOUT_S) -> None:
+        self.pid = pid
         self._pidfd = pidfd
+        self._report_timeout_s = report_timeout_s
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pidfd, self._on_gone)
         self._code: asyncio.Future[int | None] = self._loop.create_future()
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     def kill(self) -> None:
         if not self._code.done():
@@ -479,13 +434,13 @@ class _Forked:
     def _on_gone(self) -> None:
         """The process has ended. Wait for the report of the fork server, but not long: it may be dead or stopped."""
         self._loop.remove_reader(self._pidfd)
-        self._loop.call_later(REPORT_TIMEOUT_S, self._end_unreported)
+        self._loop.call_later(self._report_timeout_s, self._end_unreported)
 
     def _end_unreported(self) -> None:
         if self._code.done():
-            return  # and the number of the descriptor may belong to another one by now
+            return  # it was reported, and the number of the descriptor may belong to another process by now
         code = None
-        with suppress(OSError):  # we are its parent now only if we are the first process of a container
+        with suppress(OSError):  # we are its parent only if we have forked it, or are the first process of a container
             status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
             code = status and (status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
         self.on_exit(code)

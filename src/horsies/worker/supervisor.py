@@ -26,8 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 from horsies.events import ChildDied, ChildRecycled, ChildStarted, emit, subscribers
 from horsies.executor.protocol import Boot
@@ -68,24 +68,16 @@ class PoolTimings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """`max_tasks_per_child`: None or 0 for any number. `boot` contains the same limits for the children."""
+    """`max_tasks_per_child`: None or 0 for any number. `boot` has the other limits of the children."""
 
     processes: int
     boot: Boot
     start_method: StartMethod
-    concurrency: int = 1
     max_tasks_per_child: int | None = None
-    max_memory_per_child_mb: float | None = None
     env: Mapping[str, str]
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     max_payload_bytes: int = DEFAULT_MAX_BYTES
     timings: PoolTimings = PoolTimings()
-
-    def budget(self, place: int | None = None) -> int | None:
-        """Return how many tasks a child may be assigned. The first children may get more, so that they are not all replaced at once."""
-        if not self.max_tasks_per_child:
-            return None
-        return self.max_tasks_per_child + (place or 0) * self.max_tasks_per_child // self.processes
 
 
 class ChildPool:
@@ -113,7 +105,7 @@ class ChildPool:
         self._runs: dict[asyncio.Task[None], Child] = {}
         self._all_ready: asyncio.Future[None] | None = None
         """Only while the pool starts."""
-        self._costs = RecyclingCosts()
+        self.recycling_costs = RecyclingCosts()
         self._pause_s = 0.0
         self._not_before = 0.0
         self._is_closing = False
@@ -121,14 +113,22 @@ class ChildPool:
 
     async def __aenter__(self) -> Self:
         self._all_ready = asyncio.get_running_loop().create_future()
-        self._active = [self._new(self._options.budget(place)) for place in range(self._options.processes)]
+        self._active = [self._new(place) for place in range(self._options.processes)]
         try:
             await self._all_ready  # or one has failed
-        except BaseException:
-            await self._kill_all()
+        except BaseException as error:
+            await self.__aexit__(type(error))
             raise
         self._all_ready = None
-        self._warn_of_high_baseline()
+        limit_mb = self._options.boot.max_memory_mb
+        baseline_mb = max((child.rss_mb for child in self._active), default=0.0)
+        if limit_mb is not None and baseline_mb > HIGH_BASELINE * limit_mb:
+            log.warning(
+                "a child takes %.0f MB before its first task, more than 80 %% of --max-memory-per-child-mb=%g: "
+                "it will be replaced often",
+                baseline_mb,
+                limit_mb,
+            )
         # A task of its own, not a part of the heartbeat: children must be watched also while the database is unavailable.
         liveness = Liveness(LivenessPolicy.of(self._options.recovery))
         self._liveness = self._group.create_task(liveness.watch(self._children))
@@ -137,24 +137,23 @@ class ChildPool:
         log.info("children are ready: pids %s; start method %s", pids, self._options.start_method)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """After a drain the children are idle and leave on their own; after an error they are killed."""
-        if kind is not None:
-            await self._kill_all()
-            return
         self._is_closing = True
-        for child in self._children:
+        for child in self._children if kind is None else ():
             if child.ready.is_set():
                 child.stop()
                 self._check_leaving(child)
             else:
                 child.kill()
         for run, child in self._runs.items():
-            if not child.pid:
-                run.cancel()  # it waits for a fork server, which may hang while it loads the app
-        await self._wait_for_all()
+            if kind is not None or not child.pid:
+                run.cancel()  # without a pid: it waits for a fork server, which may hang while it loads the app
+        if self._runs:
+            await asyncio.wait(self._runs)
+        if self._liveness:
+            self._liveness.cancel()
+        await self._factory.close()
 
     def stop_starting(self) -> None:
         """Do not wait for children that are still loading the app: the worker has claimed nothing yet."""
@@ -166,45 +165,14 @@ class ChildPool:
         """How many active children are ready."""
         return sum(child.ready.is_set() for child in list(self._active))
 
-    @property
-    def recycling_share(self) -> float | None:
-        """Of the time of children that were recycled lately, the share that their starts took. None if none was."""
-        return self._costs.share
-
-    async def _kill_all(self) -> None:
-        self._is_closing = True
-        for run in self._runs:
-            run.cancel()
-        await self._wait_for_all()
-
-    async def _wait_for_all(self) -> None:
-        if self._runs:
-            await asyncio.wait(self._runs)
-        if self._liveness:
-            self._liveness.cancel()
-        await self._factory.close()
-
-    def _warn_of_high_baseline(self) -> None:
-        limit_mb = self._options.max_memory_per_child_mb
-        baseline_mb = max((child.rss_mb for child in self._active), default=0.0)
-        if limit_mb is not None and baseline_mb > HIGH_BASELINE * limit_mb:
-            log.warning(
-                "a child takes %.0f MB before its first task, more than 80 %% of --max-memory-per-child-mb=%g: "
-                "it will be replaced often",
-                baseline_mb,
-                limit_mb,
-            )
-
     # -- one child
 
-    def _new(self, budget: int | None) -> Child:
-        child = Child(
-            self._reports,
-            self._options.boot,
-            budget=budget,
-            on_change=self._reconcile,
-            max_payload=self._options.max_payload_bytes,
-        )
+    def _new(self, place: int = 0) -> Child:
+        options, budget = self._options, None
+        if most := options.max_tasks_per_child:
+            # The first children may get more tasks, so that they are not all replaced at once.
+            budget = most + place * most // options.processes
+        child = Child(self._reports, options.boot, budget, self._reconcile, options.max_payload_bytes)
         run = self._group.create_task(self._run(child))
         self._runs[run] = child
         run.add_done_callback(self._runs.pop)
@@ -232,6 +200,9 @@ class ChildPool:
         finally:
             self._children.remove(child)
         child.report_crash(cause)
+        for successor in (*self._active, *self._leaving):
+            if successor.predecessor is child:
+                successor.predecessor = child.predecessor
         self._on_exit(child, cause)
 
     async def _watch_boot(self, child: Child) -> None:
@@ -242,14 +213,12 @@ class ChildPool:
                 emit(ChildStarted(child.pid))
 
     def _on_exit(self, child: Child, cause: str) -> None:
-        was_active, is_expected = child in self._active, child in self._leaving or child.is_retiring
+        was_active, is_expected = child in self._active, child in self._leaving or child.recycling.is_retiring
         for children in (self._active, self._spares, self._leaving):
             with suppress(ValueError, KeyError):
                 children.remove(child)
         if self._is_closing:
             return
-        for successor in (*self._active, *self._leaving):
-            successor.forget_predecessor(child)
         if not child.ready.is_set():
             how = f"the child process {cause} while it was {child.current_step}" if child.pid else cause
             self._on_start_failed(child.start_error or how)
@@ -291,16 +260,17 @@ class ChildPool:
     def _promote_spares(self) -> None:
         """Give the places of retiring children that have a slot free to ready spares."""
         for spare in [spare for spare in self._spares if spare.ready.is_set()]:
-            if not any(child.is_retiring for child in self._active):
-                next((child for child in self._active if child.retire()), None)
-            old = min(
-                (child for child in self._active if child.is_retiring), key=lambda child: child.load, default=None
-            )
-            if old is None or old.load >= self._options.concurrency:
+            retiring = [child for child in self._active if child.recycling.is_retiring]
+            if not retiring:
+                retiring = [child for child in self._active if child.recycling.is_extended][:1]
+                for child in retiring:
+                    child.recycling.is_retired = True
+            old = min(retiring, key=lambda child: child.load, default=None)
+            if old is None or old.load >= self._options.boot.concurrency:
                 return
             self._active.remove(old)
             self._leaving.add(old)
-            self._costs.observe(old.start_s, old.life_s, self._options)
+            self.recycling_costs.observe(old, self._options)
             old.stop()
             self._check_leaving(old)
             self._promote(spare, old if old.load else None)
@@ -311,36 +281,41 @@ class ChildPool:
             if self._spares:
                 self._promote(max(self._spares, key=lambda spare: spare.ready.is_set()), None)
             elif time.monotonic() >= self._not_before:
-                self._active.append(self._new(self._options.budget()))
+                self._active.append(self._new())
             else:
                 return
 
     def _promote(self, spare: Child, predecessor: Child | None) -> None:
         self._spares.remove(spare)
         self._active.append(spare)
-        spare.promote(predecessor)
+        spare.is_spare, spare.predecessor = False, predecessor
+        spare.recycling.promoted_at = time.monotonic()
 
     def _extend(self) -> None:
         """Let retiring children continue while no replacement can be started."""
-        lingering = sum(child.is_lingering(LINGER_S) for child in self._leaving)
+        now = time.monotonic()
+        lingering = sum(child.load > 0 and now - child.stopped_at >= LINGER_S for child in self._leaving)
         if not self._pause_s and lingering < self._most_spares():
             return
         for child in self._active:
-            if child.is_retiring and child.extend() and self._pause_s:
+            if child.recycling.is_retiring and child.extend() and self._pause_s:
                 log.warning("child %d continues beyond its limits until a replacement has started", child.pid)
 
     def _start_spares(self) -> None:
         """Start a spare for each child that nears its limits, as far as memory allows: what is still leaving counts."""
-        if time.monotonic() < self._not_before:
+        now = time.monotonic()
+        if now < self._not_before:
             return
-        near_limit = sum(child.is_near_limit for child in self._active)
+        near_limit = sum(child.recycling.is_near_limit(now) for child in self._active)
         while len(self._spares) < near_limit and len(self._spares) + len(self._leaving) < self._most_spares():
-            spare = self._new(self._options.budget())
+            spare = self._new()
             spare.is_spare = True
             self._spares.append(spare)
 
     def _most_spares(self) -> int:
-        return most_spares([(child.start_s, child.life_s) for child in self._active], self._options.processes)
+        now = time.monotonic()
+        ages = [(child.recycling.start_s, child.recycling.life_s(now)) for child in self._active]
+        return most_spares(ages, self._options.processes)
 
     def _check_leaving(self, child: Child, *, was_idle: bool = False) -> None:
         """Kill a child that has not left although it had no task for `leave_s`. Before that, let others go on if it keeps running tasks."""
@@ -374,21 +349,20 @@ class RecyclingCosts:
         self._replaced = 0
         self._start_s = self._life_s = 0.0
         self._has_warned = False
+        self.share: float | None = None
+        """Of the time of these children, the share that their starts took. None if there was none."""
 
-    @property
-    def share(self) -> float | None:
-        return self._start_s / (self._start_s + self._life_s) if self._replaced else None
-
-    def observe(self, start_s: float, life_s: float, options: PoolOptions) -> None:
+    def observe(self, child: Child, options: PoolOptions) -> None:
         """Add one child. Warn once if starts take as long as work."""
+        start_s, life_s = child.recycling.start_s, child.recycling.life_s(time.monotonic())
         if not math.isfinite(life_s):
             return  # not because of its limits: it abandoned a task
         self._replaced += 1
         weight = max(1 / self._replaced, COST_WEIGHT)
         self._start_s += weight * (start_s - self._start_s)
         self._life_s += weight * (life_s - self._life_s)
-        share = self.share or 0.0
-        if self._has_warned or self._replaced < FEWEST_REPLACED or share < RECYCLING_DOMINATES:
+        self.share = self._start_s / (self._start_s + self._life_s)
+        if self._has_warned or self._replaced < FEWEST_REPLACED or self.share < RECYCLING_DOMINATES:
             return
         self._has_warned = True
         advice = {"spawn": ["--start-method forkserver or fork"], "forkserver": ["--start-method fork"], "fork": []}[
@@ -398,12 +372,12 @@ class RecyclingCosts:
             # So that starts take a tenth of the time.
             enough = options.max_tasks_per_child * 9 * self._start_s / max(self._life_s, 1e-3)
             advice.append(f"--max-tasks-per-child {float(f'{enough:.1g}'):.0f} or more")
-        if options.max_memory_per_child_mb is not None:
+        if options.boot.max_memory_mb is not None:
             advice.append("a larger --max-memory-per-child-mb")
         log.warning(
             "recycling takes %.0f %% of the time of the children: one takes %.2f s to start and reaches its limits after %.2f s; "
             "use %s, or import less",
-            100 * share,
+            100 * self.share,
             self._start_s,
             self._life_s,
             ", or ".join(advice),
@@ -538,10 +512,8 @@ def why_kill(silence: Silence, policy: LivenessPolicy) -> str | None:
     def lasts_longer(since: float | None, limit_s: float) -> bool:
         return since is not None and silence.seen_at - since > limit_s
 
-    if lasts_longer(silence.stuck_since, policy.stopped_after_s):
-        return (
-            "it sent a part of a message and not the rest"  # whatever the policy: nothing it sends can be read any more
-        )
+    if lasts_longer(silence.stuck_since, policy.stopped_after_s):  # whatever the policy: nothing it sends can be read
+        return "it sent a part of a message and not the rest"
     match policy.frozen_after:
         case None:
             return None
@@ -561,9 +533,9 @@ class Liveness:
 
     def __init__(self, policy: LivenessPolicy) -> None:
         self._policy = policy
-        self._silent: dict[Child, tuple[Silence, Threads | None, int]] = {}
-        self._reported: set[Child] = set()
-        self._blocked: set[Child] = set()
+        self._silent = WeakKeyDictionary[Child, tuple[Silence, Threads | None, int]]()
+        self._reported = WeakSet[Child]()
+        self._blocked = WeakSet[Child]()
 
     async def watch(self, children: Iterable[Child]) -> None:
         while True:
@@ -575,11 +547,7 @@ class Liveness:
 
     def check(self, children: Iterable[Child]) -> None:
         now = time.monotonic()
-        ready = {child for child in children if child.ready.is_set()}
-        self._silent = {child: silent for child, silent in self._silent.items() if child in ready}
-        self._reported &= ready
-        self._blocked &= ready
-        for child in ready:
+        for child in [child for child in children if child.ready.is_set()]:
             if child.unanswered_since is None:
                 self._silent.pop(child, None)
                 self._reported.discard(child)
@@ -592,7 +560,7 @@ class Liveness:
         before, threads_before, bytes_before = self._silent.get(child, (None, None, 0))
         threads, received_bytes = read_threads(child.pid), child.received_bytes
         activity = compare_threads(threads_before, threads, now - before.seen_at if before else 0.0)
-        is_stuck = child.is_mid_message and received_bytes - bytes_before < PROGRESS_BYTES
+        is_stuck = child.unpacker.is_mid_message and received_bytes - bytes_before < PROGRESS_BYTES
         silence = observe_silence(before, now, activity, self._policy, is_stuck=is_stuck)
         self._silent[child] = silence, threads, received_bytes
         silent_s = now - silence.silent_since
@@ -609,7 +577,7 @@ class Liveness:
     def _check_loop(self, child: Child, now: float) -> None:
         """Check the event loop of a child whose interpreter answers. A blocked loop cannot begin any task: take them back."""
         since = child.loop_unanswered_since
-        if since is None or not child.assignments.has_running or now - since <= BLOCKED_AFTER_S:
+        if since is None or not child.assignments.begun or now - since <= BLOCKED_AFTER_S:
             self._blocked.discard(child)
             return
         if child not in self._blocked:

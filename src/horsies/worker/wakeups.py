@@ -12,8 +12,8 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from horsies.db.broker import PostgresBroker
@@ -43,38 +43,40 @@ class Notifications:
         self._queues = frozenset(queues)
         self._loop = asyncio.get_running_loop()
         self._own_thread = threading.get_ident()
-        self._request_heartbeat = _RateLimited(request_heartbeat, CONTROL_EVERY_S)
+        self._reading = ExitStack()
+        self._request_heartbeat = request_heartbeat
+        self._heartbeat_at = 0.0
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._group = dispatcher.group = ListenGroup(
             f"{broker.config.schema} {sorted(queues)}",
             frozenset({Channel.NEW, Channel.CONTROL}),
             poll=partial(look_for_work, dispatcher.worker, queues),
             has_capacity=lambda: not dispatcher.is_full,
         )
-        self._calls = HelpCalls(lambda lane: self._call_for_help(queues, lane))
-        dispatcher.on_surplus = self._calls.on_surplus
+        self._surplus: Lane | None = None
+        self._call_pause_s = CALL_S
+        self._call_timer: asyncio.TimerHandle | None = None
+        dispatcher.on_surplus = self._on_surplus
         self._deferred: dict[tuple[str, str | None], tuple[int, str]] = {}
         """By priority and queue: the earliest time, and its payload."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._deferred_timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         self._listener.join(self._group)
         self._listener.subscribe(Channel.NEW, None, self._on_new)
         self._listener.subscribe(Channel.CONTROL, self._dispatcher.worker, self._on_control)
-        self._reading = self._listener.read_on_this_loop()
-        self._reading.__enter__()
+        self._reading.enter_context(self._listener.read_on_this_loop())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._reading.__exit__(kind, error, trace)
+    def __exit__(self, *_exception: object) -> None:
+        self._reading.close()
         self._listener.unsubscribe(Channel.NEW, None, self._on_new)
         self._listener.unsubscribe(Channel.CONTROL, self._dispatcher.worker, self._on_control)
         self._listener.leave(self._group)
-        self._request_heartbeat.close()
-        self._calls.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._surplus = None
+        for timer in (self._heartbeat_timer, self._call_timer, self._deferred_timer):
+            if timer is not None:
+                timer.cancel()
 
     def resign(self) -> None:
         """Leave new tasks to the others: this worker stops."""
@@ -95,11 +97,19 @@ class Notifications:
     def _on_control(self, payload: str | None) -> None:
         match (payload or "").split(" "):
             case [""] | [_, "cancel", _] | [_, "ping"]:
-                self._loop.call_soon_threadsafe(self._request_heartbeat)
+                self._loop.call_soon_threadsafe(self._heartbeat_soon)
             case _:
                 pass
 
     # -- on the loop
+
+    def _heartbeat_soon(self) -> None:
+        if self._heartbeat_timer is None:  # else it serves this request, too
+            self._heartbeat_timer = self._loop.call_at(self._heartbeat_at, self._heartbeat_now)
+
+    def _heartbeat_now(self) -> None:
+        self._heartbeat_timer, self._heartbeat_at = None, self._loop.time() + CONTROL_EVERY_S
+        self._request_heartbeat()
 
     def _share(self, payload: str | None) -> None:
         """Act on it now if it is this worker's turn, and otherwise a moment later."""
@@ -109,8 +119,9 @@ class Notifications:
         numbered = _NUMBERED.fullmatch(payload or "")
         if numbered and numbered[3] is not None and numbered[3] not in self._queues:
             return
-        if for_any:
-            self._calls.delay()
+        if for_any and self._call_timer is not None:  # another worker has called
+            self._call_timer.cancel()
+            self._call_timer = self._loop.call_later(self._call_pause_s, self._call_for_help)
         if payload is None or numbered is None or for_any or self._group.owns(int(numbered[2])):
             self._dispatcher.on_notification(payload)
             return
@@ -120,87 +131,33 @@ class Notifications:
             lane, payload = ("", None), ALL_KEYS
         number = int(numbered[2])
         self._deferred[lane] = min(self._deferred.get(lane, (number, payload)), (number, payload))
-        if self._timer is None:
-            self._timer = self._loop.call_later(BACKUP_S, self._act_for_others)
+        if self._deferred_timer is None:
+            self._deferred_timer = self._loop.call_later(BACKUP_S, self._act_for_others)
 
     def _act_for_others(self) -> None:
-        deferred, self._deferred, self._timer = self._deferred, {}, None
+        deferred, self._deferred, self._deferred_timer = self._deferred, {}, None
         for _number, payload in deferred.values():
             self._dispatcher.on_notification(payload)
 
-    def _call_for_help(self, queues: Sequence[str], lane: Lane) -> None:
-        if self._group.has_others:
-            self._listener.run_soon(partial(call_for_help, queues, lane))
+    def _on_surplus(self, lane: Lane | None) -> None:
+        """A lane in which there may be more; None: there are no more tasks than this worker can take.
 
-
-class HelpCalls:
-    """Calls the other workers while this one knows of more tasks than it can take. Only for one event loop.
-
-    It calls only if the surplus lasts: a claim that took all that it could has not seen whether there is more, and with short tasks the next one
-    is faster than any other worker.
-    """
-
-    def __init__(self, call: Callable[[Lane], None]) -> None:
-        self._call = call
-        self._loop = asyncio.get_running_loop()
-        self._pause_s = CALL_S
-        self._timer: asyncio.TimerHandle | None = None
-        self._surplus: Lane | None = None
-
-    def on_surplus(self, lane: Lane | None) -> None:
-        """A lane in which there may be more; None: there are no more tasks than this worker can take."""
+        It calls only if the surplus lasts: a claim that took all that it could has not seen whether there is more, and with short tasks the next one
+        is faster than any other worker.
+        """
         self._surplus = lane
         if lane is None:
-            self._pause_s = CALL_S
-        elif self._timer is None:
-            self._timer = self._loop.call_later(self._pause_s, self._call_now)
+            self._call_pause_s = CALL_S
+        elif self._call_timer is None:
+            self._call_timer = self._loop.call_later(self._call_pause_s, self._call_for_help)
 
-    def delay(self) -> None:
-        """Another worker has called."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = self._loop.call_later(self._pause_s, self._call_now)
-
-    def _call_now(self) -> None:
-        self._timer = None
+    def _call_for_help(self) -> None:
+        self._call_timer = None
         if self._surplus is not None:
-            self._pause_s = min(2 * self._pause_s, CALL_MAX_S)
-            self._call(self._surplus)
-            self.on_surplus(self._surplus)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._surplus = None
-
-
-class _RateLimited:
-    """Calls `act` at once, and then at most once per interval, however often it is called itself. Only for one event loop."""
-
-    def __init__(self, act: Callable[[], None], interval_s: float) -> None:
-        self._act = act
-        self._interval_s = interval_s
-        self._loop = asyncio.get_running_loop()
-        self._not_before = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __call__(self) -> None:
-        if self._timer is not None:
-            return  # the timer serves this call, too
-        wait_s = self._not_before - self._loop.time()
-        if wait_s > 0:
-            self._timer = self._loop.call_later(wait_s, self._call)
-        else:
-            self._call()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _call(self) -> None:
-        self._timer = None
-        self._not_before = self._loop.time() + self._interval_s
-        self._act()
+            self._call_pause_s = min(2 * self._call_pause_s, CALL_MAX_S)
+            if self._group.has_others:
+                self._listener.run_soon(partial(call_for_help, list(self._queues), self._surplus))
+            self._on_surplus(self._surplus)
 
 
 # -- statements
