@@ -9,9 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies.db.broker import PostgresBroker
+from horsies.db.channels import Channel
 from horsies.db.listen_group import SLOTS
+from horsies.worker.wakeups import look_for_work
 from tests.fixtures.eventually import eventually
-from tests.fixtures.journey import column
+from tests.fixtures.journey import ME, column
 from tests.fixtures.workers import StartWorker, Worker
 from tests.worker.steps import PATIENCE_MS, insert, statuses, wait_until_ended
 
@@ -50,6 +53,19 @@ def test_tasks_are_run_although_idle_workers_are_killed(
         handles = [basic.echo.send(number) for number in range(8)]
         assert all(handle.get(PATIENCE_MS).is_ok() for handle in handles)
     eventually(lambda: len(column(sql, HELD)) == 1, what="the last one listens alone")
+
+
+def test_a_worker_that_does_not_listen_is_not_called_for_a_paused_queue(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """It would claim in vain at every poll."""
+    insert(sql, "echo", value=1)
+    assert broker.run(lambda: look_for_work(ME, ["default"])) == {Channel.NEW}
+    sql.execute("insert into horsies.queues (name, paused_at) values ('default', now())")
+    assert broker.run(lambda: look_for_work(ME, ["default"])) == set()
+    assert broker.run(lambda: look_for_work(ME, ["default", "other"])) == set()
+    insert(sql, "echo", queue_name="other", value=1)
+    assert broker.run(lambda: look_for_work(ME, ["default", "other"])) == {Channel.NEW}
 
 
 def test_a_worker_that_stops_leaves_new_tasks_to_the_others(
