@@ -7,7 +7,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.listen_group import ListenGroup
+from horsies.db.listen_group import WAITING_MARK, ListenGroup
 from horsies.db.statement import Op
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
@@ -118,6 +118,22 @@ def test_a_member_without_capacity_gives_its_slot_to_one_that_waits(join: Join, 
     notify(sql, "hello")
     eventually(lambda: members[2].heard == ["hello"])
     assert members[0].heard == []
+
+
+def test_a_member_that_could_not_say_that_it_waits_says_so_later(
+    join: Join, sql: psycopg.Connection, database: str
+) -> None:
+    """At that moment another one checks whether any waits, which takes the same lock."""
+    members = join(2)
+    (key,) = column(sql, f"select distinct classid::bigint {LOCKS}")
+    with psycopg.connect(database) as checking:
+        checking.execute("select pg_advisory_xact_lock(%s::integer, %s::integer)", [key, WAITING_MARK])
+        member = Member(database, slots=2)
+        members.append(member)
+        member.missed = frozenset({Channel.NEW})
+        eventually(lambda: member.received, what="it polls")
+    members[0].has_capacity = False
+    eventually(lambda: member.group.slot == 0, what="it gets the slot of one without capacity")
 
 
 def test_a_member_without_capacity_keeps_its_slot_if_none_waits(join: Join, sql: psycopg.Connection) -> None:

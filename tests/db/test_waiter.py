@@ -594,6 +594,47 @@ def test_an_interrupt_at_any_moment_leaves_the_reader_to_the_next_waiter(listene
     eventually(lambda: not readers())
 
 
+def test_an_interrupt_between_the_answer_and_the_future_loses_no_waiter(listener: FakeListener) -> None:
+    """The reader has taken the last key of another thread's waiter, and is interrupted before it completes the future."""
+    ended: set[str] = set()
+    has_left = threading.Event()
+    reader = ThreadReader(
+        cast("Any", lambda: listener),
+        lambda step: {key: ENDED if key[1] in ended else LIVE for key in step.keys},
+        WaiterTimings(poll_s=0.1),
+    )
+
+    def interrupted() -> None:
+        with pytest.raises(TaskTimeoutError):
+            wait(reader, "a")
+
+    def wait_for_two() -> list[str]:
+        with reader.register(source, ["b", "c"], None) as waiter:
+            future = waiter.futures["c"]
+            complete = future.set_result
+
+            def interrupt_once(answer: str) -> None:
+                future.set_result = complete
+                has_left.wait(1)
+                raise TaskTimeoutError
+
+            future.set_result = interrupt_once
+            reader.wait(waiter)
+        has_left.set()
+        return [each.result(5) for each in waiter.futures.values()]
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(interrupted)
+        eventually(lambda: listener.subscribers)
+        second = threads.submit(wait_for_two)
+        eventually(lambda: len(operator.attrgetter("_waiters")(reader)) == 3)
+        ended.update("bc")
+        listener.notify("b", "c")
+        first.result(10)
+        assert second.result(10) == ["ended", "ended"]
+    eventually(lambda: not readers())
+
+
 def test_many_threads_that_come_and_go_all_get_their_results(listener: FakeListener) -> None:
     """No waiter is left without a reader, whenever the one that reads leaves."""
     reader = ThreadReader(cast("Any", lambda: listener), all_ended)
@@ -664,6 +705,45 @@ async def test_waiters_are_cancelled_with_the_task(listener: FakeListener) -> No
         reader.start()
         await asyncio.sleep(0)
         assert listener.subscribers == 1, "the next waiter has a new reader"
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_waiter_waiting(listener: FakeListener) -> None:
+    reader = LoopReader(cast("Any", lambda: listener), all_ended_async)
+    with reader.register(source, ["a"], None) as waiter:
+        reader.start()
+        (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(waiter.futures["a"], 5)
+    with reader.register(source, ["a"], None) as waiter:
+        reader.start()
+        assert await asyncio.wait_for(waiter.futures["a"], 5) == "ended"
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="since Python 3.12")
+async def test_a_task_that_fails_before_its_first_pause_is_replaced(listener: FakeListener) -> None:
+    """With a task factory that runs it at once."""
+    listeners: list[FakeListener] = []
+
+    def get_listener() -> FakeListener:
+        if not listeners:
+            listeners.append(listener)
+            raise RuntimeError("can't start new thread")
+        return listener
+
+    reader = LoopReader(cast("Any", get_listener), all_ended_async)
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)
+    try:
+        with reader.register(source, ["a"], None) as waiter:
+            reader.start()
+            with pytest.raises(RuntimeError):
+                await waiter.futures["a"]
+        with reader.register(source, ["a"], None) as waiter:
+            reader.start()
+            assert await asyncio.wait_for(waiter.futures["a"], 5) == "ended"
+    finally:
+        loop.set_task_factory(None)
 
 
 def test_a_loop_may_close_while_its_reader_waits(listener: FakeListener) -> None:

@@ -24,6 +24,7 @@ from horsies.worker.wakeups import Notifications
 from horsies.worker.watermarks import Watermarks
 from tests.fixtures.eventually import eventually, wait_until_blocked
 from tests.fixtures.journey import ME, row
+from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.proxies import Proxy
 
 PATIENCE_S = 20.0
@@ -294,6 +295,24 @@ async def test_a_cap_is_kept_when_another_server_has_taken_over(database: str, s
         fixture.state.limits.caps.in_flight.since = "1000000000"  # as read on the former server
         await asyncio.to_thread(terminate_idle, sql)
         await asyncio.sleep(0)
+        _, payload = insert(sql)
+        fixture.dispatcher.on_notification(payload)
+        await fixture.wait_idle()
+        assert not fixture.claimed
+
+
+@pytest.mark.promise("C11")
+async def test_a_cap_is_kept_when_a_pooler_leads_to_another_server(
+    pgbouncer: StartPgBouncer, sql: psycopg.Connection
+) -> None:
+    """The connection to the pooler stays open."""
+    url = await asyncio.to_thread(lambda: pgbouncer().url)
+    async with open_dispatcher(url, caps=Caps(cluster_wide=1)) as fixture:
+        sql.execute(
+            "insert into horsies.tasks (task_name, args, status, claimed_by, claimed_at, started_at) "
+            "values ('add', '{}', 'RUNNING', gen_random_uuid(), now(), now())"
+        )
+        fixture.state.limits.caps.in_flight.since = "1000000000"  # as read on the former server
         _, payload = insert(sql)
         fixture.dispatcher.on_notification(payload)
         await fixture.wait_idle()

@@ -3,7 +3,6 @@
 The workers never poll by `notify_poll_interval_ms`, so only the group of `db/listen_group.py` brings tasks to those that do not listen.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.listen_group import SLOTS
 from horsies.worker.wakeups import look_for_work
-from tests.fixtures.dispatching import WORKER
 from tests.fixtures.eventually import eventually
-from tests.fixtures.journey import column
+from tests.fixtures.journey import ME, column
 from tests.fixtures.workers import StartWorker, Worker
 from tests.worker.steps import PATIENCE_MS, insert, statuses, wait_until_ended
 
@@ -57,6 +55,19 @@ def test_tasks_are_run_although_idle_workers_are_killed(
     eventually(lambda: len(column(sql, HELD)) == 1, what="the last one listens alone")
 
 
+def test_a_worker_that_does_not_listen_is_not_called_for_a_paused_queue(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """It would claim in vain at every poll."""
+    insert(sql, "echo", value=1)
+    assert broker.run(lambda: look_for_work(ME, ["default"])) == {Channel.NEW}
+    sql.execute("insert into horsies.queues (name, paused_at) values ('default', now())")
+    assert broker.run(lambda: look_for_work(ME, ["default"])) == set()
+    assert broker.run(lambda: look_for_work(ME, ["default", "other"])) == set()
+    insert(sql, "echo", queue_name="other", value=1)
+    assert broker.run(lambda: look_for_work(ME, ["default", "other"])) == {Channel.NEW}
+
+
 def test_a_worker_that_stops_leaves_new_tasks_to_the_others(
     worker: StartWorker, basic: Any, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
@@ -86,16 +97,3 @@ def test_a_task_is_cancelled_on_a_worker_that_does_not_listen(
     for gate in gates:
         gate.cancel()
     assert [gate.get(PATIENCE_MS).err_value.error_code for gate in gates] == ["TASK_CANCELLED"] * WORKERS
-
-
-def test_a_paused_queue_does_not_wake_a_worker_that_does_not_listen(
-    broker: PostgresBroker, sql: psycopg.Connection
-) -> None:
-    """It would claim from the start of its queues twice a second, for nothing."""
-    look = partial(look_for_work, WORKER, ["default"])
-    insert(sql, "echo")
-    assert broker.run(look) == {Channel.NEW}
-    sql.execute("insert into horsies.queues (name, paused_at) values ('default', now())")
-    assert broker.run(look) == frozenset()
-    sql.execute("update horsies.queues set paused_at = null")
-    assert broker.run(look) == {Channel.NEW}

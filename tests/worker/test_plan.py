@@ -346,6 +346,14 @@ def test_without_a_buffer_max_claim_per_worker_counts_endings_until_they_are_com
 
 
 @pytest.mark.promise("C17")
+def test_a_worker_at_its_max_claim_per_worker_is_full() -> None:
+    """Although children are free: it leaves new tasks to workers that can claim them."""
+    simulation = simulate(Child(load=1), Child(), Child(), processes=3, max_claim_per_worker=1)
+    simulation.state.may_have_tasks = True
+    simulation.next_batch(0.0)
+    assert simulation.dispatcher.is_full
+
+
 def test_with_a_buffer_max_claim_per_worker_counts_only_waiting_claims() -> None:
     simulation = simulate(Child(load=1), Child(load=1), prefetch=9, max_claim_per_worker=4)
     simulation.state.buffer.append(BufferedClaim(claim(), 100.0))

@@ -115,7 +115,7 @@ class ListenGroup:
         if self.slot is None:
             return self._poll(run, now)
         if self._should_give_up(run, now):
-            slot, self.slot, self.occupied = self.slot, None, ()
+            slot, self.slot, self.occupied, self._full_since = self.slot, None, (), None
             self.due_at = now + POLL_S
             run(self._give_up(slot))
             return frozenset()
@@ -154,8 +154,9 @@ class ListenGroup:
         wants = has_capacity and slot is None
         if wants != self.is_waiting:
             mark = SQL["mark_waiting" if wants else "unmark_waiting"]
-            run(rows(mark(group=self._key, mark=WAITING_MARK)))
-            self.is_waiting = wants
+            row = run(one(mark(group=self._key, mark=WAITING_MARK)))
+            # Not if another process checks at this moment: then the next poll tries again.
+            self.is_waiting = wants and row == (True,)
         if slot is not None:
             self._refresh(run)
             self.slot = slot[0]

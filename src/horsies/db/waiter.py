@@ -98,6 +98,11 @@ class Waiter:
         self.timed_out = False  # it waits only for its last read
         self.has_left = False
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all futures are complete. A reader takes a key from `pending` first, and may be interrupted before it completes the future."""
+        return not self.pending and all(future.done() for future in self.futures.values())
+
     def restore(self) -> None:
         self.pending = {(self.source, each): future for each, future in self.futures.items() if not future.done()}
 
@@ -438,12 +443,12 @@ class ThreadReader(ResultReader):
     def wait(self, waiter: Waiter) -> None:
         """Block until all futures of the waiter are complete. Run the reader unless another thread does."""
         self._run(lambda: not waiter.pending, self._restart)
-        if not waiter.pending:
+        if waiter.is_complete:
             return
         done: queue.SimpleQueue[object] = queue.SimpleQueue()
         for future in waiter.futures.values():
             future.add_done_callback(done.put)
-        while waiter.pending:  # another thread runs it
+        while not waiter.is_complete:  # another thread runs it
             try:
                 done.get(timeout=self._timings.poll_s)
             except queue.Empty:  # if that was interrupted in the moment of passing it on, this one continues
@@ -511,9 +516,17 @@ class LoopReader(ResultReader):
 
     def start(self) -> None:
         """Run the reader as a task, unless it runs."""
-        if self._task is None:
+        if self._task is None or self._task.done():
             # In an empty context: it does not belong to the first caller.
             self._task = self._loop.create_task(self._run(), name="horsies-reader", context=Context())
+            self._task.add_done_callback(self._on_task_ended)
+
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step does not run at all."""
+        if self._task is task:
+            self._task = None
+            if task.cancelled():
+                self._abandon(asyncio.CancelledError())
 
     def _put_and_wake(self, each: Input) -> None:
         self._inbox.append(each)

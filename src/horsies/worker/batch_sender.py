@@ -142,8 +142,8 @@ class BatchSender:
     # -- on an open connection
 
     def _submit(self, connection: LoopConnection, batch: Batch) -> None:
-        if connection not in self._served:
-            # It may lead to a standby that has become the primary, where other transactions have these numbers.
+        if connection not in self._served or not connection.has_own_session:
+            # It may lead to a standby that has become the primary, where other transactions have these numbers. A pooler does not tell.
             batch.caps.in_flight.since = "0"
         try:
             connection.submit(run_batch(batch), partial(self._on_answer, connection, batch))

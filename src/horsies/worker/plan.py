@@ -332,7 +332,8 @@ def is_drained(state: DispatcherState) -> bool:
 
 def has_capacity(state: DispatcherState) -> bool:
     """Return whether a child could be assigned one more task. A claim that is in flight may be for it."""
-    if state.is_stopping:
+    limit = 0 if state.prefetch.has_buffer else state.limits.max_claim_per_worker
+    if state.is_stopping or (limit and sum([child.load for child in state.children]) >= limit):
         return False
     return any(child.is_open and state.prefetch.child_capacity(child.load) > 0 for child in state.children)
 
