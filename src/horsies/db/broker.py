@@ -22,7 +22,7 @@ from psycopg_pool import AsyncNullConnectionPool, PoolTimeout
 
 from horsies.db import caller_connection, migrate, pool
 from horsies.db.channels import Channel
-from horsies.db.driver import AsyncPooledSession, PooledSession, drive, drive_async
+from horsies.db.driver import run_pooled, run_pooled_async
 from horsies.db.errors import ErrorKind, broker_error, classify
 from horsies.db.listener import Listener, ListenerTimings
 from horsies.db.migrate import SchemaState
@@ -100,10 +100,8 @@ class PostgresBroker:
         """Run an operation, blocking. `again` makes the one for a second attempt when the outcome of the first is unknown."""
         attempt, has_waited = 0, False
         while True:
-            session = PooledSession(self.pools.blocking_pool, self.config.schema)
             try:
-                with session:
-                    result = drive(verb(), session)
+                result = run_pooled(verb(), self.pools.blocking_pool, self.config.schema)
             except PoolTimeout as error:
                 is_exhausted = self.pools.is_exhausted(self.pools.blocking_pool())
                 self._explain_pool_timeout(error, is_exhausted=is_exhausted or has_waited)
@@ -123,10 +121,8 @@ class PostgresBroker:
         """The same for asyncio."""
         attempt, has_waited = 0, False
         while True:
-            session = AsyncPooledSession(self.pools.async_pool, self.config.schema)
             try:
-                async with session:
-                    result = await drive_async(verb(), session)
+                result = await run_pooled_async(verb(), self.pools.async_pool, self.config.schema)
             except PoolTimeout as error:
                 is_exhausted = self.pools.is_exhausted(await self.pools.async_pool())
                 # In a thread, because it connects.

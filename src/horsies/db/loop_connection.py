@@ -7,13 +7,11 @@ blocking one. `pipeline.py` has the protocol.
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import pq
 
-from horsies.db import faults
 from horsies.db.driver import drive_async
 from horsies.db.pipeline import Pipeline
 from horsies.db.pool import connect_async
@@ -94,7 +92,8 @@ class LoopConnection:
             self.close()
         if self._session is not None:
             try:
-                await self._session.roll_back()
+                if self._session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+                    await drive_async(rows(ROLLBACK()), self._session.execute)
             except psycopg.Error:
                 self.close()
             except BaseException:
@@ -112,7 +111,8 @@ class LoopConnection:
         timeout_ms, reported = self._config.statement_timeout_ms, connection.info.backend_pid
         settings = rows(SESSION_SETTINGS(statement_timeout_ms=timeout_ms, backend_pid=reported))
         ((pid, *_),) = await drive_async(settings, session.execute)
-        session.is_ours = self._prepared.enable_if_ours(connection, pid)
+        # If the session is ours, the settings apply to it, and a batch needs no frame.
+        session.pipeline.needs_frames = not self._prepared.enable_if_ours(connection, pid)
         return session
 
     def close(self) -> None:
@@ -124,22 +124,20 @@ class LoopConnection:
 
 class _Session:
     def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
-        self._connection = connection
-        self._pgconn = connection.pgconn
-        self._pgconn.enter_pipeline_mode()
-        self._pipeline = Pipeline(connection)
+        self.pgconn = connection.pgconn
+        self.pgconn.enter_pipeline_mode()
+        self.pipeline = Pipeline(connection)
         self._schema = schema
-        self.is_ours = False  # if so, the session settings apply, and a batch needs no frame
         self._loop = asyncio.get_running_loop()
         # Our own descriptor: libpq closes its own when the connection breaks, and the next connection may get that number while the
         # loop still watches it for us.
-        self._socket = os.dup(self._pgconn.socket)
+        self._socket = os.dup(self.pgconn.socket)
         self._loop.add_reader(self._socket, self._on_readable)
         self._on_results: OnResults | None = None
 
     @property
     def is_broken(self) -> bool:
-        return self._pgconn.status == pq.ConnStatus.BAD
+        return self.pgconn.status == pq.ConnStatus.BAD
 
     async def execute(self, request: AnyRequest) -> list[Rows]:
         future: asyncio.Future[list[Rows]] = self._loop.create_future()
@@ -157,40 +155,24 @@ class _Session:
 
     def submit(self, request: AnyRequest, on_results: OnResults) -> None:
         """Send a request. The loop calls `on_results`, never before this returns."""
-        batch, is_framed = cast("Request", request), not self.is_ours
         try:
-            faults.raise_planted(self._connection, batch.names, "before")
-            queries = batch.framed_queries if is_framed else batch.queries
-            self._pipeline.send(queries, self._schema, batch.after_commit)
-            if self._pgconn.flush():
+            self.pipeline.send(cast("Request", request), self._schema)
+            if self.pgconn.flush():
                 self._loop.add_writer(self._socket, self._on_writable)
-            self._on_results = partial(self._pass_on, batch, on_results, is_framed=is_framed)
+            self._on_results = on_results
         except psycopg.Error as error:
             self._loop.call_soon(on_results, error)
-
-    def _pass_on(self, batch: Request, on_results: OnResults, results: Results, *, is_framed: bool) -> None:
-        if isinstance(results, list):
-            try:
-                faults.raise_planted(self._connection, batch.names, "after")
-                results = batch.without_frame(results) if is_framed else results
-            except psycopg.Error as error:
-                results = error
-        on_results(results)
-
-    async def roll_back(self) -> None:
-        if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            await self.execute(Request((ROLLBACK(),)))
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         os.close(self._socket)
-        self._pgconn.finish()
+        self.pgconn.finish()
         self._deliver(psycopg.OperationalError("the connection was closed"))
 
     def _on_writable(self) -> None:
         try:
-            if self._pgconn.flush():
+            if self.pgconn.flush():
                 return
         except psycopg.Error as error:
             self._loop.remove_writer(self._socket)
@@ -200,7 +182,7 @@ class _Session:
 
     def _on_readable(self) -> None:
         try:
-            if (results := self._pipeline.receive()) is not None:
+            if (results := self.pipeline.receive()) is not None:
                 self._deliver(results)
         except Exception as error:  # noqa: BLE001 - the loop, which has called us, would only log it
             if self.is_broken:
