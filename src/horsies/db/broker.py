@@ -220,7 +220,12 @@ class PostgresBroker:
             reader = self._loop_readers[loop]
         with reader.register(source, ids, deadline, first_read_at) as waiter:
             reader.start()
-            yield waiter.futures
+            try:
+                yield waiter.futures
+            finally:
+                for future in waiter.futures.values():  # asyncio logs an exception that was not retrieved
+                    if future.done() and not future.cancelled():
+                        future.exception()
 
     def _prepare_wait(self) -> None:
         pass
