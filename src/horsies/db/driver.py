@@ -51,7 +51,7 @@ def execute_on(connection: psycopg.Connection, request: AnyRequest, schema: str)
     if isinstance(request, Request):
         return execute(connection, request, schema)
     statement = request.statement
-    faults.raise_planted(connection, [statement.name], "before")
+    faults.raise_planted(connection, [statement()], "before")
     if isinstance(request, Script):
         connection.execute(render_script(statement.text, schema).encode())
     else:
@@ -60,7 +60,7 @@ def execute_on(connection: psycopg.Connection, request: AnyRequest, schema: str)
         with connection.cursor() as cursor, cursor.copy(text) as copy:
             for chunk in copy_chunks(request.lines):
                 copy.write(chunk)
-    faults.raise_planted(connection, [statement.name], "after")
+    faults.raise_planted(connection, [statement()], "after")
     return []
 
 
@@ -69,7 +69,7 @@ async def execute_on_async(connection: psycopg.AsyncConnection, request: AnyRequ
     if isinstance(request, Request):
         return await execute_async(connection, request, schema)
     statement = request.statement
-    faults.raise_planted(connection, [statement.name], "before")
+    faults.raise_planted(connection, [statement()], "before")
     if isinstance(request, Script):
         await connection.execute(render_script(statement.text, schema).encode())
     else:
@@ -77,7 +77,7 @@ async def execute_on_async(connection: psycopg.AsyncConnection, request: AnyRequ
         async with connection.cursor() as cursor, cursor.copy(text) as copy:
             for chunk in copy_chunks(request.lines):
                 await copy.write(chunk)
-    faults.raise_planted(connection, [statement.name], "after")
+    faults.raise_planted(connection, [statement()], "after")
     return []
 
 

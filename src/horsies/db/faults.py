@@ -14,6 +14,8 @@ from typing import Any, Literal, cast, get_args
 
 import psycopg
 
+from horsies.db.statement import Query
+
 When = Literal["before", "after"]
 Action = Literal["drop", "kill", "error"]
 
@@ -39,10 +41,12 @@ def clear() -> None:
         planted.clear()
 
 
-def raise_planted(connection: Any, names: Iterable[str], when: When) -> None:
+def raise_planted(connection: Any, queries: Iterable[Query], when: When) -> None:
     """Raise the faults planted for these statements. Called around every round trip, if there are any."""
     with _lock:
-        found = [each for name in names for each in planted if (each.statement, each.when) == (name, when)]
+        found = [
+            each for query in queries for each in planted if (each.statement, each.when) == (query.statement.name, when)
+        ]
         if not found:
             return
         fault = found[0]

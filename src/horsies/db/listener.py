@@ -248,9 +248,11 @@ class Listener:
             try:
                 while not self._is_closing:
                     self._update_groups(connection)
-                    if self._is_direct or self._test.has_passed:
-                        self._listen(connection, self._wanted_channels() - self._in_force)
-                    self._update_locks(connection)
+                    missing = self._wanted_channels() - self._in_force
+                    if missing and (self._is_direct or self._test.has_passed):
+                        self._listen(connection, missing)
+                    if self._is_direct and self._wanted_locks != self._held_locks:
+                        self._update_locks(connection)
                     self._handoff.assign(connection, selector)
                     ready = selector.select(max(0.0, self._next_at() - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
@@ -268,7 +270,7 @@ class Listener:
                 self._handoff.withdraw()
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
-        if channels and not self._in_force:
+        if not self._in_force:
             self._test.schedule(self._timings.first_test_s if self._is_direct else 0.0)
         for channel in sorted(channels, key=lambda channel: channel is not Channel.TEST):
             command = f'listen "{channel.name_in(self._config.schema)}"'
@@ -384,8 +386,6 @@ class Listener:
         return command.encode()
 
     def _update_locks(self, connection: psycopg.Connection) -> None:
-        if not self._is_direct:
-            return
         # `_held_locks` is replaced, never mutated: other threads read it.
         for lock in self._held_locks - self._wanted_locks:
             self._call_lock_function(connection, "advisory_unlock_shared", lock)

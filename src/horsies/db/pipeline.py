@@ -35,10 +35,10 @@ AnyConnection: TypeAlias = psycopg.Connection | psycopg.AsyncConnection
 
 PIN = Statement("pin_settings", set_locally(PINNED))()
 COPY_LINES_AT_ONCE = 1_000
+PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
 log = logging.getLogger("horsies.db")
 
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 _BEGIN = re.compile(r"begin\b")
 _END = re.compile(r"(commit|rollback)\b")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
@@ -64,36 +64,37 @@ class Pipeline:
 
     def send(self, request: Request, schema: str) -> None:
         if faults.planted:
-            faults.raise_planted(self._connection, _names(request), "before")
+            faults.raise_planted(self._connection, request.framed_queries, "before")
         queries, after_commit = request.framed_queries if self.needs_frames else request.queries, request.after_commit
         if self._connection.prepare_threshold is None:  # the session is not ours
             queries = _pin(queries)
             after_commit = [PIN, *after_commit] if after_commit else ()
         # Encode everything before sending anything: an error in between would leave half a batch to run with the next one.
-        first = [(query, *_encode(query, schema)) for query in queries]
-        then = [_encode(query, schema) for query in after_commit]
+        parts = [[(query, *_encode(query, schema)) for query in part] for part in (queries, after_commit)]
         self._request, self._newly_prepared, self._results, self._main_count = request, {}, [], 0
-        self._sent = [(query, self._send_statement(text, values)) for query, text, values in first]
-        self._pgconn.pipeline_sync()
+        self._sent = self._send_part(parts[0])
         self._pending_syncs = 1
-        if then:
-            for text, values in then:
-                self._send_statement(text, values)
-            self._pgconn.pipeline_sync()
+        if after_commit:
+            self._send_part(parts[1])
             self._pending_syncs = 2
 
-    def _send_statement(self, text: str, values: list[bytes | None]) -> bool:
-        """Return whether the statement is prepared now."""
-        if self._connection.prepare_threshold is None:
-            self._pgconn.send_query_params(text.encode(), values)
-            return False
-        name = self._prepared.get(text) or self._newly_prepared.get(text)
-        is_new = name is None
-        if name is None:
-            name = self._newly_prepared[text] = b"horsies_%d" % next(self._name_numbers)
-            self._pgconn.send_prepare(name, text.encode())
-        self._pgconn.send_query_prepared(name, values)
-        return is_new
+    def _send_part(self, part: list[tuple[Query, str, list[bytes | None]]]) -> list[tuple[Query, bool]]:
+        """Send what is committed together. Return for each statement whether it is prepared now."""
+        sent: list[tuple[Query, bool]] = []
+        for query, text, values in part:
+            name = self._prepared.get(text) or self._newly_prepared.get(text)
+            is_new = False
+            if self._connection.prepare_threshold is None:
+                self._pgconn.send_query_params(text.encode(), values)
+            else:
+                is_new = name is None
+                if name is None:
+                    name = self._newly_prepared[text] = b"horsies_%d" % next(self._name_numbers)
+                    self._pgconn.send_prepare(name, text.encode())
+                self._pgconn.send_query_prepared(name, values)
+            sent.append((query, is_new))
+        self._pgconn.pipeline_sync()
+        return sent
 
     def receive(self) -> list[Rows] | None:
         """Read what has arrived; also when no batch is under way, because the server may send messages of its own.
@@ -116,28 +117,27 @@ class Pipeline:
                     self._results.append(result)
         except psycopg.OperationalError:
             # The server's reason for closing the connection says more than the loss itself.
-            for result in self._results:
-                raise_for_status(result)
+            _raise_first_error(self._results)
             raise
         return None
 
     def _to_rows_of_each(self) -> list[Rows]:
-        results, after_commit = iter(self._results[: self._main_count]), self._results[self._main_count :]
+        results, after_commit = self._results[: self._main_count], self._results[self._main_count :]
         self._results = []
+        _raise_first_error(results)  # that of the commit is the last
         rows_of_each: list[Rows] = []
         transformer = Transformer(self._connection)
+        in_order = iter(results)
         for query, has_prepare in self._sent:
             if has_prepare:
-                raise_for_status(next(results))
-            result = raise_for_status(next(results))
+                next(in_order)
+            result = next(in_order)
             rows: Rows = []
             if result.nfields:
                 transformer.set_pgresult(result)
                 rows = cast("Rows", transformer.load_rows(0, result.ntuples, cast("Callable[..., object]", tuple)))
             if query is not PIN:
                 rows_of_each.append(rows)
-        for result in results:
-            raise_for_status(result)  # of the commit itself
         if failed := [result for result in after_commit if result.status in _FAILED]:
             # What was requested is committed; only the statements after it failed.
             log.warning(
@@ -146,19 +146,15 @@ class Pipeline:
         else:
             self._prepared |= self._newly_prepared
         if faults.planted:
-            faults.raise_planted(self._connection, _names(self._request), "after")
+            faults.raise_planted(self._connection, self._request.framed_queries, "after")
         frame = self._request.frame if self.needs_frames else None
         return rows_of_each[len(frame.opening) : -1] if frame else rows_of_each
 
 
-def raise_for_status(result: pq.abc.PGresult) -> pq.abc.PGresult:
-    if result.status in _FAILED:
-        raise error_from_result(result)
-    return result
-
-
-def _names(request: Request) -> list[str]:
-    return [query.statement.name for query in request.framed_queries]
+def _raise_first_error(results: list[pq.abc.PGresult]) -> None:
+    for result in results:
+        if result.status in _FAILED:
+            raise error_from_result(result)
 
 
 def _pin(queries: Sequence[Query]) -> Sequence[Query]:
@@ -189,7 +185,7 @@ def number_parameters(text: str, schema: str, cast: str = "") -> tuple[str, tupl
         name = match[1]
         return f"${names.setdefault(name, len(names) + 1)}{cast}" if name else "%"
 
-    return render(_PLACEHOLDER.sub(number, text), schema), tuple(names)
+    return render(PLACEHOLDER.sub(number, text), schema), tuple(names)
 
 
 def to_texts(params: Mapping[str, object], names: Sequence[str]) -> list[str | None]:

@@ -98,13 +98,6 @@ class Waiter:
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
-    """Wait for the inbox; return what is in it, or nothing after this time."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Read:
     """Read these keys; return a `ReadResult` for each."""
 
@@ -118,7 +111,9 @@ class Read:
         return results
 
 
-ReaderSteps: TypeAlias = Generator[Receive | Read, Any, None]
+Step: TypeAlias = float | Read
+"""Read, or wait for the inbox for as many seconds; return what is in it, or nothing after this time."""
+ReaderSteps: TypeAlias = Generator[Step, Any, None]
 Input: TypeAlias = Waiter | list[str] | str | None
 """A waiter that has arrived or left, ids that were notified, `*`, or None when anything may have happened."""
 
@@ -147,7 +142,6 @@ class ResultReader:
         self._last_arrival_at = 0.0
         self._requested_all_at = 0.0
         self._read_at = float("inf")  # when the requested keys are to be read
-        self._is_urgent = False  # do not wait for LISTEN, either
         self._in_force_at = 0.0  # when LISTEN is in force, or no longer waited for
         self._read_all_at = 0.0  # when everything is, or was, read because of a notification
 
@@ -191,7 +185,7 @@ class ResultReader:
         """Run until there is no waiter, or until this one has its results."""
         timeout_s = 0.0
         while True:
-            for each in (yield Receive(timeout_s)):
+            for each in (yield timeout_s):
                 self._accept(each, time.monotonic())
             if not self._waiters:
                 self._timers.clear()
@@ -291,14 +285,15 @@ class ResultReader:
             each = heapq.heappop(self._timers)[2]
             if isinstance(each, Waiter):  # a notification may have been lost: read once more
                 each.timed_out = True
-                self._is_urgent = self._is_urgent or bool(each.pending)
+                if each.pending:
+                    self._in_force_at = min(self._in_force_at, now)  # do not wait for LISTEN, either
                 self._request(each.pending, now)
             elif each in self._waiters:
                 self._request([each], now)
         due_at = min(self._requested_all_at + poll_s, self._timers[0][0] if self._timers else float("inf"))
         if not self._requested:
             return due_at
-        if self._is_urgent or len(self._requested) >= BATCH:
+        if len(self._requested) >= BATCH:
             return 0.0
         return min(due_at, max(self._read_at, self._in_force_at))
 
@@ -328,7 +323,7 @@ class ResultReader:
         for key in keys:
             del self._requested[key]
         if not self._requested:
-            self._read_at, self._is_urgent = float("inf"), False
+            self._read_at = float("inf")
         try:
             results: Mapping[Key, ReadResult[Any]] = yield Read(keys)
         except BrokerError as error:
@@ -467,12 +462,12 @@ class ThreadReader(ResultReader):
             self._put(waiter)
         self._put(None)
 
-    def _take_step(self, step: Receive | Read) -> Any:
+    def _take_step(self, step: Step) -> Any:
         if isinstance(step, Read):
             return self._read(step)
         inputs: list[Input] = []
         with suppress(queue.Empty):
-            inputs.append(self._inbox.get(timeout=step.timeout_s))
+            inputs.append(self._inbox.get(timeout=step))
             while True:
                 inputs.append(self._inbox.get_nowait())
         return inputs
@@ -517,12 +512,12 @@ class LoopReader(ResultReader):
         finally:
             self._task = None
 
-    async def _take_step(self, step: Receive | Read) -> Any:
+    async def _take_step(self, step: Step) -> Any:
         if isinstance(step, Read):
             return await self._read(step)
-        if not self._inbox and step.timeout_s:
+        if not self._inbox and step:
             with suppress(TimeoutError):
-                async with asyncio.timeout(step.timeout_s):
+                async with asyncio.timeout(step):
                     await self._woken.wait()
         self._woken.clear()
         return [self._inbox.popleft() for _ in range(len(self._inbox))]
