@@ -354,33 +354,38 @@ class ThreadFuture(Generic[A]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._is_done = False
+        self._answer: Any = None
+        self._error: BaseException | None = None
         self._callbacks: list[Callable[[Self], object]] = []
 
     def done(self) -> bool:
-        return self._outcome is not None
+        return self._is_done
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for it; return whether it is complete."""
+        if not self._is_done:
+            done: queue.SimpleQueue[object] = queue.SimpleQueue()
+            self.add_done_callback(done.put)
+            with suppress(queue.Empty):
+                done.get(timeout=timeout_s)
+        return self._is_done
 
     def result(self) -> A:
-        """Wait for it."""
-        answer, error = self._outcome or self._wait()
-        if error is not None:
-            raise error
-        return answer
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._answer
 
     def exception(self) -> BaseException | None:
-        return (self._outcome or self._wait())[1]
-
-    def _wait(self) -> tuple[Any, BaseException | None]:
-        done: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.add_done_callback(done.put)
-        while self._outcome is None:
-            done.get()
-        return self._outcome
+        self.wait()
+        return self._error
 
     def set_result(self, answer: A | None, error: BaseException | None = None) -> None:
         """The first outcome is kept."""
         with self._lock:
-            self._outcome = self._outcome or (answer, error)
+            if not self._is_done:
+                self._answer, self._error, self._is_done = answer, error, True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -393,7 +398,7 @@ class ThreadFuture(Generic[A]):
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         with self._lock:
-            if self._outcome is None:
+            if not self._is_done:
                 self._callbacks.append(callback)
                 return
         callback(self)
@@ -414,16 +419,9 @@ class ThreadReader(ResultReader):
     def wait(self, waiter: Waiter) -> None:
         """Block until all futures of the waiter are complete. Run the reader unless another thread does."""
         self._run(waiter)
-        if not waiter.pending:
-            return
-        done: queue.SimpleQueue[object] = queue.SimpleQueue()
         for future in waiter.futures.values():
-            future.add_done_callback(done.put)
-        while waiter.pending:  # another thread runs it
-            try:
-                done.get(timeout=self._timings.poll_s)
-            except queue.Empty:  # if that was interrupted in the moment of passing it on, this one continues
-                self._run(waiter)
+            while not future.wait(self._timings.poll_s):  # another thread runs it
+                self._run(waiter)  # if that was interrupted in the moment of passing it on, this one continues
 
     def start(self) -> None:
         """Run the reader in a thread, unless another thread does: that one passes it on."""
