@@ -623,7 +623,7 @@ def test_an_error_in_the_reader_itself_leaves_no_waiter_waiting(
     with reader.register(source, ["a"], None) as waiter:
         reader.start()
         with pytest.raises(KeyError):
-            waiter.futures["a"].result()
+            waiter.futures["a"].result(10)
     eventually(lambda: not readers())
     assert listener.subscribers == 0
 

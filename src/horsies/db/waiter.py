@@ -371,8 +371,9 @@ class ThreadFuture(Generic[A]):
                 done.get(timeout=timeout_s)
         return self._is_done
 
-    def result(self) -> A:
-        self.wait()
+    def result(self, timeout_s: float | None = None) -> A:
+        if not self.wait(timeout_s):
+            raise TimeoutError
         if self._error is not None:
             raise self._error
         return self._answer
