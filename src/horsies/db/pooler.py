@@ -122,10 +122,10 @@ def get_backend_pid(connection: psycopg.Connection) -> int:
     return row[0] if row else 0
 
 
-def is_direct(connection: psycopg.Connection, settings: Settings = UNLIMITED) -> bool:
-    """Whether the session is ours; if so, the pinned settings and these apply afterwards."""
+def is_direct(connection: psycopg.Connection) -> bool:
+    """Whether the session is ours; if so, the pinned settings apply afterwards, and no limits."""
     expected = connection.info.backend_pid
-    row = connection.execute(apply_session_settings(settings, str(expected)).encode()).fetchone()
+    row = connection.execute(apply_session_settings(UNLIMITED, str(expected)).encode()).fetchone()
     return row is not None and row[0] == expected
 
 
