@@ -83,20 +83,18 @@ async def execute_on_async(connection: psycopg.AsyncConnection, request: AnyRequ
 
 def run_pooled(op: Op[T], get_pool: Callable[[], ConnectionPool], schema: str) -> T:
     """Run an operation on one connection of a pool, taken at its first request."""
-    taken: tuple[ConnectionPool, psycopg.Connection] | None = None
+    taken: list[tuple[ConnectionPool, psycopg.Connection]] = []
 
     def handle(request: AnyRequest) -> list[Rows]:
-        nonlocal taken
-        if taken is None:
+        if not taken:
             pool = get_pool()
-            taken = pool, pool.getconn()
-        return execute_on(taken[1], request, schema)
+            taken.append((pool, pool.getconn()))
+        return execute_on(taken[0][1], request, schema)
 
     try:
         return drive(op, handle)
     finally:
-        if taken is not None:
-            pool, connection = taken
+        for pool, connection in taken:
             if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # the operation failed in a transaction
                 with suppress(psycopg.Error):
                     connection.rollback()
@@ -105,20 +103,18 @@ def run_pooled(op: Op[T], get_pool: Callable[[], ConnectionPool], schema: str) -
 
 async def run_pooled_async(op: Op[T], get_pool: Callable[[], Awaitable[AsyncConnectionPool]], schema: str) -> T:
     """The same for an asyncio caller, on a pool of its event loop."""
-    taken: tuple[AsyncConnectionPool, psycopg.AsyncConnection] | None = None
+    taken: list[tuple[AsyncConnectionPool, psycopg.AsyncConnection]] = []
 
     async def handle(request: AnyRequest) -> list[Rows]:
-        nonlocal taken
-        if taken is None:
+        if not taken:
             pool = await get_pool()
-            taken = pool, await pool.getconn()
-        return await execute_on_async(taken[1], request, schema)
+            taken.append((pool, await pool.getconn()))
+        return await execute_on_async(taken[0][1], request, schema)
 
     try:
         return await drive_async(op, handle)
     finally:
-        if taken is not None:
-            pool, connection = taken
+        for pool, connection in taken:
             with suppress(psycopg.Error):
                 await connection.rollback()
             await pool.putconn(connection)
