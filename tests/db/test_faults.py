@@ -6,7 +6,7 @@ import pytest
 
 
 def start_python(faults: str) -> subprocess.CompletedProcess[str]:
-    code = "from horsies.db import faults; print(faults._planted)"
+    code = "from horsies.db import faults; print(faults.planted)"
     env = {**os.environ, "HORSIES_FAULTS": faults}
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
 

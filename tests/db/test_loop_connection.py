@@ -127,7 +127,7 @@ async def test_a_session_that_ended_while_idle_is_replaced_at_the_next_use(datab
         assert await connection.run(first("select 1")) == (1,)
         proxy.cut()
         proxy.heal()
-        while not vars(connection)["_session"].is_broken:  # noqa: ASYNC110 - until the loop has noticed, which sends no signal
+        while connection.is_ready:  # noqa: ASYNC110 - until the loop has noticed, which sends no signal
             await asyncio.sleep(0.005)
         assert await connection.run(first("select 2")) == (2,)
 

@@ -22,8 +22,8 @@ from horsies.db.waiter import (
     LoopReader,
     Read,
     ReadResult,
-    Receive,
     ResultReader,
+    Step,
     ThreadReader,
     WaiterTimings,
 )
@@ -75,7 +75,7 @@ class SteppedReader(ResultReader):
         super().__init__(cast("Any", listener), timings, Future[str], self.inbox.append)
         self.kept: list[FakeWaiter] = []  # a waiter that is garbage-collected leaves
         self._op = self._steps()
-        self._step: Receive | Read | None = next(self._op)
+        self._step: Step | None = next(self._op)
 
     def _take_inbox(self) -> list[Input]:
         taken = self.inbox[:]
@@ -83,9 +83,9 @@ class SteppedReader(ResultReader):
         return taken
 
     @property
-    def step(self) -> Receive | Read | None:
+    def step(self) -> Step | None:
         """What it does now: it reads, sleeps, or has stopped."""
-        while isinstance(self._step, Receive) and (self.inbox or not self._step.timeout_s):
+        while isinstance(self._step, float) and (self.inbox or not self._step):
             self._move(lambda: self._op.send(self._take_inbox()))
         return self._step
 
@@ -96,8 +96,8 @@ class SteppedReader(ResultReader):
 
     @property
     def sleeps_s(self) -> float:
-        assert isinstance(self.step, Receive), f"it does not sleep but {self.step}"
-        return self.step.timeout_s
+        assert isinstance(self.step, float), f"it does not sleep but {self.step}"
+        return self.step
 
     def find(self, found: ReadResult[str] = LIVE, **others: ReadResult[str]) -> None:
         """The read has come back."""
@@ -113,7 +113,7 @@ class SteppedReader(ResultReader):
 
     def wake(self) -> None:
         """The time that it sleeps has passed, or so it seems."""
-        assert isinstance(self.step, Receive)
+        assert isinstance(self.step, float)
         self._move(lambda: self._op.send([]))
 
     def _move(self, move: Callable[[], Any]) -> None:

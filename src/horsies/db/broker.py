@@ -13,20 +13,19 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import psycopg
 from psycopg_pool import AsyncNullConnectionPool, PoolTimeout
 
-from horsies.db import caller_connection, migrate, pool
+from horsies.db import caller_connection, migrate
 from horsies.db.channels import Channel
-from horsies.db.driver import AsyncPooledSession, PooledSession, drive, drive_async
+from horsies.db.driver import run_pooled, run_pooled_async
 from horsies.db.errors import ErrorKind, broker_error, classify
 from horsies.db.listener import Listener, ListenerTimings
 from horsies.db.migrate import SchemaState
-from horsies.db.pool import ConnectionPools
+from horsies.db.pool import AnyPool, ConnectionPools, connect
 from horsies.db.pooler import GENERIC_PLANS, PreparedStatements
 from horsies.db.statement import Op, load, rows
 from horsies.db.waiter import LoopReader, Read, ThreadFuture, ThreadReader, WaiterTimings, WaitSource
@@ -100,13 +99,10 @@ class PostgresBroker:
         """Run an operation, blocking. `again` makes the one for a second attempt when the outcome of the first is unknown."""
         attempt, has_waited = 0, False
         while True:
-            session = PooledSession(self.pools.blocking_pool, self.config.schema)
             try:
-                with session:
-                    result = drive(verb(), session)
+                result = run_pooled(verb(), self.pools.blocking_pool, self.config.schema)
             except PoolTimeout as error:
-                is_exhausted = self.pools.is_exhausted(self.pools.blocking_pool())
-                self._explain_pool_timeout(error, is_exhausted=is_exhausted or has_waited)
+                self._explain_pool_timeout(error, self.pools.blocking_pool(), has_waited=has_waited)
                 has_waited = True  # nothing was sent, and the server is back: run the same operation once more
             except psycopg.Error as error:
                 attempt += 1
@@ -123,14 +119,12 @@ class PostgresBroker:
         """The same for asyncio."""
         attempt, has_waited = 0, False
         while True:
-            session = AsyncPooledSession(self.pools.async_pool, self.config.schema)
             try:
-                async with session:
-                    result = await drive_async(verb(), session)
+                result = await run_pooled_async(verb(), self.pools.async_pool, self.config.schema)
             except PoolTimeout as error:
-                is_exhausted = self.pools.is_exhausted(await self.pools.async_pool())
+                pool = await self.pools.async_pool()
                 # In a thread, because it connects.
-                await asyncio.to_thread(self._explain_pool_timeout, error, is_exhausted=is_exhausted or has_waited)
+                await asyncio.to_thread(self._explain_pool_timeout, error, pool, has_waited=has_waited)
                 has_waited = True
             except psycopg.Error as error:
                 attempt += 1
@@ -161,10 +155,11 @@ class PostgresBroker:
             raise broker_error(error) from error
         return follow_up
 
-    def _explain_pool_timeout(self, error: PoolTimeout, *, is_exhausted: bool) -> None:
+    def _explain_pool_timeout(self, error: PoolTimeout, pool: AnyPool, *, has_waited: bool) -> None:
         """Connect once to find out why a pool timed out. Return if the server is available and the pool is large enough."""
+        is_exhausted = has_waited or self.pools.is_exhausted(pool)
         try:
-            pool.connect(self.config, "producer").close()
+            connect(self.config, "producer").close()
         except psycopg.Error as reason:
             raise broker_error(reason) from error
         if is_exhausted:
@@ -224,7 +219,12 @@ class PostgresBroker:
             reader = self._loop_readers[loop]
         with reader.register(source, ids, deadline, first_read_at) as waiter:
             reader.start()
-            yield waiter.futures
+            try:
+                yield waiter.futures
+            finally:
+                for future in waiter.futures.values():  # asyncio logs an exception that was not retrieved
+                    if future.done() and not future.cancelled():
+                        future.exception()
 
     def _prepare_wait(self) -> None:
         pass
@@ -283,7 +283,7 @@ class PostgresBroker:
                 return self._notify_on(connection, params)
         except psycopg.Error as error:
             self._prepared.has_failed(error)
-        with pool.connect(self.config, "producer") as connection:
+        with connect(self.config, "producer") as connection:
             return self._notify_on(connection, params)
 
     def _notify_on(self, connection: psycopg.Connection, params: dict[str, str]) -> int:
@@ -308,9 +308,7 @@ class PostgresBroker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -37,8 +37,6 @@ SQL = load(__file__)
 R = TypeVar("R")
 T = TypeVar("T")
 
-_PSYCOPG = ("psycopg:Connection",)
-_PSYCOPG_ASYNC = ("psycopg:AsyncConnection",)
 _SQLALCHEMY = ("sqlalchemy.engine:Connection", "sqlalchemy.orm:Session", "sqlalchemy.orm:scoped_session")
 _SQLALCHEMY_ASYNC = (
     "sqlalchemy.ext.asyncio:AsyncConnection",
@@ -56,10 +54,10 @@ def run_on_caller(connection: object, verb: Callable[[], Op[T]], schema: str) ->
     caller = _adapt(connection)
 
     def execute(request: AnyRequest) -> list[Rows]:
-        queries, names = _queries_and_names(request)
-        faults.raise_planted(caller.driver, names, "before")
+        queries = _queries_of(request)
+        faults.raise_planted(caller.driver, queries, "before")
         results = [caller.execute(query, schema) for query in queries]
-        faults.raise_planted(caller.driver, names, "after")
+        faults.raise_planted(caller.driver, queries, "after")
         return results
 
     with _explain_errors(schema):
@@ -71,10 +69,10 @@ async def run_on_caller_async(connection: object, verb: Callable[[], Op[T]], sch
     caller = await _adapt_async(connection)
 
     async def execute(request: AnyRequest) -> list[Rows]:
-        queries, names = _queries_and_names(request)
-        faults.raise_planted(caller.driver, names, "before")
+        queries = _queries_of(request)
+        faults.raise_planted(caller.driver, queries, "before")
         results = [await caller.execute(query, schema) for query in queries]
-        faults.raise_planted(caller.driver, names, "after")
+        faults.raise_planted(caller.driver, queries, "after")
         return results
 
     with _explain_errors(schema):
@@ -108,9 +106,9 @@ class CallerConnection(Generic[R]):
     """Run one query with this schema; blocking callers get its rows, asyncio callers await them."""
 
 
-def _queries_and_names(request: AnyRequest) -> tuple[Sequence[Query], list[str]]:
+def _queries_of(request: AnyRequest) -> Sequence[Query]:
     if isinstance(request, Request):
-        return request.queries, [query.statement.name for query in request.queries]
+        return request.queries
     raise TypeError(f"{request.statement.name!r} is not a query and cannot run in a caller's transaction")
 
 
@@ -135,11 +133,11 @@ def _explain_errors(schema: str) -> Generator[None]:
 
 
 def _adapt(connection: Any) -> CallerConnection[Rows]:
-    if _is_any(connection, _PSYCOPG):
+    if isinstance(connection, psycopg.Connection):
         if connection.pgconn.pipeline_status:
             with connection.pipeline():
                 pass  # pending statements may begin or end a transaction, or set the encoding: a sync makes that known
-        return _adapt_driver(connection, partial(_execute_psycopg, connection))
+        return CallerConnection(connection, _check_driver(connection), partial(_execute_psycopg, connection))
     if _is_any(connection, _SQLALCHEMY):
         is_session = not _is_any(connection, _SQLALCHEMY[:1])
         below = connection.connection() if is_session else connection  # a Session begins its transaction with this
@@ -152,8 +150,9 @@ def _adapt(connection: Any) -> CallerConnection[Rows]:
                 "django.db.backends.postgresql with psycopg 3 installed"
             )
         connection.ensure_connection()
-        return _adapt_driver(connection.connection, partial(_execute_django, connection))
-    if _is_any(connection, _PSYCOPG_ASYNC + _SQLALCHEMY_ASYNC + _ASYNCPG):
+        driver = connection.connection
+        return CallerConnection(driver, _check_driver(driver), partial(_execute_django, connection))
+    if isinstance(connection, psycopg.AsyncConnection) or _is_any(connection, _SQLALCHEMY_ASYNC + _ASYNCPG):
         raise UnsupportedConnectionError(
             f"connection= is {_describe(connection)}, which a blocking send cannot use; use `await ….send_async(…)`"
         )
@@ -161,19 +160,19 @@ def _adapt(connection: Any) -> CallerConnection[Rows]:
 
 
 async def _adapt_async(connection: Any) -> CallerConnection[Awaitable[Rows]]:
-    if _is_any(connection, _PSYCOPG_ASYNC):
+    if isinstance(connection, psycopg.AsyncConnection):
         if connection.pgconn.pipeline_status:
             async with connection.pipeline():
                 pass  # as above
-        return _adapt_driver(connection, partial(_execute_psycopg_async, connection))
+        return CallerConnection(connection, _check_driver(connection), partial(_execute_psycopg_async, connection))
     if _is_any(connection, _SQLALCHEMY_ASYNC):
         is_session = not _is_any(connection, _SQLALCHEMY_ASYNC[:1])
         below = await connection.connection() if is_session else connection
         driver, needs_transaction = await below.run_sync(_look_below)
         return CallerConnection(driver, needs_transaction, partial(below.run_sync, _execute_sqlalchemy))
     if _is_any(connection, _ASYNCPG):
-        return _adapt_driver(connection, partial(_execute_asyncpg, connection))
-    if _is_any(connection, _PSYCOPG + _SQLALCHEMY + _DJANGO):
+        return CallerConnection(connection, _check_driver(connection), partial(_execute_asyncpg, connection))
+    if isinstance(connection, psycopg.Connection) or _is_any(connection, _SQLALCHEMY + _DJANGO):
         raise UnsupportedConnectionError(
             f"connection= is {_describe(connection)}, which would block the event loop; "
             "use `….send(…)` in blocking code, or give an async connection"
@@ -200,11 +199,6 @@ def _unknown(connection: object) -> UnsupportedConnectionError:
     )
 
 
-def _adapt_driver(driver: Any, execute: Callable[[Query, str], R]) -> CallerConnection[R]:
-    _require_utf8(driver)
-    return CallerConnection(driver, _is_in_autocommit(driver), execute)
-
-
 def _look_below(connection: Any) -> tuple[object, bool]:
     """Return the driver's connection below one of SQLAlchemy, and whether it needs a transaction."""
     dialect = connection.dialect
@@ -214,17 +208,20 @@ def _look_below(connection: Any) -> tuple[object, bool]:
             "of SQLAlchemy needs PostgreSQL through psycopg 3: make the engine with postgresql+psycopg://"
         )
     pooled = connection.connection
-    _require_utf8(pooled.driver_connection)
-    return pooled.driver_connection, pooled.dbapi_connection.autocommit and _is_in_autocommit(pooled.driver_connection)
+    is_in_autocommit = _check_driver(pooled.driver_connection)
+    return pooled.driver_connection, pooled.dbapi_connection.autocommit and is_in_autocommit
 
 
-def _require_utf8(driver: Any) -> None:
+def _check_driver(driver: Any) -> bool:
+    """Refuse a connection whose encoding is not UTF-8. Return whether no transaction is open and none will begin by itself."""
     if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
         status = driver.info.parameter_status
         client, server = status("client_encoding"), status("server_encoding")
+        is_in_autocommit = driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
     else:
         settings = driver.get_settings()
         client, server = (getattr(settings, name, None) for name in ("client_encoding", "server_encoding"))
+        is_in_autocommit = not driver.is_in_transaction()
     if not _is_utf8(server):
         raise UnsupportedConnectionError(
             f"connection= leads to a database with the encoding {server}, which cannot hold every text; horsies needs one with UTF8"
@@ -234,17 +231,12 @@ def _require_utf8(driver: Any) -> None:
             f"connection= has the client_encoding {client}, in which not every text can be sent; connect with client_encoding=UTF8, "
             "or run `set client_encoding to 'UTF8'` on it"
         )
+    return is_in_autocommit
 
 
 def _is_utf8(encoding: str | None) -> bool:
     """A pooler may not report it. asyncpg returns what it has requested, in its own spelling."""
     return encoding is None or encoding.upper().replace("-", "") == "UTF8"
-
-
-def _is_in_autocommit(driver: Any) -> bool:
-    if isinstance(driver, psycopg.Connection | psycopg.AsyncConnection):
-        return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
-    return not driver.is_in_transaction()
 
 
 def _execute_psycopg(connection: "psycopg.Connection[Any]", query: Query, schema: str) -> Rows:

@@ -19,7 +19,7 @@ left. A role that takes all slots makes waiters poll, and nothing worse.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
@@ -59,11 +59,6 @@ class Channel(StrEnum):
     def name_in(self, schema: str) -> str:
         return f"horsies_{_hash(schema)[:8]}_{self.value}"
 
-    @property
-    def is_for_waiters(self) -> bool:
-        """Whether a process that listens on it holds the lock of the waiters."""
-        return self is Channel.DONE
-
 
 def waiters_lock(schema: str) -> int:
     """Return the key of the advisory lock that processes with waiters hold."""
@@ -89,46 +84,39 @@ def _hash(schema: str) -> str:
 
 
 class Subscriptions:
-    """Callbacks by channel and key. Thread-safe."""
+    """Callbacks by channel and key; a process has a handful. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_channel: dict[Channel, dict[str | None, dict[Wake, None]]] = {}
+        self._all: dict[tuple[Channel, str | None, Wake], None] = {}
 
     def add(self, channel: Channel, key: str | None, wake: Wake) -> None:
         """Call this for payloads that contain the key; for every payload if it is None. To add it twice is to add it once."""
         with self._lock:
-            self._by_channel.setdefault(channel, {}).setdefault(key, {})[wake] = None
+            self._all[channel, key, wake] = None
 
     def remove(self, channel: Channel, key: str | None, wake: Wake) -> None:
         with self._lock:
-            by_key = self._by_channel.get(channel, {})
-            wakes = by_key.get(key, {})
-            wakes.pop(wake, None)
-            if not wakes:
-                by_key.pop(key, None)
+            self._all.pop((channel, key, wake), None)
 
     def channels(self) -> set[Channel]:
         with self._lock:
-            return {channel for channel, by_key in self._by_channel.items() if by_key}
+            return {channel for channel, _, _ in self._all}
 
     def notify(self, channel: Channel, payload: str) -> None:
+        keys = {None, *payload.split(" ")}
         with self._lock:
-            by_key = self._by_channel.get(channel, {})
-            keys = list(by_key) if payload == ALL_KEYS else [None, *payload.split(" ")]
-            callbacks = [wake for key in keys for wake in by_key.get(key, ())]
-        _call_each(callbacks, payload)
+            all_of_channel = [(key, wake) for of, key, wake in self._all if of is channel]
+        _call_each([wake for key, wake in all_of_channel if key in keys or payload == ALL_KEYS], payload)
 
     def wake_all(self, channel: Channel | None = None) -> None:
         """Call all of this channel, or of every channel: a notification may have been missed."""
         with self._lock:
-            channels = [channel] if channel else list(self._by_channel)
-            by_keys = [self._by_channel.get(name, {}) for name in channels]
-            callbacks = [wake for by_key in by_keys for wakes in by_key.values() for wake in wakes]
+            callbacks = [wake for of, _, wake in self._all if channel in {of, None}]
         _call_each(callbacks, None)
 
 
-def _call_each(callbacks: Iterable[Wake], payload: str | None) -> None:
+def _call_each(callbacks: list[Wake], payload: str | None) -> None:
     """Call outside the lock. One that fails must not prevent the next, nor end the thread or the loop that delivers."""
     for wake in callbacks:
         try:

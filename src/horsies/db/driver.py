@@ -2,8 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -11,7 +10,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from horsies.db import faults
 from horsies.db.pipeline import copy_chunks, execute, execute_async
-from horsies.db.statement import AnyRequest, Copy, Rows, Script, render, render_script
+from horsies.db.statement import AnyRequest, Op, Request, Rows, Script, render, render_script
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -49,93 +48,73 @@ async def drive_async(op: Generator[R, Any, T], handle: Callable[[R], Awaitable[
 
 def execute_on(connection: psycopg.Connection, request: AnyRequest, schema: str) -> list[Rows]:
     """Execute one request on a blocking connection."""
+    if isinstance(request, Request):
+        return execute(connection, request, schema)
+    statement = request.statement
+    faults.raise_planted(connection, [statement()], "before")
     if isinstance(request, Script):
-        connection.execute(render_script(request.statement.text, schema).encode())
-        return []
-    if isinstance(request, Copy):
-        faults.raise_planted(connection, [request.statement.name], "before")
+        connection.execute(render_script(statement.text, schema).encode())
+    else:
         # Without parameters a percent sign is not a placeholder, so it is not doubled.
-        text = render(request.statement.text, schema).encode()
+        text = render(statement.text, schema).encode()
         with connection.cursor() as cursor, cursor.copy(text) as copy:
             for chunk in copy_chunks(request.lines):
                 copy.write(chunk)
-        faults.raise_planted(connection, [request.statement.name], "after")
-        return []
-    faults.raise_planted(connection, request.names, "before")
-    results = execute(connection, request.framed_queries, schema, request.after_commit)
-    faults.raise_planted(connection, request.names, "after")
-    return request.without_frame(results)
+    faults.raise_planted(connection, [statement()], "after")
+    return []
 
 
 async def execute_on_async(connection: psycopg.AsyncConnection, request: AnyRequest, schema: str) -> list[Rows]:
     """Execute one request on an asyncio connection."""
+    if isinstance(request, Request):
+        return await execute_async(connection, request, schema)
+    statement = request.statement
+    faults.raise_planted(connection, [statement()], "before")
     if isinstance(request, Script):
-        await connection.execute(render_script(request.statement.text, schema).encode())
-        return []
-    if isinstance(request, Copy):
-        faults.raise_planted(connection, [request.statement.name], "before")
-        text = render(request.statement.text, schema).encode()
+        await connection.execute(render_script(statement.text, schema).encode())
+    else:
+        text = render(statement.text, schema).encode()
         async with connection.cursor() as cursor, cursor.copy(text) as copy:
             for chunk in copy_chunks(request.lines):
                 await copy.write(chunk)
-        faults.raise_planted(connection, [request.statement.name], "after")
-        return []
-    faults.raise_planted(connection, request.names, "before")
-    results = await execute_async(connection, request.framed_queries, schema, request.after_commit)
-    faults.raise_planted(connection, request.names, "after")
-    return request.without_frame(results)
+    faults.raise_planted(connection, [statement()], "after")
+    return []
 
 
-class PooledSession:
-    """Executes the requests of one operation on one connection of a pool, taken at the first of them."""
+def run_pooled(op: Op[T], get_pool: Callable[[], ConnectionPool], schema: str) -> T:
+    """Run an operation on one connection of a pool, taken at its first request."""
+    taken: list[tuple[ConnectionPool, psycopg.Connection]] = []
 
-    def __init__(self, pool: Callable[[], ConnectionPool], schema: str) -> None:
-        self._pool = pool
-        self._schema = schema
-        self._taken: tuple[ConnectionPool, psycopg.Connection] | None = None
+    def handle(request: AnyRequest) -> list[Rows]:
+        if not taken:
+            pool = get_pool()
+            taken.append((pool, pool.getconn()))
+        return execute_on(taken[0][1], request, schema)
 
-    def __call__(self, request: AnyRequest) -> list[Rows]:
-        if self._taken is None:
-            pool = self._pool()
-            self._taken = pool, pool.getconn()
-        return execute_on(self._taken[1], request, self._schema)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._taken is not None:
-            pool, connection = self._taken
+    try:
+        return drive(op, handle)
+    finally:
+        for pool, connection in taken:
             if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # the operation failed in a transaction
                 with suppress(psycopg.Error):
                     connection.rollback()
             pool.putconn(connection)  # the pool it came from: the broker may have closed that and made another
 
 
-class AsyncPooledSession:
-    """The same for an asyncio caller; belongs to its event loop."""
+async def run_pooled_async(op: Op[T], get_pool: Callable[[], Awaitable[AsyncConnectionPool]], schema: str) -> T:
+    """The same for an asyncio caller, on a pool of its event loop."""
+    taken: list[tuple[AsyncConnectionPool, psycopg.AsyncConnection]] = []
 
-    def __init__(self, pool: Callable[[], Awaitable[AsyncConnectionPool]], schema: str) -> None:
-        self._pool = pool
-        self._schema = schema
-        self._taken: tuple[AsyncConnectionPool, psycopg.AsyncConnection] | None = None
+    async def handle(request: AnyRequest) -> list[Rows]:
+        if not taken:
+            pool = await get_pool()
+            taken.append((pool, await pool.getconn()))
+        return await execute_on_async(taken[0][1], request, schema)
 
-    async def __call__(self, request: AnyRequest) -> list[Rows]:
-        if self._taken is None:
-            pool = await self._pool()
-            self._taken = pool, await pool.getconn()
-        return await execute_on_async(self._taken[1], request, self._schema)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._taken is not None:
-            pool, connection = self._taken
+    try:
+        return await drive_async(op, handle)
+    finally:
+        for pool, connection in taken:
             with suppress(psycopg.Error):
                 await connection.rollback()
             await pool.putconn(connection)

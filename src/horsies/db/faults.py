@@ -10,9 +10,11 @@ import signal
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import psycopg
+
+from horsies.db.statement import Query
 
 When = Literal["before", "after"]
 Action = Literal["drop", "kill", "error"]
@@ -25,33 +27,30 @@ class Fault:
     action: Action
 
 
-_planted: list[Fault] = []
+planted: list[Fault] = []
 _lock = threading.Lock()
 
 
 def plant(statement: str, when: When, action: Action) -> None:
     with _lock:
-        _planted.append(Fault(statement, when, action))
+        planted.append(Fault(statement, when, action))
 
 
 def clear() -> None:
     with _lock:
-        _planted.clear()
+        planted.clear()
 
 
-def raise_planted(connection: Any, names: Iterable[str], when: When) -> None:
-    """Raise the faults planted for these statements. Called around every round trip; cheap unless there are any."""
-    if _planted:
-        for name in names:
-            with _lock:
-                fault = next((each for each in _planted if (each.statement, each.when) == (name, when)), None)
-                if fault is not None:
-                    _planted.remove(fault)  # it occurs once
-            if fault is not None:
-                _act(fault, connection)
-
-
-def _act(fault: Fault, connection: Any) -> NoReturn:
+def raise_planted(connection: Any, queries: Iterable[Query], when: When) -> None:
+    """Raise the faults planted for these statements. Called around every round trip, if there are any."""
+    with _lock:
+        found = [
+            each for query in queries for each in planted if (each.statement, each.when) == (query.statement.name, when)
+        ]
+        if not found:
+            return
+        fault = found[0]
+        planted.remove(fault)  # it occurs once
     message = f"planted fault: {fault.action} {fault.when} {fault.statement}"
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

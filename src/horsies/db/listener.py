@@ -31,7 +31,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -113,7 +113,10 @@ class Listener:
         self._left_groups: list[ListenGroup] = []
         self._ops: deque[Callable[[], Op[object]]] = deque(maxlen=OPS_MAX)
         self._is_closing = False
+        # A literal without a unary minus, which is an operator and cannot be qualified with a schema.
+        self._waiters_lock = f"'{waiters_lock(config.schema)}'::pg_catalog.int8"
         self._handoff = ReaderHandoff(self._on_notification, self._wake)
+        self.read_on_this_loop = self._handoff.read_on_this_loop
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)  # noqa: FBT003 - if it is full, the thread wakes anyway
         self._thread = threading.Thread(target=self._run, name="horsies-listener", daemon=True)
@@ -124,7 +127,7 @@ class Listener:
     def subscribe(self, channel: Channel, key: str | None, wake: Wake) -> bool:
         """Call `wake` for this key (None: every payload). Return False if neither LISTEN is in force nor `must_poll`: it is called when one is."""
         self._subscriptions.add(channel, key, wake)
-        if channel in self._in_force or (channel.is_for_waiters and self._lacks_slot):
+        if channel in self._in_force or (channel is Channel.DONE and self._lacks_slot):
             return True
         self._wake()
         return self.is_polling
@@ -135,7 +138,7 @@ class Listener:
 
     def must_poll(self, channel: Channel) -> bool:
         """Whether notifications of this channel are known not to arrive."""
-        return self.is_polling or (channel.is_for_waiters and self._lacks_slot)
+        return self.is_polling or (channel is Channel.DONE and self._lacks_slot)
 
     def hold(self, lock: str) -> None:
         """Hold the advisory lock of this name, shared, while there is a session of our own. Does not wait: see `holds`."""
@@ -168,10 +171,6 @@ class Listener:
         """Have the thread run an operation on its connection. It is lost if the connection is."""
         self._ops.append(make_op)
         self._wake()
-
-    def read_on_this_loop(self) -> AbstractContextManager[None]:
-        """Let the running event loop read, so that its subscribers are called there, mostly without a change of threads."""
-        return self._handoff.read_on_this_loop()
 
     @property
     def is_listening(self) -> bool:
@@ -221,7 +220,7 @@ class Listener:
             self._start_polling()  # until the opposite is known
             if is_shared(connection, lambda: self._notify(Channel.TEST, ""), self._timings.pooler_checks):
                 raise SharedSession
-        self._test = ListenSelfTest(self._timings, self._timings.first_test_s if self._is_direct else 0.0)
+        self._test = ListenSelfTest()
         # psycopg reads what arrives while a LISTEN is under way, and passes it on only to a handler.
         connection.add_notify_handler(lambda received: self._on_notification(received.channel, received.payload))
         pid = 0
@@ -249,17 +248,21 @@ class Listener:
             try:
                 while not self._is_closing:
                     self._update_groups(connection)
-                    if self._is_direct or self._test.has_passed:
-                        self._listen(connection, self._wanted_channels() - self._in_force)
-                    self._update_locks(connection)
+                    missing = self._wanted_channels() - self._in_force
+                    if missing and (self._is_direct or self._test.has_passed):
+                        self._listen(connection, missing)
+                    if self._is_direct and self._wanted_locks != self._held_locks:
+                        self._update_locks(connection)
                     self._handoff.assign(connection, selector)
                     ready = selector.select(max(0.0, self._next_at() - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
                         self._wake_reader.recv(4096)
                     self._handoff.read(connection)
-                    if self._test.take_answer():
+                    if self._test.sent is not None and self._test.received == self._test.sent:
+                        self._test.has_passed = True
+                        self._test.schedule(self._timings.test_interval_s)
                         self._set_polling(is_polling=False)
-                    if self._test.is_due and self._in_force:
+                    if self._in_force and time.monotonic() >= self._test.due_at:
                         self._unlisten(connection, self._in_force - self._wanted_channels())
                         if self._in_force:
                             self._continue_test()
@@ -267,11 +270,11 @@ class Listener:
                 self._handoff.withdraw()
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
-        if channels and not self._in_force:
-            self._test.restart()
+        if not self._in_force:
+            self._test.schedule(self._timings.first_test_s if self._is_direct else 0.0)
         for channel in sorted(channels, key=lambda channel: channel is not Channel.TEST):
             command = f'listen "{channel.name_in(self._config.schema)}"'
-            if channel.is_for_waiters:
+            if channel is Channel.DONE:
                 # With a short timeout: a session in the way hangs, and waiters had better poll.
                 lock = f"select pg_catalog.pg_advisory_lock_shared({self._waiters_lock})"
                 command = f"select pg_catalog.set_config('lock_timeout', '1s', true); {lock}; {command}"
@@ -370,26 +373,19 @@ class Listener:
             else:
                 with self._handoff.in_use:
                     connection.execute(self._unlisten_command(channel))
-                if channel.is_for_waiters:
+                if channel is Channel.DONE:
                     self._waiter_slot = None
 
     def _unlisten_command(self, channel: Channel) -> bytes:
         command = f'unlisten "{channel.name_in(self._config.schema)}"'
-        if channel.is_for_waiters:
+        if channel is Channel.DONE:
             command += f"; select pg_catalog.pg_advisory_unlock_shared({self._waiters_lock})"
             if self._waiter_slot is not None:
                 group = waiters_slot_group(self._config.schema)
                 command += f"; select pg_catalog.pg_advisory_unlock({group}, {self._waiter_slot})"
         return command.encode()
 
-    @property
-    def _waiters_lock(self) -> str:
-        """A literal without a unary minus, which is an operator and cannot be qualified with a schema."""
-        return f"'{waiters_lock(self._config.schema)}'::pg_catalog.int8"
-
     def _update_locks(self, connection: psycopg.Connection) -> None:
-        if not self._is_direct:
-            return
         # `_held_locks` is replaced, never mutated: other threads read it.
         for lock in self._held_locks - self._wanted_locks:
             self._call_lock_function(connection, "advisory_unlock_shared", lock)
@@ -424,23 +420,27 @@ class Listener:
             return
         if channel is not Channel.TEST:
             self._subscriptions.notify(channel, payload)
-        elif self._test.receive(payload):
+        elif payload == self._test.sent:  # other processes test themselves, too
+            self._test.received = payload
             self._wake()
 
     def _continue_test(self) -> None:
-        if not self._test.is_under_way:
+        if self._test.sent is None:
+            self._test.sent = secrets.token_hex(8)
             try:
-                self._test.start(lambda token: self._notify(Channel.TEST, token))
+                self._notify(Channel.TEST, self._test.sent)
             except psycopg.Error as error:
                 # Nothing was sent, so a missing token says nothing about this connection.
                 log.debug("the self-test of LISTEN could not be sent: %s", broker_error(error))
-                self._test.postpone()
+                self._test.sent = None
+            # From now: a busy pool may have delayed the sending.
+            self._test.due_at = time.monotonic() + self._timings.test_timeout_s
             return
         if self._test.has_passed:
             raise psycopg.OperationalError("the connection became unresponsive")
         if not self._is_direct:
             raise SharedSession
-        self._test.finish()
+        self._test.schedule(self._timings.test_interval_s)
         self._log_polling("LISTEN/NOTIFY does not arrive on this connection")
         self._start_polling()
 
@@ -482,60 +482,20 @@ class Listener:
                     self._wake_reader.recv(4096)
 
 
+@dataclass(slots=True)
 class ListenSelfTest:
     """The self-test of one connection. A token may be received on any thread; only the listener's thread acts on it."""
 
-    def __init__(self, timings: ListenerTimings, first_in_s: float) -> None:
-        self._timings = timings
-        self._first_in_s = first_in_s
-        self.has_passed = False
-        """At least once: notifications can arrive here."""
-        self._received: str | None = None
-        self.restart()
+    has_passed: bool = False
+    """At least once: notifications can arrive here."""
+    sent: str | None = None
+    """The token of the test under way."""
+    received: str | None = None
+    due_at: float = 0.0
+    """When the next test starts, or when the token of the current one is overdue."""
 
-    def restart(self) -> None:
-        """Test soon: a first channel comes into force."""
-        self._sent: str | None = None
-        self.due_at = time.monotonic() + self._first_in_s
-        """When the next test starts, or when the token of the current one is overdue."""
-
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() >= self.due_at
-
-    @property
-    def is_under_way(self) -> bool:
-        return self._sent is not None
-
-    def start(self, notify: Callable[[str], object]) -> None:
-        self._sent = secrets.token_hex(8)
-        notify(self._sent)
-        # From now: a busy pool may have delayed the sending.
-        self.due_at = time.monotonic() + self._timings.test_timeout_s
-
-    def receive(self, token: str) -> bool:
-        """Return whether the token is ours: other processes test themselves, too."""
-        if token != self._sent:
-            return False
-        self._received = token
-        return True
-
-    def take_answer(self) -> bool:
-        """Return whether the token has arrived since the last call."""
-        if self._sent is None or self._received != self._sent:
-            return False
-        self.has_passed = True
-        self.finish()
-        return True
-
-    def postpone(self) -> None:
-        """Try again soon: the token could not be sent."""
-        self._sent = None
-        self.due_at = time.monotonic() + self._timings.test_timeout_s
-
-    def finish(self) -> None:
-        self._sent = None
-        self.due_at = time.monotonic() + self._timings.test_interval_s
+    def schedule(self, in_s: float) -> None:
+        self.sent, self.due_at = None, time.monotonic() + in_s
 
 
 class ReaderHandoff:
@@ -553,6 +513,7 @@ class ReaderHandoff:
 
     @contextmanager
     def read_on_this_loop(self) -> Generator[None]:
+        """Let the running event loop read, so that its subscribers are called there, mostly without a change of threads."""
         reader = self._requested_by = LoopNotificationReader()
         self._wake_thread()
         try:
@@ -574,19 +535,21 @@ class ReaderHandoff:
             return
         finally:
             self.in_use.release()
-        self._deliver(received)
+        for channel, payload in received:
+            self._on_notification(channel, payload)
 
     # -- on the thread
 
     def read(self, connection: psycopg.Connection) -> None:
         with self.in_use:
             received = read_notifications(connection)
-        self._deliver(received)
+        for channel, payload in received:
+            self._on_notification(channel, payload)
 
     def assign(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> None:
         """Assign the reading to the loop that requests it; without one the selector of the thread watches the connection."""
         requested_by = self._requested_by
-        reader = None if requested_by is None or requested_by.is_gone else requested_by
+        reader = None if requested_by is None or requested_by.loop.is_closed() else requested_by
         if reader is self._assigned_to:
             return
         if self._assigned_to is None:
@@ -601,11 +564,8 @@ class ReaderHandoff:
         with self.in_use:  # no loop reads now; one that still tries later gets nothing, or an error of psycopg
             reader, self._assigned_to = self._assigned_to, None
         if reader is not None:
-            reader.stop_soon()
-
-    def _deliver(self, received: list[tuple[str, str]]) -> None:
-        for channel, payload in received:
-            self._on_notification(channel, payload)
+            with suppress(RuntimeError):
+                reader.loop.call_soon_threadsafe(reader.stop)
 
 
 def read_notifications(connection: psycopg.Connection) -> list[tuple[str, str]]:
@@ -622,7 +582,7 @@ class LoopNotificationReader:
     """Watches one connection after another on its event loop; none if the loop is closed."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._watched: int | None = None
         self._is_closed = False
 
@@ -636,19 +596,11 @@ class LoopNotificationReader:
         except OSError:
             return False  # too many open files
         try:
-            self._loop.call_soon_threadsafe(self._start, duplicate, read)
+            self.loop.call_soon_threadsafe(self._start, duplicate, read)
         except RuntimeError:
             os.close(duplicate)
             return False
         return True
-
-    def stop_soon(self) -> None:
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.stop)
-
-    @property
-    def is_gone(self) -> bool:
-        return self._loop.is_closed()
 
     # -- on the loop
 
@@ -657,11 +609,11 @@ class LoopNotificationReader:
             os.close(duplicate)
             return
         self._watched = duplicate
-        self._loop.add_reader(duplicate, read)
+        self.loop.add_reader(duplicate, read)
 
     def stop(self) -> None:
         if self._watched is not None:
-            self._loop.remove_reader(self._watched)
+            self.loop.remove_reader(self._watched)
             os.close(self._watched)
             self._watched = None
 

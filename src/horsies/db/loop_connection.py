@@ -7,18 +7,16 @@ blocking one. `pipeline.py` has the protocol.
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import pq
 
-from horsies.db import faults
 from horsies.db.driver import drive_async
 from horsies.db.pipeline import Pipeline
 from horsies.db.pool import connect_async
 from horsies.db.pooler import GENERIC_PLANS, UNLIMITED, PreparedStatements, apply_session_settings
-from horsies.db.statement import AnyRequest, Op, Request, Rows, Statement, rows
+from horsies.db.statement import AnyRequest, Op, Request, Rows, Statement
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
@@ -51,15 +49,16 @@ class LoopConnection:
         self._config = config
         self._purpose = purpose
         self._prepared = PreparedStatements()
-        self._session: _Session | None = None
+        self._pgconn: pq.abc.PGconn | None = None  # while it is connected; it may have broken since
+        self._on_results: OnResults | None = None
 
     async def run(self, op: Op[T]) -> T:
         """Run an operation. After its own errors the connection is usable; one that is broken, or was cancelled midway, is closed."""
         try:
-            if self._session is not None and self._session.is_broken:
+            if not self.is_ready:
                 self.close()  # it broke while it was idle: no result is lost, so there is no error to raise
-            session = self._session or await self._open()
-            return await drive_async(op, session.execute)
+                await self._open()
+            return await drive_async(op, self._execute)
         except psycopg.Error as error:
             await self.recover(error)
             raise
@@ -70,12 +69,12 @@ class LoopConnection:
     @property
     def has_session(self) -> bool:
         """Whether it has connected. The connection may have broken since."""
-        return self._session is not None
+        return self._pgconn is not None
 
     @property
     def is_ready(self) -> bool:
         """Whether it has a connection that is not known to be broken, so that `submit` may be called."""
-        return self._session is not None and not self._session.is_broken
+        return self._pgconn is not None and self._pgconn.status != pq.ConnStatus.BAD
 
     @property
     def has_own_session(self) -> bool:
@@ -88,7 +87,7 @@ class LoopConnection:
         Call only when it is ready, and not again before `on_done`; after a database error call `recover` first.
         """
         try:
-            cast("_Session", self._session).submit(next(op), lambda results: on_done(_finish(op, results)))
+            self._send(next(op), lambda results: on_done(_finish(op, results)))
         except BaseException:
             self.close()
             raise
@@ -97,56 +96,47 @@ class LoopConnection:
         """Make the connection idle after an error, or close it."""
         if self._prepared.has_failed(error):
             self.close()
-        if self._session is not None:
-            try:
-                await self._session.roll_back()
-            except psycopg.Error:
-                self.close()
-            except BaseException:
-                self.close()
-                raise
-
-    async def _open(self) -> "_Session":
-        """Connect on the loop: a thread that waits for an unresponsive server would delay the exit of a worker."""
-        connection = await connect_async(self._config, self._purpose)
         try:
-            session = self._session = _Session(connection, self._config.schema)
-        except OSError as error:  # no file descriptor is left
-            connection.pgconn.finish()
-            raise psycopg.OperationalError(str(error)) from error
-        timeout_ms, reported = self._config.statement_timeout_ms, connection.info.backend_pid
-        settings = rows(SESSION_SETTINGS(statement_timeout_ms=timeout_ms, backend_pid=reported))
-        ((pid, *_),) = await drive_async(settings, session.execute)
-        session.is_ours = self._prepared.enable_if_ours(connection, pid)
-        return session
+            if self._pgconn is not None and self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
+                await self._execute(Request((ROLLBACK(),)))
+        except psycopg.Error:
+            self.close()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close it. A request under way gets an error now."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        pgconn, self._pgconn = self._pgconn, None
+        if pgconn is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            os.close(self._socket)
+            pgconn.finish()
+            self._deliver(psycopg.OperationalError("the connection was closed"))
 
-
-class _Session:
-    def __init__(self, connection: psycopg.AsyncConnection, schema: str) -> None:
-        self._connection = connection
-        self._pgconn = connection.pgconn
-        self._pgconn.enter_pipeline_mode()
-        self._pipeline = Pipeline(connection)
-        self._schema = schema
-        self.is_ours = False  # if so, the session settings apply, and a batch needs no frame
+    async def _open(self) -> None:
+        """Connect on the loop: a thread that waits for an unresponsive server would delay the exit of a worker."""
+        connection = await connect_async(self._config, self._purpose)
         self._loop = asyncio.get_running_loop()
-        # Our own descriptor: libpq closes its own when the connection breaks, and the next connection may get that number while the
-        # loop still watches it for us.
-        self._socket = os.dup(self._pgconn.socket)
-        self._loop.add_reader(self._socket, self._on_readable)
-        self._on_results: OnResults | None = None
+        try:
+            connection.pgconn.enter_pipeline_mode()
+            self._pipeline = Pipeline(connection)
+            # Our own descriptor: libpq closes its own when the connection breaks, and the next connection may get that number while the
+            # loop still watches it for us.
+            self._socket = os.dup(connection.pgconn.socket)
+            self._loop.add_reader(self._socket, self._on_readable)
+        except OSError as error:  # no file descriptor is left
+            connection.pgconn.finish()
+            raise psycopg.OperationalError(str(error)) from error
+        self._pgconn = connection.pgconn
+        timeout_ms, reported = self._config.statement_timeout_ms, connection.info.backend_pid
+        settings = SESSION_SETTINGS(statement_timeout_ms=timeout_ms, backend_pid=reported)
+        ((row,),) = await self._execute(Request((settings,)))
+        # If the session is ours, the settings apply to it, and a batch needs no frame.
+        self._pipeline.needs_frames = not self._prepared.enable_if_ours(connection, row[0])
 
-    @property
-    def is_broken(self) -> bool:
-        return self._pgconn.status == pq.ConnStatus.BAD
-
-    async def execute(self, request: AnyRequest) -> list[Rows]:
+    async def _execute(self, request: AnyRequest) -> list[Rows]:
         future: asyncio.Future[list[Rows]] = self._loop.create_future()
 
         def resolve(results: Results) -> None:
@@ -157,45 +147,22 @@ class _Session:
             else:
                 future.set_result(results)
 
-        self.submit(request, resolve)
+        self._send(request, resolve)
         return await future
 
-    def submit(self, request: AnyRequest, on_results: OnResults) -> None:
+    def _send(self, request: AnyRequest, on_results: OnResults) -> None:
         """Send a request. The loop calls `on_results`, never before this returns."""
-        batch, is_framed = cast("Request", request), not self.is_ours
         try:
-            faults.raise_planted(self._connection, batch.names, "before")
-            queries = batch.framed_queries if is_framed else batch.queries
-            self._pipeline.send(queries, self._schema, batch.after_commit)
-            if self._pgconn.flush():
+            self._pipeline.send(cast("Request", request), self._config.schema)
+            if self._pgconn is not None and self._pgconn.flush():
                 self._loop.add_writer(self._socket, self._on_writable)
-            self._on_results = partial(self._pass_on, batch, on_results, is_framed=is_framed)
+            self._on_results = on_results
         except psycopg.Error as error:
             self._loop.call_soon(on_results, error)
 
-    def _pass_on(self, batch: Request, on_results: OnResults, results: Results, *, is_framed: bool) -> None:
-        if isinstance(results, list):
-            try:
-                faults.raise_planted(self._connection, batch.names, "after")
-                results = batch.without_frame(results) if is_framed else results
-            except psycopg.Error as error:
-                results = error
-        on_results(results)
-
-    async def roll_back(self) -> None:
-        if self._pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            await self.execute(Request((ROLLBACK(),)))
-
-    def close(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        os.close(self._socket)
-        self._pgconn.finish()
-        self._deliver(psycopg.OperationalError("the connection was closed"))
-
     def _on_writable(self) -> None:
         try:
-            if self._pgconn.flush():
+            if self._pgconn is not None and self._pgconn.flush():
                 return
         except psycopg.Error as error:
             self._loop.remove_writer(self._socket)
@@ -208,7 +175,7 @@ class _Session:
             if (results := self._pipeline.receive()) is not None:
                 self._deliver(results)
         except Exception as error:  # noqa: BLE001 - the loop, which has called us, would only log it
-            if self.is_broken:
+            if self._pgconn is not None and not self.is_ready:
                 self._loop.remove_reader(self._socket)
             self._deliver(error)
 

@@ -22,6 +22,7 @@ import psycopg
 from horsies.db.dedicated import DedicatedConnection
 from horsies.db.errors import broker_error
 from horsies.db.partitions import DAYS_AHEAD, prepare_partitions
+from horsies.db.pipeline import PLACEHOLDER
 from horsies.db.pooler import PINNED, set_locally
 from horsies.db.statement import Op, Statement, execute, load, one, render_script, rows, script
 from horsies.model.config import PostgresConfig
@@ -33,8 +34,6 @@ SQL = load(__file__)
 T = TypeVar("T")
 log = logging.getLogger("horsies.db")
 
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
-
 
 @dataclass(frozen=True, slots=True)
 class Migration:
@@ -42,6 +41,10 @@ class Migration:
     name: str
     compatible_since: int
     text: str
+
+    @property
+    def row(self) -> dict[str, str | int]:
+        return {"version": self.version, "name": self.name, "compatible_since": self.compatible_since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +186,7 @@ def _apply_once(schema: str) -> Op[list[str]]:
     pending = _migrations_after(version)
     for migration in pending:
         yield from script(Statement(f"migration_{migration.version:04}", migration.text))
-        yield from rows(
-            SQL["record_version"](
-                version=migration.version, name=migration.name, compatible_since=migration.compatible_since
-            )
-        )
+        yield from rows(SQL["record_version"](**migration.row))
     yield from rows(SQL["commit_migration"]())
     return [migration.name for migration in pending]
 
@@ -219,13 +218,7 @@ def _script_parts(schema: str, version: int, pending: list[Migration]) -> Iterat
     for migration in pending:
         yield f"-- {migration.version:04}_{migration.name}"
         yield render_script(migration.text, schema).strip()
-        yield _with_literals(
-            SQL["record_version"],
-            schema,
-            version=migration.version,
-            name=migration.name,
-            compatible_since=migration.compatible_since,
-        )
+        yield _with_literals(SQL["record_version"], schema, **migration.row)
     if version == 0:
         yield _with_literals(SQL["create_partitions"], schema, ahead=DAYS_AHEAD)
     yield "commit;"
@@ -241,4 +234,4 @@ def _with_literals(statement: Statement, schema: str, **values: str | int) -> st
         return str(value) if isinstance(value, int) else f"'{value}'"
 
     # The schema last: its name may look like a parameter.
-    return render_script(_PLACEHOLDER.sub(to_literal, statement.text), schema)
+    return render_script(PLACEHOLDER.sub(to_literal, statement.text), schema)

@@ -91,24 +91,19 @@ def prepare_partitions(schema: str, keep: timedelta | None = None) -> Op[list[Pa
         if row_count > MOVE_AT_MOST:
             log.info("finished_default: %d tasks of %s stay there, too many to be moved", row_count, first)
         elif row_count or is_due:
-            timeout = PER_ROW_WORK if row_count else CONSTANT_WORK
             partition = Partition(table, first, after)
-            changes.append((yield from _create_partition(schema, partition, moves=moves, timeout=timeout)))
+            moving = SQL["lock_finished"](), SQL["lock_default_partition"](), partition.query("move_rows")
+            queries = (
+                SQL["lock_partition_changes"](schema=schema),
+                partition.query("create_partition"),
+                SQL["set_short_timeouts"](statement_timeout=PER_ROW_WORK if row_count else CONSTANT_WORK),
+                *(moving if moves else ()),
+                partition.query("attach_partition"),
+            )
+            changes.append((yield from _with_short_locks("create", partition, *queries)))
             if changes[-1] is not PartitionChange.DONE:
                 break  # what blocks this one blocks the next
     return changes
-
-
-def _create_partition(schema: str, partition: Partition, *, moves: bool, timeout: str) -> Op[PartitionChange]:
-    moving = (SQL["lock_finished"](), SQL["lock_default_partition"](), partition.query("move_rows")) if moves else ()
-    queries = (
-        SQL["lock_partition_changes"](schema=schema),
-        partition.query("create_partition"),
-        SQL["set_short_timeouts"](statement_timeout=timeout),
-        *moving,
-        partition.query("attach_partition"),
-    )
-    return (yield from _with_short_locks("create", partition, *queries))
 
 
 def get_old_partitions(schema: str, keep: timedelta) -> Op[list[tuple[Partition, bool]]]:

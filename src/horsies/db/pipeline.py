@@ -16,10 +16,9 @@ import logging
 import re
 import select
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from itertools import count, islice
-from typing import cast
+from typing import TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -28,15 +27,18 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 
+from horsies.db import faults
 from horsies.db.pooler import PINNED, require_utf8, set_locally
-from horsies.db.statement import Query, Rows, Statement, render
+from horsies.db.statement import Query, Request, Rows, Statement, render, to_text
+
+AnyConnection: TypeAlias = psycopg.Connection | psycopg.AsyncConnection
 
 PIN = Statement("pin_settings", set_locally(PINNED))()
 COPY_LINES_AT_ONCE = 1_000
+PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
 log = logging.getLogger("horsies.db")
 
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 _BEGIN = re.compile(r"begin\b")
 _END = re.compile(r"(commit|rollback)\b")
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
@@ -45,52 +47,54 @@ _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 class Pipeline:
     """Sends batches to one connection, which must be in pipeline mode, and collects their results."""
 
-    def __init__(self, connection: "psycopg.Connection | psycopg.AsyncConnection") -> None:
+    def __init__(self, connection: AnyConnection) -> None:
         require_utf8(connection)  # a pool has not checked it
+        self.needs_frames = True  # unless the settings of the frames apply to the session
         self._connection = connection
         self._pgconn = connection.pgconn
         self._prepared: dict[str, bytes] = {}
         self._name_numbers = count(1)
         # Of the batch under way:
+        self._request = Request(())
         self._newly_prepared: dict[str, bytes] = {}
-        self._pin_index: int | None = None  # the position of PIN among its statements
-        self._has_prepare: list[bool] = []  # for each statement: the result of a PREPARE comes before its own
+        self._sent: list[tuple[Query, bool]] = []  # whether the result of a PREPARE comes before that of the statement
         self._results: list[pq.abc.PGresult] = []
         self._main_count = 0  # how many of the results belong to the statements before the commit
         self._pending_syncs = 0  # each part that is committed by itself ends with a sync
 
-    def send(self, queries: Sequence[Query], schema: str, after_commit: Sequence[Query] = ()) -> None:
-        is_ours = self._connection.prepare_threshold is not None
-        pin_index = None if is_ours else _find_pin_index(queries)
-        if pin_index is not None:
-            queries = [*queries[:pin_index], PIN, *queries[pin_index:]]
-        if after_commit and not is_ours:
-            after_commit = [PIN, *after_commit]
+    def send(self, request: Request, schema: str) -> None:
+        if faults.planted:
+            faults.raise_planted(self._connection, request.framed_queries, "before")
+        queries, after_commit = request.framed_queries if self.needs_frames else request.queries, request.after_commit
+        if self._connection.prepare_threshold is None:  # the session is not ours
+            queries = _pin(queries)
+            after_commit = [PIN, *after_commit] if after_commit else ()
         # Encode everything before sending anything: an error in between would leave half a batch to run with the next one.
-        first = [_encode(query, schema) for query in queries]
-        then = [_encode(query, schema) for query in after_commit]
-        self._newly_prepared, self._results, self._main_count, self._pin_index = {}, [], 0, pin_index
-        self._has_prepare = [self._send_statement(text, values) for text, values in first]
-        self._pgconn.pipeline_sync()
+        parts = [[(query, *_encode(query, schema)) for query in part] for part in (queries, after_commit)]
+        self._request, self._newly_prepared, self._results, self._main_count = request, {}, [], 0
+        self._sent = self._send_part(parts[0])
         self._pending_syncs = 1
-        if then:
-            for text, values in then:
-                self._send_statement(text, values)
-            self._pgconn.pipeline_sync()
+        if after_commit:
+            self._send_part(parts[1])
             self._pending_syncs = 2
 
-    def _send_statement(self, text: str, values: list[bytes | None]) -> bool:
-        """Return whether the statement is prepared now."""
-        if self._connection.prepare_threshold is None:
-            self._pgconn.send_query_params(text.encode(), values)
-            return False
-        name = self._prepared.get(text) or self._newly_prepared.get(text)
-        is_new = name is None
-        if name is None:
-            name = self._newly_prepared[text] = b"horsies_%d" % next(self._name_numbers)
-            self._pgconn.send_prepare(name, text.encode())
-        self._pgconn.send_query_prepared(name, values)
-        return is_new
+    def _send_part(self, part: list[tuple[Query, str, list[bytes | None]]]) -> list[tuple[Query, bool]]:
+        """Send what is committed together. Return for each statement whether it is prepared now."""
+        sent: list[tuple[Query, bool]] = []
+        for query, text, values in part:
+            name = self._prepared.get(text) or self._newly_prepared.get(text)
+            is_new = False
+            if self._connection.prepare_threshold is None:
+                self._pgconn.send_query_params(text.encode(), values)
+            else:
+                is_new = name is None
+                if name is None:
+                    name = self._newly_prepared[text] = b"horsies_%d" % next(self._name_numbers)
+                    self._pgconn.send_prepare(name, text.encode())
+                self._pgconn.send_query_prepared(name, values)
+            sent.append((query, is_new))
+        self._pgconn.pipeline_sync()
+        return sent
 
     def receive(self) -> list[Rows] | None:
         """Read what has arrived; also when no batch is under way, because the server may send messages of its own.
@@ -100,10 +104,11 @@ class Pipeline:
         try:
             self._pgconn.consume_input()
             while self._pending_syncs and not self._pgconn.is_busy():
-                result = self._get_result()
-                if result is None:
-                    continue  # between two statements
-                if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                result = self._pgconn.get_result()
+                if result is None:  # between two statements
+                    if self._pgconn.status == pq.ConnStatus.BAD:
+                        raise psycopg.OperationalError("the connection was lost")  # noqa: TRY301 - the server may say more
+                elif result.status == pq.ExecStatus.PIPELINE_SYNC:
                     self._main_count = self._main_count or len(self._results)
                     self._pending_syncs -= 1
                     if not self._pending_syncs:
@@ -112,29 +117,27 @@ class Pipeline:
                     self._results.append(result)
         except psycopg.OperationalError:
             # The server's reason for closing the connection says more than the loss itself.
-            for result in self._results:
-                raise_for_status(result)
+            _raise_first_error(self._results)
             raise
         return None
 
-    def _get_result(self) -> pq.abc.PGresult | None:
-        result = self._pgconn.get_result()
-        if result is None and self._pgconn.status == pq.ConnStatus.BAD:
-            raise psycopg.OperationalError("the connection was lost")
-        return result
-
     def _to_rows_of_each(self) -> list[Rows]:
-        results, after_commit = iter(self._results[: self._main_count]), self._results[self._main_count :]
+        results, after_commit = self._results[: self._main_count], self._results[self._main_count :]
         self._results = []
+        _raise_first_error(results)  # that of the commit is the last
         rows_of_each: list[Rows] = []
-        for has_prepare in self._has_prepare:
+        transformer = Transformer(self._connection)
+        in_order = iter(results)
+        for query, has_prepare in self._sent:
             if has_prepare:
-                raise_for_status(next(results))
-            rows_of_each.append(self._to_rows(raise_for_status(next(results))))
-        if self._pin_index is not None:
-            del rows_of_each[self._pin_index]
-        for result in results:
-            raise_for_status(result)  # of the commit itself
+                next(in_order)
+            result = next(in_order)
+            rows: Rows = []
+            if result.nfields:
+                transformer.set_pgresult(result)
+                rows = cast("Rows", transformer.load_rows(0, result.ntuples, cast("Callable[..., object]", tuple)))
+            if query is not PIN:
+                rows_of_each.append(rows)
         if failed := [result for result in after_commit if result.status in _FAILED]:
             # What was requested is committed; only the statements after it failed.
             log.warning(
@@ -142,28 +145,23 @@ class Pipeline:
             )
         else:
             self._prepared |= self._newly_prepared
-        return rows_of_each
-
-    def _to_rows(self, result: pq.abc.PGresult) -> Rows:
-        if not result.nfields:
-            return []
-        transformer = Transformer(self._connection)
-        transformer.set_pgresult(result)
-        return cast("Rows", transformer.load_rows(0, result.ntuples, cast("Callable[..., object]", tuple)))
+        if faults.planted:
+            faults.raise_planted(self._connection, self._request.framed_queries, "after")
+        frame = self._request.frame if self.needs_frames else None
+        return rows_of_each[len(frame.opening) : -1] if frame else rows_of_each
 
 
-def raise_for_status(result: pq.abc.PGresult) -> pq.abc.PGresult:
-    if result.status in _FAILED:
-        raise error_from_result(result)
-    return result
+def _raise_first_error(results: list[pq.abc.PGresult]) -> None:
+    for result in results:
+        if result.status in _FAILED:
+            raise error_from_result(result)
 
 
-def _find_pin_index(queries: Sequence[Query]) -> int | None:
+def _pin(queries: Sequence[Query]) -> Sequence[Query]:
     """Pin after a BEGIN, whose isolation level must be set before any query; not before an END, whose transaction may have failed."""
     first = queries[0].statement.text if queries else ""
-    if _END.match(first):
-        return None
-    return 1 if _BEGIN.match(first) else 0
+    at = 1 if _BEGIN.match(first) else 0
+    return queries if _END.match(first) else [*queries[:at], PIN, *queries[at:]]
 
 
 def _encode(query: Query, schema: str) -> tuple[str, list[bytes | None]]:
@@ -187,32 +185,20 @@ def number_parameters(text: str, schema: str, cast: str = "") -> tuple[str, tupl
         name = match[1]
         return f"${names.setdefault(name, len(names) + 1)}{cast}" if name else "%"
 
-    return render(_PLACEHOLDER.sub(number, text), schema), tuple(names)
+    return render(PLACEHOLDER.sub(number, text), schema), tuple(names)
 
 
 def to_texts(params: Mapping[str, object], names: Sequence[str]) -> list[str | None]:
     """Convert the parameters to text, in the order of the names. Most are text or None already."""
     values = [params[name] for name in names]
-    return [value if value is None or isinstance(value, str) else _to_text(value) for value in values]
-
-
-def _to_text(value: object) -> str:
-    match value:
-        case bool():
-            return "t" if value else "f"
-        case int() | float():
-            return str(value)
-        case datetime():
-            return value.isoformat()
-        case _:
-            raise TypeError(f"a parameter for PostgreSQL cannot be a {type(value).__name__}")
+    return [value if value is None or isinstance(value, str) else to_text(value) for value in values]
 
 
 def copy_field(value: object) -> str:
     """Convert to a field of a COPY line. The driver would adapt every field of every row: half of the time of a bulk send."""
     if value is None:
         return "\\N"
-    written = value if isinstance(value, str) else _to_text(value)
+    written = value if isinstance(value, str) else to_text(value)
     return written.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
@@ -223,50 +209,55 @@ def copy_chunks(lines: Iterable[str]) -> Iterator[str]:
         yield chunk
 
 
-_pipelines: "WeakKeyDictionary[psycopg.Connection | psycopg.AsyncConnection, Pipeline]" = WeakKeyDictionary()
+_pipelines: "WeakKeyDictionary[AnyConnection, Pipeline]" = WeakKeyDictionary()
 
 
-def execute(
-    connection: psycopg.Connection, queries: Sequence[Query], schema: str, after_commit: Sequence[Query] = ()
-) -> list[Rows]:
+def execute(connection: psycopg.Connection, request: Request, schema: str) -> list[Rows]:
     """Make one round trip, blocking. A connection that is abandoned in the middle of it, as by Ctrl-C, is closed."""
-    pipeline, pgconn = _pipeline_of(connection), connection.pgconn
-    pgconn.enter_pipeline_mode()
+    pgconn, results = connection.pgconn, None
+    pipeline = _enter_pipeline_mode(connection)
     try:
-        pipeline.send(queries, schema, after_commit)
-        return _exchange_blocking(pgconn, pipeline)
+        pipeline.send(request, schema)
+        poll = select.poll()
+        while results is None and pgconn.flush():
+            poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+            poll.poll()
+            results = pipeline.receive()  # reading also flushes, so all results may be there now
+        poll.register(pgconn.socket, select.POLLIN)
+        while results is None:
+            poll.poll()
+            results = pipeline.receive()
+        return results
     finally:
-        if _is_idle(pgconn):
-            pgconn.exit_pipeline_mode()
-        else:
+        if not _exit_pipeline_mode(pgconn):
             connection.close()
 
 
-async def execute_async(
-    connection: psycopg.AsyncConnection, queries: Sequence[Query], schema: str, after_commit: Sequence[Query] = ()
-) -> list[Rows]:
+async def execute_async(connection: psycopg.AsyncConnection, request: Request, schema: str) -> list[Rows]:
     """The same, awaiting. The driver's own pipeline would wait for the commit before it sends what comes after it."""
-    pipeline, pgconn = _pipeline_of(connection), connection.pgconn
-    pgconn.enter_pipeline_mode()
+    pipeline = _enter_pipeline_mode(connection)
     try:
-        pipeline.send(queries, schema, after_commit)
-        return await connection.wait(_exchange(pgconn, pipeline))
+        pipeline.send(request, schema)
+        return await connection.wait(_exchange(connection.pgconn, pipeline))
     finally:
-        if _is_idle(pgconn):
-            pgconn.exit_pipeline_mode()
-        else:
+        if not _exit_pipeline_mode(connection.pgconn):
             await connection.close()
 
 
-def _pipeline_of(connection: psycopg.Connection | psycopg.AsyncConnection) -> Pipeline:
+def _enter_pipeline_mode(connection: AnyConnection) -> Pipeline:
     pipeline = _pipelines.get(connection)
     if pipeline is None:
         pipeline = _pipelines[connection] = Pipeline(connection)
+    connection.pgconn.enter_pipeline_mode()
     return pipeline
 
 
-def _is_idle(pgconn: pq.abc.PGconn) -> bool:
-    return pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE
+def _exit_pipeline_mode(pgconn: pq.abc.PGconn) -> bool:
+    """Return whether the connection is usable."""
+    is_idle = pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE
+    if is_idle:
+        pgconn.exit_pipeline_mode()
+    return is_idle
 
 
 def _exchange(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> Generator[Wait, Ready | int, list[Rows]]:
@@ -278,17 +269,3 @@ def _exchange(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> Generator[Wait, Read
     while (results := pipeline.receive()) is None:
         yield Wait.R
     return results
-
-
-def _exchange_blocking(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> list[Rows]:
-    poll = select.poll()
-    while pgconn.flush():
-        poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
-        poll.poll()
-        if (results := pipeline.receive()) is not None:  # reading also flushes, so all results may be there now
-            return results
-    poll.register(pgconn.socket, select.POLLIN)
-    while True:
-        poll.poll()
-        if (results := pipeline.receive()) is not None:
-            return results

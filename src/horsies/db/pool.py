@@ -5,7 +5,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -15,6 +15,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from horsies.db.pooler import PreparedStatements, clamp_timestamp, require_utf8
 from horsies.model.config import PostgresConfig
+
+AnyPool: TypeAlias = ConnectionPool | AsyncConnectionPool
 
 RECONNECT_S = 1.0
 
@@ -167,7 +169,7 @@ class ConnectionPools:
         if pool.get_stats()["requests_waiting"]:
             await pool.check()
 
-    def is_exhausted(self, pool: ConnectionPool | AsyncConnectionPool) -> bool:
+    def is_exhausted(self, pool: AnyPool) -> bool:
         """Whether the pool was too small for the callers of the last `connect_timeout_s`, instead of disconnected."""
         is_disconnected = time.monotonic() - self._reconnect_failed_at < self._config.connect_timeout_s
         return pool.get_stats()["pool_size"] >= self._config.pool_max_size and not is_disconnected

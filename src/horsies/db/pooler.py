@@ -35,7 +35,6 @@ from psycopg.adapt import Loader
 AnyConnection: TypeAlias = psycopg.Connection | psycopg.AsyncConnection
 Settings: TypeAlias = Mapping[str, str]
 
-BACKEND_PID = "select pg_catalog.pg_backend_pid()"
 PREPARE_THRESHOLD = 2
 POOLER_CHECKS = 10  # comparisons of process ids before a session counts as not shared
 UNDO_ATTEMPTS = 100
@@ -66,11 +65,6 @@ UNLIMITED: Final[Settings] = MappingProxyType(
         "lock_timeout": "0",
     }
 )
-_SESSION_ONLY: Final[Settings] = MappingProxyType(
-    {"default_transaction_isolation": "read committed"}  # has no effect inside a transaction
-)
-_NOT_IN_EVERY_RELEASE: Final = frozenset({"transaction_timeout"})  # since PostgreSQL 17
-
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """A day from the limits of Python, so that they can be converted to any time zone."""
@@ -109,28 +103,29 @@ def apply_session_settings(settings: Settings, backend_pid: str) -> str:
     """
     current = "pg_catalog.pg_backend_pid()"
     is_local = f"{current} operator(pg_catalog.<>) {backend_pid}"
-    all_settings = {**PINNED, **_SESSION_ONLY, **settings}
+    # The isolation level has no effect inside a transaction, so it is not among the pinned settings.
+    all_settings = {**PINNED, "default_transaction_isolation": "read committed", **settings}
     return f"select {current}, {', '.join(_set_config(name, value, is_local) for name, value in all_settings.items())}"
 
 
 def _set_config(name: str, value: str, is_local: str) -> str:
     text = value if value.startswith("%(") else f"'{value}'"
     call = f"pg_catalog.set_config('{name}', {text}, {is_local})"
-    if name in _NOT_IN_EVERY_RELEASE:
+    if name == "transaction_timeout":  # since PostgreSQL 17
         return f"case when pg_catalog.current_setting('{name}', true) is not null then {call} end"
     return call
 
 
 def get_backend_pid(connection: psycopg.Connection) -> int:
     """Return the id of the server process that executes our statements at this moment."""
-    row = connection.execute(BACKEND_PID).fetchone()
+    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
     return row[0] if row else 0
 
 
-def is_direct(connection: psycopg.Connection, settings: Settings = UNLIMITED) -> bool:
-    """Whether the session is ours; if so, the pinned settings and these apply afterwards."""
+def is_direct(connection: psycopg.Connection) -> bool:
+    """Whether the session is ours; if so, the pinned settings apply afterwards, and no limits."""
     expected = connection.info.backend_pid
-    row = connection.execute(apply_session_settings(settings, str(expected)).encode()).fetchone()
+    row = connection.execute(apply_session_settings(UNLIMITED, str(expected)).encode()).fetchone()
     return row is not None and row[0] == expected
 
 

@@ -16,7 +16,7 @@ Waiting for a result is not an operation: it takes long and must not hold a conn
 """
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -64,7 +64,8 @@ class Statement:
         return Query(self, params | arrays)
 
     def for_schema(self, schema: str) -> bytes:
-        return _render_query(self.text, schema)
+        # Parameters are %-style, so a % in the schema's name is doubled. The names of its channels are hashes of the undoubled name.
+        return render(self.text, schema, "%%").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,10 @@ def load(python_file: str) -> Mapping[str, Statement]:
         raise ValueError(f"{twin.name}: a name is used twice")
     fragments, statements = dict(_COLUMN_LISTS), dict[str, Statement]()
     for kind, name, written in zip(parts[::3], names, parts[2::3], strict=True):
-        text = _PLACEHOLDER.sub(lambda found: fragments.get(found[1], found[0]), _strip_comments(written))
+        # Without comments: the server need not parse them on every call.
+        lines = (re.sub(r"\s*-- .*$", "", line).rstrip() for line in written.splitlines())
+        text = "\n".join(line for line in lines if line)
+        text = _PLACEHOLDER.sub(lambda found: fragments.get(found[1], found[0]), text)
         if kind == "fragment":
             fragments[name] = text
         else:
@@ -97,45 +101,35 @@ def load(python_file: str) -> Mapping[str, Statement]:
     return statements
 
 
-def _strip_comments(text: str) -> str:
-    """Remove comments: the server need not parse them on every call."""
-    lines = (re.sub(r"\s*-- .*$", "", line).rstrip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line)
-
-
 def to_array(items: Sequence[object]) -> str:
     """Convert to the text of a PostgreSQL array. Ten times as fast as the driver, and a batch has a dozen arrays; our SQL casts them all."""
-    return "{" + ",".join([_to_element(item) for item in items]) + "}"
+    elements = [
+        '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if isinstance(item, str)
+        else "NULL"
+        if item is None
+        else to_text(item, "an array for PostgreSQL cannot hold")
+        for item in items
+    ]
+    return "{" + ",".join(elements) + "}"
 
 
-def _to_element(item: object) -> str:
-    match item:
-        case str():
-            return '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        case None:
-            return "NULL"
+def to_text(value: object, refusal: str = "a parameter for PostgreSQL cannot be") -> str:
+    match value:
         case bool():
-            return "t" if item else "f"
+            return "t" if value else "f"
         case int() | float():
-            return str(item)
+            return str(value)
         case datetime():
-            return f'"{item.isoformat()}"'
+            return value.isoformat()
         case _:
-            raise TypeError(f"an array for PostgreSQL cannot hold a {type(item).__name__}")
+            raise TypeError(f"{refusal} a {type(value).__name__}")
 
 
 @lru_cache(maxsize=1024)
-def _render_query(text: str, schema: str) -> bytes:
-    # Parameters are %-style, so a % in the schema's name is doubled. The names of its channels are hashes of the undoubled name.
-    return _render(text, schema, schema.replace("%", "%%")).encode()
-
-
-def render(text: str, schema: str) -> str:
+def render(text: str, schema: str, percent: str = "%") -> str:
     """Insert the schema, its channels and its lock in place of their placeholders."""
-    return _render(text, schema, schema)
-
-
-def _render(text: str, schema: str, written: str) -> str:
+    written = schema.replace("%", percent)
     for channel in Channel:
         text = text.replace("{" + channel + "_channel}", channel.name_in(schema))
     text = text.replace("{waiters_lock}", str(waiters_lock(schema)))
@@ -169,14 +163,6 @@ class Request:
     def framed_queries(self) -> Sequence[Query]:
         return [*self.frame.opening, *self.queries, self.frame.closing] if self.frame else self.queries
 
-    def without_frame(self, results: list[Rows]) -> list[Rows]:
-        """Remove the results of the frame's statements."""
-        return results[len(self.frame.opening) : -1] if self.frame else results
-
-    @property
-    def names(self) -> Iterator[str]:
-        return (query.statement.name for query in self.framed_queries)
-
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -208,13 +194,13 @@ def execute_then_notify(query: Query, *, after_commit: Query) -> Op[Rows]:
 
 def rows(query: Query) -> Op[Rows]:
     """Return the rows of one statement."""
-    (result,) = yield from execute(query)
+    (result,) = yield Request((query,))
     return result
 
 
 def one(query: Query) -> Op[Row | None]:
     """Return the only row of a statement, or None."""
-    found = yield from rows(query)
+    (found,) = yield Request((query,))
     return found[0] if found else None
 
 

@@ -83,35 +83,18 @@ WaitSource: TypeAlias = Callable[[list[str]], Op[Mapping[str, ReadResult[A]]]]
 Key: TypeAlias = tuple[WaitSource[Any], str]
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
     """What one call waits for."""
 
-    def __init__(
-        self, source: WaitSource[Any], futures: dict[str, Any], deadline: float | None, first_read_at: float
-    ) -> None:
-        self.source = source
-        self.futures = futures
-        self.restore()
-        self.deadline = deadline
-        self.first_read_at = first_read_at
-        self.since = time.monotonic()
-        self.timed_out = False  # it waits only for its last read
-        self.has_left = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all futures are complete. A reader takes a key from `pending` first, and may be interrupted before it completes the future."""
-        return not self.pending and all(future.done() for future in self.futures.values())
-
-    def restore(self) -> None:
-        self.pending = {(self.source, each): future for each, future in self.futures.items() if not future.done()}
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Wait for the inbox; return what is in it, or nothing after this time."""
-
-    timeout_s: float
+    source: WaitSource[Any]
+    futures: dict[str, Any]
+    pending: dict[Key, Any]
+    deadline: float | None
+    first_read_at: float
+    since: float
+    timed_out: bool = False  # it waits only for its last read
+    has_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +111,9 @@ class Read:
         return results
 
 
-ReaderSteps: TypeAlias = Generator[Receive | Read, Any, None]
+Step: TypeAlias = float | Read
+"""Read, or wait for the inbox for as many seconds; return what is in it, or nothing after this time."""
+ReaderSteps: TypeAlias = Generator[Step, Any, None]
 Input: TypeAlias = Waiter | list[str] | str | None
 """A waiter that has arrived or left, ids that were notified, `*`, or None when anything may have happened."""
 
@@ -157,7 +142,6 @@ class ResultReader:
         self._last_arrival_at = 0.0
         self._requested_all_at = 0.0
         self._read_at = float("inf")  # when the requested keys are to be read
-        self._is_urgent = False  # do not wait for LISTEN, either
         self._in_force_at = 0.0  # when LISTEN is in force, or no longer waited for
         self._read_all_at = 0.0  # when everything is, or was, read because of a notification
 
@@ -169,7 +153,9 @@ class ResultReader:
 
         Times are on the monotonic clock. Before `first_read_at` only a notification causes a read.
         """
-        waiter = Waiter(source, {each: self._make_future() for each in ids}, deadline, first_read_at)
+        futures = {each: self._make_future() for each in ids}
+        pending: dict[Key, Any] = {(source, each): future for each, future in futures.items()}
+        waiter = Waiter(source, futures, pending, deadline, first_read_at, time.monotonic())
         try:
             self._all.add(waiter)
             self._put(waiter)
@@ -180,9 +166,6 @@ class ResultReader:
             if waiter.pending:
                 waiter.has_left = True
                 self._put(waiter)
-            for future in waiter.futures.values():  # asyncio logs an exception that was not retrieved
-                if future.done() and not future.cancelled():
-                    future.exception()
 
     def _on_notification(self, payload: str | None) -> None:
         """Called by the thread, or the loop, that reads notifications. Ids without a waiter do not wake the reader.
@@ -198,22 +181,22 @@ class ResultReader:
 
     # -- the reader itself
 
-    def _steps(self, is_done: Callable[[], bool] = bool) -> ReaderSteps:
-        """Run until there is no waiter, or until this holds (`bool()` is False)."""
+    def _steps(self, until: Waiter | None = None) -> ReaderSteps:
+        """Run until there is no waiter, or until this one has its results."""
         timeout_s = 0.0
         while True:
-            for each in (yield Receive(timeout_s)):
+            for each in (yield timeout_s):
                 self._accept(each, time.monotonic())
             if not self._waiters:
                 self._timers.clear()
                 self._sources = ()
                 self._unsubscribe()
                 return
-            if is_done():
+            if until is not None and not until.pending:
                 return
             now = time.monotonic()
             self._subscribe(now)
-            wake_at = min(self._request_due(now), self._next_read_at())
+            wake_at = self._request_due(now)
             timeout_s = min(max(wake_at - now, 0.0), MAX_SLEEP_S)
             if wake_at <= now:
                 yield from self._read_batch()
@@ -274,12 +257,13 @@ class ResultReader:
 
     def _set_timer(self, at: float, each: Key | Waiter) -> None:
         if len(self._timers) > 100 + 4 * len(self._waiters):  # most of them belong to waiters that have left
-            self._timers = [timer for timer in self._timers if self._is_waited_for(timer[2])]
+            self._timers = [
+                timer
+                for timer in self._timers
+                if (timer[2].pending if isinstance(timer[2], Waiter) else timer[2] in self._waiters)
+            ]
             heapq.heapify(self._timers)
         heapq.heappush(self._timers, (at, next(self._numbers), each))
-
-    def _is_waited_for(self, each: Key | Waiter) -> bool:
-        return bool(each.pending) if isinstance(each, Waiter) else each in self._waiters
 
     def _request(self, keys: Iterable[Key], read_at: float) -> None:
         for key in keys:
@@ -291,7 +275,7 @@ class ResultReader:
         self._request(self._waiters, read_at)
 
     def _request_due(self, now: float) -> float:
-        """Request the keys whose time has come; return when the next ones are due."""
+        """Request the keys whose time has come; return when to read the requested ones, or when the next ones are due."""
         is_polling = self._listener is not None and self._listener.must_poll(Channel.DONE)
         poll_s = self._timings.poll_without_listen_s if is_polling else self._timings.poll_s
         poll_s *= 1 + len(self._waiters) // BATCH  # as many reads
@@ -301,23 +285,22 @@ class ResultReader:
             each = heapq.heappop(self._timers)[2]
             if isinstance(each, Waiter):  # a notification may have been lost: read once more
                 each.timed_out = True
-                self._is_urgent = self._is_urgent or bool(each.pending)
+                if each.pending:
+                    self._in_force_at = min(self._in_force_at, now)  # do not wait for LISTEN, either
                 self._request(each.pending, now)
             elif each in self._waiters:
                 self._request([each], now)
-        return min(self._requested_all_at + poll_s, self._timers[0][0] if self._timers else float("inf"))
+        due_at = min(self._requested_all_at + poll_s, self._timers[0][0] if self._timers else float("inf"))
+        if not self._requested:
+            return due_at
+        if len(self._requested) >= BATCH:
+            return 0.0
+        return min(due_at, max(self._read_at, self._in_force_at))
 
     def _latest_read(self, now: float, waiting_since: float) -> float:
         """Return until when a key may stay unread that has been waited for since then."""
         crowding = min((len(self._waiters) - 1) / MANY_WAITERS, 1.0)
         return now + (now - waiting_since) * self._timings.slack * crowding
-
-    def _next_read_at(self) -> float:
-        if not self._requested:
-            return float("inf")
-        if self._is_urgent or len(self._requested) >= BATCH:
-            return 0.0
-        return max(self._read_at, self._in_force_at)
 
     def _subscribe(self, now: float) -> None:
         """Subscribe before the first read, or an ending could be missed in between; and again if the broker has a new listener."""
@@ -340,16 +323,19 @@ class ResultReader:
         for key in keys:
             del self._requested[key]
         if not self._requested:
-            self._read_at, self._is_urgent = float("inf"), False
+            self._read_at = float("inf")
         try:
             results: Mapping[Key, ReadResult[Any]] = yield Read(keys)
         except BrokerError as error:
-            self._fail(keys, error)
+            for waiter in {waiter for key in (*keys, *self._requested) for waiter in self._waiters.get(key, ())}:
+                for future in [self._remove(waiter, key) for key in list(waiter.pending)]:
+                    if not future.done():
+                        future.set_exception(error)
         else:
-            self._deliver({key: results[key] for key in keys})
+            self._deliver([(key, results[key]) for key in keys])
 
-    def _deliver(self, results: Mapping[Key, ReadResult[Any]]) -> None:
-        for key, result in results.items():
+    def _deliver(self, results: list[tuple[Key, ReadResult[Any]]]) -> None:
+        for key, result in results:
             for waiter in list(self._waiters.get(key, ())):
                 if result.is_final or waiter.timed_out:
                     future = self._remove(waiter, key)
@@ -357,13 +343,6 @@ class ResultReader:
                         future.set_result(result.answer)
             if result.read_again_s is not None and key in self._waiters:
                 self._set_timer(time.monotonic() + max(result.read_again_s, 0.001), key)
-
-    def _fail(self, keys: list[Key], error: BrokerError) -> None:
-        for waiter in {waiter for key in (*keys, *self._requested) for waiter in self._waiters.get(key, ())}:
-            for key in list(waiter.pending):
-                future = self._remove(waiter, key)
-                if not future.done():
-                    future.set_exception(error)
 
 
 class ThreadFuture(Generic[A]):
@@ -375,57 +354,55 @@ class ThreadFuture(Generic[A]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._is_done = False
+        self._answer: Any = None
+        self._error: BaseException | None = None
         self._callbacks: list[Callable[[Self], object]] = []
 
     def done(self) -> bool:
-        return self._outcome is not None
+        return self._is_done
 
-    def cancelled(self) -> bool:
-        return self._outcome is not None and isinstance(self._outcome[1], CancelledError)
-
-    def exception(self) -> BaseException | None:
-        return self._wait(None)[1]
-
-    def result(self, timeout_s: float | None = None) -> A:
-        answer, error = self._wait(timeout_s)
-        if error is not None:
-            raise error
-        return answer
-
-    def set_result(self, answer: A) -> None:
-        self._complete((answer, None))
-
-    def set_exception(self, error: BaseException) -> None:
-        self._complete((None, error))
-
-    def cancel(self) -> None:
-        self._complete((None, CancelledError()))
-
-    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        with self._lock:
-            if self._outcome is None:
-                self._callbacks.append(callback)
-                return
-        callback(self)
-
-    def _complete(self, outcome: tuple[Any, BaseException | None]) -> None:
-        """The first outcome is kept."""
-        with self._lock:
-            self._outcome = self._outcome or outcome
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
-
-    def _wait(self, timeout_s: float | None) -> tuple[Any, BaseException | None]:
-        if self._outcome is None:
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for it; return whether it is complete."""
+        if not self._is_done:
             done: queue.SimpleQueue[object] = queue.SimpleQueue()
             self.add_done_callback(done.put)
             with suppress(queue.Empty):
                 done.get(timeout=timeout_s)
-        if self._outcome is None:
+        return self._is_done
+
+    def result(self, timeout_s: float | None = None) -> A:
+        if not self.wait(timeout_s):
             raise TimeoutError
-        return self._outcome
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def exception(self) -> BaseException | None:
+        self.wait()
+        return self._error
+
+    def set_result(self, answer: A | None, error: BaseException | None = None) -> None:
+        """The first outcome is kept."""
+        with self._lock:
+            if not self._is_done:
+                self._answer, self._error, self._is_done = answer, error, True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.set_result(None, error)
+
+    def cancel(self) -> None:
+        self.set_result(None, CancelledError())
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        with self._lock:
+            if not self._is_done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
 
 class ThreadReader(ResultReader):
@@ -442,23 +419,16 @@ class ThreadReader(ResultReader):
 
     def wait(self, waiter: Waiter) -> None:
         """Block until all futures of the waiter are complete. Run the reader unless another thread does."""
-        self._run(lambda: not waiter.pending, self._restart)
-        if waiter.is_complete:
-            return
-        done: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._run(waiter)
         for future in waiter.futures.values():
-            future.add_done_callback(done.put)
-        while not waiter.is_complete:  # another thread runs it
-            try:
-                done.get(timeout=self._timings.poll_s)
-            except queue.Empty:  # if that was interrupted in the moment of passing it on, this one continues
-                self._run(lambda: not waiter.pending, self._restart)
+            while not future.wait(self._timings.poll_s):  # another thread runs it
+                self._run(waiter)  # if that was interrupted in the moment of passing it on, this one continues
 
     def start(self) -> None:
         """Run the reader in a thread, unless another thread does: that one passes it on."""
-        threading.Thread(target=self._run, args=(bool, self._abandon), name="horsies-reader", daemon=True).start()
+        threading.Thread(target=self._run, name="horsies-reader", daemon=True).start()
 
-    def _run(self, is_done: Callable[[], bool], on_error: Callable[[BaseException], None]) -> None:
+    def _run(self, until: Waiter | None = None) -> None:
         # A soft stop may raise an exception after any call. A lock that is held while the reader runs could stay locked, if that
         # happened between `acquire` and `try`: then no other thread could ever run the reader. So the runner is an attribute, which is
         # set inside the `try`, and reset by the first lines of `finally`, which call nothing.
@@ -468,10 +438,13 @@ class ThreadReader(ResultReader):
                 if self._runner is None:
                     self._runner = me
             if self._runner is me:
-                drive(self._steps(is_done), self._take_step)
+                drive(self._steps(until), self._take_step)
         except BaseException as error:
             if self._runner is me:
-                on_error(error)
+                if until is None:
+                    self._abandon(error)
+                else:
+                    self._restart()
             raise
         finally:
             if self._runner is me:
@@ -479,20 +452,21 @@ class ThreadReader(ResultReader):
                 if self._waiters or not self._inbox.empty():
                     self.start()
 
-    def _restart(self, _error: BaseException) -> None:
+    def _restart(self) -> None:
         """The caller was interrupted at any point, by Ctrl-C or the soft stop of a task: what it has left undone is done again."""
         self._unsubscribe()
         for waiter in list(self._all):
-            waiter.restore()
+            pending = {(waiter.source, each): future for each, future in waiter.futures.items() if not future.done()}
+            waiter.pending = pending
             self._put(waiter)
         self._put(None)
 
-    def _take_step(self, step: Receive | Read) -> Any:
+    def _take_step(self, step: Step) -> Any:
         if isinstance(step, Read):
             return self._read(step)
         inputs: list[Input] = []
         with suppress(queue.Empty):
-            inputs.append(self._inbox.get(timeout=step.timeout_s))
+            inputs.append(self._inbox.get(timeout=step))
             while True:
                 inputs.append(self._inbox.get_nowait())
         return inputs
@@ -545,12 +519,12 @@ class LoopReader(ResultReader):
         finally:
             self._task = None
 
-    async def _take_step(self, step: Receive | Read) -> Any:
+    async def _take_step(self, step: Step) -> Any:
         if isinstance(step, Read):
             return await self._read(step)
-        if not self._inbox and step.timeout_s:
+        if not self._inbox and step:
             with suppress(TimeoutError):
-                async with asyncio.timeout(step.timeout_s):
+                async with asyncio.timeout(step):
                     await self._woken.wait()
         self._woken.clear()
         return [self._inbox.popleft() for _ in range(len(self._inbox))]
