@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from functools import lru_cache
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from zoneinfo import ZoneInfo, available_timezones
@@ -356,12 +357,8 @@ def next_slot(pattern: Pattern, zone: tzinfo, after: datetime) -> datetime | Non
 
 def newest_slots(pattern: Pattern, zone: tzinfo, after: datetime, until: datetime, limit: int) -> list[datetime]:
     """Return the newest slots after `after` and up to `until`, at most `limit`, oldest first. Older slots are not computed."""
-    slots: list[datetime] = []
-    for slot in _slots_backwards(pattern, zone, until):
-        if slot <= after or len(slots) == limit:
-            break
-        slots.append(slot)
-    return slots[::-1]
+    slots = takewhile(lambda slot: slot > after, _slots_backwards(pattern, zone, until))
+    return list(islice(slots, limit))[::-1]
 
 
 def _slots_backwards(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterator[datetime]:
