@@ -99,7 +99,7 @@ class Horsies(Registry):
             raise TypeError(
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
             )
-        codec = ResultCodec.for_type(Any) if task is None else task.result
+        codec = ResultCodec[Any](Any) if task is None else task.result
         return TaskHandle(to_task_id(task_id), codec, lambda: self.broker)
 
     @overload

@@ -131,12 +131,8 @@ class Registry:
                 function,
                 name=name,
                 queue_name=self._queue_for(name, queue_name),
-                arguments=ArgumentsCodec.for_function(
-                    function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)
-                ),
-                result=ResultCodec.for_type(
-                    ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)
-                ),
+                arguments=ArgumentsCodec(function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)),
+                result=ResultCodec[Any](ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)),
                 app=self,
                 error_codes=error_codes,
                 retry_policy=retry_policy,

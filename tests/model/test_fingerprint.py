@@ -37,7 +37,7 @@ FUNCTIONS = [plain, with_model, with_marker, variadic]
 
 
 def fingerprint(fn: Callable[..., object]) -> int:
-    return ArgumentsCodec.for_function(fn).fingerprint
+    return ArgumentsCodec(fn).fingerprint
 
 
 @pytest.mark.promise("D2")
@@ -102,10 +102,10 @@ def test_a_new_field_in_a_model_changes_the_fingerprint() -> None:
     ids=lambda value: str(value)[:20],
 )
 def test_the_names_in_a_payload_show_whether_it_was_made_for_other_parameters(text: str, *, has_them: bool) -> None:
-    assert ArgumentsCodec.for_function(plain).has_these_parameters(text) is has_them
+    assert ArgumentsCodec(plain).has_these_parameters(text) is has_them
 
 
 def test_variadic_parameters_are_never_missing() -> None:
-    codec = ArgumentsCodec.for_function(variadic)
+    codec = ArgumentsCodec(variadic)
     assert codec.has_these_parameters("{}")
     assert not codec.has_these_parameters('{"other": 1}')

@@ -176,7 +176,7 @@ def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Payload
     def task(value: Any) -> None: ...
 
     task.__annotations__["value"] = annotation
-    codec = ArgumentsCodec.for_function(task, PayloadSizeCheck("the arguments of task 'task'", limits))
+    codec = ArgumentsCodec(task, PayloadSizeCheck("the arguments of task 'task'", limits))
 
     def write(value: Any) -> str:
         return codec.encode((value,), {})
@@ -188,7 +188,7 @@ def as_argument(annotation: Any, limits: PayloadLimits | None = None) -> Payload
 
 
 def as_result(annotation: Any, limits: PayloadLimits | None = None) -> PayloadCodec:
-    codec = ResultCodec.for_type(annotation, PayloadSizeCheck("the result of task 'task'", limits))
+    codec = ResultCodec[Any](annotation, PayloadSizeCheck("the result of task 'task'", limits))
     return PayloadCodec(codec.encode, codec.decode)
 
 

@@ -22,7 +22,7 @@ def summarise(
 ) -> None: ...
 
 
-CODEC = ArgumentsCodec.for_function(summarise)
+CODEC = ArgumentsCodec(summarise)
 GOOD: TaskResult[Page, TaskError] = TaskResult(ok=Page(at=datetime(2026, 1, 2, tzinfo=UTC)))
 
 
@@ -39,8 +39,8 @@ def test_values_and_errors_in_results_arrive_as_they_were_sent() -> None:
 
 
 def test_a_result_is_written_under_ok_or_err() -> None:
-    assert ResultCodec.for_type(TaskResult[int, TaskError]).encode(good(1)) == '{"ok":1}'
-    assert ResultCodec.for_type(TaskResult[None, TaskError]).decode('{"ok":null}') == good(None)
+    assert ResultCodec[Any](TaskResult[int, TaskError]).encode(good(1)) == '{"ok":1}'
+    assert ResultCodec[Any](TaskResult[None, TaskError]).decode('{"ok":null}') == good(None)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_invalid_result_is_refused_with_its_place(first: object, others: list
 @pytest.mark.parametrize("text", ["{}", '{"ok":null,"err":null}', '{"value":1}', "7"])
 def test_a_stored_text_with_none_or_both_of_ok_and_err_is_refused(text: str) -> None:
     with pytest.raises(PayloadError):
-        ResultCodec.for_type(TaskResult[int | None, TaskError]).decode(text)
+        ResultCodec[Any](TaskResult[int | None, TaskError]).decode(text)
 
 
 # -- what a workflow fills in
@@ -69,7 +69,7 @@ def test_a_stored_text_with_none_or_both_of_ok_and_err_is_refused(text: str) -> 
 def test_injected_parameters_are_not_arguments() -> None:
     def node(page: int, workflow_ctx: object = None, *, workflow_meta: object = None) -> None: ...
 
-    codec = ArgumentsCodec.for_function(node)
+    codec = ArgumentsCodec(node)
     assert codec.wants == {InjectedParameter.CONTEXT, InjectedParameter.META}
     assert codec.encode((1,), {}) == '{"page":1}'
     with pytest.raises(PayloadError, match="unexpected keyword argument 'workflow_ctx'"):
@@ -79,7 +79,7 @@ def test_injected_parameters_are_not_arguments() -> None:
 def test_a_task_that_needs_its_workflow_cannot_be_sent_alone() -> None:
     def node(page: int, workflow_ctx: object) -> None: ...
 
-    codec = ArgumentsCodec.for_function(node)
+    codec = ArgumentsCodec(node)
     with pytest.raises(PayloadError, match="takes workflow_ctx, which only a workflow can provide"):
         codec.encode((1,), {})
 
@@ -90,7 +90,7 @@ def test_injected_parameters_must_accept_keywords() -> None:
     def after(*pages: int, workflow_ctx: object) -> None: ...
 
     with pytest.raises(TaskDefinitionError, match="parameter 'workflow_ctx' is passed by keyword"):
-        ArgumentsCodec.for_function(before)
+        ArgumentsCodec(before)
     with pytest.raises(TaskDefinitionError, match="parameter 'workflow_meta' is passed by keyword"):
-        ArgumentsCodec.for_function(by_place)
-    assert ArgumentsCodec.for_function(after).wants == {InjectedParameter.CONTEXT}
+        ArgumentsCodec(by_place)
+    assert ArgumentsCodec(after).wants == {InjectedParameter.CONTEXT}

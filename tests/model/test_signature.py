@@ -45,7 +45,7 @@ def shown(fn: Callable[..., Any]) -> str:
 def test_the_parameters_of_every_kind_of_callable_are_found(
     fn: Callable[..., Any], args: tuple[Any, ...], payload: str
 ) -> None:
-    codec = ArgumentsCodec.for_function(fn)
+    codec = ArgumentsCodec(fn)
     assert codec.encode(args, {}) == payload
 
 

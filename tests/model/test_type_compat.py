@@ -1,18 +1,19 @@
 """Which edges of a graph are refused because of their types, and which types are inside others."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, Protocol, TypedDict, TypeVar
 
 import pytest
 from pydantic import AwareDatetime, BaseModel, PositiveInt
 from typing_extensions import TypeAliasType
 
 from horsies import TaskError, TaskResult
-from horsies.model.type_compat import is_assignable, item_type, list_item_type, takes_result
+from horsies.model.type_compat import is_assignable, is_value_assignable, item_type, list_item_type, takes_result
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)
@@ -30,6 +31,10 @@ class LongPage(Page):
 @dataclass
 class Point:
     x: int
+
+
+class Size(NamedTuple):
+    width: int
 
 
 class Colour(Enum):
@@ -115,6 +120,21 @@ def test_the_same_type_a_wider_one_and_an_unknown_one_fit(produced: Any, wanted:
 @pytest.mark.parametrize(("produced", "wanted"), OTHERS)
 def test_another_type_does_not_fit(produced: Any, wanted: Any) -> None:
     assert not is_assignable(produced, wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "fits"),
+    [
+        (Size(1), Size, True),
+        (Size(1), tuple[int], True),
+        (Size(1), tuple[str], False),
+        (OrderedDict(a=1), OrderedDict[str, int], True),
+        ({"a": 1}, OrderedDict[str, int], False),
+        ([1, "a"], list[int], False),
+    ],
+)
+def test_a_value_fits_its_own_class_and_the_types_of_its_items(value: object, wanted: Any, *, fits: bool) -> None:
+    assert is_value_assignable(value, wanted) is fits
 
 
 @pytest.mark.parametrize(

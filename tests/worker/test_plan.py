@@ -119,7 +119,7 @@ def test_claims_have_batches_of_their_own_until_one_succeeds() -> None:
 def test_an_ending_that_is_refused_alone_is_tried_in_simpler_forms_and_replaced_last() -> None:
     simulation = simulate()
     simulation.state.endings.append(
-        bad := replace(ending(), status=TaskStatus.FAILED, error_code="BAD", may_retry=True, root_id="a")
+        bad := ending()._replace(status=TaskStatus.FAILED, error_code="BAD", may_retry=True, root_id="a")
     )
     simulation.refuse(simulation.taken())
     tried: list[Ending] = []
@@ -593,7 +593,7 @@ def test_freed_capacity_is_announced_only_with_caps(kind: str, caps: Caps, *, is
 
 
 def node_ending(root_id: str) -> Ending:
-    return replace(ending(), root_id=root_id)
+    return ending()._replace(root_id=root_id)
 
 
 def test_a_batch_that_ends_a_node_claims_the_next_one() -> None:

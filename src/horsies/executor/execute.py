@@ -212,7 +212,7 @@ def _done_from_value(running: RunningTask, task: BaseTask[..., Any], returned: o
     if isinstance(result, TaskError):
         _log_failure(running, result)
         is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
-        return _failure(running, result, max_bytes=task.result.max_bytes, is_own=is_own)
+        return _failure(running, result, max_bytes=task.result.size_check.limits.max_bytes, is_own=is_own)
     duration_us = _duration_us(running)
     log.debug("task %s: completed in %.1f ms", task.name, duration_us / 1000)
     return Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)

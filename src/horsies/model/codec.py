@@ -28,6 +28,7 @@ from typing import (
     Final,
     Generic,
     Literal,
+    NamedTuple,
     NewType,
     NotRequired,
     TypeVar,
@@ -100,15 +101,15 @@ _PLAIN_CONFIG: Final = CoreConfig(ser_json_inf_nan="strings")
 class ArgumentsCodec:
     """Encode the arguments of a call of one function as a JSON object by parameter name, and decode them."""
 
-    def __init__(self, fn: Callable[..., object], size_check: PayloadSizeCheck) -> None:
+    def __init__(self, fn: Callable[..., object], size_check: PayloadSizeCheck | None = None) -> None:
         self.name = function_name(fn)
-        self.size_check = size_check
+        self.size_check = size_check or PayloadSizeCheck(f"the arguments of {self.name}()")
         self.signature, injected = callers_signature(fn)
         """As callers see it."""
         self.wants = frozenset(injected)
         self.needs = frozenset(name for name, each in injected.items() if each.default is each.empty)
         """Those of `wants` without a default: outside a workflow the task cannot run."""
-        parameters = tuple(self.signature.parameters.values())
+        parameters = self.signature.parameters.values()
         self.var_positional = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), None)
         self.var_keyword = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
         # A parameter before *args cannot be passed by name once there are more positional arguments.
@@ -120,16 +121,10 @@ class ArgumentsCodec:
         self._has_only_names = not (self._positional or self.var_positional or self.var_keyword)
         self._positional_names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
         self._known = frozenset(self.signature.parameters)
-        variadic = {self.var_positional, self.var_keyword}
-        self._required = frozenset(
-            each.name for each in parameters if each.default is each.empty and each.name not in variadic
-        )
+        without_default = {each.name for each in parameters if each.default is each.empty}
+        self._required = frozenset(without_default - {self.var_positional, self.var_keyword})
         self._adapter = _arguments_adapter(self.name, self.signature.parameters)
         self._partial_adapters: dict[object, Adapter] = {}
-
-    @classmethod
-    def for_function(cls, fn: Callable[..., object], size_check: PayloadSizeCheck | None = None) -> "ArgumentsCodec":
-        return cls(fn, size_check or PayloadSizeCheck(f"the arguments of {function_name(fn)}()"))
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if self.needs:
@@ -204,11 +199,12 @@ class ArgumentsCodec:
         """A number that differs between functions if payloads for one may not fit the other. It is the same in every process."""
         parameters = self.signature.parameters.values()
         parts = [f"{each.name} {each.kind.name} {each.default is each.empty}" for each in parameters]
-        # The repr of a type that is not plain may contain an address and does not show its fields: use its schema.
-        is_plain = self._adapter.type_adapter is None
-        parts += [repr(each.annotation) for each in parameters] if is_plain else self._adapter.json_schemas()
-        text = "\n".join(parts)
-        digest = hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest()
+        if self._adapter.type_adapter is None:
+            parts += [repr(each.annotation) for each in parameters]
+        else:  # the repr of a type that is not plain may contain an address and does not show its fields: use its schema
+            with suppress(Exception):  # pydantic has no schema for some types, and runs the hooks of the user's own
+                parts.append(json.dumps(self._adapter.type_adapter.json_schema(by_alias=False), sort_keys=True))
+        digest = hashlib.blake2b("\n".join(parts).encode(errors="backslashreplace"), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 
     def _display_signature(self) -> str:
@@ -222,18 +218,9 @@ class ArgumentsCodec:
 class ResultCodec(Generic[T]):
     """Encode and decode the value of a task that succeeded."""
 
-    def __init__(self, tp: Any, size_check: PayloadSizeCheck) -> None:
-        self.tp = tp
-        self.size_check = size_check
+    def __init__(self, tp: Any, size_check: PayloadSizeCheck | None = None) -> None:
+        self.size_check = size_check or PayloadSizeCheck("the result")
         self._adapter = value_adapter(tp, "the result")
-
-    @classmethod
-    def for_type(cls, tp: Any, size_check: PayloadSizeCheck | None = None) -> "ResultCodec[Any]":
-        return ResultCodec[Any](tp, size_check or PayloadSizeCheck("the result"))
-
-    @property
-    def max_bytes(self) -> int:
-        return self.size_check.limits.max_bytes
 
     def encode(self, value: object) -> str:
         """Encode a value. Raises ResultTypeError for a value of another type, PayloadError for one that cannot be written."""
@@ -243,8 +230,7 @@ class ResultCodec(Generic[T]):
         return self._adapter.read(text, "the stored result does not fit its annotation", RESULT)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(NamedTuple):
     """Write and read the values of one annotation."""
 
     validator: SchemaValidator
@@ -258,16 +244,29 @@ class Adapter:
         self, value: object, what: str, style: ReportStyle, mismatch: type[PayloadError], size_check: PayloadSizeCheck
     ) -> str:
         """Encode a value. Raises `mismatch` for a value of another type, PayloadError for one that cannot be sent."""
-        checked = self._validate(value, what, style, mismatch)
-        payload = self._to_json(checked, what)
-        size_check.check(payload, what)
+        try:
+            checked = self.validator.validate_python(value, strict=True, by_alias=False, by_name=True)
+            payload = self.serializer.to_json(checked, warnings="error", round_trip=True, by_alias=False)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+            kind = PayloadError if all(problem["type"] in UNWRITABLE for problem in problems) else mismatch
+            raise kind(report_problems(what, style, problems)) from None
+        except PydanticSerializationError as error:
+            raise PayloadError(f"{what}: {with_advice(error)}") from None
+        except Exception as error:  # a validator or a serializer of the user's own
+            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
+        if len(payload) > size_check.small_bytes:
+            size_check.check(payload, what)
         arrived = self.read(payload, f"{what}: it could be written as JSON, but not read back", style)
-        if not (self.trusts_equality and _is_equal(value, arrived)):
-            is_same_json = cache(lambda: self._is_written_as(arrived, payload))
-            if change := find_change(value, checked, arrived, is_same_json):
-                raise PayloadError(
-                    f"{what}: it could be written as JSON, but would arrive changed:\n  - {report_change(style, change)}"
-                )
+        try:
+            if self.trusts_equality and (value == arrived) is True:
+                return payload.decode()
+        except Exception:  # noqa: BLE001, S110 - an == of the user's own; compare part by part
+            pass
+        if change := find_change(value, checked, arrived, cache(lambda: self._is_written_as(arrived, payload))):
+            raise PayloadError(
+                f"{what}: it could be written as JSON, but would arrive changed:\n  - {report_change(style, change)}"
+            )
         return payload.decode()
 
     def read(self, text: str | bytes, what: str, style: ReportStyle) -> Any:
@@ -278,44 +277,11 @@ class Adapter:
         except Exception as error:  # a validator of the user's own
             raise PayloadError(f"{what}: {one_line(repr(error))}") from error
 
-    def json_schemas(self) -> list[str]:
-        """Return the JSON schema, to compare it with that of another function; an empty list if there is none."""
-        try:
-            assert self.type_adapter is not None  # noqa: S101 - not for plain annotations
-            return [json.dumps(self.type_adapter.json_schema(by_alias=False), sort_keys=True)]
-        except Exception:  # noqa: BLE001 - pydantic has no schema for some types, and runs the hooks of the user's own
-            return []
-
-    def _validate(self, value: object, what: str, style: ReportStyle, mismatch: type[PayloadError]) -> Any:
-        try:
-            return self.validator.validate_python(value, strict=True, by_alias=False, by_name=True)
-        except ValidationError as error:
-            problems = error.errors(include_url=False)
-            kind = PayloadError if all(problem["type"] in UNWRITABLE for problem in problems) else mismatch
-            raise kind(report_problems(what, style, problems)) from None
-        except Exception as error:  # a validator of the user's own
-            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
-
-    def _to_json(self, checked: object, what: str) -> bytes:
-        try:
-            return self.serializer.to_json(checked, warnings="error", round_trip=True, by_alias=False)
-        except PydanticSerializationError as error:
-            raise PayloadError(f"{what}: {with_advice(error)}") from None
-        except Exception as error:  # a serializer of the user's own
-            raise PayloadError(f"{what}: {one_line(repr(error))}") from error
-
     def _is_written_as(self, value: object, payload: bytes) -> bool:
         try:
-            return self._to_json(value, "") == payload
-        except PayloadError:
+            return self.serializer.to_json(value, warnings="error", round_trip=True, by_alias=False) == payload
+        except Exception:  # noqa: BLE001 - pydantic's, or that of a serializer of the user's own
             return False
-
-
-def _is_equal(given: object, arrived: object) -> bool:
-    try:
-        return (given == arrived) is True
-    except Exception:  # noqa: BLE001 - an == of the user's own
-        return False
 
 
 # -- adapters by annotation
@@ -365,27 +331,23 @@ def close_annotation(tp: Any) -> Any:
 
     A type variable stands for its bound or its constraints. An `Iterable` is read as a list: pydantic would give the task an iterator.
     """
-    for never, reason in _NEVER_JSON:
-        if tp is never or get_origin(tp) is never:
-            raise TypeError(reason)
+    origin, arguments = get_origin(tp), get_args(tp)
+    if reason := next((reason for never, reason in _NEVER_JSON if tp is never or origin is never), None):
+        raise TypeError(reason)
     for open_type, closed in _OPEN_TYPES:
         if tp is open_type:
             return closed
     if isinstance(tp, TypeVar):
         return close_annotation(Union[tp.__constraints__] if tp.__constraints__ else tp.__bound__ or Any)  # noqa: UP007 - a tuple of types
-    origin, arguments = get_origin(tp), get_args(tp)
-    if origin is Literal or not arguments:
-        return tp
     if origin is Annotated:
         return Annotated[(close_annotation(arguments[0]), *arguments[1:])]
-    return _close_arguments(tp, list if origin is Iterable else origin, arguments)
-
-
-def _close_arguments(tp: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
-    closed = tuple(argument if argument is Ellipsis else close_annotation(argument) for argument in arguments)
-    if closed == arguments and origin is get_origin(tp):
+    is_open = origin is not Literal
+    closed = tuple(close_annotation(each) if is_open and each is not Ellipsis else each for each in arguments)
+    if not arguments or (closed == arguments and origin is not Iterable):
         return tp
-    return Union[closed] if origin in {Union, types.UnionType} else origin[closed]  # noqa: UP007 - a tuple of types
+    if origin in {Union, types.UnionType}:
+        return Union[closed]  # noqa: UP007 - a tuple of types
+    return (list if origin is Iterable else origin)[closed]
 
 
 def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> Adapter:
@@ -403,14 +365,12 @@ def _adapter(tp: Any) -> Adapter:
 
 
 def _field_type(parameter: inspect.Parameter) -> Any:
-    annotation = close_annotation(Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation)
-    match parameter.kind:
-        case inspect.Parameter.VAR_POSITIONAL:
-            return NotRequired[tuple[annotation, ...]]
-        case inspect.Parameter.VAR_KEYWORD:
-            return NotRequired[dict[str, annotation]]
-        case _:
-            return annotation if parameter.default is inspect.Parameter.empty else NotRequired[annotation]
+    annotation = close_annotation(Any if parameter.annotation is parameter.empty else parameter.annotation)
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return NotRequired[tuple[annotation, ...]]
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return NotRequired[dict[str, annotation]]
+    return annotation if parameter.default is parameter.empty else NotRequired[annotation]
 
 
 class _NoOtherKeys:
@@ -464,7 +424,7 @@ def _types_in(tp: Any, kind: Any) -> tuple[Any, ...]:
 
 def _field_types(kind: Any) -> Mapping[str, Any]:
     """Return the annotations of a model, a dataclass, a TypedDict or a NamedTuple."""
-    if _is_model(kind):
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {name: field.annotation for name, field in kind.model_fields.items()}
     if dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields"):
         # pydantic may find names that this does not. Then the value itself is compared when it is sent.
@@ -473,8 +433,8 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+_CONTAINERS: Final[tuple[type, ...]] = (list, dict)
+_JSON_TYPES: Final = (str, int, float, *_CONTAINERS)
 
 
 def _json_only(value: object, info: ValidationInfo) -> object:
@@ -485,25 +445,17 @@ def _json_only(value: object, info: ValidationInfo) -> object:
 
 def _json_problem(value: object, path: str, depth: int) -> str | None:
     """Return why a value is not a JSON value, or None. The depth is limited, so this ends also for a value that contains itself."""
-    match value:
-        case Enum():
-            pass
-        case float() if not math.isfinite(value):
-            return f"{value}{path} is not a JSON value; annotate it as float to send it"
-        case None | str() | int() | float():
-            return None
-        case list() | dict():
-            return _container_problem(cast("list[object] | dict[object, object]", value), path, depth)
-        case _:
-            pass
-    return f"a {type(value).__name__}{path} is not a JSON value; annotate it with its type to send it"
-
-
-def _container_problem(value: list[object] | dict[object, object], path: str, depth: int) -> str | None:
+    is_json = value is None or (isinstance(value, _JSON_TYPES) and not isinstance(value, Enum))
+    if not is_json or (isinstance(value, float) and not math.isfinite(value)):
+        what, how = (value, "as float") if is_json else (f"a {type(value).__name__}", "with its type")
+        return f"{what}{path} is not a JSON value; annotate it {how} to send it"
+    if not isinstance(value, _CONTAINERS):
+        return None
     if depth == 0:
         return f"it is nested more than {MAX_DEPTH} levels deep, or contains itself"
     is_dict = isinstance(value, dict)
-    for key, item in value.items() if is_dict else enumerate(value):
+    container: Any = value
+    for key, item in container.items() if is_dict else enumerate(container):
         if is_dict and not isinstance(key, str):
             return f"the key {key!r:.80}{path} is not a string; annotate the dict with the type of its keys to send it"
         if problem := _json_problem(item, f"{path or ' at '}[{key!r:.40}]", depth - 1):
@@ -576,21 +528,14 @@ def _plain_adapter(schema: CoreSchema) -> Adapter:
 
 _EXACT: Final = frozenset(
     {"none", "bool", "int", "float", "str", "bytes", "date", "datetime", "timedelta", "uuid", "decimal", "enum"}
+    | {"definition-ref"}  # the definitions are checked where they are
 )
-_INNER: Final = {
-    "list": ("items_schema",),
-    "tuple": ("items_schema",),
-    "set": ("items_schema",),
-    "frozenset": ("items_schema",),
+_INNER: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("list", "tuple", "set", "frozenset"), ("items_schema",)),
+    **dict.fromkeys(("nullable", "default", "typed-dict-field", "model", "model-field"), ("schema",)),
+    **dict.fromkeys(("typed-dict", "model-fields"), ("fields",)),
     "dict": ("keys_schema", "values_schema"),
-    "nullable": ("schema",),
-    "default": ("schema",),
     "definitions": ("schema", "definitions"),
-    "typed-dict": ("fields",),
-    "typed-dict-field": ("schema",),
-    "model": ("schema",),
-    "model-fields": ("fields",),
-    "model-field": ("schema",),
 }
 
 
@@ -599,38 +544,21 @@ def _is_equality_exact(schema: Any) -> bool:
 
     This holds for plain types, their containers, and models of them that use pydantic's own `==`.
     """
-    match schema["type"]:
-        case "definition-ref":  # checked with the definitions
-            return True
-        case "literal":
-            return all(type(each) is str for each in schema["expected"])
-        case "function-after":
-            return schema["function"]["function"] is _json_only
-        case kind if kind in _EXACT:
-            return True
-        case kind:
-            return _has_plain_equality(schema) and all(
-                _is_equality_exact(inner) for name in _INNER[kind] for inner in _inner_schemas(schema[name])
-            )
-
-
-def _has_plain_equality(schema: Any) -> bool:
-    inner = _INNER.get(schema["type"])
-    if inner is None or not all(name in schema for name in inner):  # such as a list of anything
+    kind = schema["type"]
+    if kind in _EXACT:
+        return True
+    if kind == "literal":
+        return all(type(each) is str for each in schema["expected"])
+    if kind == "function-after":
+        return schema["function"]["function"] is _json_only
+    names = _INNER.get(kind)
+    if names is None or not all(name in schema for name in names):  # such as a list of anything
         return False
-    if schema.get("extra_behavior") == "allow" or schema.get("post_init") or schema.get("custom_init"):
+    is_own = kind == "model" and (schema["cls"].__eq__ is not BaseModel.__eq__ or schema["cls"].__private_attributes__)
+    if is_own or schema.get("extra_behavior") == "allow" or schema.get("post_init") or schema.get("custom_init"):
         return False
-    kind = schema.get("cls")
-    return not (schema["type"] == "model" and (kind.__eq__ is not BaseModel.__eq__ or kind.__private_attributes__))
-
-
-def _inner_schemas(found: Any) -> Iterable[Any]:
-    """Return a list of one schema, of several, or of those of fields by name."""
-    if not isinstance(found, Mapping):
-        return found
-    schemas = cast("Mapping[str, Any]", found)
-    # A field may have the name "type"; then its value is a schema, and not the name of one.
-    return schemas.values() if isinstance(schemas.get("type", {}), Mapping) else [schemas]
+    inner = (schema[name].values() if name == "fields" else schema[name] for name in names)
+    return all(_is_equality_exact(one) for each in inner for one in ([each] if isinstance(each, dict) else each))
 
 
 # -- errors
@@ -671,22 +599,15 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _data_json(data: object) -> str:
-    for write in (_write_by_pydantic, _write_without_surrogates):
-        try:
-            text = write(data)
-            from_json(text)  # data that is nested too deeply can be written, but not read
-        except Exception:  # noqa: BLE001, S112 - the data is the user's and can do anything; try the next way
-            continue
+    with suppress(Exception):  # the data is the user's and can do anything
+        text = to_json(data, bytes_mode="base64", inf_nan_mode="strings", fallback=_full_repr).decode()
+        from_json(text)  # data that is nested too deeply can be written, but not read
+        return text
+    with suppress(Exception):  # pydantic cannot write half of a surrogate pair
+        text = _storable(json.dumps(data, ensure_ascii=False, allow_nan=False, default=_full_repr))
+        from_json(text)
         return text
     return _quote(_full_repr(data))
-
-
-def _write_by_pydantic(data: object) -> str:
-    return to_json(data, bytes_mode="base64", inf_nan_mode="strings", fallback=_full_repr).decode()
-
-
-def _write_without_surrogates(data: object) -> str:
-    return _storable(json.dumps(data, ensure_ascii=False, allow_nan=False, default=_full_repr))
 
 
 def _full_repr(value: object) -> str:

@@ -12,46 +12,20 @@ from horsies.model.error_codes import ExceptionMap, OperationalErrorCode, code_p
 from horsies.model.errors import QueueError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
 from horsies.model.schedule import ScheduleConfig
-from horsies.model.validation import (
-    duplicate_problems,
-    instance_problems,
-    number_problems,
-    raise_problems,
-    range_problems,
-)
+from horsies.model.validation import Checked, freeze_list, instance_problems, list_problems, range_problems
 
-DEFAULT_QUEUE: Final = "default"
 DEFAULT_PRIORITY: Final = 100
 DEFAULT_SCHEMA: Final = "horsies"
 DEFAULT_APP_NAME: Final = "app"
-DEFAULT_LEASE_MS: Final = 60_000
-AUTO_PREFETCH_LEASE_MS: Final = 5_000
 MAX_APP_NAME: Final = 200
 MAX_QUEUE_NAME: Final = 80
 MAX_SCHEMA_LENGTH: Final = 40
 MAX_NAME_BYTES: Final = 63  # PostgreSQL cuts longer names off without an error
-
-MIN_RETENTION: Final = timedelta(hours=1)
-MAX_RETENTION: Final = timedelta(days=36_500)
-MIN_RETENTION_INTERVAL: Final = timedelta(seconds=1)
-MAX_RETENTION_INTERVAL: Final = timedelta(days=1)
-
-_URLS: Final = ("database_url", "listen_url")
 _QUEUE_NAME_CHARACTERS: Final = f"{ascii_letters}{digits}_-.:"
 
 
-class _Checked:
-    """A dataclass that raises one ConfigError with all problems of its fields."""
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, kw_only=True)
-class WorkerResilienceConfig(_Checked):
+class WorkerResilienceConfig(Checked):
     """How a worker handles a database that is unavailable. `db_retry_max_attempts` 0 means no limit."""
 
     db_retry_initial_ms: int = 500
@@ -83,7 +57,7 @@ class WorkerResilienceConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryConfig(_Checked):
+class RecoveryConfig(Checked):
     """When workers and children are considered dead, and how long tasks get to stop.
 
     A worker sends a heartbeat every `heartbeat_ms`; the maintenance leader declares it dead after `dead_after_ms` without one.
@@ -133,7 +107,7 @@ class RecoveryConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionConfig(_Checked):
+class RetentionConfig(Checked):
     """How long finished data is kept; None keeps it without a limit. The maintenance leader applies this at the interval `every`.
 
     Finished tasks are removed by whole days (UTC): they are at least as old as this, and at most a day older. A workflow is removed with
@@ -148,9 +122,9 @@ class RetentionConfig(_Checked):
 
     def _problems(self) -> Iterator[str]:
         for name, value in vars(self).items():
-            low, high, example = MIN_RETENTION, MAX_RETENTION, "timedelta(days=7), or None for no limit"
+            low, high, example = timedelta(hours=1), timedelta(days=36_500), "timedelta(days=7), or None for no limit"
             if name == "every":
-                low, high, example = MIN_RETENTION_INTERVAL, MAX_RETENTION_INTERVAL, "timedelta(minutes=5)"
+                low, high, example = timedelta(seconds=1), timedelta(days=1), "timedelta(minutes=5)"
             elif value is None:
                 continue
             if not isinstance(value, timedelta):
@@ -167,7 +141,7 @@ class QueueMode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostgresConfig(_Checked):
+class PostgresConfig(Checked):
     """The database and how to connect to it. Passwords are never shown.
 
     Set `listen_url` to a direct connection for LISTEN and migrations if `database_url` is that of a transaction pooler.
@@ -195,7 +169,7 @@ class PostgresConfig(_Checked):
         return conninfo(self.listen_url or self.database_url)
 
     def __repr__(self) -> str:
-        shown = (f"{name}={masked(v) if name in _URLS and v else v!r}" for name, v in vars(self).items())
+        shown = (f"{name}={masked(v) if name.endswith('_url') and v else v!r}" for name, v in vars(self).items())
         return f"PostgresConfig({', '.join(shown)})"
 
     def _problems(self) -> Iterator[str]:
@@ -203,7 +177,15 @@ class PostgresConfig(_Checked):
             yield f"database_url {problem}"
         if self.listen_url is not None and (problem := url_problem(self.listen_url)):
             yield f"listen_url {problem}"
-        yield from _schema_problems(self.schema)
+        schema = cast("object", self.schema)
+        if not isinstance(schema, str):
+            yield f"schema must be a string, not {type(schema).__name__}"
+        elif not 1 <= len(schema) <= MAX_SCHEMA_LENGTH or len(schema.encode(errors="replace")) > MAX_NAME_BYTES:
+            yield f"schema has {len(schema)} characters; choose a name of 1 to 40 that takes at most 63 bytes"
+        elif '"' in schema or not schema.isprintable():
+            yield f"schema {schema!r} has a double quote or an unprintable character; remove it"
+        elif schema.startswith("pg_"):
+            yield f"schema {schema!r} starts with pg_, which PostgreSQL reserves; choose another name"
         sizes = list(range_problems(self, pool_min_size=(0, 1_000), pool_max_size=(1, 1_000)))
         yield from sizes
         if not sizes and self.pool_min_size > self.pool_max_size:
@@ -222,7 +204,7 @@ class PostgresConfig(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomQueueConfig(_Checked):
+class CustomQueueConfig(Checked):
     """One queue of CUSTOM mode. Queues with a lower `priority` are served first.
 
     `max_concurrency` limits how many of its tasks are in flight across all workers. None: no limit; 0 pauses the queue.
@@ -236,13 +218,11 @@ class CustomQueueConfig(_Checked):
         name = cast("object", self.name)
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_QUEUE_NAME or name.strip(_QUEUE_NAME_CHARACTERS):
             yield f"name {name!r} is not a queue name; use 1 to 80 letters (a-z, A-Z), digits and the characters _ - . :"
-        yield from number_problems("priority", self.priority, 0, 32_767)
-        if self.max_concurrency is not None:
-            yield from number_problems("max_concurrency", self.max_concurrency, 0, 1_000_000)
+        yield from range_problems(self, priority=(0, 32_767), max_concurrency=(0, 1_000_000, None))
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppConfig(_Checked):
+class AppConfig(Checked):
     """All settings of an app. Without a `broker`, the app reads the database URL from its environment.
 
     `name` distinguishes apps that share a schema: schedules and workers belong to the app of this name. The default is the locator
@@ -268,11 +248,7 @@ class AppConfig(_Checked):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        queues = cast("object", self.custom_queues)
-        if isinstance(queues, Sequence) and not isinstance(queues, str):  # anything else is refused below
-            object.__setattr__(
-                self, "custom_queues", tuple(cast("Sequence[object]", queues))
-            )  # a list could be changed
+        freeze_list(self, "custom_queues")
         super().__post_init__()
         object.__setattr__(self, "exception_mapper", ExceptionMap(self.exception_mapper))
         object.__setattr__(self, "default_unhandled_error_code", str(self.default_unhandled_error_code))
@@ -290,7 +266,7 @@ class AppConfig(_Checked):
     def queues(self) -> tuple[CustomQueueConfig, ...]:
         """The queues in the order in which they are served: by priority, then as listed."""
         if self.queue_mode is QueueMode.DEFAULT:
-            return (CustomQueueConfig(name=DEFAULT_QUEUE),)
+            return (CustomQueueConfig(name="default"),)
         return tuple(sorted(self.custom_queues, key=lambda queue: queue.priority))
 
     @property
@@ -298,7 +274,7 @@ class AppConfig(_Checked):
         """How long a claim is valid if its worker does not renew it."""
         if self.claim_lease_ms is not None:
             return self.claim_lease_ms
-        return AUTO_PREFETCH_LEASE_MS if self.prefetch_buffer == "auto" else DEFAULT_LEASE_MS
+        return 5_000 if self.prefetch_buffer == "auto" else 60_000
 
     @property
     def payload_limits(self) -> PayloadLimits:
@@ -315,71 +291,40 @@ class AppConfig(_Checked):
 
     def _problems(self) -> Iterator[str]:
         name: object = self.name
-        is_name = (
-            isinstance(name, str) and 1 <= len(name) <= MAX_APP_NAME and name.isprintable() and name == name.strip()
-        )
-        if name is not None and not is_name:
+        is_text = isinstance(name, str) and 1 <= len(name) <= MAX_APP_NAME and name.isprintable()
+        if name is not None and not (is_text and name == str(name).strip()):
             yield f"name is {name!r}; choose 1 to {MAX_APP_NAME} printable characters without spaces at the ends, such as name='shop'"
         if self.broker is not None:
             yield from instance_problems("broker", self.broker, PostgresConfig, "PostgresConfig(database_url=...)")
         yield from instance_problems("resilience", self.resilience, WorkerResilienceConfig, "WorkerResilienceConfig()")
         yield from instance_problems("queue_mode", self.queue_mode, QueueMode, "QueueMode.DEFAULT or QueueMode.CUSTOM")
-        yield from _queue_problems(self.queue_mode, self.custom_queues)
+        queues: object = self.custom_queues
+        yield from list_problems("custom_queues", queues, CustomQueueConfig, "custom_queues has {} queues")
+        if self.queue_mode is QueueMode.CUSTOM and queues == ():
+            yield "queue_mode CUSTOM needs at least one queue; add custom_queues=[CustomQueueConfig(name=...)]"
+        if self.queue_mode is QueueMode.DEFAULT and queues and isinstance(queues, tuple):
+            yield "custom_queues is set but queue_mode is DEFAULT; add queue_mode=QueueMode.CUSTOM, or remove the queues"
         yield from instance_problems("recovery", self.recovery, RecoveryConfig, "RecoveryConfig()")
         yield from instance_problems("retention", self.retention, RetentionConfig, "RetentionConfig()")
         if self.schedule is not None:
             yield from instance_problems("schedule", self.schedule, ScheduleConfig, "ScheduleConfig(schedules=[...])")
-        yield from _prefetch_problems(self.prefetch_buffer, self.claim_lease_ms)
-        if self.cluster_wide_cap is not None:
-            yield from number_problems("cluster_wide_cap", self.cluster_wide_cap, 1, 1_000_000)
-            buffer = cast("object", self.prefetch_buffer)
-            if buffer == "auto" or (isinstance(buffer, int) and buffer > 0):
-                yield (
-                    f"cluster_wide_cap cannot be kept while prefetch_buffer is {buffer!r}, because prefetched claims "
-                    "are in flight too; set prefetch_buffer=0, or remove the cap"
-                )
-        if self.payload_warning_bytes is not None:
-            yield from number_problems("payload_warning_bytes", self.payload_warning_bytes, 1, MOST_BYTES)
-        yield from number_problems("max_payload_bytes", self.max_payload_bytes, 1_000, MOST_BYTES)
+        yield from self._prefetch_problems()
+        yield from range_problems(
+            self, payload_warning_bytes=(1, MOST_BYTES, None), max_payload_bytes=(1_000, MOST_BYTES)
+        )
         yield from mapper_problems("exception_mapper", self.exception_mapper)
         yield from code_problems("default_unhandled_error_code", self.default_unhandled_error_code)
 
-
-def _schema_problems(schema: object) -> Iterator[str]:
-    if not isinstance(schema, str):
-        yield f"schema must be a string, not {type(schema).__name__}"
-    elif not 1 <= len(schema) <= MAX_SCHEMA_LENGTH or len(schema.encode(errors="replace")) > MAX_NAME_BYTES:
-        yield f"schema has {len(schema)} characters; choose a name of 1 to 40 that takes at most 63 bytes"
-    elif '"' in schema or not schema.isprintable():
-        yield f"schema {schema!r} has a double quote or an unprintable character; remove it"
-    elif schema.startswith("pg_"):
-        yield f"schema {schema!r} starts with pg_, which PostgreSQL reserves; choose another name"
-
-
-def _queue_problems(mode: QueueMode, queues: object) -> Iterator[str]:
-    if not isinstance(queues, tuple):
-        yield f"custom_queues must be a list of CustomQueueConfig, not {type(queues).__name__}"
-        return
-    names: list[str] = []
-    for position, queue in enumerate(cast("tuple[object, ...]", queues)):
-        yield from instance_problems(f"custom_queues[{position}]", queue, CustomQueueConfig, "CustomQueueConfig(...)")
-        if isinstance(queue, CustomQueueConfig):
-            names.append(queue.name)
-    yield from duplicate_problems("custom_queues has {} queues", names)
-    if mode is QueueMode.CUSTOM and not queues:
-        yield "queue_mode CUSTOM needs at least one queue; add custom_queues=[CustomQueueConfig(name=...)]"
-    if mode is QueueMode.DEFAULT and queues:
-        yield "custom_queues is set but queue_mode is DEFAULT; add queue_mode=QueueMode.CUSTOM, or remove the queues"
-
-
-def _prefetch_problems(prefetch_buffer: object, claim_lease_ms: object) -> Iterator[str]:
-    if claim_lease_ms is not None:
-        yield from number_problems("claim_lease_ms", claim_lease_ms, 1_000, 3_600_000)
-    if prefetch_buffer == "auto":
-        return
-    if not isinstance(prefetch_buffer, int) or isinstance(prefetch_buffer, bool) or prefetch_buffer < 0:
-        yield f'prefetch_buffer must be 0, a positive whole number or "auto", not {prefetch_buffer!r}'
-    elif prefetch_buffer and claim_lease_ms is None:
-        yield (
-            f"prefetch_buffer is {prefetch_buffer}, and prefetched claims need a lease; add claim_lease_ms=5_000 or so"
-        )
+    def _prefetch_problems(self) -> Iterator[str]:
+        buffer = cast("object", self.prefetch_buffer)
+        yield from range_problems(self, claim_lease_ms=(1_000, 3_600_000, None))
+        if buffer != "auto" and (not isinstance(buffer, int) or isinstance(buffer, bool) or buffer < 0):
+            yield f'prefetch_buffer must be 0, a positive whole number or "auto", not {buffer!r}'
+        elif buffer and buffer != "auto" and self.claim_lease_ms is None:
+            yield f"prefetch_buffer is {buffer}, and prefetched claims need a lease; add claim_lease_ms=5_000 or so"
+        yield from range_problems(self, cluster_wide_cap=(1, 1_000_000, None))
+        if self.cluster_wide_cap is not None and (buffer == "auto" or (isinstance(buffer, int) and buffer > 0)):
+            yield (
+                f"cluster_wide_cap cannot be kept while prefetch_buffer is {buffer!r}, because prefetched claims "
+                "are in flight too; set prefetch_buffer=0, or remove the cap"
+            )

@@ -5,9 +5,8 @@ the code of the exceptions in it if they all have the same one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from horsies.model.result import is_error_code
 
@@ -98,8 +97,7 @@ class ExceptionMap(Mapping[type[BaseException], str]):
         return f"{{{entries}}}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorCodes:
+class ErrorCodes(NamedTuple):
     """The error codes of the exceptions of one task."""
 
     of_task: ExceptionMap

@@ -4,10 +4,10 @@ A graph is a list of nodes in topological order; nodes refer to each other by th
 function or to an object of the user, so a graph can be stored, rendered and checked without the user's code.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from horsies.model.signature import InjectedParameter
 from horsies.model.task import TaskOptions
@@ -84,8 +84,7 @@ class RefMode(StrEnum):
     EACH = "each"  # one item of its list; only in a map, and only once
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(NamedTuple):
     """A place inside the arguments, such as `("pages", 0)`, that receives something from another node.
 
     `up` is 0 for a node of the same graph, 1 for a node of the graph that contains this one as a sub-workflow, and so on.
@@ -97,8 +96,7 @@ class Ref:
     up: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltTask:
+class BuiltTask(NamedTuple):
     """Which task produces the value of a node, or the items of a list. A sub-workflow without an output has no such task."""
 
     task_name: str | None
@@ -157,10 +155,6 @@ class Node:
             case Join.QUORUM:
                 return self.min_success or 0
 
-    def is_ready(self, succeeded: int, unresolved: int, awaited: int = 0) -> bool:
-        """Whether the node can run. `unresolved` counts nodes that count and have not ended, `awaited` those that it awaits and that have not."""
-        return awaited == 0 and (succeeded >= self.needed or (self.allow_failed_deps and unresolved == 0))
-
     @property
     def made(self) -> BuiltTask:
         """The task that produces its value. It determines how the result is decoded, also without the specification."""
@@ -174,8 +168,7 @@ class Node:
         return next((ref for ref in self.refs if ref.mode is RefMode.EACH), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(NamedTuple):
     """A whole workflow.
 
     Its value is that of its `output` node. Without one, the node that stands for it in another workflow has the value null. It succeeds if all
@@ -197,15 +190,16 @@ class Graph:
 
     def dependents(self) -> tuple[tuple[int, ...], ...]:
         """Return, for each node, those in whose join it counts."""
-        return self._invert(lambda node: node.counted)
+        return _invert([node.counted for node in self.nodes])
 
     def awaited_by(self) -> tuple[tuple[int, ...], ...]:
         """Return, for each node, those that await it."""
-        return self._invert(lambda node: node.awaits)
+        return _invert([node.awaits for node in self.nodes])
 
-    def _invert(self, targets: Callable[[Node], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        waiting: list[list[int]] = [[] for _ in self.nodes]
-        for node in self.nodes:
-            for other in targets(node):
-                waiting[other].append(node.index)
-        return tuple(tuple(indexes) for indexes in waiting)
+
+def _invert(targets: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    sources: list[list[int]] = [[] for _ in targets]
+    for index, others in enumerate(targets):
+        for other in others:
+            sources[other].append(index)
+    return tuple(map(tuple, sources))

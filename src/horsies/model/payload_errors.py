@@ -11,7 +11,6 @@ import logging
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from pydantic_core import ErrorDetails
@@ -68,13 +67,11 @@ class ValueChange(NamedTuple):
 
     def inside(self, step: Step, advice: str | None = None, *, is_hidden: bool = False) -> "ValueChange":
         """Return the same change as seen from the object that contains it, whose advice takes precedence."""
-        return ValueChange(
-            self.sent, self.arrived, (step, *self.loc), advice or self.advice, is_hidden=is_hidden or self.is_hidden
-        )
+        is_hidden = is_hidden or self.is_hidden
+        return self._replace(loc=(step, *self.loc), advice=advice or self.advice, is_hidden=is_hidden)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportStyle:
+class ReportStyle(NamedTuple):
     """What a report calls the parts of a payload, and how it shows a value."""
 
     noun: str
@@ -149,8 +146,7 @@ STORED_ARGUMENT: Final = ReportStyle(noun="argument", show=type_only)
 RESULT: Final = ReportStyle(noun="value at", show=type_only)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadLimits:
+class PayloadLimits(NamedTuple):
     """The sizes above which a payload is reported (None: never) and refused."""
 
     warning_bytes: int | None = DEFAULT_WARNING_BYTES
@@ -166,20 +162,20 @@ class PayloadSizeCheck:
     def __init__(self, kind: str, limits: PayloadLimits | None = None) -> None:
         self._kind = kind
         self.limits = limits or PayloadLimits()
+        self.small_bytes = min(self.limits.max_bytes, self.limits.warning_bytes or self.limits.max_bytes)
+        """Payloads up to this size need no check."""
         self._reported_bytes = 0
 
     def check(self, payload: bytes, what: str) -> None:
-        size, limits = len(payload), self.limits
-        if size > limits.max_bytes:
+        size, (warning_bytes, max_bytes) = len(payload), self.limits
+        if size > max_bytes:
             raise PayloadError(
-                f"{what}: as JSON it has {size:,} bytes, and AppConfig.max_payload_bytes is {limits.max_bytes:,}; "
+                f"{what}: as JSON it has {size:,} bytes, and AppConfig.max_payload_bytes is {max_bytes:,}; "
                 "keep the data elsewhere and pass where it is, or raise the limit"
             )
-        if limits.warning_bytes is not None and size > limits.warning_bytes and size >= 2 * self._reported_bytes:
+        if warning_bytes is not None and size > warning_bytes and size >= 2 * self._reported_bytes:
             self._reported_bytes = size
-            log.warning(
-                "%s: %s bytes of JSON, above payload_warning_bytes=%s; keep large data elsewhere and pass where it is",
-                self._kind,
-                f"{size:,}",
-                f"{limits.warning_bytes:,}",
+            message = (
+                "%s: %s bytes of JSON, above payload_warning_bytes=%s; keep large data elsewhere and pass where it is"
             )
+            log.warning(message, self._kind, f"{size:,}", f"{warning_bytes:,}")

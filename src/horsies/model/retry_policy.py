@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Self, cast
+from typing import Final, Self, TypeAlias, cast
 
 from horsies.model.result import is_error_code
 from horsies.model.validation import number_problems, raise_problems
+
+RetryFor: TypeAlias = Sequence[str | type[BaseException]]
 
 MAX_RETRIES: Final = 1_000
 MAX_DELAY_S: Final = 24 * 24 * 3600  # in milliseconds it must fit an integer of PostgreSQL
@@ -30,16 +32,9 @@ class RetryPolicy:
         return len(self.delays_ms)
 
     @classmethod
-    def fixed(
-        cls,
-        delays_seconds: Sequence[float],
-        *,
-        auto_retry_for: Sequence[str | type[BaseException]],
-        jitter: float = 0.0,
-    ) -> Self:
+    def fixed(cls, delays_seconds: Sequence[float], *, auto_retry_for: RetryFor, jitter: float = 0.0) -> Self:
         """Retry once after each of these delays."""
-        problems = [*_delays_problems(delays_seconds), *_common_problems(jitter, auto_retry_for)]
-        raise_problems("RetryPolicy", problems)
+        raise_problems("RetryPolicy", [*_delays_problems(delays_seconds), *_common_problems(jitter, auto_retry_for)])
         return cls._from_delays([seconds * 1000 for seconds in delays_seconds], jitter, auto_retry_for)
 
     @classmethod
@@ -47,7 +42,7 @@ class RetryPolicy:
         cls,
         base_seconds: float,
         max_retries: int,
-        auto_retry_for: Sequence[str | type[BaseException]],
+        auto_retry_for: RetryFor,
         max_delay_seconds: float = 3600.0,
         jitter: float = 0.25,
     ) -> Self:
@@ -64,9 +59,7 @@ class RetryPolicy:
         return cls._from_delays(delays_ms, jitter, auto_retry_for)
 
     @classmethod
-    def _from_delays(
-        cls, delays_ms: Sequence[float], jitter: float, retry_for: Sequence[str | type[BaseException]]
-    ) -> Self:
+    def _from_delays(cls, delays_ms: Sequence[float], jitter: float, retry_for: RetryFor) -> Self:
         return cls(
             delays_ms=tuple(round(delay) for delay in delays_ms),
             jitter=jitter,

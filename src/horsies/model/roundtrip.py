@@ -24,23 +24,15 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from pydantic import BaseModel
 
 from horsies.model.payload_errors import MISSING, ValueChange
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import TaskResult
 
-_SUBCLASS: Final = "annotate the class that is sent, or a union of the classes that a discriminator tells apart"
-_ITERATOR: Final = "annotate it as list[...]"
-_SEQUENCE: Final = "annotate the type that is sent, such as tuple[int, ...], or send a list"
-_EXCLUDED: Final = "it is excluded from the JSON of its model; include the field, or send it as an argument of its own"
-_PRIVATE: Final = "private attributes are not part of the JSON; make it a field, or send it as an argument of its own"
-_NOT_INIT: Final = (
-    "it is not a parameter of its class, so it cannot be restored; use field(init=True), or derive it in __post_init__"
-)
-_NOT_A_FIELD: Final = "it is not a field of its class; declare it as one"
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, date, timedelta, UUID})
 
 
 def find_change(
@@ -57,9 +49,8 @@ def find_change(
         if change is None and comparison.met_enums:
             change = _Comparison(is_same_json, keeps_enums=True).find(checked, arrived)
     except RecursionError:  # a long chain of attributes that refer to each other; payloads themselves have a limit
-        return ValueChange(
-            given, arrived, advice="it is nested too deeply to be compared: send it flatter", is_hidden=True
-        )
+        advice = "it is nested too deeply to be compared: send it flatter"
+        return ValueChange(given, arrived, advice=advice, is_hidden=True)
     return change
 
 
@@ -76,9 +67,13 @@ class _Comparison:
     def find(self, sent: object, arrived: object) -> ValueChange | None:
         if sent is arrived:
             return None
-        if type(sent) is not type(arrived) and not self._may_arrive_as(sent, arrived):
+        kind: Any = type(sent)
+        if kind is not type(arrived) and not self._may_arrive_as(sent, arrived):
             return ValueChange(sent, arrived, advice=_type_advice(sent, arrived))
-        return _comparison_for(type(sent))(self, sent, arrived)
+        if kind not in _SCALARS:
+            return _comparison_for(kind)(self, sent, arrived)
+        is_same = sent == arrived or (sent != sent and arrived != arrived)  # noqa: PLR0124 - NaN
+        return None if is_same else ValueChange(sent, arrived)
 
     def _may_arrive_as(self, sent: object, arrived: object) -> bool:
         left, right = type(sent), type(arrived)
@@ -87,17 +82,16 @@ class _Comparison:
             if self._keeps_enums:
                 return False
         if _has_fields(left) or _has_fields(right):
-            return _generic_class(left) is _generic_class(right)
+            # For `Box[int]` compare `Box`: pydantic creates a class for each.
+            generic = [
+                getattr(kind, "__pydantic_generic_metadata__", {}).get("origin") or kind for kind in (left, right)
+            ]
+            return generic[0] is generic[1]
         if left is bool or right is bool:
             return False
         if isinstance(sent, Mapping) and isinstance(arrived, Mapping):
             return True
         return right in left.__mro__ or (right is float and isinstance(sent, int))
-
-    def compare_scalars(self, sent: Any, arrived: Any) -> ValueChange | None:
-        if sent == arrived or (sent != sent and arrived != arrived):  # noqa: PLR0124 - NaN
-            return None
-        return ValueChange(sent, arrived)
 
     def compare_mappings(self, sent: Mapping[Any, Any], arrived: Mapping[Any, Any]) -> ValueChange | None:
         if isinstance(sent, defaultdict) and isinstance(arrived, defaultdict):
@@ -146,40 +140,37 @@ class _Comparison:
                 return change.inside(names[number] if names else number)
         return None
 
-    def compare_results(
-        self, sent: TaskResult[Any, TaskError], arrived: TaskResult[Any, TaskError]
-    ) -> ValueChange | None:
+    def compare_results(self, sent: TaskResult[Any, Any], arrived: TaskResult[Any, Any]) -> ValueChange | None:
         if sent.is_ok() != arrived.is_ok():
             return ValueChange(sent, arrived)
-        step = "ok" if sent.is_ok() else "err"
-        change = self.find(getattr(sent, step), getattr(arrived, step))
-        return change.inside(step) if change else None
+        return self.compare_attributes({"ok": sent.ok, "err": sent.err}, {"ok": arrived.ok, "err": arrived.err})
 
     def compare_models(self, sent: BaseModel, arrived: BaseModel) -> ValueChange | None:
         left, right = sent.__dict__, arrived.__dict__
-        for field in _model_fields(type(sent)):
-            if change := self.find(left.get(field.name, MISSING), right.get(field.name, MISSING)):
-                return change.inside(field.name, field.advice, is_hidden=field.is_hidden)
-        if change := self.compare_attributes(_slot(sent, "__pydantic_extra__"), _slot(arrived, "__pydantic_extra__")):
+        for name, (advice, is_hidden) in _fields(type(sent)).items():
+            if change := self.find(left.get(name, MISSING), right.get(name, MISSING)):
+                return change.inside(name, advice, is_hidden=is_hidden)
+        # An instance that was not made by pydantic may not have these.
+        extra = [getattr(each, "__pydantic_extra__", None) or {} for each in (sent, arrived)]
+        if change := self.compare_attributes(*extra):
             return change
-        private = _slot(sent, "__pydantic_private__"), _slot(arrived, "__pydantic_private__")
+        private = [getattr(each, "__pydantic_private__", None) or {} for each in (sent, arrived)]
         change = self.compare_attributes(*private) if any(private) and self._begin(sent, arrived) else None
-        return change._replace(advice=_PRIVATE, is_hidden=True) if change else None
+        advice = "private attributes are not part of the JSON; make it a field, or send it as an argument of its own"
+        return change._replace(advice=advice, is_hidden=True) if change else None
 
     def compare_dataclasses(self, sent: object, arrived: object) -> ValueChange | None:
-        fields, names = _dataclass_fields(type(sent))
-        for field in fields:
-            if change := self.find(getattr(sent, field.name, MISSING), getattr(arrived, field.name, MISSING)):
-                return change.inside(field.name, field.advice, is_hidden=field.is_hidden)
-        if names.issuperset(getattr(sent, "__dict__", ())) and names.issuperset(getattr(arrived, "__dict__", ())):
+        fields = _fields(type(sent))
+        for name, (advice, is_hidden) in fields.items():
+            if change := self.find(getattr(sent, name, MISSING), getattr(arrived, name, MISSING)):
+                return change.inside(name, advice, is_hidden=is_hidden)
+        left, right = getattr(sent, "__dict__", fields), getattr(arrived, "__dict__", fields)
+        if (left.keys() <= fields.keys() and right.keys() <= fields.keys()) or not self._begin(sent, arrived):
             return None
-        if not self._begin(sent, arrived):
-            return None
-        others = (
-            {name: value for name, value in _attributes(each).items() if name not in names} for each in (sent, arrived)
-        )
+        pair = (sent, arrived)
+        others = ({name: item for name, item in _attributes(each).items() if name not in fields} for each in pair)
         change = self.compare_attributes(*others)
-        return change._replace(advice=_NOT_A_FIELD) if change else None
+        return change._replace(advice="it is not a field of its class; declare it as one") if change else None
 
     def compare_attributes(self, sent: Mapping[str, object], arrived: Mapping[str, object]) -> ValueChange | None:
         for name in sent if sent.keys() == arrived.keys() else {**sent, **arrived}:
@@ -223,9 +214,6 @@ class _Comparison:
         return None if equal else ValueChange(sent, arrived)
 
 
-_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray, date, timedelta, UUID})
-
-
 Compare: TypeAlias = Callable[[_Comparison, Any, Any], ValueChange | None]
 
 _COMPARISONS: Final[tuple[tuple[Any, Compare], ...]] = (
@@ -240,8 +228,6 @@ _COMPARISONS: Final[tuple[tuple[Any, Compare], ...]] = (
 
 @lru_cache(maxsize=1_000)  # called for each part of a value, and issubclass is slow for abstract classes
 def _comparison_for(kind: Any) -> Compare:
-    if kind in _SCALARS:
-        return _Comparison.compare_scalars
     if dataclasses.is_dataclass(kind):
         return _Comparison.compare_dataclasses
     default = _Comparison.compare_opaque if kind.__eq__ is object.__eq__ else _Comparison.compare_others
@@ -250,50 +236,29 @@ def _comparison_for(kind: Any) -> Compare:
 
 def _type_advice(sent: object, arrived: object) -> str | None:
     if type(arrived).__name__ in {"ValidatorIterator", "SerializationIterator"}:
-        return _ITERATOR
+        return "annotate it as list[...]"
     if _has_fields(type(sent)) and type(arrived) in type(sent).__mro__:
-        return _SUBCLASS
-    is_collection = isinstance(sent, Sequence | AbstractSet) and not isinstance(sent, str | bytes)
-    return _SEQUENCE if is_collection and isinstance(arrived, Sequence | AbstractSet) else None
-
-
-class _Field(NamedTuple):
-    name: str
-    advice: str | None
-    is_hidden: bool
+        return "annotate the class that is sent, or a union of the classes that a discriminator tells apart"
+    if not isinstance(sent, Sequence | AbstractSet) or not isinstance(arrived, Sequence | AbstractSet):
+        return None
+    is_text = isinstance(sent, str | bytes)
+    return None if is_text else "annotate the type that is sent, such as tuple[int, ...], or send a list"
 
 
 @lru_cache(maxsize=1_000)
-def _model_fields(kind: type[BaseModel]) -> tuple[_Field, ...]:
-    return tuple(
-        _Field(name, _EXCLUDED if field.exclude else None, is_hidden=bool(field.exclude) or not field.repr)
-        for name, field in kind.model_fields.items()
-    )
-
-
-@lru_cache(maxsize=1_000)
-def _dataclass_fields(kind: Any) -> tuple[tuple[_Field, ...], frozenset[str]]:
-    """Return the fields, and their names."""
-    fields = tuple(
-        _Field(field.name, None if field.init else _NOT_INIT, is_hidden=not field.repr)
-        for field in dataclasses.fields(kind)
-    )
-    return fields, frozenset(field.name for field in fields)
+def _fields(kind: Any) -> dict[str, tuple[str | None, bool]]:
+    """Return, for each field, the advice for a change in it, and whether its value must not be shown."""
+    if issubclass(kind, BaseModel):
+        advice = "it is excluded from the JSON of its model; include the field, or send it as an argument of its own"
+        fields = kind.model_fields.items()
+        return {name: (advice, True) if field.exclude else (None, not field.repr) for name, field in fields}
+    advice = "it is not a parameter of its class, so it cannot be restored; use field(init=True), or derive it in __post_init__"
+    return {field.name: (None if field.init else advice, not field.repr) for field in dataclasses.fields(kind)}
 
 
 @lru_cache(maxsize=1_000)
 def _has_fields(kind: Any) -> bool:
     return issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
-
-
-def _slot(value: BaseModel, name: str) -> Mapping[str, object]:
-    """Return the extra values or the private attributes of a model. An instance that was not made by pydantic may not have them."""
-    return getattr(value, name, None) or {}
-
-
-def _generic_class(kind: type) -> type:
-    """Return `Box` for `Box[int]`: pydantic creates a class for each."""
-    return getattr(kind, "__pydantic_generic_metadata__", {}).get("origin") or kind
 
 
 def _attributes(value: object) -> dict[str, object]:

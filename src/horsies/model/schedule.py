@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from functools import lru_cache
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from zoneinfo import ZoneInfo, available_timezones
@@ -24,17 +25,16 @@ from cronsim import CronSim, CronSimError
 from horsies.model.errors import ConfigError
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.validation import (
-    duplicate_problems,
+    Checked,
+    freeze_list,
     instance_problems,
+    list_problems,
     number_problems,
     raise_problems,
     range_problems,
 )
 
 MAX_NAME: Final = 200
-MAX_CATCH_UP: Final = 10_000
-MAX_JITTER: Final = timedelta(days=1)
-MIN_INTERVAL: Final = timedelta(seconds=1)
 MAX_INTERVAL: Final = timedelta(days=3_650)
 MAX_STEPS: Final = {"minute": 59, "hour": 23, "day": 31, "month": 12, "weekday": 7}
 UNITS: Final = ("days", "hours", "minutes", "seconds")
@@ -58,16 +58,13 @@ class Weekday(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalSchedule:
+class IntervalSchedule(Checked):
     """At an interval that is the sum of the fields, in absolute time: `IntervalSchedule(minutes=5)` is due at :00, :05, :10 …"""
 
     days: int = 0
     hours: int = 0
     minutes: int = 0
     seconds: int = 0
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
 
     @property
     def length(self) -> timedelta:
@@ -82,45 +79,35 @@ class IntervalSchedule:
         longest_s = int(MAX_INTERVAL.total_seconds())
         problems = list(range_problems(self, **dict.fromkeys(UNITS, (0, longest_s))))
         yield from problems
-        if not problems and not MIN_INTERVAL <= self.length <= MAX_INTERVAL:
+        if not problems and not timedelta(seconds=1) <= self.length <= MAX_INTERVAL:
             yield f"the interval is {self.length}; choose one of a second to ten years, such as IntervalSchedule(minutes=5)"
 
 
 @dataclass(frozen=True, slots=True)
-class HourlySchedule:
+class HourlySchedule(Checked):
     """Once in every hour on the local clock."""
 
     minute: int = 0
     second: int = 0
 
-    def __post_init__(self) -> None:
-        raise_problems(self, range_problems(self, minute=(0, 59), second=(0, 59)))
-
-    @property
-    def cron(self) -> str:
-        """The cron expression, with a field for seconds in front."""
-        return f"{self.second} {self.minute} * * * *"
-
     def __str__(self) -> str:
         return f"hourly at :{self.minute:02}:{self.second:02}"
 
+    def _problems(self) -> Iterator[str]:
+        return range_problems(self, minute=(0, 59), second=(0, 59))
+
 
 @dataclass(frozen=True, slots=True)
-class DailySchedule:
+class DailySchedule(Checked):
     """Every day at this local time: `DailySchedule(time(9, 30))`."""
 
     time: time
 
-    def __post_init__(self) -> None:
-        raise_problems(self, _time_problems(self.time))
-
-    @property
-    def cron(self) -> str:
-        """The cron expression, with a field for seconds in front."""
-        return f"{_time_of_day(self.time)} * * *"
-
     def __str__(self) -> str:
         return f"daily at {self.time}"
+
+    def _problems(self) -> Iterator[str]:
+        return _time_problems(self.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,64 +118,45 @@ class WeeklySchedule:
     time: time
 
     def __post_init__(self) -> None:
-        raise_problems(self, [*self._day_problems(), *_time_problems(self.time)])
+        raise_problems(self, self._problems())
         days = {Weekday(day) for day in self.days}
         object.__setattr__(self, "days", tuple(day for day in Weekday if day in days))
-
-    @property
-    def cron(self) -> str:
-        """The cron expression, with a field for seconds in front."""
-        return f"{_time_of_day(self.time)} * * {','.join(self.days)}"
 
     def __str__(self) -> str:
         return f"{', '.join(self.days)} at {self.time}"
 
-    def _day_problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         days = cast("object", self.days)
         known = ", ".join(repr(day.value) for day in Weekday)
         if isinstance(days, str) or not isinstance(days, Sequence) or not days:
             yield f"days must be a list of at least one day of {known}, not {days!r}"
-            return
-        unknown = [day for day in cast("Sequence[object]", days) if day not in list(Weekday)]
-        yield from (f"days has {day!r}; choose from {known}" for day in unknown)
+        else:
+            unknown = [day for day in cast("Sequence[object]", days) if day not in list(Weekday)]
+            yield from (f"days has {day!r}; choose from {known}" for day in unknown)
+        yield from _time_problems(self.time)
 
 
 @dataclass(frozen=True, slots=True)
-class MonthlySchedule:
+class MonthlySchedule(Checked):
     """On this day of the month at this local time. A month without that day is skipped; every month has a `"last"` day."""
 
     day: int | Literal["last"]
     time: time
 
-    def __post_init__(self) -> None:
-        raise_problems(self, [*self._day_problems(), *_time_problems(self.time)])
-
-    @property
-    def cron(self) -> str:
-        """The cron expression, with a field for seconds in front."""
-        return f"{_time_of_day(self.time)} {'L' if self.day == 'last' else self.day} * *"
-
     def __str__(self) -> str:
         return f"{'last day' if self.day == 'last' else f'day {self.day}'} of the month at {self.time}"
 
-    def _day_problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         if self.day != "last" and any(number_problems("day", self.day, 1, 31)):
             yield f'day is {self.day!r}; choose a whole number from 1 to 31, or "last"'
+        yield from _time_problems(self.time)
 
 
 @dataclass(frozen=True, slots=True)
-class CronSchedule:
+class CronSchedule(Checked):
     """Minute, hour, day of the month, month and day of the week, as in cron: `CronSchedule("*/5 9-17 * * mon-fri")`."""
 
     expression: str
-
-    def __post_init__(self) -> None:
-        raise_problems(self, self._problems())
-
-    @property
-    def cron(self) -> str:
-        """The cron expression, with a field for seconds in front."""
-        return f"0 {self.expression}"
 
     def __str__(self) -> str:
         return self.expression
@@ -199,20 +167,16 @@ class CronSchedule:
             yield f"expression must be a string, not {type(self.expression).__name__}; {advice}"
         elif len(self.expression.split()) != len(MAX_STEPS):
             yield f"expression {self.expression!r} has {len(self.expression.split())} fields; {advice}"
-        elif problem := _step_problem(self.expression) or _cron_problem(self.cron):
+        elif problem := _cron_problem(self):
             yield f"expression {self.expression!r} {problem}; {advice}"
 
 
 Pattern: TypeAlias = IntervalSchedule | HourlySchedule | DailySchedule | WeeklySchedule | MonthlySchedule | CronSchedule
 
 
+# By the names under which they are stored: interval, hourly, daily, weekly, monthly and cron.
 _KINDS: Final[dict[str, type[Pattern]]] = {
-    "interval": IntervalSchedule,
-    "hourly": HourlySchedule,
-    "daily": DailySchedule,
-    "weekly": WeeklySchedule,
-    "monthly": MonthlySchedule,
-    "cron": CronSchedule,
+    kind.__name__.removesuffix("Schedule").lower(): kind for kind in get_args(Pattern)
 }
 
 
@@ -242,8 +206,20 @@ def pattern_from_json(stored: Mapping[str, Any]) -> Pattern:
         raise ValueError(f"the stored pattern {stored!r} cannot be read: {error}") from None
 
 
-def _time_of_day(at: time) -> str:
-    return f"{at.second} {at.minute} {at.hour}"
+def _cron(pattern: HourlySchedule | DailySchedule | WeeklySchedule | MonthlySchedule | CronSchedule) -> str:
+    """Return the cron expression of a pattern, with a field for seconds in front."""
+    match pattern:
+        case CronSchedule():
+            return f"0 {pattern.expression}"
+        case HourlySchedule():
+            return f"{pattern.second} {pattern.minute} * * * *"
+        case DailySchedule():
+            days = "* * *"
+        case WeeklySchedule():
+            days = f"* * {','.join(pattern.days)}"
+        case MonthlySchedule():
+            days = f"{'L' if pattern.day == 'last' else pattern.day} * *"
+    return f"{pattern.time.second} {pattern.time.minute} {pattern.time.hour} {days}"
 
 
 def _time_problems(value: object) -> Iterator[str]:
@@ -253,18 +229,14 @@ def _time_problems(value: object) -> Iterator[str]:
         yield f"time is {value!r}; leave out its zone, which belongs to the schedule, and everything below seconds"
 
 
-def _step_problem(expression: str) -> str | None:
-    """Return what is wrong with a step that is larger than its field. cron accepts it, but it is never intended."""
-    for (part, largest), text in zip(MAX_STEPS.items(), expression.split(), strict=True):
+def _cron_problem(schedule: CronSchedule) -> str | None:
+    # cron accepts a step that is larger than its field, but it is never intended.
+    for (part, largest), text in zip(MAX_STEPS.items(), schedule.expression.split(), strict=True):
         for step in re.findall(r"/0*(\d+)", text):
             if len(step) > len(str(largest)) or int(step) > largest:
                 return f"has a step in its {part} that is above {largest}"
-    return None
-
-
-def _cron_problem(cron: str) -> str | None:
     try:
-        is_never = next(CronSim(cron, _ANY_DAY), None) is None
+        is_never = next(CronSim(_cron(schedule), _ANY_DAY), None) is None
     except CronSimError as error:
         return f"is not a cron expression ({error})"
     return "is never due" if is_never else None
@@ -328,10 +300,10 @@ class TaskSchedule:
             yield str(error)
         for name in ("enabled", "catch_up_missed"):
             yield from instance_problems(name, getattr(self, name), bool, "True")
-        yield from number_problems("max_catch_up_runs", self.max_catch_up_runs, 0, MAX_CATCH_UP)
+        yield from range_problems(self, max_catch_up_runs=(0, 10_000))
         jitter = list(span_problems("jitter", self.jitter))
         yield from jitter
-        if not jitter and to_timedelta(self.jitter) > MAX_JITTER:
+        if not jitter and to_timedelta(self.jitter) > timedelta(days=1):
             yield f"jitter is {self.jitter}; choose at most a day, or a later slot"
         if self.overlap not in list(Overlap):
             yield f'overlap must be "allow" or "skip", not {self.overlap!r}'
@@ -344,19 +316,8 @@ class ScheduleConfig:
     schedules: Sequence[TaskSchedule] = ()
 
     def __post_init__(self) -> None:
-        given = cast("object", self.schedules)
-        if isinstance(given, Sequence) and not isinstance(given, str):
-            object.__setattr__(self, "schedules", tuple(cast("Sequence[object]", given)))
-        raise_problems(self, self._problems())
-
-    def _problems(self) -> Iterator[str]:
-        if not isinstance(self.schedules, tuple):
-            yield f"schedules must be a list of TaskSchedule, not {type(self.schedules).__name__}"
-            return
-        for position, schedule in enumerate(self.schedules):
-            yield from instance_problems(f"schedules[{position}]", schedule, TaskSchedule, "TaskSchedule(...)")
-        names = [schedule.name for schedule in self.schedules if isinstance(schedule, TaskSchedule)]  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
-        yield from duplicate_problems("there are {} schedules", names)
+        freeze_list(self, "schedules")
+        raise_problems(self, list_problems("schedules", self.schedules, TaskSchedule, "there are {} schedules"))
 
 
 def _name_problems(name: str, value: object) -> Iterator[str]:
@@ -390,18 +351,14 @@ def next_slot(pattern: Pattern, zone: tzinfo, after: datetime) -> datetime | Non
     if isinstance(pattern, IntervalSchedule):
         return EPOCH + ((after - EPOCH) // pattern.length + 1) * pattern.length
     local = after.astimezone(zone).replace(tzinfo=None, fold=0)
-    slots = (_to_slot(time, zone) for time in _local_times(pattern.cron, local))
+    slots = (_to_slot(time, zone) for time in CronSim(_cron(pattern), local))
     return next((slot for slot in slots if slot is not None and slot > after), None)
 
 
 def newest_slots(pattern: Pattern, zone: tzinfo, after: datetime, until: datetime, limit: int) -> list[datetime]:
     """Return the newest slots after `after` and up to `until`, at most `limit`, oldest first. Older slots are not computed."""
-    slots: list[datetime] = []
-    for slot in _slots_backwards(pattern, zone, until):
-        if slot <= after or len(slots) == limit:
-            break
-        slots.append(slot)
-    return slots[::-1]
+    slots = takewhile(lambda slot: slot > after, _slots_backwards(pattern, zone, until))
+    return list(islice(slots, limit))[::-1]
 
 
 def _slots_backwards(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterator[datetime]:
@@ -414,15 +371,10 @@ def _slots_backwards(pattern: Pattern, zone: tzinfo, until: datetime) -> Iterato
     # When the clock was just set back, local times that will be repeated have already occurred once, and count.
     repeated = _offset(local_until.replace(fold=0)) - _offset(local_until.replace(fold=1))
     start = local_until.replace(tzinfo=None, fold=0) + max(repeated, timedelta(0)) + timedelta(seconds=1)
-    for local in _local_times(pattern.cron, start, backwards=True):
+    for local in CronSim(_cron(pattern), start, reverse=True):
         slot = _to_slot(local, zone)
         if slot is not None and slot <= until:
             yield slot
-
-
-def _local_times(cron: str, start: datetime, *, backwards: bool = False) -> Iterator[datetime]:
-    """Yield the matching times of the local clock after (or before) the start."""
-    return CronSim(cron, start, backwards)
 
 
 def _to_slot(local: datetime, zone: tzinfo) -> datetime | None:

@@ -26,24 +26,21 @@ def signature_of(fn: Callable[..., object]) -> inspect.Signature:
     except (TypeError, ValueError, NameError) as error:  # from Python 3.14 on, annotations are evaluated here
         raise TaskDefinitionError(f"{function_name(fn)}: its signature cannot be read: {error}") from error
     namespace = getattr(inspect.unwrap(fn), "__globals__", {})
-    parameters = [
-        each.replace(annotation=_resolve(fn, f"parameter '{each.name}'", each.annotation, namespace))
-        for each in signature.parameters.values()
-    ]
-    returned = _resolve(fn, "the return annotation", signature.return_annotation, namespace)
-    return signature.replace(parameters=parameters, return_annotation=returned)
 
+    def resolve(what: str, annotation: Any) -> Any:
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        try:
+            return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
+        except Exception as error:  # a string annotation is evaluated, so it can raise anything
+            raise TaskDefinitionError(
+                f"{function_name(fn)}: {what} {annotation!r} cannot be resolved: {error}; "
+                "define or import its names at module level, and not under TYPE_CHECKING"
+            ) from error
 
-def _resolve(fn: Callable[..., object], what: str, annotation: Any, namespace: dict[str, Any]) -> Any:
-    """Return the type that an annotation stands for, also if it is written as a string."""
-    holder = types.SimpleNamespace(__annotations__={"it": annotation})
-    try:
-        return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
-    except Exception as error:  # a string annotation is evaluated, so it can raise anything
-        raise TaskDefinitionError(
-            f"{function_name(fn)}: {what} {annotation!r} cannot be resolved: {error}; "
-            "define or import its names at module level, and not under TYPE_CHECKING"
-        ) from error
+    parameters = signature.parameters.values()
+    resolved = [each.replace(annotation=resolve(f"parameter '{each.name}'", each.annotation)) for each in parameters]
+    returned = resolve("the return annotation", signature.return_annotation)
+    return signature.replace(parameters=resolved, return_annotation=returned)
 
 
 def callers_signature(

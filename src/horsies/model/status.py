@@ -14,10 +14,11 @@ class TaskStatus(StrEnum):
     CANCELLED = "CANCELLED"
     EXPIRED = "EXPIRED"
 
-    @property
-    def is_final(self) -> bool:
-        """Whether the task has ended: a final status does not change."""
-        return self not in {TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING}
+    is_final: bool
+    """Whether the task has ended: a final status does not change."""
+
+    def __init__(self, text: str) -> None:
+        self.is_final = text not in {"PENDING", "CLAIMED", "RUNNING"}
 
 
 class Misfit(IntEnum):

@@ -3,7 +3,6 @@
 `db/statement.py` inserts the lists of columns into the statements, so a column that travels with the task is listed once.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -83,8 +82,7 @@ CLAIM_EXPRESSIONS: Final = {
 NO_PAYLOAD: Final = {"args": "null", "inputs": "null"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How one claim ended. `result` and `error` are JSON that is not decoded between the child and the database."""
 
     id: TaskId
@@ -101,8 +99,7 @@ class Ending:
     root_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A finished task as a waiter reads it."""
 
     id: TaskId

@@ -13,7 +13,6 @@ from typing import (
     Final,
     Literal,
     NewType,
-    TypeAlias,
     TypeVar,
     Union,
     cast,
@@ -27,8 +26,6 @@ from pydantic import BaseModel
 
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.signature import display_type
-
-Step: TypeAlias = str | int
 
 _WIDER: Final = {(int, float), (int, complex), (float, complex)}  # which type checkers accept
 _UNIONS: Final = (Union, types.UnionType)
@@ -57,19 +54,15 @@ def is_value_assignable(value: object, wanted: Any) -> bool:
     match value:
         case None | bool() | int() | str() | bytes() | Enum():
             return is_assignable(Literal[value], wanted)
-        case list() | tuple():
-            items = enumerate(cast("Sequence[object]", value))
-            kind = list if isinstance(value, list) else tuple
-            return is_assignable(kind, wanted) and all(
-                is_value_assignable(item, item_type(wanted, at)) for at, item in items
-            )
         case dict():
-            members = cast("Mapping[object, object]", value).items()
-            return is_assignable(dict, wanted) and all(
-                is_value_assignable(item, item_type(wanted, str(key))) for key, item in members
-            )
+            steps = ((str(key), item) for key, item in cast("Mapping[object, object]", value).items())
+        case list() | tuple():
+            steps = enumerate(cast("Sequence[object]", value))
         case _:
-            return is_assignable(type(value), wanted)
+            steps = ()
+    return is_assignable(type(value), wanted) and all(
+        is_value_assignable(item, item_type(wanted, step)) for step, item in steps
+    )
 
 
 def result_of(tp: Any) -> Any:
@@ -101,7 +94,7 @@ def list_item_type(tp: Any) -> tuple[Any] | None:
     return (inner[0] if inner else Any,)
 
 
-def item_type(tp: Any, step: Step) -> Any:
+def item_type(tp: Any, step: str | int) -> Any:
     """Return the type of one item of a list, or of one key of a dict; Any if it is not known."""
     tp = _strip(tp)
     if get_origin(tp) in _UNIONS:
@@ -154,8 +147,8 @@ def _is_open(tp: Any) -> bool:
 
 def _classes_fit(produced: Any, wanted: Any) -> bool:
     made, asked = get_origin(produced) or produced, get_origin(wanted) or wanted
-    if is_typeddict(made) or is_typeddict(asked):
-        return _is_mapping(made) and _is_mapping(asked)  # their keys are for a type checker to compare
+    if is_typeddict(made) or is_typeddict(asked):  # their keys are for a type checker to compare
+        return all(is_typeddict(tp) or (isinstance(tp, type) and issubclass(tp, Mapping)) for tp in (made, asked))
     if (made, asked) in _WIDER:
         return True
     try:
@@ -165,20 +158,9 @@ def _classes_fit(produced: Any, wanted: Any) -> bool:
         return True
     inner, outer = get_args(produced), get_args(wanted)
     if inner and outer and made is asked and get_origin(produced) is tuple:
-        return _tuples_fit(inner, outer)
+        if Ellipsis in outer:
+            outer = (outer[0],) * len(inner)
+        elif Ellipsis in inner or len(inner) != len(outer):
+            return False
     pairs = zip(inner, outer, strict=True) if len(inner) == len(outer) else ()  # others are not comparable
     return all(Ellipsis in pair or is_assignable(*pair) for pair in pairs)
-
-
-def _tuples_fit(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
-    if Ellipsis in outer:
-        return all(is_assignable(member, outer[0]) for member in inner if member is not Ellipsis)
-    if Ellipsis in inner:
-        return False
-    return len(inner) == len(outer) and all(
-        is_assignable(left, right) for left, right in zip(inner, outer, strict=True)
-    )
-
-
-def _is_mapping(tp: Any) -> bool:
-    return is_typeddict(tp) or (isinstance(tp, type) and issubclass(tp, Mapping))

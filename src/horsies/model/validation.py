@@ -1,10 +1,22 @@
 """Helpers that configurations share: find problems, raise them all together, and format durations."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from horsies.model.errors import ConfigError
 
-_TENTHS_BELOW_S = 10
+
+class Checked:
+    """A dataclass that raises one ConfigError with all problems of its fields."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        raise_problems(self, self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        raise NotImplementedError
 
 
 def raise_problems(config: object, problems: Iterable[str]) -> None:
@@ -20,10 +32,11 @@ def number_problems(name: str, value: object, low: int, high: int) -> Iterator[s
         yield f"{name} is {value}; choose a whole number from {low} to {high}"
 
 
-def range_problems(config: object, **ranges: tuple[int, int]) -> Iterator[str]:
-    """Check fields of a configuration that are whole numbers, each with its lowest and highest value."""
-    for name, (low, high) in ranges.items():
-        yield from number_problems(name, getattr(config, name), low, high)
+def range_problems(config: object, **ranges: tuple[int, int] | tuple[int, int, None]) -> Iterator[str]:
+    """Check fields of a configuration that are whole numbers, each with its lowest and highest value, and None if it may be None."""
+    for name, (low, high, *others) in ranges.items():
+        if (value := getattr(config, name)) is not None or not others:
+            yield from number_problems(name, value, low, high)
 
 
 def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
@@ -32,15 +45,29 @@ def instance_problems(name: str, value: object, wanted: type, example: str) -> I
         yield f"{name} must be of type {wanted.__name__}, not {type(value).__name__}; write {name}={example}"
 
 
-def duplicate_problems(counted: str, names: Sequence[str]) -> Iterator[str]:
-    """Report names that occur more than once. `counted` has a place for their number, such as `there are {} schedules`."""
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"{counted.format(names.count(name))} named {name!r}; give each its own name"
+def freeze_list(config: object, name: str) -> None:
+    """Replace a list in a field by a tuple: the caller could change it. Anything else is left for `list_problems`."""
+    given = getattr(config, name)
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        object.__setattr__(config, name, tuple(cast("Sequence[object]", given)))
+
+
+def list_problems(name: str, values: object, kind: type, counted: str) -> Iterator[str]:
+    """Check a list of configurations with names. `counted` has a place for their number, such as `there are {} schedules`."""
+    if not isinstance(values, tuple):
+        yield f"{name} must be a list of {kind.__name__}, not {type(values).__name__}"
+        return
+    listed = cast("tuple[Any, ...]", values)
+    for position, value in enumerate(listed):
+        yield from instance_problems(f"{name}[{position}]", value, kind, f"{kind.__name__}(...)")
+    names = Counter[str](value.name for value in listed if isinstance(value, kind))
+    for each in sorted(each for each, count in names.items() if count > 1):
+        yield f"{counted.format(names[each])} named {each!r}; give each its own name"
 
 
 def format_duration(seconds: float) -> str:
     """Format a duration with its two largest units: `3m 12s`, `2d 4h`, `0.3s`."""
-    if seconds < _TENTHS_BELOW_S:
+    if seconds < 10:  # noqa: PLR2004 - tenths are shown below
         return f"{seconds:.1f}s"
     left, parts = round(seconds), list[str]()
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
 from horsies.model.database_url import url_problem
-from horsies.model.validation import instance_problems, number_problems, raise_problems, range_problems
+from horsies.model.validation import freeze_list, instance_problems, number_problems, raise_problems, range_problems
 
 StartMethod: TypeAlias = Literal["spawn", "forkserver", "fork"]
 
@@ -55,11 +55,10 @@ class WorkerConfig:
         if self.processes is None:
             object.__setattr__(self, "processes", os.cpu_count() or 1)
         raise_problems(self, self._problems())
-        object.__setattr__(self, "imports", tuple(self.imports))
+        freeze_list(self, "imports")
+        freeze_list(self, "queues")
         object.__setattr__(self, "queue_priorities", dict(self.queue_priorities))
         object.__setattr__(self, "queue_max_concurrency", dict(self.queue_max_concurrency))
-        if self.queues is not None:
-            object.__setattr__(self, "queues", tuple(self.queues))
 
     @property
     def process_count(self) -> int:
@@ -85,10 +84,7 @@ class WorkerConfig:
         yield from range_problems(
             self, max_claim_batch=(0, 1_000_000), max_claim_per_worker=(0, 1_000_000), coalesce_notifies=(1, 1_000_000)
         )
-        if self.shutdown_timeout_ms is not None:
-            yield from range_problems(self, shutdown_timeout_ms=(0, 86_400_000))
-        if self.metrics_port is not None:
-            yield from range_problems(self, metrics_port=(1, 65_535))
+        yield from range_problems(self, shutdown_timeout_ms=(0, 86_400_000, None), metrics_port=(1, 65_535, None))
         if not isinstance(self.metrics_host, str) or not self.metrics_host:  # pyright: ignore[reportUnnecessaryIsInstance]
             yield f"metrics_host is {self.metrics_host!r}; give an address of this machine, such as '127.0.0.1', or leave it out"
         choices = (
@@ -108,10 +104,7 @@ class WorkerConfig:
             if not self.queues:
                 yield "queues is empty, so the worker would have nothing to do; name at least one, or leave it out for all"
         yield from _override_problems("queue_priorities", self.queue_priorities, 32_767)
-        capped = self.queue_max_concurrency
-        if isinstance(capped, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
-            capped = {name: cap for name, cap in capped.items() if cap is not None}
-        yield from _override_problems("queue_max_concurrency", capped, 1_000_000)
+        yield from _override_problems("queue_max_concurrency", self.queue_max_concurrency, 1_000_000, None)
 
 
 def _names_problems(name: str, value: object) -> Iterator[str]:
@@ -123,9 +116,10 @@ def _names_problems(name: str, value: object) -> Iterator[str]:
             yield f"{name}[{position}] must be a name, not {item!r}; put it into quotes"
 
 
-def _override_problems(name: str, value: object, high: int) -> Iterator[str]:
+def _override_problems(name: str, value: object, high: int, *others: None) -> Iterator[str]:
     if not isinstance(value, Mapping):
         yield f"{name} must be a dict from queue to number, not {value!r}; write {name}={{'default': 1}}"
         return
     for queue, number in cast("Mapping[object, object]", value).items():
-        yield from number_problems(f"{name}[{queue!r}]", number, 0, high)
+        if number is not None or not others:
+            yield from number_problems(f"{name}[{queue!r}]", number, 0, high)

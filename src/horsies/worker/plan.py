@@ -596,11 +596,11 @@ def simplify(part: Batch, refusal: Refusal) -> Batch | None:
         return None
     (ending,) = endings
     if ending.root_id is not None:
-        simpler = replace(ending, root_id=None)
+        simpler = ending._replace(root_id=None)
     elif not refusal.is_about_values:
         return None
     elif ending.may_retry:
-        simpler = replace(ending, may_retry=False)
+        simpler = ending._replace(may_retry=False)
     elif ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
         return None
     else:

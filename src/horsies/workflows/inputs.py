@@ -49,9 +49,9 @@ class NodeResult:
             return TaskResult(err=decode_error(self.error))
         task = tasks.get(self.made.task_name) if self.made.task_name is not None else None
         if task is None:
-            codec = ResultCodec.for_type(None if self.made.task_name is None else Any)
+            codec = ResultCodec[Any](None if self.made.task_name is None else Any)
         else:
-            codec = ResultCodec.for_type(list[task.value_type]) if self.made.is_list else task.result
+            codec = ResultCodec[Any](list[task.value_type]) if self.made.is_list else task.result
         return TaskResult(ok=codec.decode(self.result or "null"))
 
 
