@@ -55,6 +55,11 @@ def as_json(result: Result) -> Any:
     return json.loads(output_of(result))
 
 
+def test_the_status_counts_schedules_by_state(database: str, stored: PostgresBroker) -> None:
+    result = CliRunner().invoke(main, ["status", "--json", "--database-url", database])
+    assert as_json(result)["schedules"] == {"active": 2, "disabled": 1}
+
+
 def test_the_list_shows_what_is_stored(schedules: Run, stored: PostgresBroker) -> None:
     mail, off, report = output_of(schedules("list")).splitlines()[1:]
     assert mail.startswith("mail")

@@ -30,18 +30,25 @@ def run_in_batches(
     as_json: bool,
 ) -> None:
     """Call `act` on all matching tasks after confirmation, and print the count of each outcome, as `words` calls it."""
+    from rich.console import Console  # noqa: PLC0415 - a worker does not need it
+    from rich.progress import Progress  # noqa: PLC0415
+
     total = target.broker.run(partial(count_tasks, task_filter))
     tasks = "1 task" if total == 1 else f"{total} tasks"
-    outcomes, is_complete = Counter[str](), True
+    outcomes, is_complete, after = Counter[str](), True, None
     if total and not dry_run:
         confirm(f"{verb} {tasks}?", yes=yes)
-        with _progress_bar(total, verb) as advance, _deferred_interrupt() as is_interrupted:
-            for batch in _pages(target, task_filter):
+        progress = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        bar = progress.add_task(verb, total=total)
+        with progress, _deferred_interrupt() as is_interrupted:
+            # Newest first. Each task comes once, even if `act` changes whether it matches.
+            while is_complete and (
+                batch := target.broker.run(partial(list_tasks, task_filter, limit=BATCH, after=after))
+            ):
                 outcomes += act(batch)
-                advance(len(batch))
-                if is_interrupted():
-                    is_complete = False
-                    break
+                after = batch[-1].id
+                progress.advance(bar, len(batch))
+                is_complete = not is_interrupted()
     if as_json:
         show_json({"matched": total, "dry_run": dry_run, "is_complete": is_complete, "outcomes": dict(outcomes)})
     elif dry_run or not total:
@@ -51,24 +58,6 @@ def run_in_batches(
             click.echo(f"{count}: {words[name]}")
     if not is_complete:
         raise click.ClickException(f"stopped by Ctrl-C after {outcomes.total()} of {total}; run it again for the rest")
-
-
-def _pages(target: Horsies, task_filter: TaskFilter) -> Generator[list[TaskSummary]]:
-    """Yield all matching tasks, newest first. Each task comes once, even if `act` changes whether it matches."""
-    after = None
-    while page := target.broker.run(partial(list_tasks, task_filter, limit=BATCH, after=after)):
-        after = page[-1].id
-        yield page
-
-
-@contextmanager
-def _progress_bar(total: int, verb: str) -> Generator[Callable[[int], None]]:
-    from rich.console import Console  # noqa: PLC0415 - a worker does not need it
-    from rich.progress import Progress  # noqa: PLC0415
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task(verb, total=total)
-        yield lambda count: progress.advance(bar, count)
 
 
 @contextmanager

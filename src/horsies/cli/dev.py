@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 
 from horsies.cli.dev_process import AppSurvey, child_command, outermost
-from horsies.cli.options import app_argument, log_format_option, loglevel_option, report_errors
+from horsies.cli.options import app_argument, logging_options, report_errors
 from horsies.db.broker import PostgresBroker
 from horsies.locate import split_locator
 from horsies.logs import configure_logging
@@ -44,9 +44,8 @@ STOP_SIGNALS = 3  # a worker stops, interrupts its tasks, kills them; then it is
 FIRST_DELAY_S = 1.0  # before the restart of a command that exited by itself; doubled each time
 MAX_DELAY_S = 30.0
 STEADY_S = 30.0  # a command that ran for this long starts with the first delay again
-LAST_OUTPUT_S = (
-    1.0  # how long to read on after a command has exited: a process that it left behind may keep the pipe open
-)
+# How long to read on after a command has exited: a process that it left behind may keep the pipe open.
+LAST_OUTPUT_S = 1.0
 READ_BYTES = 1 << 16
 
 COLOURS = {"worker": "cyan", "scheduler": "magenta", "dev": "green"}
@@ -57,6 +56,8 @@ LinePrinter: TypeAlias = Callable[[str, str], None]
 """Prints one line of output of the command with this name."""
 CommandPlanner: TypeAlias = Callable[[AppSurvey], Mapping[str, Sequence[str]]]
 """Returns the command lines to run for an app, by name."""
+FileWatcher: TypeAlias = Callable[..., AsyncGenerator[set[tuple[Any, str]]]]
+"""`watchfiles.awatch`: yields the changes of files below some folders."""
 
 log = logging.getLogger("horsies.dev")
 
@@ -67,8 +68,7 @@ log = logging.getLogger("horsies.dev")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Tasks at once in each child."
 )
-@loglevel_option
-@log_format_option
+@logging_options
 @report_errors
 def dev(app: str, *, processes: int, concurrency: int, loglevel: str, log_format: str) -> None:
     """Run everything an app needs during development, in one terminal.
@@ -138,30 +138,34 @@ class Reloader:
         self, app: str, commands: CommandPlanner, print_line: LinePrinter | None = None, *, grace_s: float = GRACE_S
     ) -> None:
         self._app = app
+        place, _ = split_locator(app)
+        # What is known before the app was loaded: the folder of its file, or else the current one.
+        self._initial = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
         self._commands = commands
         self._print_line = print_line
         self._grace_s = grace_s
         self._processes: list[DevProcess] = []
         self._is_stopping = False
         self._interrupted = asyncio.Event()  # the code has changed, or a stop was requested
-        self._env: dict[str, str] = {}
+        self._folders: list[Path] = []
+        self._watching: asyncio.Task[None] | None = None
         self._logged: object = None
 
     async def run(self) -> None:
+        watch = _load_watcher()
         async with asyncio.TaskGroup() as group:
-            watch = FileWatch(group, self._on_change)
-            watch.set_folders(self._initial_folders())
+            self._set_folders([self._initial], group, watch)
             while not self._is_stopping:
                 self._interrupted.clear()
                 survey = await self._unless_interrupted(survey_app(self._app))
                 if isinstance(survey, AppSurvey):
-                    watch.set_folders(outermost({*map(Path, survey.folders), *self._initial_folders()}))
-                    self._prepare(survey, watch.folders)
-                    await self._run_commands(survey)
+                    self._set_folders(outermost({*map(Path, survey.folders), self._initial}), group, watch)
+                    await self._run_commands(survey, self._prepare(survey))
                 elif survey is not None:
                     log.error("%s (waiting for a change)", survey)
                     await self._interrupted.wait()
-            watch.close()
+            if self._watching:
+                self._watching.cancel()
         log.info("stopped")
 
     def stop(self) -> None:
@@ -173,15 +177,26 @@ class Reloader:
             process.request_stop()
         self._interrupted.set()
 
-    def _on_change(self, files: list[str]) -> None:
-        if not self._is_stopping:
-            log.info("%s changed, restarting", ", ".join(files))
-            self._interrupted.set()
+    def _set_folders(self, folders: Collection[Path], group: asyncio.TaskGroup, watch: FileWatcher) -> None:
+        """Watch these from now on, as far as they exist."""
+        existing = sorted(folder for folder in folders if folder.is_dir())
+        if existing != self._folders:
+            if self._watching:
+                self._watching.cancel()
+            self._folders = existing
+            self._watching = group.create_task(self._watch(watch, existing))
 
-    def _initial_folders(self) -> list[Path]:
-        """Return what is known before the app was loaded: the folder of its file, or else the current one."""
-        place, _ = split_locator(self._app)
-        return [Path(place).resolve().parent if place.endswith(".py") else Path.cwd()]
+    async def _watch(self, watch: FileWatcher, folders: list[Path]) -> None:
+        try:
+            async with aclosing(watch(*folders)) as all_changes:
+                async for changes in all_changes:
+                    if not self._is_stopping:
+                        names = sorted({Path(path).name for _, path in changes})
+                        log.info("%s changed, restarting", ", ".join(names))
+                        self._interrupted.set()
+        except OSError as error:
+            where = ", ".join(map(str, folders))
+            raise ReloadError(f"cannot watch {where}: {error}; WATCHFILES_FORCE_POLLING=1 may help") from error
 
     async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result, or None if an interruption came first."""
@@ -193,22 +208,29 @@ class Reloader:
             interrupted.cancel()
         return working.result() if is_done else None
 
-    def _prepare(self, survey: AppSurvey, folders: list[Path]) -> None:
-        """Start the embedded server if it is needed. This process holds it, or it would stop and start with every reload."""
-        url = survey.database_url
-        self._env = {}
-        if url is None:
-            self._env = {"HORSIES_DATABASE_URL": _start_embedded_database()}
-            url = mask_passwords(self._env["HORSIES_DATABASE_URL"])
-        if self._logged != (url, folders):
-            self._logged = url, folders
-            log.info("using database %s", url)
-            log.info("watching %s", ", ".join(map(str, folders)))
+    def _prepare(self, survey: AppSurvey) -> dict[str, str]:
+        """Start and migrate the embedded server if it is needed, and return variables for the commands.
 
-    async def _run_commands(self, survey: AppSurvey) -> None:
+        This process holds the server until it exits, or it would stop and start with every reload.
+        """
+        url, env = survey.database_url, dict[str, str]()
+        if url is None:
+            from horsies.embedded.project import embedded_database_url  # noqa: PLC0415 - an extra; only when nothing is configured
+
+            env["HORSIES_DATABASE_URL"] = embedded_database_url()
+            with PostgresBroker.connect_with(PostgresConfig(database_url=env["HORSIES_DATABASE_URL"])) as broker:
+                broker.ensure_schema_initialized()
+            url = mask_passwords(env["HORSIES_DATABASE_URL"])
+        if self._logged != (url, self._folders):
+            self._logged = url, self._folders
+            log.info("using database %s", url)
+            log.info("watching %s", ", ".join(map(str, self._folders)))
+        return env
+
+    async def _run_commands(self, survey: AppSurvey, env: Mapping[str, str]) -> None:
         """Run until an interruption, and until all commands have exited."""
         self._processes = [
-            DevProcess(name, command, env=self._env, on_line=self._line_handler(name))
+            DevProcess(name, command, env=env, on_line=self._line_handler(name))
             for name, command in self._commands(survey).items()
         ]
         async with asyncio.TaskGroup() as group:
@@ -237,16 +259,6 @@ class Reloader:
         return on_line
 
 
-def _start_embedded_database() -> str:
-    """Start and migrate the project's embedded server, hold it until this process exits, and return its URL."""
-    from horsies.embedded.project import embedded_database_url  # noqa: PLC0415 - an extra; only when nothing is configured
-
-    url = embedded_database_url()
-    with PostgresBroker.connect_with(PostgresConfig(database_url=url)) as broker:
-        broker.ensure_schema_initialized()
-    return url
-
-
 async def survey_app(app: str) -> AppSurvey | str:
     """Load the app in a child process. Return a survey, or the reason why it cannot be loaded."""
     process = await asyncio.create_subprocess_exec(
@@ -268,51 +280,14 @@ class ReloadError(HorsiesError):
     """Changes of files cannot be watched."""
 
 
-class FileWatch:
-    """Calls `on_change` with the names of .py files that have changed below some folders."""
-
-    def __init__(self, group: asyncio.TaskGroup, on_change: Callable[[list[str]], None]) -> None:
-        self._watch = _load_watcher()
-        self._group = group
-        self._on_change = on_change
-        self._task: asyncio.Task[None] | None = None
-        self.folders: list[Path] = []
-
-    def set_folders(self, folders: Collection[Path]) -> None:
-        """Watch these from now on, as far as they exist."""
-        existing = sorted(folder for folder in folders if folder.is_dir())
-        if existing != self.folders:
-            self.close()
-            self.folders = existing
-            self._task = self._group.create_task(self._run())
-
-    def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        try:
-            async with aclosing(self._watch(self.folders)) as changes:
-                async for paths in changes:
-                    self._on_change(sorted({Path(path).name for path in paths}))
-        except OSError as error:
-            where = ", ".join(map(str, self.folders))
-            raise ReloadError(f"cannot watch {where}: {error}; WATCHFILES_FORCE_POLLING=1 may help") from error
-
-
-def _load_watcher() -> Callable[[Collection[Path]], AsyncGenerator[set[str]]]:
+def _load_watcher() -> FileWatcher:
     try:
         # An extra, whose annotations name another, trio.
         from watchfiles import PythonFilter, awatch  # noqa: PLC0415  # pyright: ignore[reportUnknownVariableType]
     except ImportError:
         raise ReloadError('to reload on change, install watchfiles: pip install "horsies[dev]"') from None
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs the number of changes at INFO
-
-    async def watch(folders: Collection[Path]) -> AsyncGenerator[set[str]]:
-        async for changes in awatch(*folders, watch_filter=PythonFilter()):
-            yield {path for _, path in changes}
-
-    return watch
+    return partial(awatch, watch_filter=PythonFilter())
 
 
 class DevProcess:

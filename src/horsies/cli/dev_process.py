@@ -43,26 +43,18 @@ def outermost(folders: set[Path]) -> list[Path]:
 
 def _print_survey(locator: str) -> None:
     output = os.dup(sys.stdout.fileno())
-    os.dup2(
-        sys.stderr.fileno(), sys.stdout.fileno()
-    )  # what the app prints while it is imported must not mix with the JSON
+    # What the app prints while it is imported must not mix with the JSON.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        survey = _survey(locator)
+        app = load_app(locator)
+        database_url = None if app.is_embedded else mask_passwords(app.broker.config.database_url)
     except HorsiesError as error:
         sys.exit(str(error))
-    with os.fdopen(output, "w") as stream:
-        json.dump(asdict(survey), stream)
-
-
-def _survey(locator: str) -> AppSurvey:
-    app = load_app(locator)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     folders = {Path(file).resolve().parent for file in files if file and is_user_code(str(Path(file).resolve()))}
-    return AppSurvey(
-        folders=[str(folder) for folder in outermost(folders)],
-        database_url=None if app.is_embedded else mask_passwords(app.broker.config.database_url),
-        has_schedules=app.config.schedule is not None,
-    )
+    survey = AppSurvey([str(folder) for folder in outermost(folders)], database_url, app.config.schedule is not None)
+    with os.fdopen(output, "w") as stream:
+        json.dump(asdict(survey), stream)
 
 
 if __name__ == "__main__":

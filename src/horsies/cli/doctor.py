@@ -1,9 +1,11 @@
 """`horsies doctor` and `horsies check`."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import click
@@ -11,20 +13,19 @@ import click
 from horsies.app import Horsies
 from horsies.cli.options import (
     app_argument,
-    database_option,
     json_option,
     open_target,
     optional_app_argument,
     parse_seconds,
     report_errors,
-    schema_option,
+    target_options,
 )
 from horsies.cli.output import show_json, show_table
 from horsies.doctor.findings import CheckContext, Severity, context_for
 from horsies.doctor.inventory import take_inventory
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
 from horsies.locate import find_app
-from horsies.model.app_check import Inventory, KnownTask
+from horsies.model.app_check import Inventory
 from horsies.model.database_url import masked
 from horsies.model.validation import format_duration
 
@@ -45,8 +46,7 @@ COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING:
     "--timeout", type=parse_seconds, default="5s", show_default=True, metavar="TIME", help="Time limit of each check."
 )
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
-@database_option
-@schema_option
+@target_options
 @json_option
 @report_errors
 def doctor(
@@ -138,22 +138,13 @@ def _to_json(report: Report) -> dict[str, Any]:
     return {
         "severity": report.severity.word,
         "findings": [
-            {
-                "code": finding.code,
-                "severity": finding.severity.word,
-                "seen": finding.seen,
-                "fix": finding.fix,
-                "data": finding.data,
-            }
-            for finding in report.findings
+            {"code": each.code, "severity": each.severity.word, "seen": each.seen, "fix": each.fix, "data": each.data}
+            for each in report.findings
         ],
         "checks": [
-            {
-                "name": check.name,
-                "severity": None if check.findings is None else check.severity.word,
-                "took_ms": round(check.took_s * 1000),
-            }
-            for check in report.checks
+            {"name": each.name, "severity": None if each.findings is None else each.severity.word}
+            | {"took_ms": round(each.took_s * 1000)}
+            for each in report.checks
         ],
     }
 
@@ -167,11 +158,12 @@ def _show_report(report: Report) -> None:
         click.echo(f"{_coloured(Severity.OK)} {', '.join(passed)}")
     if skipped := [check.name for check in report.checks if check.findings is None]:
         click.echo(f"not checked, because of the above: {', '.join(skipped)}")
-    counts = {
-        severity: sum(finding.severity is severity for finding in report.findings)
+    counts = Counter(finding.severity for finding in report.findings)
+    words = [
+        f"{count} {severity.word}{'' if count == 1 else 's'}"
         for severity in (Severity.ERROR, Severity.WARNING)
-    }
-    words = [f"{count} {severity.word}{'' if count == 1 else 's'}" for severity, count in counts.items() if count]
+        if (count := counts[severity])
+    ]
     click.echo(", ".join(words) or "no problems found")
 
 
@@ -188,27 +180,21 @@ def _show_inventory(app: Horsies, inventory: Inventory) -> None:
         if hooks:
             click.echo(f"on child {name}: {', '.join(hooks)}")
     click.echo()
-    show_table(
-        ["QUEUE", "PRIORITY", "MAX CONCURRENCY", "TASKS"],
-        [(queue.name, queue.priority, queue.max_concurrency, queue.tasks) for queue in inventory.queues],
-        empty="no queues",
-    )
+    cells = attrgetter("name", "priority", "max_concurrency", "tasks")
+    show_table(["QUEUE", "PRIORITY", "MAX CONCURRENCY", "TASKS"], map(cells, inventory.queues), empty="no queues")
     click.echo()
-    show_table(
-        ["TASK", "QUEUE", "RETRIES", "RETRIED FOR", "TIMEOUT", "FUNCTION"],
-        [_task_cells(task) for task in inventory.tasks],
-        empty="no tasks; if they are in other modules, name these in app.discover_tasks([...])",
-    )
+    tasks = [
+        (each.name, each.queue, each.retries, each.retry_for, each.timeout_ms and format_duration(each.timeout_ms / 1000), each.function)
+        for each in inventory.tasks
+    ]  # fmt: skip
+    empty = "no tasks; if they are in other modules, name these in app.discover_tasks([...])"
+    show_table(["TASK", "QUEUE", "RETRIES", "RETRIED FOR", "TIMEOUT", "FUNCTION"], tasks, empty=empty)
     if inventory.workflows:
         click.echo()
-        workflows = [(workflow.name, workflow.nodes, workflow.definition) for workflow in inventory.workflows]
-        show_table(["WORKFLOW", "NODES", "CLASS"], workflows, empty="no workflows")
+        cells = attrgetter("name", "nodes", "definition")
+        show_table(["WORKFLOW", "NODES", "CLASS"], map(cells, inventory.workflows), empty="no workflows")
     if inventory.schedules:
         click.echo()
-        schedules = [(each.name, each.task, each.pattern, each.timezone, each.enabled) for each in inventory.schedules]
-        show_table(["SCHEDULE", "TASK", "PATTERN", "TIMEZONE", "ENABLED"], schedules, empty="no schedules")
-
-
-def _task_cells(task: KnownTask) -> Sequence[object]:
-    timeout = None if task.timeout_ms is None else format_duration(task.timeout_ms / 1000)
-    return task.name, task.queue, task.retries, task.retry_for, timeout, task.function
+        cells = attrgetter("name", "task", "pattern", "timezone", "enabled")
+        headings = ["SCHEDULE", "TASK", "PATTERN", "TIMEZONE", "ENABLED"]
+        show_table(headings, map(cells, inventory.schedules), empty="no schedules")

@@ -4,14 +4,7 @@ import sys
 
 import click
 
-from horsies.cli.options import (
-    database_option,
-    json_option,
-    open_target,
-    optional_app_argument,
-    report_errors,
-    schema_option,
-)
+from horsies.cli.options import json_option, open_target, optional_app_argument, report_errors, target_options
 from horsies.cli.output import show_json
 from horsies.db.migrate import SchemaState, library_version, migration_script
 from horsies.locate import load_app
@@ -29,8 +22,7 @@ from horsies.model.database_url import mask_passwords
     "--from", "from_version", type=click.IntRange(0), metavar="N",
     help="With --sql: start at this version without connecting to a database; 0 is an empty one.",
 )  # fmt: skip
-@database_option
-@schema_option
+@target_options
 @json_option
 @report_errors
 def migrate(
@@ -63,8 +55,13 @@ def migrate(
     elif check:
         _report_pending(broker.schema_state(), as_json=as_json)
     else:
-        applied = broker.migrate()
-        _report_applied(broker.schema_state(), applied, mask_passwords(broker.config.database_url), as_json=as_json)
+        applied, state = broker.migrate(), broker.schema_state()
+        if as_json:
+            show_json({"schema": state.schema, "version": state.version, "applied": applied})
+            return
+        for name in applied:
+            click.echo(f"applied {name}")
+        click.echo(f"schema {state.schema!r} is up to date at {mask_passwords(broker.config.database_url)}")
 
 
 def _check_usage(*, check: bool, sql: bool, from_version: int | None, as_json: bool) -> None:
@@ -98,12 +95,3 @@ def _report_pending(state: SchemaState, *, as_json: bool) -> None:
     else:
         click.echo(f"schema {state.schema!r} is up to date at version {state.version}")
     sys.exit(1 if state.pending else 0)
-
-
-def _report_applied(state: SchemaState, applied: list[str], where: str, *, as_json: bool) -> None:
-    if as_json:
-        show_json({"schema": state.schema, "version": state.version, "applied": applied})
-        return
-    for name in applied:
-        click.echo(f"applied {name}")
-    click.echo(f"schema {state.schema!r} is up to date at {where}")

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from horsies.app import Horsies
+from horsies.db.statement import Op
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
 from horsies.model.errors import HorsiesError
@@ -47,27 +48,10 @@ optional_app_argument = click.argument("app", envvar="HORSIES_APP", metavar="[AP
 app_option = click.option(
     "-a", "--app", envvar="HORSIES_APP", metavar="APP", help="The app, as module:attribute.  [default: $HORSIES_APP]"
 )
-database_option = click.option(
-    "--database-url", metavar="URL", help="The database, instead of an app's.  [default: $HORSIES_DATABASE_URL]"
-)
-schema_option = click.option("--schema", help="The schema in that database.  [default: horsies]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+name_argument = click.argument("name", metavar="NAME")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-loglevel_option = click.option(
-    "--loglevel", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False), default="INFO",
-    show_default=True, help="The lowest level that is logged.",
-)  # fmt: skip
-log_format_option = click.option(
-    "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True,
-    help="Text for people, or one JSON object per line. Both name the task on every line that a task logs.",
-)  # fmt: skip
-metrics_port_option = click.option(
-    "--metrics-port", type=click.IntRange(1, 65535), help="Serve /metrics, /healthz and /readyz here.  [default: off]"
-)
-metrics_host_option = click.option(
-    "--metrics-host", default=DEFAULT_METRICS_HOST, show_default=True, help="The address of that port."
-)
 
 
 def report_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -83,22 +67,55 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def database_command(*, app: Callable[[Any], Any] = app_option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Pass the command a `Horsies` for the app or database that the options select, after checking its schema version.
+def all_of(*decorators: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make one decorator that applies these, the first one outermost."""
+    return lambda function: reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), function)
 
-    Without an app module this `Horsies` has no tasks and no queues of its own.
+
+logging_options = all_of(
+    click.option(
+        "--loglevel", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False), default="INFO",
+        show_default=True, help="The lowest level that is logged.",
+    ),
+    click.option(
+        "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True,
+        help="Text for people, or one JSON object per line. Both name the task on every line that a task logs.",
+    ),
+)  # fmt: skip
+metrics_options = all_of(
+    click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve /metrics, /healthz and /readyz here.  [default: off]"),
+    click.option("--metrics-host", default=DEFAULT_METRICS_HOST, show_default=True, help="The address of that port."),
+)  # fmt: skip
+target_options = all_of(
+    click.option("--database-url", metavar="URL", help="The database, instead of an app's.  [default: $HORSIES_DATABASE_URL]"),
+    click.option("--schema", help="The schema in that database.  [default: horsies]"),
+)  # fmt: skip
+
+
+def database_command(
+    command: Callable[..., Any], *options: Callable[[Any], Any], app: Callable[[Any], Any] = app_option
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make a command, with `click.command` or that of a group, which gets a `Horsies` for the app or database that is selected.
+
+    Its schema version is checked. Without an app module this `Horsies` has no tasks and no queues of its own.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def run(*args: Any, app: str | None, database_url: str | None, schema: str | None, **options: Any) -> Any:
+    def decorate(function: Callable[..., Any]) -> Any:
+        @all_of(*options, json_option, app, target_options, report_errors)
+        @wraps(function)
+        def run(*args: Any, app: str | None, database_url: str | None, schema: str | None, **given: Any) -> Any:
             with closing(open_target(app, database_url, schema)) as target:
                 target.broker.require_schema()
-                return command(target, *args, **options)
+                return function(target, *args, **given)
 
-        return app(database_option(schema_option(report_errors(run))))
+        return command(function.__name__.rstrip("_"))(run)
 
     return decorate
+
+
+def run_repeatable(target: Horsies, verb: Callable[[], Op[T]]) -> T:
+    """Run an operation that may run twice: it is repeated if the outcome of the first attempt is unknown."""
+    return target.broker.run(verb, again=verb)
 
 
 def open_target(app: str | None, database_url: str | None, schema: str | None = None) -> Horsies:
@@ -168,11 +185,6 @@ def parse_id(text: str) -> str:
         return to_id(text, "id", "give it in full, as the lists show it")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-
-
-def resolve_worker_id(target: Horsies, text: str) -> str:
-    """Return a complete id as it is, even if its worker is gone; look up a prefix."""
-    return parse_id(text) if len(text) == ID_LENGTH else find_worker(target, text)
 
 
 def find_worker(target: Horsies, prefix: str) -> str:

@@ -1,7 +1,7 @@
 """`horsies queues`: list, pause, resume and purge."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -10,16 +10,13 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.bulk import run_in_batches
-from horsies.cli.options import database_command, dry_run_option, json_option, yes_option
+from horsies.cli.options import database_command, dry_run_option, name_argument, run_repeatable, yes_option
 from horsies.cli.output import show_json, show_paused, show_table
-from horsies.db.statement import Op
 from horsies.model.status import TaskStatus
 from horsies.model.validation import format_duration
 from horsies.tasks.control import cancel_unstarted_tasks
 from horsies.tasks.inspect import TaskFilter, TaskSummary
 from horsies.tasks.queues import QueueSummary, list_queues, pause_queue, resume_queue
-
-name_argument = click.argument("name", metavar="NAME")
 
 
 @click.group()
@@ -27,9 +24,7 @@ def queues() -> None:
     """Inspect, pause, resume and empty queues."""
 
 
-@queues.command("list")
-@json_option
-@database_command()
+@database_command(queues.command)
 def list_(target: Horsies, *, as_json: bool) -> None:
     """List queues with the numbers of their tasks.
 
@@ -55,15 +50,15 @@ def read_queues(target: Horsies) -> list[QueueSummary]:
 def show_queues(target: Horsies, summaries: Sequence[QueueSummary]) -> None:
     headings = ["QUEUE", "WAITING", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
     extra = ["PRIORITY", "CAP"] if target.tasks else []
-    rows = ((*_cells(queue), *(_settings(target, queue.name).values() if extra else ())) for queue in summaries)
+    rows: list[Sequence[object]] = []
+    for queue in summaries:
+        waiting = f"{queue.waiting}+" if queue.more_waiting else queue.waiting
+        delayed = f"{queue.delayed}+" if queue.more_delayed else queue.delayed
+        oldest = None if queue.oldest_waiting_s is None else format_duration(queue.oldest_waiting_s)
+        settings = _settings(target, queue.name).values() if extra else ()
+        counts = (waiting, delayed, queue.claimed, queue.running)
+        rows.append((queue.name, *counts, oldest, queue.paused_at, queue.workers, *settings))
     show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a pause")
-
-
-def _cells(queue: QueueSummary) -> Sequence[object]:
-    waiting = f"{queue.waiting}+" if queue.more_waiting else queue.waiting
-    delayed = f"{queue.delayed}+" if queue.more_delayed else queue.delayed
-    oldest = None if queue.oldest_waiting_s is None else format_duration(queue.oldest_waiting_s)
-    return (queue.name, waiting, delayed, queue.claimed, queue.running, oldest, queue.paused_at, queue.workers)
 
 
 def _settings(target: Horsies, name: str) -> dict[str, Any]:
@@ -72,44 +67,31 @@ def _settings(target: Horsies, name: str) -> dict[str, Any]:
     return {"priority": queue and queue.priority, "max_concurrency": queue and queue.max_concurrency}
 
 
-@queues.command()
-@name_argument
-@json_option
-@database_command()
+@database_command(queues.command, name_argument)
 def pause(target: Horsies, *, name: str, as_json: bool) -> None:
     """Stop all workers from claiming from a queue until it is resumed. Running tasks continue, and sends are accepted.
 
     \b
     horsies queues pause mail --app shop:app
     """
-    _set_paused(target, name, partial(pause_queue, name), is_paused=True, as_json=as_json)
+    _check_name(target, name)
+    run_repeatable(target, partial(pause_queue, name))
+    show_paused("queue", name, is_paused=True, as_json=as_json)
 
 
-@queues.command()
-@name_argument
-@json_option
-@database_command()
+@database_command(queues.command, name_argument)
 def resume(target: Horsies, *, name: str, as_json: bool) -> None:
     """Let workers claim from a paused queue again.
 
     \b
     horsies queues resume mail --app shop:app
     """
-    _set_paused(target, name, partial(resume_queue, name), is_paused=False, as_json=as_json)
-
-
-def _set_paused(target: Horsies, name: str, verb: Callable[[], Op[None]], *, is_paused: bool, as_json: bool) -> None:
     _check_name(target, name)
-    target.broker.run(verb, again=verb)
-    show_paused("queue", name, is_paused=is_paused, as_json=as_json)
+    run_repeatable(target, partial(resume_queue, name))
+    show_paused("queue", name, is_paused=False, as_json=as_json)
 
 
-@queues.command()
-@name_argument
-@dry_run_option
-@yes_option
-@json_option
-@database_command()
+@database_command(queues.command, name_argument, dry_run_option, yes_option)
 def purge(target: Horsies, *, name: str, **flags: bool) -> None:
     """Cancel all tasks of a queue that have not started, including delayed tasks and retries.
 
@@ -122,8 +104,7 @@ def purge(target: Horsies, *, name: str, **flags: bool) -> None:
     _check_name(target, name)
 
     def act(batch: Sequence[TaskSummary]) -> Counter[str]:
-        verb = partial(cancel_unstarted_tasks, [task.id for task in batch])
-        cancelled = len(target.broker.run(verb, again=verb))
+        cancelled = len(run_repeatable(target, partial(cancel_unstarted_tasks, [task.id for task in batch])))
         return Counter(CANCELLED=cancelled, LEFT=len(batch) - cancelled)
 
     unstarted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])

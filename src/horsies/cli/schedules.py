@@ -4,29 +4,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import database_command, json_option
+from horsies.cli.options import database_command, name_argument, run_repeatable
 from horsies.cli.output import show_json, show_paused, show_table, to_text
 from horsies.db.statement import Op
-from horsies.schedules.control import (
-    ScheduleInfo,
-    ScheduleRun,
-    ScheduleState,
-    get_schedule_runs,
-    get_schedules,
-    pause_schedule,
-    resume_schedule,
-    run_schedule,
-)
+from horsies.schedules import control
+from horsies.schedules.control import ScheduleInfo, ScheduleRun, ScheduleState
 from horsies.tasks.ids import new_task_id
 
 NEXT_SLOTS = 5
-
-name_argument = click.argument("name", metavar="NAME")
 
 
 @click.group()
@@ -38,14 +29,12 @@ def schedules() -> None:
     """
 
 
-@schedules.command("list")
-@click.option("--task", "task_name", metavar="NAME", help="Only schedules of this task.")
-@click.option("--queue", "queue_name", metavar="NAME", help="Only schedules that enqueue to this queue.")
-@click.option(
-    "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only schedules in this state."
-)
-@json_option
-@database_command()
+@database_command(
+    schedules.command,
+    click.option("--task", "task_name", metavar="NAME", help="Only schedules of this task."),
+    click.option("--queue", "queue_name", metavar="NAME", help="Only schedules that enqueue to this queue."),
+    click.option("--state", type=click.Choice([state.value for state in ScheduleState]), help="Only schedules in this state."),
+)  # fmt: skip
 def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, state: str | None, as_json: bool) -> None:
     """List schedules with their next and last slots.
 
@@ -53,29 +42,24 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
     Example:
       horsies schedules list --state paused
     """
-    stored = target.broker.run(partial(get_schedules, None, task_name, queue_name))
+    stored = target.broker.run(partial(control.get_schedules, None, task_name, queue_name))
     infos = [info for info in stored if state is None or info.state == state]
     if as_json:
         show_json({"schedules": [_to_json(info) for info in infos]})
         return
+    cells = attrgetter("name", "app", "task_name", "pattern_text", "timezone", "state")
     show_table(
         ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
-        [
-            [
-                info.name, info.app, info.task_name, info.pattern_text, info.timezone, info.state.value,
-                _next_slot(info), info.last_slot_at,
-            ]
-            for info in infos
-        ],
+        [(*cells(info), _next_slot(info), info.last_slot_at) for info in infos],
         empty="no schedule matches; a scheduler stores the schedules of its app when it starts",
-    )  # fmt: skip
+    )
 
 
-@schedules.command()
-@name_argument
-@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of past slots.")
-@json_option
-@database_command()
+@database_command(
+    schedules.command,
+    name_argument,
+    click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of past slots."),
+)
 def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     """Show the definition of a schedule, its next slots, and what was decided for the last ones.
 
@@ -83,14 +67,31 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     Example:
       horsies schedules show nightly-report --limit 50
     """
-    info = next(iter(target.broker.run(partial(get_schedules, name))), None)
+    info = next(iter(target.broker.run(partial(control.get_schedules, name))), None)
     if info is None:
         raise _unknown_schedule(name)
-    runs = target.broker.run(partial(get_schedule_runs, name, limit))
+    runs = target.broker.run(partial(control.get_schedule_runs, name, limit))
     if as_json:
         show_json(_to_json(info) | {"next_slots": _next_slots(info), "runs": [asdict(run) for run in runs]})
         return
-    for heading, value in _facts(info):
+    catch_up = f"up to {info.max_catch_up_runs}" if info.catch_up_missed else "the newest"
+    facts = {
+        "name": info.name,
+        "app": info.app,
+        "state": info.state.value,
+        "task": info.task_name,
+        "queue": info.queue_name,
+        "arguments": info.args,
+        "pattern": info.pattern_text,
+        "timezone": info.timezone,
+        "catch-up": catch_up if info.max_catch_up_runs else "none",
+        "overlap": info.overlap,
+        "jitter": f"{info.jitter_ms} ms",
+        "last slot": info.last_slot_at,
+        "last task": info.last_task_id,
+        "next slots": _next_slots(info),
+    }
+    for heading, value in facts.items():
         click.echo(f"{heading:<12} {to_text(value)}")
     click.echo()
     show_table(
@@ -100,10 +101,7 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     )
 
 
-@schedules.command()
-@name_argument
-@json_option
-@database_command()
+@database_command(schedules.command, name_argument)
 def run(target: Horsies, name: str, *, as_json: bool) -> None:
     """Enqueue a schedule's task once, now.
 
@@ -114,8 +112,7 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
       horsies schedules run nightly-report
     """
     task_id = new_task_id()
-    verb = partial(run_schedule, name, task_id)
-    if not target.broker.run(verb, again=verb):
+    if not run_repeatable(target, partial(control.run_schedule, name, task_id)):
         raise _unknown_schedule(name)
     if as_json:
         show_json({"name": name, "task_id": task_id})
@@ -123,10 +120,7 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
         click.echo(f"enqueued task {task_id}")
 
 
-@schedules.command("pause")
-@name_argument
-@json_option
-@database_command()
+@database_command(schedules.command, name_argument)
 def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
     """Stop a schedule from enqueuing tasks until it is resumed.
 
@@ -136,13 +130,10 @@ def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules pause nightly-report
     """
-    _set_paused(target, name, partial(pause_schedule, name), is_paused=True, as_json=as_json)
+    _set_paused(target, name, partial(control.pause_schedule, name), is_paused=True, as_json=as_json)
 
 
-@schedules.command("resume")
-@name_argument
-@json_option
-@database_command()
+@database_command(schedules.command, name_argument)
 def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
     """Continue a paused schedule, with its first slot from now on.
 
@@ -152,11 +143,11 @@ def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules resume nightly-report
     """
-    _set_paused(target, name, partial(resume_schedule, name), is_paused=False, as_json=as_json)
+    _set_paused(target, name, partial(control.resume_schedule, name), is_paused=False, as_json=as_json)
 
 
 def _set_paused(target: Horsies, name: str, verb: Callable[[], Op[bool]], *, is_paused: bool, as_json: bool) -> None:
-    if not target.broker.run(verb, again=verb):
+    if not run_repeatable(target, verb):
         raise _unknown_schedule(name)
     show_paused("schedule", name, is_paused=is_paused, as_json=as_json)
 
@@ -167,26 +158,6 @@ def _unknown_schedule(name: str) -> click.ClickException:
 
 def _to_json(info: ScheduleInfo) -> dict[str, Any]:
     return asdict(info) | {"state": info.state.value, "next_slot_at": _next_slot(info)}
-
-
-def _facts(info: ScheduleInfo) -> list[tuple[str, object]]:
-    catch_up = f"up to {info.max_catch_up_runs}" if info.catch_up_missed else "the newest"
-    return [
-        ("name", info.name),
-        ("app", info.app),
-        ("state", info.state.value),
-        ("task", info.task_name),
-        ("queue", info.queue_name),
-        ("arguments", info.args),
-        ("pattern", info.pattern_text),
-        ("timezone", info.timezone),
-        ("catch-up", catch_up if info.max_catch_up_runs else "none"),
-        ("overlap", info.overlap),
-        ("jitter", f"{info.jitter_ms} ms"),
-        ("last slot", info.last_slot_at),
-        ("last task", info.last_task_id),
-        ("next slots", _next_slots(info)),
-    ]
 
 
 def _next_slot(info: ScheduleInfo) -> datetime | None:

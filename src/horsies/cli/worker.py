@@ -9,15 +9,7 @@ import click
 
 from horsies.cli.dev import run_with_reload
 from horsies.cli.dev_process import child_command
-from horsies.cli.options import (
-    app_argument,
-    given_options,
-    log_format_option,
-    loglevel_option,
-    metrics_host_option,
-    metrics_port_option,
-    report_errors,
-)
+from horsies.cli.options import app_argument, given_options, logging_options, metrics_options, report_errors
 from horsies.locate import load_app
 from horsies.logs import configure_logging
 from horsies.model.worker_config import DEFAULT_TASKS_PER_CHILD, START_METHODS, WorkerConfig
@@ -75,11 +67,9 @@ def _check_size(_context: click.Context, _parameter: click.Parameter, limit_mb: 
     callback=_check_finite, metavar="SECONDS",
     help="After a stop request, interrupt tasks that still run after this time.  [default: wait without a limit]",
 )  # fmt: skip
-@metrics_port_option
-@metrics_host_option
+@metrics_options
 @click.option("--scheduler", is_flag=True, help="Also serve the app's schedules, like `horsies scheduler`.")
-@loglevel_option
-@log_format_option
+@logging_options
 @click.option("--reload", is_flag=True, help="For development: restart when a .py file of the app changes.")
 @click.pass_context
 @report_errors
@@ -129,10 +119,8 @@ def worker(
 
 @click.command()
 @app_argument
-@metrics_port_option
-@metrics_host_option
-@loglevel_option
-@log_format_option
+@metrics_options
+@logging_options
 @report_errors
 def scheduler(app: str, *, metrics_port: int | None, metrics_host: str, loglevel: str, log_format: str) -> None:
     """Enqueue the tasks of the app's schedules when they are due, until stopped.

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import database_command, find_worker, json_option, parse_seconds
+from horsies.cli.options import database_command, find_worker, parse_seconds
 from horsies.cli.output import show_json, show_table, to_text
 from horsies.model.validation import format_duration
 from horsies.tasks.inspect import WorkerSummary, get_heartbeats, get_worker_states, list_workers, request_heartbeat
@@ -22,9 +23,7 @@ def workers() -> None:
     """Inspect workers, and check that they respond."""
 
 
-@workers.command("list")
-@json_option
-@database_command()
+@database_command(workers.command)
 def list_(target: Horsies, *, as_json: bool) -> None:
     """List the registered workers, oldest first.
 
@@ -56,11 +55,11 @@ def show_workers(registered: Sequence[WorkerSummary]) -> None:
     )  # fmt: skip
 
 
-@workers.command()
-@click.argument("worker_id", metavar="ID")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of snapshots.")
-@json_option
-@database_command()
+@database_command(
+    workers.command,
+    click.argument("worker_id", metavar="ID"),
+    click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of snapshots."),
+)
 def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
     """Show one worker and its health over time, newest first. A prefix of its id is enough.
 
@@ -79,34 +78,17 @@ def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
     for name, value in facts.items():
         click.echo(f"{name:<20}{to_text(value)}")
     click.echo()
-    show_table(
-        ["AT", "RUNNING", "CLAIMED", "MEMORY MB", "CHILDREN MB", "CPU %", "CHILDREN CPU %"],
-        [
-            (
-                state.snapshot_at, state.tasks_running, state.tasks_claimed, state.memory_usage_mb, state.children_memory_mb,
-                state.cpu_percent, state.children_cpu_percent,
-            )
-            for state in states
-        ],
-        empty="there is no snapshot of its health yet",
-    )  # fmt: skip
+    headings = ["AT", "RUNNING", "CLAIMED", "MEMORY MB", "CHILDREN MB", "CPU %", "CHILDREN CPU %"]
+    memory, cpu = ("memory_usage_mb", "children_memory_mb"), ("cpu_percent", "children_cpu_percent")
+    cells = attrgetter("snapshot_at", "tasks_running", "tasks_claimed", *memory, *cpu)
+    show_table(headings, map(cells, states), empty="there is no snapshot of its health yet")
 
 
-@dataclass(frozen=True, slots=True)
-class PingReply:
-    """How long a worker took, in milliseconds; None: it has not answered."""
-
-    worker_id: str
-    answered_ms: float | None
-
-
-@workers.command()
-@click.argument("worker_ids", metavar="[ID]...", nargs=-1)
-@click.option(
-    "--timeout", type=parse_seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait."
-)
-@json_option
-@database_command()
+@database_command(
+    workers.command,
+    click.argument("worker_ids", metavar="[ID]...", nargs=-1),
+    click.option("--timeout", type=parse_seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait."),
+)  # fmt: skip
 def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json: bool) -> None:
     """Request a heartbeat from these workers, or from all that are registered.
 
@@ -117,18 +99,19 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
     horsies workers ping --timeout 30s
     """
     pinged = [find_worker(target, prefix) for prefix in worker_ids]
-    replies = _ping(target, pinged or [worker.id for worker in target.broker.run(list_workers)], timeout)
+    ids = pinged or [worker.id for worker in target.broker.run(list_workers)]
+    answered = _ping(target, ids, timeout)
     if as_json:
-        show_json({"workers": replies})
+        show_json({"workers": [{"worker_id": worker, "answered_ms": answered.get(worker)} for worker in ids]})
     else:
-        rows = [(r.worker_id, "no answer" if r.answered_ms is None else f"{r.answered_ms:.0f} ms") for r in replies]
+        rows = [(worker, f"{answered[worker]:.0f} ms" if worker in answered else "no answer") for worker in ids]
         show_table(["WORKER", "ANSWER"], rows, empty="no worker is registered")
-    if not replies or any(reply.answered_ms is None for reply in replies):
+    if not ids or len(answered) < len(set(ids)):
         raise click.exceptions.Exit(1)
 
 
-def _ping(target: Horsies, worker_ids: Sequence[str], timeout_s: float) -> list[PingReply]:
-    """Poll for new heartbeats. LISTEN would not work behind a pooler."""
+def _ping(target: Horsies, worker_ids: Sequence[str], timeout_s: float) -> dict[str, float]:
+    """Return how many milliseconds each worker took that answered. Poll: LISTEN would not work behind a pooler."""
     started = requested = time.monotonic()
     before = target.broker.run(partial(request_heartbeat, worker_ids))
     answered = dict[str, float]()
@@ -141,4 +124,4 @@ def _ping(target: Horsies, worker_ids: Sequence[str], timeout_s: float) -> list[
         answered |= {worker: elapsed_s * 1000 for worker in pending if worker in now and now[worker] != before[worker]}
         if elapsed_s > timeout_s:
             break
-    return [PingReply(worker, answered.get(worker)) for worker in worker_ids]
+    return answered

@@ -1,7 +1,7 @@
 """`horsies workflows`: list, show, pause, resume, cancel and retry."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
@@ -11,13 +11,12 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import (
-    TimeParameter,
     confirm,
     database_command,
     dry_run_option,
-    json_option,
     parse_id,
     parse_time,
+    run_repeatable,
     to_absolute,
     yes_option,
 )
@@ -28,17 +27,8 @@ from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
 from horsies.model.validation import format_duration
 from horsies.tasks.inspect import read_clock
-from horsies.workflows import control
-from horsies.workflows.inspect import (
-    RunNode,
-    RunSummary,
-    RunTree,
-    WorkflowRun,
-    get_graph_view,
-    get_run_summary,
-    get_run_tree,
-    list_runs,
-)
+from horsies.workflows import control, inspect
+from horsies.workflows.inspect import RunNode, RunTree, WorkflowRun
 from horsies.workflows.render import NodePath, render_text
 
 MAX_MESSAGE_CHARACTERS: Final = 100
@@ -71,64 +61,32 @@ RETRY: Final = WorkflowAction(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowActionResult:
-    """The outcome for one run: `changed` (or would be), `unchanged`, or `refused`."""
-
-    id: str
-    name: str | None
-    status: WorkflowStatus | None
-    outcome: str
-    words: str
-
-
 @click.group()
 def workflows() -> None:
     """Inspect runs of workflows, and pause, resume, cancel or retry them."""
 
 
-@workflows.command("list")
-@click.option("--status", "statuses", type=STATUSES, multiple=True, help="In this status; may be repeated.")
-@click.option("--name", help="Runs of this workflow.")
-@click.option("--since", type=parse_time, metavar="WHEN", help="Started since: 2h, 7d, or a date and time.")
-@click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Started before.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of runs.")
-@click.option(
-    "--after", type=parse_id, metavar="ID", help="Continue after this run, the last one of the previous page."
-)
-@json_option
-@database_command()
-def list_(
-    target: Horsies,
-    *,
-    statuses: tuple[str, ...],
-    name: str | None,
-    since: TimeParameter | None,
-    until: TimeParameter | None,
-    limit: int,
-    after: str | None,
-    as_json: bool,
-) -> None:
+@database_command(
+    workflows.command,
+    click.option("--status", "statuses", type=STATUSES, multiple=True, help="In this status; may be repeated."),
+    click.option("--name", help="Runs of this workflow."),
+    click.option("--since", type=parse_time, metavar="WHEN", help="Started since: 2h, 7d, or a date and time."),
+    click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Started before."),
+    click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of runs."),
+    click.option("--after", type=parse_id, metavar="ID", help="Continue after this run, the last one of the previous page."),
+)  # fmt: skip
+def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **filters: Any) -> None:
     """List runs, newest first. Sub-workflows are part of their runs.
 
     \b
     horsies workflows list --status FAILED --since 2d --until 2h
     horsies workflows list --json --limit 1000 --after ID
     """
-    if after is not None and target.broker.run(partial(get_run_summary, after)) is None:
+    if after is not None and target.broker.run(partial(inspect.get_run_summary, after)) is None:
         raise NodeNotFoundError(f"there is no workflow {after}; give --after an id that was listed")
-    now = target.broker.run(read_clock)
-    runs = target.broker.run(
-        partial(
-            list_runs,
-            limit=limit + 1,
-            statuses=[WorkflowStatus(status.upper()) for status in statuses],
-            name=name,
-            since=to_absolute(since, now),
-            until=to_absolute(until, now),
-            after=after,
-        )
-    )
+    now, statuses = target.broker.run(read_clock), [WorkflowStatus(status) for status in filters["statuses"]]
+    filters |= {"statuses": statuses, **{name: to_absolute(filters[name], now) for name in ("since", "until")}}
+    runs = target.broker.run(partial(inspect.list_runs, limit=limit + 1, after=after, **filters))
     page, has_more = runs[:limit], len(runs) > limit
     if as_json:
         show_json({"workflows": [_run_to_json(run) for run in page], "next_after": page[-1].id if has_more else None})
@@ -145,17 +103,14 @@ def list_(
         click.echo(f"there are more: add --after {page[-1].id}", err=True)
 
 
-@workflows.command()
-@click.argument("workflow_id", metavar="ID", type=parse_id)
-@json_option
-@database_command()
+@database_command(workflows.command, click.argument("workflow_id", metavar="ID", type=parse_id))
 def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
     """Show one run: its nodes with their statuses, durations and errors, including sub-workflows and maps.
 
     \b
     horsies workflows show 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    tree = target.broker.run(partial(get_run_tree, workflow_id))
+    tree = target.broker.run(partial(inspect.get_run_tree, workflow_id))
     if as_json:
         show_json(_tree_to_json(tree))
         return
@@ -179,18 +134,14 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         ]
         show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], items, empty="no items")
     else:
-        click.echo(render_text(*target.broker.run(partial(get_graph_view, run.id)), dict(_notes(tree, ()))))
+        click.echo(render_text(*target.broker.run(partial(inspect.get_graph_view, run.id)), dict(_notes(tree, ()))))
 
 
-def _action_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the arguments and options that all actions share."""
-    ids = click.argument("ids", metavar="ID...", type=parse_id, nargs=-1, required=True)
-    return ids(dry_run_option(json_option(database_command()(function))))
+_ids_argument = click.argument("ids", metavar="ID...", type=parse_id, nargs=-1, required=True)
 
 
-@workflows.command()
-@_action_command
-def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+@database_command(workflows.command, _ids_argument, dry_run_option)
+def pause(target: Horsies, **options: Any) -> None:
     """Stop these runs from starting further nodes.
 
     Running tasks continue; tasks that wait in a queue are withdrawn. `resume` continues from there.
@@ -198,23 +149,20 @@ def pause(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
     \b
     horsies workflows pause 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    _apply_to_all(target, PAUSE, ids, dry_run=dry_run, as_json=as_json)
+    _apply_to_all(target, PAUSE, **options)
 
 
-@workflows.command()
-@_action_command
-def resume(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+@database_command(workflows.command, _ids_argument, dry_run_option)
+def resume(target: Horsies, **options: Any) -> None:
     """Continue paused runs, including their sub-workflows, regardless of what paused them.
 
     \b
     horsies workflows resume 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    _apply_to_all(target, RESUME, ids, dry_run=dry_run, as_json=as_json)
+    _apply_to_all(target, RESUME, **options)
 
 
-@workflows.command()
-@yes_option
-@_action_command
+@database_command(workflows.command, yes_option, _ids_argument, dry_run_option)
 def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, as_json: bool) -> None:
     """End these runs: nodes that have not started never will, and running tasks are asked to stop.
 
@@ -225,12 +173,11 @@ def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, a
     """
     if not dry_run:
         confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
-    _apply_to_all(target, CANCEL, ids, dry_run=dry_run, as_json=as_json)
+    _apply_to_all(target, CANCEL, ids=ids, dry_run=dry_run, as_json=as_json)
 
 
-@workflows.command()
-@_action_command
-def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+@database_command(workflows.command, _ids_argument, dry_run_option)
+def retry(target: Horsies, **options: Any) -> None:
     """Run again the nodes that failed or were skipped, in runs that are FAILED, CANCELLED or PAUSED.
 
     Results of completed nodes are kept. A sub-workflow cannot be retried alone.
@@ -238,58 +185,50 @@ def retry(target: Horsies, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
     \b
     horsies workflows retry 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    _apply_to_all(target, RETRY, ids, dry_run=dry_run, as_json=as_json)
+    _apply_to_all(target, RETRY, **options)
 
 
-def _apply_to_all(
-    target: Horsies, action: WorkflowAction, ids: tuple[str, ...], *, dry_run: bool, as_json: bool
-) -> None:
+def _apply_to_all(target: Horsies, action: WorkflowAction, *, ids: Sequence[str], dry_run: bool, as_json: bool) -> None:
     results = [_apply(target, action, workflow_id, dry_run=dry_run) for workflow_id in ids]
     if as_json:
         show_json({"workflows": results})
     else:
         for result in results:
-            name = f" ({result.name})" if result.name else ""
-            click.echo(f"{result.id}{name}: {result.words}", err=result.outcome == "refused")
-    sys.exit(1 if any(result.outcome == "refused" for result in results) else 0)
+            name = f" ({result['name']})" if result["name"] else ""
+            click.echo(f"{result['id']}{name}: {result['words']}", err=result["outcome"] == "refused")
+    sys.exit(1 if any(result["outcome"] == "refused" for result in results) else 0)
 
 
-def _apply(target: Horsies, action: WorkflowAction, workflow_id: str, *, dry_run: bool) -> WorkflowActionResult:
-    summary = target.broker.run(partial(get_run_summary, workflow_id))
+def _apply(target: Horsies, action: WorkflowAction, workflow_id: str, *, dry_run: bool) -> dict[str, str | None]:
+    """Return a description of the run, and the outcome: `changed` (or would be), `unchanged`, or `refused`."""
+
+    def result(outcome: str, words: str) -> dict[str, str | None]:
+        known = (summary.run.id, summary.run.name, summary.run.status) if summary else (workflow_id, None, None)
+        return dict(zip(("id", "name", "status", "outcome", "words"), (*known, outcome, words), strict=True))
+
+    summary = target.broker.run(partial(inspect.get_run_summary, workflow_id))
     if summary is None:
-        return WorkflowActionResult(workflow_id, None, None, "refused", "there is no such workflow")
+        return result("refused", "there is no such workflow")
     run = summary.run
-    result = partial(WorkflowActionResult, run.id, run.name, run.status)
-    if reason := _refusal_reason(action, summary):
-        return result("refused", reason)
-    if not (run.status in action.allowed or (action is RESUME and summary.has_paused_descendants)):
+    if action is RETRY and summary.root_id is not None:
+        return result("refused", f"it is a part of workflow {summary.root_id}; retry that one")
+    if run.status not in action.allowed and run.status is not action.already:
+        return result("refused", f"is {run.status}, and cannot be {action.done}")
+    if run.status not in action.allowed and not (action is RESUME and summary.has_paused_descendants):
         return result("unchanged", f"is {run.status} already")
     if dry_run:
         return result("changed", f"would be {action.done}")
-    verb = partial(action.verb, workflow_id)
-    if target.broker.run(verb, again=verb):
-        return result("changed", action.done)
-    return result("unchanged", "was changed by another process at the same time")
-
-
-def _refusal_reason(action: WorkflowAction, summary: RunSummary) -> str | None:
-    status = summary.run.status
-    if action is RETRY and summary.root_id is not None:
-        return f"it is a part of workflow {summary.root_id}; retry that one"
-    if status not in action.allowed and status is not action.already:
-        return f"is {status}, and cannot be {action.done}"
-    return None
+    is_changed = run_repeatable(target, partial(action.verb, workflow_id))
+    unchanged = ("unchanged", "was changed by another process at the same time")
+    return result(*(("changed", action.done) if is_changed else unchanged))
 
 
 def _tree_to_json(tree: RunTree) -> dict[str, Any]:
     fields = ("node_id", "index", "kind", "status", "task_name", "task_id", "started_at", "finished_at")
     nodes = [
         {name: getattr(node, name) for name in fields}
-        | {
-            "error": _error_to_json(node.error),
-            "items": node.items,
-            "workflow": None if node.child is None else _tree_to_json(node.child),
-        }
+        | {"error": _error_to_json(node.error), "items": node.items}
+        | {"workflow": None if node.child is None else _tree_to_json(node.child)}
         for node in tree.nodes
     ]
     return {**_run_to_json(tree.run), "nodes": nodes}
@@ -308,17 +247,14 @@ def _notes(tree: RunTree, above: NodePath) -> Iterator[tuple[NodePath, str]]:
     """Yield the text beside each node of the tree: its duration, the items of a map, its error."""
     for node in tree.nodes:
         path = (*above, node.index)
-        if parts := [part for part in (_node_took(node), _items_text(node), _error_text(node.error)) if part]:
+        items = None
+        if node.items is not None:
+            counts = ", ".join(f"{count} {status}" for status, count in node.items.items())
+            items = f"{sum(node.items.values())} items: {counts}"
+        if parts := [part for part in (_node_took(node), items, _error_text(node.error)) if part]:
             yield path, "  ".join(parts)
         if node.child is not None:
             yield from _notes(node.child, path)
-
-
-def _items_text(node: RunNode) -> str | None:
-    if node.items is None:
-        return None
-    counts = ", ".join(f"{count} {status}" for status, count in node.items.items())
-    return f"{sum(node.items.values())} items: {counts}"
 
 
 def _node_took(node: RunNode) -> str | None:

@@ -46,13 +46,12 @@ class OpenTelemetry:
     def begin(self, work: TracedWork) -> "Recording":
         # Looked up for each span: the SDK may be configured after this module was imported.
         tracer = trace.get_tracer("horsies", tracer_provider=self.provider)
-        match work:
-            case SendSpan() | WorkflowStartSpan():
-                span = tracer.start_span(_name(work), kind=SpanKind.PRODUCER, attributes=_attributes(work))
-            case TaskSpan():
-                parent = None if work.trace is None else propagate.extract(json.loads(work.trace))
-                span = tracer.start_span(_name(work), parent, SpanKind.CONSUMER, _attributes(work))
-        return Recording(span, context.attach(trace.set_span_in_context(span)), is_attempt=isinstance(work, TaskSpan))
+        is_attempt = isinstance(work, TaskSpan)
+        parent = propagate.extract(json.loads(work.trace)) if is_attempt and work.trace is not None else None
+        kind = SpanKind.CONSUMER if is_attempt else SpanKind.PRODUCER
+        name, attributes = _describe(work)
+        span = tracer.start_span(name, parent, kind, attributes)
+        return Recording(span, context.attach(trace.set_span_in_context(span)), is_attempt=is_attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +82,20 @@ class Recording:
             context.detach(self.token)
 
 
-def _name(work: TracedWork) -> str:
-    match work:
-        case SendSpan(task_name):
-            return f"send {task_name}"
-        case WorkflowStartSpan(workflow_name):
-            return f"start {workflow_name}"
-        case TaskSpan(_, task_name):
-            return f"run {task_name}"
-
-
-def _attributes(work: TracedWork) -> dict[str, str | int]:
+def _describe(work: TracedWork) -> tuple[str, dict[str, str | int]]:
+    """Return the name and the attributes of a span."""
     match work:
         case SendSpan(task_name, queue_name, task_ids):
-            own = {"messaging.message.id": task_ids[0]} if len(task_ids) == 1 else {}
-            many = {"messaging.batch.message_count": len(task_ids)} if len(task_ids) > 1 else {}
-            return _messaging("send", "send", queue_name) | {"horsies.task.name": task_name} | own | many
+            count = len(task_ids)
+            which = {"messaging.message.id": task_ids[0]} if count == 1 else {"messaging.batch.message_count": count}
+            own = {"messaging.destination.name": queue_name, "horsies.task.name": task_name} | (which if count else {})
+            operation, kind, subject = "send", "send", task_name
         case WorkflowStartSpan(workflow_name, workflow_id):
-            return {
-                "messaging.system": SYSTEM,
-                "messaging.operation.name": "start",
-                "messaging.operation.type": "send",
-                "horsies.workflow.name": workflow_name,
-                "horsies.workflow.id": workflow_id,
-            }
+            own = {"horsies.workflow.name": workflow_name, "horsies.workflow.id": workflow_id}
+            operation, kind, subject = "start", "send", workflow_name
         case TaskSpan(task_id, task_name, queue_name, attempt):
-            return _messaging("run", "process", queue_name) | {
-                "messaging.message.id": task_id,
-                "horsies.task.name": task_name,
-                "horsies.task.attempt": attempt,
-            }
-
-
-def _messaging(name: str, kind: str, queue_name: str) -> dict[str, str | int]:
-    return {
-        "messaging.system": SYSTEM,
-        "messaging.destination.name": queue_name,
-        "messaging.operation.name": name,
-        "messaging.operation.type": kind,
-    }
+            own = {"messaging.destination.name": queue_name, "messaging.message.id": task_id}
+            own |= {"horsies.task.name": task_name, "horsies.task.attempt": attempt}
+            operation, kind, subject = "run", "process", task_name
+    shared = {"messaging.system": SYSTEM, "messaging.operation.name": operation, "messaging.operation.type": kind}
+    return f"{operation} {subject}", {**shared, **own}

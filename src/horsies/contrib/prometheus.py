@@ -11,9 +11,10 @@ the queues is read when a scrape arrives, at most every few seconds, by one quer
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from prometheus_client import (
@@ -36,6 +37,8 @@ from horsies.model.errors import HorsiesError
 from horsies.tasks.queues import MAX_COUNTED, QueueDepth, get_queue_depths
 from horsies.worker.http import WorkerStats
 
+M = TypeVar("M", Counter, Histogram)
+
 FRESH_S = 5.0  # a scrape within this time gets the result of the one before
 QUERY_TIMEOUT_S = 3.0
 OTHER = "(other)"
@@ -44,41 +47,61 @@ OTHER = "(other)"
 QUICK_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LONG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
-_installed: "WeakKeyDictionary[CollectorRegistry, _Installed]" = WeakKeyDictionary()
+_TASK = ("task", "queue")
+_ATTEMPT_ENDS = (events.TaskEnded, events.TaskRetried)
+
+# Name, help, labels, and the events that are counted, each as often as its `count`, if it has one.
+_COUNTERS: Sequence[tuple[str, str, Sequence[str], Sequence[type]]] = (
+    ("tasks_sent", "Tasks sent by this process.", _TASK, [events.TasksSent]),
+    ("tasks_claimed", "Tasks claimed.", _TASK, [events.TasksClaimed]),
+    ("tasks_started", "Attempts started.", _TASK, [events.TaskStarted]),
+    ("tasks_ended", "Tasks ended, by status.", (*_TASK, "status"), [events.TaskEnded]),
+    ("tasks_retried", "Attempts that failed and are retried.", _TASK, [events.TaskRetried]),
+    ("tasks_crashed", "Attempts whose child process died, or was killed.", _TASK, _ATTEMPT_ENDS),
+    ("tasks_rescued", "Tasks of dead workers that this maintenance leader rescued.", (), [events.TasksRescued]),
+    ("tasks_expired", "Tasks that did not start in time, found by this maintenance leader.", (), [events.TasksExpired]),
+    ("schedule_slots", "Schedule slots, by outcome.", ["outcome"], [events.ScheduleSlotDecided]),
+    ("workflows_started", "Workflows started by this process.", (), [events.WorkflowStarted]),
+    ("workers_declared_dead", "Workers that this maintenance leader declared dead.", (), [events.WorkerDeclaredDead]),
+    ("children_started", "Child processes started.", (), [events.ChildStarted]),
+    ("children_died", "Child processes that died unexpectedly.", (), [events.ChildDied]),
+    ("children_recycled", "Child processes replaced because of their task count or memory.", (), [events.ChildRecycled]),
+    ("database_errors", "Batches that failed and were repeated, by kind.", ["kind"], [events.DatabaseError]),
+    ("heartbeats_missed", "Heartbeats that could not be saved.", (), [events.HeartbeatMissed]),
+    ("notifications_lost", "Times that notifications stopped arriving.", (), [events.NotificationsLost]),
+)  # fmt: skip
+# Name, help, labels, buckets, the field that is observed, and the events that have it.
+_HISTOGRAMS: Sequence[tuple[str, str, Sequence[str], Sequence[float], str, Sequence[type]]] = (
+    ("task_duration_seconds", "Duration of attempts.", _TASK, LONG_BUCKETS, "duration_s", _ATTEMPT_ENDS),
+    ("task_wait_seconds", "Time from sent, or due, to started.", ["queue"], LONG_BUCKETS, "wait_s", [events.TaskStarted]),
+    ("send_duration_seconds", "Duration of sends.", ["queue"], QUICK_BUCKETS, "duration_s", [events.TasksSent]),
+    ("batch_duration_seconds", "Duration of batches.", (), QUICK_BUCKETS, "duration_s", [events.BatchCommitted]),
+)  # fmt: skip
+
+_installed: "WeakKeyDictionary[CollectorRegistry, tuple[EventCounters, StateCollector]]" = WeakKeyDictionary()
 
 
 def instrument(app: Horsies, *, registry: CollectorRegistry = REGISTRY) -> None:
     """Add the metrics of this process and of the app's queues to a registry. A second call has no effect."""
-    _installed_in(registry).add(app)
+    _install(app, registry)
 
 
 def exposition(app: Horsies, stats: Callable[[], WorkerStats | None]) -> Callable[[], tuple[bytes, str]]:
     """Return a function that renders `/metrics` for a worker or a scheduler, with its content type. Metrics of the user are included."""
-    installed = _installed_in(REGISTRY)
-    installed.add(app)
-    installed.gauges.stats = stats
+    _install(app, REGISTRY).stats = stats
     return lambda: (generate_latest(REGISTRY), CONTENT_TYPE_LATEST)
 
 
-def _installed_in(registry: CollectorRegistry) -> "_Installed":
+def _install(app: Horsies, registry: CollectorRegistry) -> "StateCollector":
     if registry not in _installed:
-        _installed[registry] = _Installed(registry)
-    return _installed[registry]
-
-
-class _Installed:
-    """The collectors that were added to one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.counts = EventCounters(registry)
-        self.gauges = StateCollector()
-        registry.register(self.gauges)
-        events.subscribe(self.counts)
-
-    def add(self, app: Horsies) -> None:
-        self.counts.apps.add(app)
-        if app not in self.gauges.depths:
-            self.gauges.depths[app] = QueueDepths(app)
+        counters, gauges = _installed[registry] = EventCounters(registry), StateCollector()
+        registry.register(gauges)
+        events.subscribe(counters)
+    counters, gauges = _installed[registry]
+    counters.apps.add(app)
+    if app not in gauges.depths:
+        gauges.depths[app] = QueueDepths(app)
+    return gauges
 
 
 class EventCounters:
@@ -86,89 +109,37 @@ class EventCounters:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.apps: set[Horsies] = set()
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        task, kind = ["task", "queue"], ["task", "queue", "status"]
-        self._sent = counter("horsies_tasks_sent", "Tasks sent by this process.", task)
-        self._claimed = counter("horsies_tasks_claimed", "Tasks claimed.", task)
-        self._started = counter("horsies_tasks_started", "Attempts started.", task)
-        self._ended = counter("horsies_tasks_ended", "Tasks ended, by status.", kind)
-        self._retried = counter("horsies_tasks_retried", "Attempts that failed and are retried.", task)
-        self._crashed = counter("horsies_tasks_crashed", "Attempts whose child process died, or was killed.", task)
-        self._rescued = counter("horsies_tasks_rescued", "Tasks of dead workers that this maintenance leader rescued.")
-        self._expired = counter(
-            "horsies_tasks_expired", "Tasks that did not start in time, found by this maintenance leader."
-        )
-        self._slots = counter("horsies_schedule_slots", "Schedule slots, by outcome.", ["outcome"])
-        self._workflows = counter("horsies_workflows_started", "Workflows started by this process.")
-        self._declared_dead = counter(
-            "horsies_workers_declared_dead", "Workers that this maintenance leader declared dead."
-        )
-        self._children_started = counter("horsies_children_started", "Child processes started.")
-        self._children_died = counter("horsies_children_died", "Child processes that died unexpectedly.")
-        self._children_recycled = counter(
-            "horsies_children_recycled", "Child processes replaced because of their task count or memory."
-        )
-        self._database_errors = counter(
-            "horsies_database_errors", "Batches that failed and were repeated, by kind.", ["kind"]
-        )
-        self._missed = counter("horsies_heartbeats_missed", "Heartbeats that could not be saved.")
-        self._notifications_lost = counter("horsies_notifications_lost", "Times that notifications stopped arriving.")
-        self._duration = histogram("horsies_task_duration_seconds", "Duration of attempts.", task, buckets=LONG_BUCKETS)
-        self._wait = histogram(
-            "horsies_task_wait_seconds", "Time from sent, or due, to started.", ["queue"], buckets=LONG_BUCKETS
-        )
-        self._send = histogram("horsies_send_duration_seconds", "Duration of sends.", ["queue"], buckets=QUICK_BUCKETS)
-        self._batch = histogram("horsies_batch_duration_seconds", "Duration of batches.", buckets=QUICK_BUCKETS)
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            events.TasksSent: self._on_sent,
-            events.TasksClaimed: lambda event: self._claimed.labels(*self._labels(event)).inc(event.count),
-            events.TaskStarted: self._on_started,
-            events.TaskEnded: self._on_ended,
-            events.TaskRetried: self._on_retried,
-            events.TasksRescued: lambda event: self._rescued.inc(event.count),
-            events.TasksExpired: lambda event: self._expired.inc(event.count),
-            events.ScheduleSlotDecided: lambda event: self._slots.labels(event.outcome).inc(),
-            events.WorkflowStarted: lambda _: self._workflows.inc(),
-            events.WorkerDeclaredDead: lambda _: self._declared_dead.inc(),
-            events.ChildStarted: lambda _: self._children_started.inc(),
-            events.ChildDied: lambda _: self._children_died.inc(),
-            events.ChildRecycled: lambda _: self._children_recycled.inc(),
-            events.DatabaseError: lambda event: self._database_errors.labels(event.kind).inc(),
-            events.HeartbeatMissed: lambda _: self._missed.inc(),
-            events.NotificationsLost: lambda _: self._notifications_lost.inc(),
-            events.BatchCommitted: lambda event: self._batch.observe(event.duration_s),
-        }
+        self._handlers: defaultdict[type, list[Callable[[Any], None]]] = defaultdict(list)
+        for name, text, labels, kinds in _COUNTERS:
+            counter = Counter(f"horsies_{name}", text, labels, registry=registry)
+            for kind in kinds:
+                only = {"error_code": OperationalErrorCode.WORKER_CRASHED} if name == "tasks_crashed" else {}
+                self._handlers[kind].append(partial(self._count, counter, labels, only))
+        for name, text, labels, buckets, observed, kinds in _HISTOGRAMS:
+            histogram = Histogram(f"horsies_{name}", text, labels, registry=registry, buckets=buckets)
+            for kind in kinds:
+                self._handlers[kind].append(partial(self._observe, histogram, labels, observed))
 
     def __call__(self, event: events.Event) -> None:
-        if handle := self._handlers.get(type(event)):
+        for handle in self._handlers.get(type(event), ()):
             handle(event)
 
-    def _labels(
-        self, event: events.TasksClaimed | events.TaskStarted | events.TaskEnded | events.TaskRetried
-    ) -> Sequence[str]:
-        name = event.task_name
-        return name if any(name in app.tasks for app in self.apps) else OTHER, event.queue_name
+    def _count(self, counter: Counter, labels: Sequence[str], only: Mapping[str, str], event: Any) -> None:
+        if all(getattr(event, name) == value for name, value in only.items()):
+            self._labelled(counter, labels, event).inc(getattr(event, "count", 1))
 
-    def _on_sent(self, event: events.TasksSent) -> None:
-        self._sent.labels(event.task_name, event.queue_name).inc(event.count)
-        self._send.labels(event.queue_name).observe(event.duration_s)
+    def _observe(self, histogram: Histogram, labels: Sequence[str], observed: str, event: Any) -> None:
+        self._labelled(histogram, labels, event).observe(getattr(event, observed))
 
-    def _on_started(self, event: events.TaskStarted) -> None:
-        self._started.labels(*self._labels(event)).inc()
-        self._wait.labels(event.queue_name).observe(event.wait_s)
+    def _labelled(self, metric: M, labels: Sequence[str], event: Any) -> M:
+        return metric.labels(*(self._label(event, name) for name in labels)) if labels else metric
 
-    def _on_ended(self, event: events.TaskEnded) -> None:
-        self._ended.labels(*self._labels(event), event.status).inc()
-        self._on_attempt_ended(event)
-
-    def _on_retried(self, event: events.TaskRetried) -> None:
-        self._retried.labels(*self._labels(event)).inc()
-        self._on_attempt_ended(event)
-
-    def _on_attempt_ended(self, event: events.TaskEnded | events.TaskRetried) -> None:
-        self._duration.labels(*self._labels(event)).observe(event.duration_s)
-        if event.error_code == OperationalErrorCode.WORKER_CRASHED:
-            self._crashed.labels(*self._labels(event)).inc()
+    def _label(self, event: Any, label: str) -> str:
+        if label == "task":
+            name: str = event.task_name
+            is_ours = isinstance(event, events.TasksSent) or any(name in app.tasks for app in self.apps)
+            return name if is_ours else OTHER
+        return event.queue_name if label == "queue" else getattr(event, label)
 
 
 # -- read at each scrape
@@ -223,80 +194,67 @@ class StateCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return the families without values, so that registration needs no database."""
-        return [*_queue_metrics([]), *_pool_metrics([]), *_worker_metrics(None), _up(is_up=False)]
+        return [
+            *_queue_metrics([]),
+            *_pool_metrics([]),
+            *_worker_metrics(None),
+            _gauge("database_up", _UP, value=False),
+        ]
 
     def collect(self) -> Iterator[Metric]:
         reads = [depths.read() for depths in self.depths.values()]
-        yield _up(is_up=None not in reads)
+        yield _gauge("database_up", _UP, value=None not in reads)
         yield from _queue_metrics([depth for depths in reads for depth in depths or ()])
         yield from _pool_metrics([pool_stats for depths in self.depths.values() if (pool_stats := depths.pool_stats())])
         if stats := self.stats():
             yield from _worker_metrics(stats)
 
 
-def _up(*, is_up: bool) -> Metric:
-    return GaugeMetricFamily(
-        "horsies_database_up", "1 if the database answered this scrape or one of the last seconds.", is_up
-    )
+_UP = "1 if the database answered this scrape or one of the last seconds."
+_QUEUE_GAUGES: Sequence[tuple[str, str, Callable[[QueueDepth], float]]] = (
+    ("waiting", f"Tasks that are due and wait, counted up to {MAX_COUNTED}.", lambda depth: depth.waiting),
+    ("oldest_seconds", "How long the oldest of these has been waiting.", lambda depth: depth.oldest_s),
+    ("in_flight", "Tasks that are CLAIMED or RUNNING in the whole cluster.", lambda depth: depth.in_flight),
+    ("paused", "1 while the queue is paused.", lambda depth: depth.is_paused),
+    ("unknown", f"Tasks that no living worker can run, counted up to {MAX_COUNTED}.", lambda depth: depth.unknown),
+)
+_POOL_GAUGES: Sequence[tuple[str, str, Callable[[PoolStats], int]]] = (
+    ("connections", "Connections in the pools of this process.", lambda pool: pool.size),
+    ("connections_free", "Connections of these that are free.", lambda pool: pool.available),
+    ("callers_waiting", "Calls that wait for a free connection.", lambda pool: pool.waiting),
+)
+_WORKER_GAUGES: Sequence[tuple[str, str, Callable[[WorkerStats], float | None]]] = (
+    ("worker_running", "Tasks that this worker is running.", lambda stats: stats.running),
+    ("worker_buffered", "Tasks that this worker has prefetched.", lambda stats: stats.buffered),
+    ("worker_slots", "Tasks that this worker can run at the same time.", lambda stats: stats.slots),
+    ("worker_children", "Child processes that are ready.", lambda stats: stats.children),
+    ("worker_children_wanted", "Child processes that the worker is configured to have.", lambda stats: stats.children_wanted),
+    ("worker_memory_bytes", "Resident memory of the worker process.", lambda stats: stats.memory_bytes),
+    ("worker_children_memory_bytes", "Resident memory of all its children together.", lambda stats: stats.children_memory_bytes),
+    ("worker_maintenance_leader", "1 while this worker is the maintenance leader.", lambda stats: stats.is_leader),
+    ("heartbeat_age_seconds", "Seconds since the last heartbeat was saved.", lambda stats: stats.heartbeat_age_s),
+    ("listener_working", "1 while notifications arrive, 0 while this worker polls.", lambda stats: not stats.is_polling),
+    ("notification_age_seconds", "Seconds since the last notification.", lambda stats: stats.notification_age_s),
+)  # fmt: skip
+
+
+def _gauge(name: str, text: str, *, value: float | None) -> Metric:
+    return GaugeMetricFamily(f"horsies_{name}", text, value)
 
 
 def _queue_metrics(depths: Sequence[QueueDepth]) -> Iterator[Metric]:
-    def gauge(name: str, help_text: str, value: Callable[[QueueDepth], float]) -> Metric:
-        family = GaugeMetricFamily(f"horsies_queue_{name}", help_text, labels=["queue"])
+    for name, text, value in _QUEUE_GAUGES:
+        family = GaugeMetricFamily(f"horsies_queue_{name}", text, labels=["queue"])
         for queue_name, number in {depth.queue_name: value(depth) for depth in depths}.items():
             family.add_metric([queue_name], number)
-        return family
-
-    yield gauge("waiting", f"Tasks that are due and wait, counted up to {MAX_COUNTED}.", lambda depth: depth.waiting)
-    yield gauge("oldest_seconds", "How long the oldest of these has been waiting.", lambda depth: depth.oldest_s)
-    yield gauge("in_flight", "Tasks that are CLAIMED or RUNNING in the whole cluster.", lambda depth: depth.in_flight)
-    yield gauge("paused", "1 while the queue is paused.", lambda depth: depth.is_paused)
-    yield gauge(
-        "unknown",
-        f"Tasks that no living worker can run, counted up to {MAX_COUNTED}.",
-        lambda depth: depth.unknown,
-    )
+        yield family
 
 
 def _pool_metrics(pools: Sequence[PoolStats]) -> Iterator[Metric]:
-    def gauge(name: str, help_text: str, value: Callable[[PoolStats], int]) -> Metric:
-        return GaugeMetricFamily(f"horsies_pool_{name}", help_text, sum(map(value, pools)) if pools else None)
-
-    yield gauge("connections", "Connections in the pools of this process.", lambda pool: pool.size)
-    yield gauge("connections_free", "Connections of these that are free.", lambda pool: pool.available)
-    yield gauge("callers_waiting", "Calls that wait for a free connection.", lambda pool: pool.waiting)
+    for name, text, value in _POOL_GAUGES:
+        yield _gauge(f"pool_{name}", text, value=sum(map(value, pools)) if pools else None)
 
 
 def _worker_metrics(stats: WorkerStats | None) -> Iterator[Metric]:
-    def gauge(name: str, help_text: str, value: Callable[[WorkerStats], float | None]) -> Metric:
-        return GaugeMetricFamily(f"horsies_{name}", help_text, None if stats is None else value(stats))
-
-    yield gauge("worker_running", "Tasks that this worker is running.", lambda stats: stats.running)
-    yield gauge("worker_buffered", "Tasks that this worker has prefetched.", lambda stats: stats.buffered)
-    yield gauge("worker_slots", "Tasks that this worker can run at the same time.", lambda stats: stats.slots)
-    yield gauge("worker_children", "Child processes that are ready.", lambda stats: stats.children)
-    yield gauge(
-        "worker_children_wanted",
-        "Child processes that the worker is configured to have.",
-        lambda stats: stats.children_wanted,
-    )
-    yield gauge("worker_memory_bytes", "Resident memory of the worker process.", lambda stats: stats.memory_bytes)
-    yield gauge(
-        "worker_children_memory_bytes",
-        "Resident memory of all its children together.",
-        lambda stats: stats.children_memory_bytes,
-    )
-    yield gauge(
-        "worker_maintenance_leader", "1 while this worker is the maintenance leader.", lambda stats: stats.is_leader
-    )
-    yield gauge(
-        "heartbeat_age_seconds", "Seconds since the last heartbeat was saved.", lambda stats: stats.heartbeat_age_s
-    )
-    yield gauge(
-        "listener_working",
-        "1 while notifications arrive, 0 while this worker polls.",
-        lambda stats: not stats.is_polling,
-    )
-    yield gauge(
-        "notification_age_seconds", "Seconds since the last notification.", lambda stats: stats.notification_age_s
-    )
+    for name, text, value in _WORKER_GAUGES:
+        yield _gauge(name, text, value=None if stats is None else value(stats))

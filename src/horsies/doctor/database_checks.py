@@ -25,8 +25,8 @@ SQL = load(__file__)
 
 
 def check_settings(context: CheckContext) -> Op[list[Finding]]:
-    row = yield from one(SQL["get_settings"]())
-    version_number, version, is_standby, is_read_only, unsafe, is_asynchronous = row or (0, "", False, False, [], False)
+    (row,) = yield from rows(SQL["get_settings"]())
+    version_number, version, is_standby, is_read_only, unsafe, is_asynchronous = row
     findings: list[Finding] = []
     if version_number < context.oldest_postgres * 10_000:
         findings.append(Finding(FindingCode.POSTGRES_TOO_OLD, f"PostgreSQL is {version}", {"version": version}))
@@ -122,8 +122,8 @@ def check_trigger(context: CheckContext) -> Op[list[Finding]]:
 
 
 def check_partitions(context: CheckContext) -> Op[list[Finding]]:
-    row = yield from one(SQL["get_partitions_ahead"](schema=context.schema, ahead=DAYS_AHEAD, enough=MAX_COUNTED_ROWS))
-    ahead, in_default = row or (0, 0)
+    query = SQL["get_partitions_ahead"](schema=context.schema, ahead=DAYS_AHEAD, enough=MAX_COUNTED_ROWS)
+    ((ahead, in_default),) = yield from rows(query)
     findings: list[Finding] = []
     if ahead < context.min_partitions_ahead:
         seen = f"partitions exist for {ahead} days, including today"
@@ -161,8 +161,7 @@ def probe_notifications(config: PostgresConfig, context: CheckContext) -> list[F
 
 
 def check_notification_queue(_context: CheckContext) -> Op[list[Finding]]:
-    row = yield from one(SQL["get_queue_usage"]())
-    usage, pids = row or (0.0, [])
+    ((usage, pids),) = yield from rows(SQL["get_queue_usage"]())
     if usage <= MAX_QUEUE_USAGE:
         return []
     sessions = f"; in a transaction, oldest first: pid {', '.join(map(str, pids))}" if pids else ""
@@ -176,9 +175,8 @@ def check_notification_queue(_context: CheckContext) -> Op[list[Finding]]:
 def check_local_clock(context: CheckContext) -> Op[list[Finding]]:
     """Compare this machine's clock with the database's, without counting the round trip as a difference."""
     before = context.clock()
-    row = yield from one(SQL["get_clock"]())
+    ((theirs,),) = yield from rows(SQL["get_clock"]())
     after = context.clock()
-    theirs = row[0] if row else 0.0
     skew_s = max(before - theirs, theirs - after, 0.0)
     if skew_s <= context.max_skew_s:
         return []
@@ -255,8 +253,7 @@ def check_slots(context: CheckContext) -> Op[list[Finding]]:
 
 
 def check_autovacuum(context: CheckContext) -> Op[list[Finding]]:
-    row = yield from one(SQL["get_unvacuumed_tables"](schema=context.schema))
-    is_off, tables = row or (False, [])
+    ((is_off, tables),) = yield from rows(SQL["get_unvacuumed_tables"](schema=context.schema))
     if is_off:
         return [Finding(FindingCode.AUTOVACUUM_OFF, "autovacuum, or track_counts, is off for the whole server")]
     if tables:

@@ -1,6 +1,6 @@
-"""Findings: what the doctor can find, how severe it is, what it means, and how to fix it.
+"""Findings: what the doctor can find, how severe it is, and how to fix it.
 
-`docs/doctor.md` has the same texts; a test compares them.
+`docs/doctor.md` says what each one means, and has the same texts; a test compares them.
 """
 
 import time
@@ -29,12 +29,11 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FindingText:
-    """What is the same for all findings of a code."""
+    """What is the same for all findings of a code. Two codes may have the same text, and are not equal."""
 
     severity: Severity
-    meaning: str
     fix: str
 
 
@@ -49,253 +48,143 @@ class FindingCode(Enum):
 
     # -- the checks themselves
     DATABASE_UNREACHABLE = _error(
-        "No connection could be made, or it broke during the checks.",
-        "Read the error of the server or the network; then check the address, the user, the password and the firewall.",
+        "Read the error of the server or the network; then check the address, the user, the password and the firewall."
     )
     CHECK_TIMED_OUT = _warning(
-        "A check exceeded its time limit: the table is very large, or a session holds a lock on it.",
-        "Run it again with a longer `--timeout`; if it still times out, look for a session that holds a lock (`pg_locks`).",
+        "Run it again with a longer `--timeout`; if it still times out, look for a session that holds a lock (`pg_locks`)."
     )
-    CHECK_NOT_PERMITTED = _warning(
-        "The database user may not read what a check needs.",
-        "Grant the role `pg_monitor` to this user, or run the doctor as another user.",
-    )
-    CHECK_FAILED = _warning(
-        "A check failed with an unexpected error.",
-        "Read the error; if the database is healthy, report it as a bug of horsies.",
-    )
+    CHECK_NOT_PERMITTED = _warning("Grant the role `pg_monitor` to this user, or run the doctor as another user.")
+    CHECK_FAILED = _warning("Read the error; if the database is healthy, report it as a bug of horsies.")
     # -- the server
-    POSTGRES_TOO_OLD = _error(
-        "PostgreSQL is older than 14.", "Upgrade the server; horsies is tested with PostgreSQL 14 and newer."
-    )
-    SERVER_READ_ONLY = _error(
-        "The server is a standby, or its transactions are read-only: nothing can be sent.",
-        "Set `database_url` to the primary, or reset `default_transaction_read_only`.",
-    )
-    FSYNC_OFF = _warning(
-        "`fsync` or `full_page_writes` is off: a crash of the machine can lose or corrupt the database.",
-        "Set `fsync = on` and `full_page_writes = on`, unless all data may be lost.",
-    )
-    SYNCHRONOUS_COMMIT_OFF = _warning(
-        "`synchronous_commit` is off: a crash of the server loses the most recent sends and results.",
-        "Set `synchronous_commit = on` for this database and role.",
-    )
-    CONNECTIONS_SHORT = _warning(
-        "The server, the database or the user has few connections left.",
-        "Close idle connections, lower `pool_max_size`, use a pooler, or raise the limit.",
-    )
+    POSTGRES_TOO_OLD = _error("Upgrade the server; horsies is tested with PostgreSQL 14 and newer.")
+    SERVER_READ_ONLY = _error("Set `database_url` to the primary, or reset `default_transaction_read_only`.")
+    FSYNC_OFF = _warning("Set `fsync = on` and `full_page_writes = on`, unless all data may be lost.")
+    SYNCHRONOUS_COMMIT_OFF = _warning("Set `synchronous_commit = on` for this database and role.")
+    CONNECTIONS_SHORT = _warning("Close idle connections, lower `pool_max_size`, use a pooler, or raise the limit.")
     ENCODING_UNSUITABLE = _error(
-        "The database cannot store every text, or a pooler does not pass text as UTF-8: horsies refuses to work with it.",
-        "Create a database with `create database NAME encoding 'UTF8' template template0`, and let poolers pass `client_encoding` on.",
+        "Create a database with `create database NAME encoding 'UTF8' template template0`, and let poolers pass `client_encoding` on."
     )
     OPEN_TO_PUBLIC = _warning(
-        "Every role may create objects in a schema of this database, and so plant operators and functions that the queries of others use. "
-        "Statements of horsies do not use that schema; those of your application may.",
-        "Run `revoke create on schema … from public`; PostgreSQL 15 and later do that for new databases.",
+        "Run `revoke create on schema … from public`; PostgreSQL 15 and later do that for new databases."
     )
     # -- the schema
-    SCHEMA_MISSING = _error("The tables of horsies are not in this database.", "Run `horsies migrate`.")
-    SCHEMA_OLDER = _error("The schema is older than this library, which cannot run on it.", "Run `horsies migrate`.")
-    SCHEMA_NEWER = _error(
-        "The schema is newer than this library, which can no longer run on it.",
-        "Upgrade the horsies package of this process.",
-    )
-    SCHEMA_AHEAD = _info(
-        "The schema is newer than this library, which still runs on it.",
-        "Upgrade the horsies package of this process when convenient.",
-    )
+    SCHEMA_MISSING = _error("Run `horsies migrate`.")
+    SCHEMA_OLDER = _error("Run `horsies migrate`.")  # noqa: PIE796 - another finding with the same fix
+    SCHEMA_NEWER = _error("Upgrade the horsies package of this process.")
+    SCHEMA_AHEAD = _info("Upgrade the horsies package of this process when convenient.")
     PRIVILEGES_MISSING = _error(
-        "The database user lacks privileges that horsies needs.",
-        "As the owner: grant USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables and EXECUTE on its functions to this user.",
+        "As the owner: grant USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables and EXECUTE on its functions to this user."
     )
     PARTITION_PRIVILEGE_MISSING = _warning(
-        "The database user may not create or drop the daily partitions of finished tasks.",
-        "Run `horsies migrate` as the owner of the tables at least once a week, or make this user a member of the owning role.",
+        "Run `horsies migrate` as the owner of the tables at least once a week, or make this user a member of the owning role."
     )
     SCHEMA_OPEN = _warning(
-        "Roles that do not own the schema of horsies may create objects in it, and so block the names of its tables.",
-        "Run `revoke create on schema … from …`; a role that creates partitions must be a member of the owning role anyway.",
+        "Run `revoke create on schema … from …`; a role that creates partitions must be a member of the owning role anyway."
     )
     SEARCH_PATH_UNPINNED = _error(
-        "Functions of the schema depend on the search_path of their caller, or objects of it use operators and functions of another "
-        "schema: a role that may create those can run code with the privileges of others.",
         "Run `horsies migrate`; then `alter function … set search_path = pg_catalog, pg_temp` for functions of your own, "
-        "and create objects that use another schema again, as in `schema.sql` of the package.",
+        "and create objects that use another schema again, as in `schema.sql` of the package."
     )
     NOTIFY_TRIGGER_OFF = _error(
-        "The trigger that wakes workers is missing or disabled: tasks that are sent in a caller's own transaction, or by SQL, are found only by polling.",
-        "Run `alter table … enable trigger tasks_notify_new`; if it was dropped, create it again as in `schema.sql` of the package.",
+        "Run `alter table … enable trigger tasks_notify_new`; if it was dropped, create it again as in `schema.sql` of the package."
     )
     PARTITIONS_MISSING = _warning(
-        "Too few daily partitions exist in advance: finished tasks will go to the default partition.",
-        "Run `horsies migrate` as a user who may create tables, and keep a worker of such a user running.",
+        "Run `horsies migrate` as a user who may create tables, and keep a worker of such a user running."
     )
     DEFAULT_PARTITION_USED = _warning(
-        "Finished tasks are in the default partition, where retention is slower: the partition of their day was not created in time.",
-        "Run `horsies migrate` as the owner of the tables, and find out why the partition was missing.",
+        "Run `horsies migrate` as the owner of the tables, and find out why the partition was missing."
     )
     # -- notifications
-    LISTEN_POOLED = _warning(
-        "LISTEN goes through a transaction pooler, where it cannot work: all processes poll.",
-        "Set `PostgresConfig(listen_url=…)` to the database's own address, without the pooler.",
-    )
+    LISTEN_POOLED = _warning("Set `PostgresConfig(listen_url=…)` to the database's own address, without the pooler.")
     LISTEN_NOT_RECEIVED = _error(
-        "A notification was sent but not received.",
-        "Check that `listen_url` leads directly to PostgreSQL, and that the server is not overloaded.",
+        "Check that `listen_url` leads directly to PostgreSQL, and that the server is not overloaded."
     )
-    LISTEN_OTHER_DATABASE = _error(
-        "`listen_url` and `database_url` lead to different databases.",
-        "Set `listen_url` to a direct connection to the database of `database_url`.",
-    )
-    LISTEN_UNREACHABLE = _error(
-        "`listen_url` cannot be reached.",
-        "Correct the address, or remove `listen_url` until the firewall allows it.",
-    )
-    POOLER_FOUND = _info(
-        "`database_url` leads through a pooler, and notifications arrive, past it or through it.",
-        "Nothing needs to be done.",
-    )
+    LISTEN_OTHER_DATABASE = _error("Set `listen_url` to a direct connection to the database of `database_url`.")
+    LISTEN_UNREACHABLE = _error("Correct the address, or remove `listen_url` until the firewall allows it.")
+    POOLER_FOUND = _info("Nothing needs to be done.")
     NOTIFY_QUEUE_FILLING = _warning(
-        "PostgreSQL's notification queue is filling up, because a session that listens stays in a transaction. When it is full, sends fail.",
-        "End that session with `select pg_terminate_backend(pid)`, and do not LISTEN inside a long transaction.",
+        "End that session with `select pg_terminate_backend(pid)`, and do not LISTEN inside a long transaction."
     )
     # -- clocks
     CLOCK_SKEW = _warning(
-        "The clocks of this machine and of the database differ.",
-        "Run an NTP client on both. Only the database's clock decides what is due, but logs and ids use this machine's.",
+        "Run an NTP client on both. Only the database's clock decides what is due, but logs and ids use this machine's."
     )
-    PRODUCER_CLOCK_SKEW = _warning(
-        "Ids of recent tasks were created with a clock that differs from the database's.",
-        "Run an NTP client on the machines that send.",
-    )
+    PRODUCER_CLOCK_SKEW = _warning("Run an NTP client on the machines that send.")
     HEARTBEAT_AHEAD = _warning(
-        "Heartbeats are in the future: the database's clock was set back, or another server took over.",
-        "Run an NTP client on every database server. Delayed tasks and leases are only late by the difference.",
+        "Run an NTP client on every database server. Delayed tasks and leases are only late by the difference."
     )
     # -- vacuum
     LONG_TRANSACTION = _warning(
-        "A transaction has been open for a long time: until it ends, dead rows cannot be removed, and claims get slower.",
-        "End it with `select pg_terminate_backend(pid)`, and set `idle_in_transaction_session_timeout` for its role.",
+        "End it with `select pg_terminate_backend(pid)`, and set `idle_in_transaction_session_timeout` for its role."
     )
     PREPARED_TRANSACTION = _warning(
-        "A prepared transaction was left behind: until it ends, dead rows cannot be removed.",
-        "Run `commit prepared` or `rollback prepared` with its name, and find its transaction manager.",
+        "Run `commit prepared` or `rollback prepared` with its name, and find its transaction manager."
     )
     REPLICATION_SLOT_BEHIND = _warning(
-        "A replication slot is far behind: it keeps dead rows, or WAL that fills the disk.",
-        "Bring its replica back, or drop it with `select pg_drop_replication_slot(name)`.",
+        "Bring its replica back, or drop it with `select pg_drop_replication_slot(name)`."
     )
-    SESSIONS_HIDDEN = _info(
-        "This database user may not see the details of other users' sessions, so their long transactions are not found.",
-        "Grant the role `pg_monitor` to this user, or run the doctor as another user.",
-    )
-    AUTOVACUUM_OFF = _error(
-        "Autovacuum is off for the server or for a table of horsies: dead rows are never removed.",
-        "Set `autovacuum = on`, and run `alter table … reset (autovacuum_enabled)`.",
-    )
+    SESSIONS_HIDDEN = _info("Grant the role `pg_monitor` to this user, or run the doctor as another user.")
+    AUTOVACUUM_OFF = _error("Set `autovacuum = on`, and run `alter table … reset (autovacuum_enabled)`.")
     DEAD_ROWS = _warning(
-        "A table has many dead rows that vacuum has not removed: claims get slower.",
-        "End what keeps them (long transactions, slots), then `vacuum` the table; if vacuum cannot keep up, give it more workers.",
+        "End what keeps them (long transactions, slots), then `vacuum` the table; if vacuum cannot keep up, give it more workers."
     )
-    TABLE_BLOATED = _warning(
-        "A table takes far more space than its rows need.",
-        "At a quiet time, run `vacuum full` on it, which locks it, or pg_repack, which does not.",
-    )
+    TABLE_BLOATED = _warning("At a quiet time, run `vacuum full` on it, which locks it, or pg_repack, which does not.")
     # -- tasks
     TASKS_ORPHANED = _error(
-        "Tasks belong to workers that are gone, and no maintenance leader has rescued them.",
-        "Start a worker: as the maintenance leader it ends, retries or releases them within seconds. If one runs, look for `maintenance: could not` in its log.",
+        "Start a worker: as the maintenance leader it ends, retries or releases them within seconds. If one runs, look for `maintenance: could not` in its log."
     )
     LEASES_EXPIRED = _error(
-        "Tasks are CLAIMED although their lease expired long ago, and no maintenance leader has released them.",
-        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader.",
+        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader."
     )
     TASKS_OVERTIME = _error(
-        "Tasks are RUNNING for longer than their `timeout_ms` and the grace period allow.",
-        "Check whether their worker hangs, and restart it: the maintenance leader rescues its tasks.",
+        "Check whether their worker hangs, and restart it: the maintenance leader rescues its tasks."
     )
     PROMOTION_LATE = _error(
-        "Tasks are due but were not made ready for workers.",
-        "Start any worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader.",
+        "Start any worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader."
     )
-    EXPIRY_LATE = _error(
-        "Tasks had not started by their `good_until` and were not ended.",
-        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader.",
+    EXPIRY_LATE = _error(  # noqa: PIE796 - the same
+        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader."
     )
-    CANCEL_IGNORED = _error(
-        "Tasks were asked to stop long ago and are still live.",
-        "Check whether their worker hangs, and restart it; if it is gone, start another one.",
-    )
+    CANCEL_IGNORED = _error("Check whether their worker hangs, and restart it; if it is gone, start another one.")
     WAITING_LONG = _warning(
-        "The oldest task of a queue has waited for longer than `--max-wait`.",
-        "Add workers or processes for this queue, raise its `max_concurrency`, or find the task that keeps them busy.",
+        "Add workers or processes for this queue, raise its `max_concurrency`, or find the task that keeps them busy."
     )
-    QUEUE_UNSERVED = _error(
-        "Tasks wait in a queue that no live worker serves.",
-        "Start a worker that serves it (`--queues`), or correct the name in the producer.",
-    )
-    QUEUE_PAUSED = _warning(
-        "Tasks wait in a queue that is paused.",
-        "Resume it with `horsies queues resume NAME` when the reason for the pause is gone.",
-    )
+    QUEUE_UNSERVED = _error("Start a worker that serves it (`--queues`), or correct the name in the producer.")
+    QUEUE_PAUSED = _warning("Resume it with `horsies queues resume NAME` when the reason for the pause is gone.")
     TASKS_UNKNOWN = _error(
-        "Tasks wait whose name no live worker knows.",
-        "Deploy the release that has them, name their module in `app.discover_tasks([...])`, or give the task that replaced them `aliases=[...]`; or cancel them.",
+        "Deploy the release that has them, name their module in `app.discover_tasks([...])`, or give the task that replaced them `aliases=[...]`; or cancel them."
     )
     TASKS_CHANGED = _error(
-        "Tasks wait whose arguments no live worker can read: they were sent by a release with other parameters.",
-        "Deploy the workers of that release, or give new parameters a default and keep old ones; or cancel them.",
+        "Deploy the workers of that release, or give new parameters a default and keep old ones; or cancel them."
     )
     SCHEDULES_UNSERVED = _error(
-        "Slots of schedules are long overdue: no scheduler runs, or none that can read them.",
-        "Start `horsies scheduler APP` or a worker with `--scheduler`; if one runs, read its log.",
+        "Start `horsies scheduler APP` or a worker with `--scheduler`; if one runs, read its log."
     )
     SCHEDULES_WITHOUT_APP = _warning(
-        "Schedules that an older release of horsies stored are active, although no app has declared them since.",
-        "Start the scheduler of the app that declares them; if there is none, run `horsies schedules pause NAME`.",
+        "Start the scheduler of the app that declares them; if there is none, run `horsies schedules pause NAME`."
     )
     SCHEDULE_CLASH = _error(
-        "The app declares a schedule whose name belongs to another app in the same schema. The declaration of the other app is in force.",
-        "Rename the schedule in one of the apps. If both are the same app, set the same `AppConfig(name=…)` for both.",
+        "Rename the schedule in one of the apps. If both are the same app, set the same `AppConfig(name=…)` for both."
     )
-    CAP_EXCEEDED = _error(
-        "More tasks of a queue are in flight than the app's `max_concurrency` allows: workers run with another configuration.",
-        "Deploy the same configuration to all workers.",
-    )
+    CAP_EXCEEDED = _error("Deploy the same configuration to all workers.")
     # -- workers
-    NO_WORKERS = _info("No worker is live.", "Start one with `horsies worker APP`.")
+    NO_WORKERS = _info("Start one with `horsies worker APP`.")
     STALE_WORKERS = _error(
-        "Workers have sent no heartbeat for a long time, and no maintenance leader has removed them.",
-        "Check whether they run and reach the database. Start a worker: as the maintenance leader it removes those that do not.",
+        "Check whether they run and reach the database. Start a worker: as the maintenance leader it removes those that do not."
     )
-    LEADER_MISSING = _error(
-        "Workers are live, but none of them is the maintenance leader: crashed tasks are not rescued, and nothing expires.",
-        "Look for `maintenance: could not` in the workers' logs, and restart one of them.",
-    )
-    WORKER_VERSIONS_DIFFER = _warning(
-        "Live workers run different versions of horsies.",
-        "Finish the deployment; restart the workers of the older version.",
-    )
+    LEADER_MISSING = _error("Look for `maintenance: could not` in the workers' logs, and restart one of them.")
+    WORKER_VERSIONS_DIFFER = _warning("Finish the deployment; restart the workers of the older version.")
     RECYCLING_DOMINATES = _warning(
-        "Children of a worker take longer to start than to run the tasks after which they are replaced.",
-        "Run the worker with `--start-method fork`, or a larger `--max-tasks-per-child` or `--max-memory-per-child-mb`; or import less.",
+        "Run the worker with `--start-method fork`, or a larger `--max-tasks-per-child` or `--max-memory-per-child-mb`; or import less."
     )
-    QUEUE_WITHOUT_WORKER = _warning(
-        "The app has a queue that no live worker serves.",
-        "Start a worker that serves it, or remove it from the app.",
-    )
-    QUEUE_UNKNOWN = _warning(
-        "Workers serve a queue that the app does not have: they run another version of it, or another app.",
-        "Deploy the same app to all workers, or give the other one a schema of its own.",
-    )
+    QUEUE_WITHOUT_WORKER = _warning("Start a worker that serves it, or remove it from the app.")
+    QUEUE_UNKNOWN = _warning("Deploy the same app to all workers, or give the other one a schema of its own.")
     TASK_NAME_CLASH = _warning(
-        "Workers of different apps serve the same queue and have a task of the same name: either may run it for the other.",
-        "Rename the task in one of the apps, or give each app queues, or a `schema`, of its own.",
+        "Rename the task in one of the apps, or give each app queues, or a `schema`, of its own."
     )
     # -- workflows
     WORKFLOWS_STUCK = _error(
-        "Workflows make no progress although nothing holds them.",
-        "Start a worker: as the maintenance leader it continues them. If one runs, report it with the output of `horsies workflows show ID`.",
+        "Start a worker: as the maintenance leader it continues them. If one runs, report it with the output of `horsies workflows show ID`."
     )
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from horsies.model.app_check import (
     KnownTask,
     KnownWorkflow,
 )
-from horsies.model.errors import ConfigError, LocateError, WorkflowDefinitionError
+from horsies.model.errors import ConfigError, WorkflowDefinitionError
 from horsies.schedules.sync import declared_schedules
 from horsies.tasks.nodes import TaskNode
 from horsies.tasks.task import BaseTask
@@ -44,27 +45,18 @@ def check_app(app: Horsies, *, live: bool) -> AppCheck:
 def take_inventory(app: Horsies, name: str) -> Inventory:
     """Import the task modules of an app, and list its contents and problems. Problems refer to the app by `name`."""
     problems: list[str] = []
-
-    def on_error(error: LocateError) -> None:
-        problems.append(str(error))
-
-    modules = import_tasks(app, name, on_error=on_error)
+    modules = import_tasks(app, name, on_error=lambda error: problems.append(str(error)))
+    counts = Counter(task.queue_name for task in app.tasks.values())
     return Inventory(
         modules=modules,
-        queues=list(_queues(app)),
+        queues=[KnownQueue(q.name, q.priority, q.max_concurrency, counts[q.name]) for q in app.config.queues],
         tasks=[_known_task(task) for task in app.tasks.values()],
         workflows=list(_workflows(app, problems.append)),
-        schedules=list(_schedules(app, problems.append)),
+        schedules=list(_schedules(app, problems)),
         child_start_hooks=[_qualified_name(hook) for hook in app.child_start_hooks],
         child_stop_hooks=[_qualified_name(hook) for hook in app.child_stop_hooks],
         problems=problems,
     )
-
-
-def _queues(app: Horsies) -> Iterator[KnownQueue]:
-    for queue in app.config.queues:
-        count = sum(task.queue_name == queue.name for task in app.tasks.values())
-        yield KnownQueue(queue.name, queue.priority, queue.max_concurrency, count)
 
 
 def _known_task(task: BaseTask[..., Any]) -> KnownTask:
@@ -80,16 +72,13 @@ def _known_task(task: BaseTask[..., Any]) -> KnownTask:
     )
 
 
-def _schedules(app: Horsies, add_problem: Callable[[str], None]) -> Iterator[KnownSchedule]:
+def _schedules(app: Horsies, problems: list[str]) -> Iterator[KnownSchedule]:
     try:
         declared_schedules(app.config, app.known_tasks)
     except ConfigError as error:
-        for problem in error.problems:
-            add_problem(problem)
-    for schedule in app.config.schedule.schedules if app.config.schedule else ():
-        yield KnownSchedule(
-            schedule.name, schedule.task_name, str(schedule.pattern), schedule.timezone, schedule.enabled
-        )
+        problems += error.problems
+    for each in app.config.schedule.schedules if app.config.schedule else ():
+        yield KnownSchedule(each.name, each.task_name, str(each.pattern), each.timezone, each.enabled)
 
 
 def _workflows(app: Horsies, add_problem: Callable[[str], None]) -> Iterator[KnownWorkflow]:

@@ -131,26 +131,21 @@ def run_doctor(
         for check in checks:
             on_check(check.name)
             started = time.monotonic()
-            findings = _run_check(connection, config, context, check, report)
+            findings: list[Finding] | None = None
+            if isinstance(check, Probe) or not (check.needs_schema and report.has(FindingCode.SCHEMA_MISSING)):
+                try:
+                    if isinstance(check, Probe):
+                        findings = check.probe(config, context)
+                    else:
+                        findings = connection.run(_with_timeout(check.verb(context), context.check_timeout_s))
+                except DriverError as error:
+                    findings = _error_findings(check, error, report)
             report.checks.append(CheckResult(check.name, findings, time.monotonic() - started))
             if report.has(FindingCode.DATABASE_UNREACHABLE, FindingCode.ENCODING_UNSUITABLE):
                 break
     finally:
         connection.close()
     return report
-
-
-def _run_check(
-    connection: DedicatedConnection, config: PostgresConfig, context: CheckContext, check: Check | Probe, report: Report
-) -> list[Finding] | None:
-    if isinstance(check, Check) and check.needs_schema and report.has(FindingCode.SCHEMA_MISSING):
-        return None
-    try:
-        if isinstance(check, Probe):
-            return check.probe(config, context)
-        return connection.run(_with_timeout(check.verb(context), context.check_timeout_s))
-    except DriverError as error:
-        return _error_findings(check, error, report)
 
 
 def _with_timeout(op: Op[list[Finding]], timeout_s: float) -> Op[list[Finding]]:
@@ -167,11 +162,11 @@ def _error_findings(check: Check | Probe, error: DriverError, report: Report) ->
         return [Finding(FindingCode.ENCODING_UNSUITABLE, message)]
     if check is PING or classify(error) is ErrorKind.CONNECTION_LOST:
         return [Finding(FindingCode.DATABASE_UNREACHABLE, message)]
-    seen = f"{check.name}: {message}"
+    code, explanation = FindingCode.CHECK_FAILED, None
     if error.sqlstate in _TIMED_OUT:
-        return [Finding(FindingCode.CHECK_TIMED_OUT, seen)]
-    if error.sqlstate == _NOT_PERMITTED:
-        return None if report.has(FindingCode.PRIVILEGES_MISSING) else [Finding(FindingCode.CHECK_NOT_PERMITTED, seen)]
-    if error.sqlstate in _UNDEFINED and report.has(FindingCode.SCHEMA_OLDER):
-        return None
-    return [Finding(FindingCode.CHECK_FAILED, seen)]
+        code = FindingCode.CHECK_TIMED_OUT
+    elif error.sqlstate == _NOT_PERMITTED:
+        code, explanation = FindingCode.CHECK_NOT_PERMITTED, FindingCode.PRIVILEGES_MISSING
+    elif error.sqlstate in _UNDEFINED:
+        explanation = FindingCode.SCHEMA_OLDER
+    return None if explanation and report.has(explanation) else [Finding(code, f"{check.name}: {message}")]

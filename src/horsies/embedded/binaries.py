@@ -131,25 +131,28 @@ def copy_binaries(binaries: Binaries, parent: Path, account: Account) -> Binarie
     """Copy the programs once per version. A crash leaves only a temporary folder, which the next copy removes."""
     make_folder(parent, account)
     copy = Binaries(parent / binaries.version, binaries.version)
-    if not copy.root.exists():
-        with lock_exclusive(parent / "copy.lock"):
-            if not copy.root.exists():  # no other process was faster
-                _copy(binaries, copy)
+    if copy.root.exists():
+        return copy
+    with lock_exclusive(parent / "copy.lock"):
+        if copy.root.exists():  # another process was faster
+            return copy
+        unfinished = make_temporary_folder(parent)
+        for part in _PARTS:
+            if (binaries.root / part).is_dir():
+                shutil.copytree(binaries.root / part, unfinished / part, ignore=_NOT_NEEDED)
+        for path in (unfinished, *unfinished.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+        os.sync()  # otherwise a power cut after the rename could leave truncated programs under the final name
+        unfinished.rename(copy.root)
     return copy
 
 
-def _copy(binaries: Binaries, copy: Binaries) -> None:
-    for leftover in copy.root.parent.glob("unfinished-*"):
+def make_temporary_folder(parent: Path) -> Path:
+    """Create a folder for what is renamed when it is complete, and remove those that a crash has left."""
+    for leftover in parent.glob("unfinished-*"):
         shutil.rmtree(leftover)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=copy.root.parent))
-    for part in _PARTS:
-        if (binaries.root / part).is_dir():
-            shutil.copytree(binaries.root / part, unfinished / part, ignore=_NOT_NEEDED)
-    for path in (unfinished, *unfinished.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-    os.sync()  # otherwise a power cut after the rename could leave truncated programs under the final name
-    unfinished.rename(copy.root)
+    return Path(tempfile.mkdtemp(prefix="unfinished-", dir=parent))
 
 
 def choose_os_account(data: Path) -> Account:
@@ -198,19 +201,13 @@ def make_folder(folder: Path, account: Account) -> None:
             "run as that user, or use another folder"
         )
     for path in reversed((folder, *folder.parents)):
-        if not _can_enter(path.stat(), account):
+        info = path.stat()
+        mode = info.st_mode >> (6 if info.st_uid == account.uid else 3 if info.st_gid == account.gid else 0)
+        if not mode & stat.S_IXOTH:
             raise EmbeddedPostgresError(
                 f"embedded PostgreSQL runs as the user {account.name!r}, because we are root, and that user "
                 f"cannot enter {path} on the way to {folder}: use a folder elsewhere, such as one below /var/lib"
             )
-
-
-def _can_enter(folder: os.stat_result, account: Account) -> bool:
-    if folder.st_uid == account.uid:
-        return bool(folder.st_mode & stat.S_IXUSR)
-    if folder.st_gid == account.gid:
-        return bool(folder.st_mode & stat.S_IXGRP)
-    return bool(folder.st_mode & stat.S_IXOTH)
 
 
 def make_private_folder(folder: Path, account: Account) -> None:

@@ -107,7 +107,10 @@ class _SharedServers:
     def leave_all(self) -> None:
         for server, users_lock in self._by_folder.values():
             try:
-                _leave(server, users_lock)
+                users_lock.close()
+                if server.folder.exists() and (lock := try_lock_exclusive(server.folder / "users.lock")) is not None:
+                    with lock:
+                        server.stop()
             except (EmbeddedPostgresError, OSError) as error:  # for example a deleted folder; the process still exits
                 _log.warning("The embedded PostgreSQL in %s could not be stopped: %s", server.folder, error)
         self._by_folder.clear()
@@ -128,13 +131,6 @@ def _join(server: EmbeddedServer) -> FileLock:
                 users_lock.close()
                 raise
     return users_lock
-
-
-def _leave(server: EmbeddedServer, users_lock: FileLock) -> None:
-    users_lock.close()
-    if server.folder.exists() and (lock := try_lock_exclusive(server.folder / "users.lock")) is not None:
-        with lock:
-            server.stop()
 
 
 _servers = _SharedServers()

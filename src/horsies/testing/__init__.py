@@ -2,8 +2,7 @@
 
 from horsies.testing.assertions import Enqueued, assert_enqueued, enqueued, refute_enqueued
 from horsies.testing.database_clock import Clock, clock
-from horsies.testing.drainer import EndlessDrainError, Ran, Retries, drain, drain_async
-from horsies.testing.inline import run_inline
+from horsies.testing.drainer import EndlessDrainError, Ran, Retries, drain, drain_async, run_inline
 from horsies.testing.sandbox import Sandbox, SandboxError, clear, open_sandbox
 
 __all__ = [

@@ -17,7 +17,7 @@ from horsies.app import Horsies
 from horsies.db.statement import Op, load, rows
 from horsies.model.task import TaskId
 from horsies.tasks.task import BaseTask
-from horsies.testing.sandbox import sandbox_of, sandbox_of_task
+from horsies.testing.sandbox import sandbox_of
 
 MAX_LISTED = 20
 
@@ -51,8 +51,8 @@ def enqueued(of: BaseTask[..., Any] | Horsies | None = None, *, connection: obje
 
     With `connection`, query through the caller's own connection, inside its transaction.
     """
-    sandbox = sandbox_of_task(of) if isinstance(of, BaseTask) else sandbox_of(of)
-    run = sandbox.broker.run if connection is None else partial(sandbox.broker.run_on, connection)
+    broker = sandbox_of(of).broker
+    run = broker.run if connection is None else partial(broker.run_on, connection)
     return [task for task in run(_get_enqueued) if not isinstance(of, BaseTask) or task.task_name == of.name]
 
 
@@ -82,7 +82,7 @@ def assert_enqueued(
     if (len(matching) == count) if count is not None else matching:
         return matching
     # List the other tasks, too: the right one may have been sent under another name.
-    everything = enqueued(sandbox_of_task(task).app, connection=connection)
+    everything = enqueued(sandbox_of(task).app, connection=connection)
     others = [each for each in everything if each.task_name != task.name]
     problem = "is not enqueued" if count is None else f"is enqueued {len(matching)} times, expected {count}"
     raise AssertionError(f"{expected} {problem}; {_list([*of_task, *others])}")
@@ -122,10 +122,9 @@ class _Expected:
             raise TypeError(
                 f"task {self.task.name!r} has no argument {', '.join(unknown)}; it takes {', '.join(parameters) or 'none'}"
             )
-        return [task for task in tasks if self._has_options(task) and self._has_args(task)]
-
-    def _has_options(self, task: Enqueued) -> bool:
-        return all(value is None or getattr(task, name) == value for name, value in self.options.items())
+        options = {name: value for name, value in self.options.items() if value is not None}
+        having = [task for task in tasks if all(getattr(task, name) == value for name, value in options.items())]
+        return [task for task in having if self._has_args(task)]
 
     def _has_args(self, task: Enqueued) -> bool:
         if not self.args:

@@ -8,6 +8,11 @@ running task cannot be killed.
 A `def` task runs on the thread that drains or, if a coroutine drains, on another one: it may block, send and wait, as in
 a child process. A timeout interrupts it by a signal on the main thread, and between two bytecode instructions elsewhere
 (`executor/interrupt.py`). An `async def` task runs on an event loop: that of the caller, or one of the drain.
+
+Inline, a send returns when its task has run. The send is a real one, and so is the run: the row is committed, and drained,
+before the verb returns. So arguments and results are encoded and decoded, keys, queues and policies apply, and handles read
+what is stored. Only the delays of retries are skipped. What is sent in the caller's own transaction runs with the first verb
+after its COMMIT.
 """
 
 import asyncio
@@ -17,13 +22,14 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from contextvars import Context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 from horsies.app import Horsies
+from horsies.db.broker import UnpooledBroker
 from horsies.db.statement import Op, load, rows
 from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
@@ -40,13 +46,14 @@ from horsies.tasks.finish import release_tasks, report_progress
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.testing.database_clock import run_maintenance
-from horsies.testing.sandbox import sandbox_of
+from horsies.testing.sandbox import Sandbox, sandbox_of
 from horsies.worker.batch import Batch, ending_from_done, run_batch
 from horsies.worker.child import assigned_fields
 from horsies.worker.run import claim_limits_for, served_queues
 from horsies.workflows.advance import run_steps
 
 MAX_ATTEMPTS = 1_000
+MAX_DEPTH = 20  # of tasks that are run inline by sends of tasks
 
 SQL = load(__file__)
 
@@ -55,6 +62,8 @@ Retries: TypeAlias = Literal["later", "now"]
 
 Verb: TypeAlias = Callable[[], Op[Any]]
 
+T = TypeVar("T")
+_depth: ContextVar[int] = ContextVar("horsies_inline_depth", default=0)
 _WORKER_CONFIG = WorkerConfig(processes=1)
 
 
@@ -131,8 +140,13 @@ class Drain:
                 yield run_maintenance  # for what has expired while others ran
                 return
             if self.limit is None and len(self.ran) >= self.max_attempts:
-                yield partial(self._release, claim)
-                raise EndlessDrainError(self._describe_endless())
+                yield partial(rows, release_tasks(self.worker, [claim]))
+                most_common = Counter(each.task_name for each in self.ran).most_common(3)
+                names = ", ".join(f"{name!r} {count} times" for name, count in most_common)
+                raise EndlessDrainError(
+                    f"{len(self.ran)} attempts have run, and something is still due: {names}. If tasks keep sending each "
+                    "other, limit the number of attempts with drain(limit=...)"
+                )
             yield from self._run(claim)
 
     def _claim(self) -> Op[Claim | None]:
@@ -149,17 +163,6 @@ class Drain:
             return claims[0] if claims else None
         payload = payloads_from_rows((yield from rows(load_payloads(self.worker, claims))))[claims[0].id]
         return claims[0]._replace(args=payload.args, inputs=payload.inputs)
-
-    def _release(self, claim: Claim) -> Op[None]:
-        yield from rows(release_tasks(self.worker, [claim]))
-
-    def _describe_endless(self) -> str:
-        most_common = Counter(each.task_name for each in self.ran).most_common(3)
-        names = ", ".join(f"{name!r} {count} times" for name, count in most_common)
-        return (
-            f"{len(self.ran)} attempts have run, and something is still due: {names}. If tasks keep sending each other, "
-            "limit the number of attempts with drain(limit=...)"
-        )
 
     def _run(self, claim: Claim) -> "Generator[Verb | _TaskCall, Any, None]":
         progress: list[str] = []
@@ -180,7 +183,9 @@ class Drain:
         status = yield partial(self._finish, claim, done, progress)
         error = decode_error(done.error) if done.error else None
         self.ran.append(Ran(claim.task_name, claim.id, claim.queue_name, claim.attempt, status, error, raised))
-        if raised is not None and _ends_the_drain(raised):
+        # Ctrl-C, pytest.fail(), pytest.skip() and the error of an inner drain end this drain, too.
+        fails_the_task_only = isinstance(raised, Exception | SystemExit | GeneratorExit | asyncio.CancelledError)
+        if raised is not None and (isinstance(raised, EndlessDrainError) or not fails_the_task_only):
             raise raised
 
     def _finish(self, claim: Claim, done: Done, progress: list[str]) -> Op[TaskStatus]:
@@ -195,12 +200,6 @@ class Drain:
             return ending.status
         info = yield from get_info(claim.id)
         return info.status if info else ending.status
-
-
-def _ends_the_drain(raised: BaseException) -> bool:
-    """Whether to raise this in the test, too: Ctrl-C, pytest.fail(), pytest.skip(), and the error of an inner drain."""
-    fails_the_task_only = Exception, SystemExit, GeneratorExit, asyncio.CancelledError
-    return isinstance(raised, EndlessDrainError) or not isinstance(raised, fails_the_task_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,3 +279,58 @@ def _timeout(call: _TaskCall, stop: Callable[[], object]) -> Generator[None]:
         call.running.is_over = True  # a thread that still sends signals stops then
         timer.cancel()
         timer.join()
+
+
+# -- inline
+
+
+@contextmanager
+def run_inline(app: Horsies | None = None) -> Generator[list[Ran]]:
+    """Within this context, run whatever is due as soon as it is sent, in this process. The list of attempts grows."""
+    sandbox, ran = sandbox_of(app), list[Ran]()
+    with _InlineBroker(sandbox, ran) as broker, sandbox.app.using(broker):
+        yield ran
+
+
+class _InlineBroker(UnpooledBroker):
+    """Drains before and after each verb: before it, because a transaction of the caller may have been committed."""
+
+    def __init__(self, sandbox: Sandbox, ran: list[Ran]) -> None:
+        super().__init__(sandbox.broker.config, resilience=sandbox.app.config.resilience)
+        self._app = sandbox.app
+        self._ran = ran
+
+    def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
+        refuse_in_event_loop("a blocking call within run_inline()", "await task.send_async(...)")
+        self._prepare_wait()
+        answer = super().run(verb, again=again)
+        self._prepare_wait()
+        return answer
+
+    async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
+        await self._prepare_wait_async()
+        answer = await super().run_async(verb, again=again)
+        await self._prepare_wait_async()
+        return answer
+
+    def _prepare_wait(self) -> None:
+        with _nested():
+            self._ran += Drain(self._app, self.config, None, "now").run(super().run)
+
+    async def _prepare_wait_async(self) -> None:
+        with _nested():
+            self._ran += await Drain(self._app, self.config, None, "now").run_async(super().run_async)
+
+
+@contextmanager
+def _nested() -> Generator[None]:
+    """Limit the depth: a task that sends runs the next one before it continues, so endless sending would fill the stack."""
+    if _depth.get() >= MAX_DEPTH:
+        raise EndlessDrainError(
+            f"within run_inline(), {MAX_DEPTH} tasks have each sent the next; send the first one without it, and use drain(limit=...)"
+        )
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)

@@ -11,8 +11,7 @@ from horsies.app import Horsies
 from horsies.embedded import EmbeddedPostgresError
 from horsies.locate import load_app
 from horsies.testing.database_clock import Clock, clock
-from horsies.testing.drainer import Ran
-from horsies.testing.inline import run_inline
+from horsies.testing.drainer import Ran, run_inline
 from horsies.testing.sandbox import Sandbox, open_sandbox
 from horsies.testing.server import DatabaseServer, new_folder, remove_run
 

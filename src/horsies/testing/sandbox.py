@@ -69,22 +69,18 @@ def _clear(schema: str) -> Op[None]:
     yield from script(Statement("clear", f"truncate {', '.join('{schema}.' + name for (name,) in names)}"))
 
 
-def sandbox_of(app: Horsies | None) -> Sandbox:
-    """Return the sandbox of this app, or the one that was opened last."""
+def sandbox_of(owner: Horsies | BaseTask[..., Any] | None) -> Sandbox:
+    """Return the sandbox of this app, or of the app that defines this task, or the one that was opened last."""
     for sandbox in reversed(_open):
-        if app is None or sandbox.app is app:
+        owned = sandbox.app.tasks.get(owner.name) if isinstance(owner, BaseTask) else sandbox.app
+        if owner is None or owned is owner:
             return sandbox
+    if isinstance(owner, BaseTask):
+        raise SandboxError(
+            f"task {owner.name!r} belongs to no app in a sandbox; use the fixture horsies_sandbox in the test, and let the "
+            "fixture horsies_app return the app that defines the task"
+        )
     raise SandboxError(
-        f"{'no app is' if app is None else 'this app is not'} in a sandbox; use the fixture horsies_sandbox in the test, "
+        f"{'no app is' if owner is None else 'this app is not'} in a sandbox; use the fixture horsies_sandbox in the test, "
         "or `with open_sandbox(app, database_url):`"
-    )
-
-
-def sandbox_of_task(task: BaseTask[..., Any]) -> Sandbox:
-    for sandbox in reversed(_open):
-        if sandbox.app.tasks.get(task.name) is task:
-            return sandbox
-    raise SandboxError(
-        f"task {task.name!r} belongs to no app in a sandbox; use the fixture horsies_sandbox in the test, and let the "
-        "fixture horsies_app return the app that defines the task"
     )
