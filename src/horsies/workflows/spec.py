@@ -13,9 +13,8 @@ from horsies.model.errors import NodeNotFoundError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.tasks.handle import warn_in_event_loop
 from horsies.tasks.ids import to_workflow_id
-from horsies.tasks.instrument import trace_send
 from horsies.tasks.nodes import NodeKey, NodeName, WorkflowDraft, WorkflowNode
-from horsies.tasks.sender import sends_are_suppressed
+from horsies.tasks.sender import sends_are_suppressed, trace_send
 from horsies.workflows.compile import compile_graph
 from horsies.workflows.handle import InertWorkflowHandle, WorkflowHandle
 from horsies.workflows.render import render_mermaid, render_text

@@ -18,6 +18,7 @@ from horsies.model.graph import Join, NodeKind, Ref, RefMode, Step
 from horsies.model.send_options import SendOptions
 from horsies.model.type_compat import list_item_type, result_of
 from horsies.model.validation import number_problems
+from horsies.tasks.handle import AppContext
 from horsies.tasks.nodes import (
     AnyNode,
     JoinWord,
@@ -30,7 +31,6 @@ from horsies.tasks.nodes import (
     WorkflowNode,
     freeze_fields,
 )
-from horsies.tasks.sender import AppContext
 from horsies.tasks.task import BaseTask
 
 MAX_NAME: Final = 200
