@@ -26,8 +26,8 @@ from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import BaseTask
 from horsies.worker_thread import Worker
+from horsies.workflows.definition import WorkflowSpec
 from horsies.workflows.handle import WorkflowHandle
-from horsies.workflows.spec import WorkflowSpec
 
 T = TypeVar("T")
 
