@@ -92,7 +92,6 @@ assert not {"rich", "horsies.doctor"} & sys.modules.keys()
         "horsies.locate",
         "horsies.tasks.task",
         "horsies.tasks.handle",
-        "horsies.workflows.spec",
         "horsies.workflows.definition",
         "horsies.db.broker",
         "horsies.executor.main",

@@ -50,7 +50,6 @@ SEAMS: Final = {
     "executor/sequential.py": "the counterpart of executor/concurrent.py",
     "maintenance/failure_detector.py": "a pure decision; tested without a database",
     "model/roundtrip.py": "compares what was sent with what would arrive; a subject of its own",
-    "tasks/gather.py": "waiting for many handles; imports the handle, so it cannot live there",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
     "worker/batch_sender.py": "the connections of the dispatcher; tests put another one in its place",
     "workflows/compile.py": "turns a definition into a graph; tested without a database",

@@ -69,11 +69,10 @@ from horsies.tasks.nodes import (
 from horsies.tasks.sender import Call, Sender
 from horsies.tasks.task import AsyncTask, Task
 from horsies.worker_thread import Worker
-from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition
+from horsies.workflows.definition import SubWorkflowNode, WorkflowDefinition, WorkflowSpec
 from horsies.workflows.handle import WorkflowHandle
 from horsies.workflows.inputs import WorkflowContext, WorkflowMeta
 from horsies.workflows.inspect import NodeInfo
-from horsies.workflows.spec import WorkflowSpec
 
 __all__ = [
     "AppCheck",

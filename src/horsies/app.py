@@ -20,15 +20,14 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.validation import instance_problems, raise_problems
 from horsies.model.worker_config import WorkerConfig
 from horsies.registry import Registry
-from horsies.tasks.gather import Gathering
-from horsies.tasks.handle import TaskHandle, refuse_in_event_loop
+from horsies.tasks.handle import Gathering, TaskHandle, refuse_in_event_loop
 from horsies.tasks.ids import to_task_id, to_workflow_id
 from horsies.tasks.inspect import WorkerState, get_worker_states
 from horsies.tasks.queues import pause_queue, resume_queue
 from horsies.tasks.task import BaseTask
 from horsies.worker_thread import Worker
+from horsies.workflows.definition import WorkflowSpec
 from horsies.workflows.handle import WorkflowHandle
-from horsies.workflows.spec import WorkflowSpec
 
 T = TypeVar("T")
 
@@ -100,7 +99,7 @@ class Horsies(Registry):
                 f"task is {task!r}; give the decorated function, such as app.tasks[{task!r}], or leave it out"
             )
         codec = ResultCodec[Any](Any) if task is None else task.result
-        return TaskHandle(to_task_id(task_id), codec, lambda: self.broker)
+        return TaskHandle(to_task_id(task_id), codec, self)
 
     @overload
     def workflow_handle(self, workflow_id: str | UUID) -> WorkflowHandle[Any]: ...
@@ -136,7 +135,7 @@ class Horsies(Registry):
         return self._gathering(handles, timeout_ms).completed_async()
 
     def _gathering(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None) -> Gathering[T]:
-        return Gathering(handles, lambda: self.broker, timeout_ms)
+        return Gathering(handles, self, timeout_ms)
 
     # -- operation
 

@@ -25,7 +25,7 @@ from horsies.model.validation import instance_problems, number_problems
 from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, BaseTask, Task
-from horsies.workflows.spec import WorkflowSpec, build_spec
+from horsies.workflows.definition import WorkflowSpec, build_spec
 
 MAX_TIMEOUT_MS = 24 * 24 * 3600 * 1000  # 24 days, which fits into an integer of PostgreSQL
 

@@ -119,7 +119,7 @@ def test_a_cancelled_task_is_never_retried(
         retry_for="array['WORKER_CRASHED', 'TASK_CANCELLED']",
     )
     pid = begun(tmp_path / "begun")
-    handle = TaskHandle(task_id, stubborn.ignore_stops.result, lambda: stubborn.app.broker)
+    handle = TaskHandle(task_id, stubborn.ignore_stops.result, stubborn.app)
     sql.execute("update horsies.tasks set cancel_requested_at = now()")  # its worker has not read it yet
     psutil.Process(pid).kill()
     assert handle.get(PATIENCE_MS).is_err()
@@ -132,7 +132,7 @@ def test_cancel_distinguishes_ended_and_unknown_tasks(stubborn: Any, worker: Sta
     assert handle.get(PATIENCE_MS).ok_value == 1
     assert handle.cancel() is CancelOutcome.ALREADY_ENDED
     assert handle.status() == "COMPLETED"
-    unknown = TaskHandle(new_task_id(), stubborn.overstay.result, lambda: stubborn.app.broker)
+    unknown = TaskHandle(new_task_id(), stubborn.overstay.result, stubborn.app)
     assert unknown.cancel() is CancelOutcome.NOT_FOUND
 
 

@@ -24,7 +24,7 @@ def good_for(milliseconds: int) -> str:
 def test_a_waiter_gets_the_expiry_at_once_without_a_worker(basic: Any, sql: psycopg.Connection) -> None:
     (task_id,) = insert_rows(sql, "add", [{"left": 1, "right": 1}], good_until=good_for(500))
     began = time.monotonic()
-    result = TaskHandle(task_id, basic.add.result, lambda: basic.app.broker).get(20_000)
+    result = TaskHandle(task_id, basic.add.result, basic.app).get(20_000)
     assert result.unwrap_err().error_code == "TASK_EXPIRED"
     assert time.monotonic() - began < 2.5  # a waiter polls after 5 s
     assert row(sql, "select status from horsies.tasks") == ("PENDING",)  # there was no worker to end it
@@ -62,7 +62,7 @@ def test_a_task_that_started_in_time_does_not_expire_for_its_waiter(
     (task_id,) = insert_rows(sql, "gate", [arguments], good_until=good_for(3_000))
     pid = begun(tmp_path / "begun")
     eventually(lambda: row(sql, "select good_until < now() from horsies.tasks") == (True,))
-    handle = TaskHandle(task_id, basic.gate.result, lambda: basic.app.broker)
+    handle = TaskHandle(task_id, basic.gate.result, basic.app)
     assert handle.get(500).unwrap_err().error_code == "WAIT_TIMEOUT"
     gate_file.touch()
     assert handle.get(20_000).unwrap() == pid

@@ -164,7 +164,7 @@ def test_a_task_is_not_retried_after_its_good_until(
         retry_for="array['BUSY']",
     )
     worker(STUBBORN, options=FORKED)
-    result = TaskHandle(task_id, stubborn.fixed.result, lambda: stubborn.app.broker).get(PATIENCE_MS)
+    result = TaskHandle(task_id, stubborn.fixed.result, stubborn.app).get(PATIENCE_MS)
     assert result.unwrap_err().error_code == "BUSY"
     assert row(sql, "select status, attempts from horsies.finished") == ("FAILED", 1)
 

@@ -9,7 +9,7 @@ import pytest
 from horsies import TaskResult
 from horsies.db.broker import PostgresBroker
 from horsies.tasks.finish import finish_tasks, notify_done
-from horsies.tasks.handle import HandleTimings, TaskHandle
+from horsies.tasks.handle import TaskHandle
 from tests.fixtures.brokers import without_polling
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, claim, completed, do, row
@@ -24,14 +24,16 @@ LISTENING = (
 pytestmark = without_polling
 
 
-def set_timings(monkeypatch: pytest.MonkeyPatch, timings: HandleTimings) -> None:
-    monkeypatch.setattr(TaskHandle, "timings", timings)
+def set_timings(monkeypatch: pytest.MonkeyPatch, *, is_new_s: float, first_read_s: float | None = None) -> None:
+    monkeypatch.setattr(TaskHandle, "is_new_s", is_new_s)
+    if first_read_s is not None:
+        monkeypatch.setattr(TaskHandle, "first_read_s", first_read_s)
 
 
 @pytest.fixture
 def late_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task counts as new during the whole test, and is not read during the test unless a notification arrives."""
-    set_timings(monkeypatch, HandleTimings(is_new_s=60.0, first_read_s=60.0))
+    set_timings(monkeypatch, is_new_s=60.0, first_read_s=60.0)
 
 
 def end_without_notification(broker: PostgresBroker) -> list[str]:
@@ -58,7 +60,7 @@ def test_a_new_task_is_found_by_its_notification(
 def test_a_new_task_that_ended_without_notification_is_found_soon(
     basic: Any, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_timings(monkeypatch, HandleTimings(is_new_s=60.0))
+    set_timings(monkeypatch, is_new_s=60.0)
     handle = basic.add.send(1, right=2)
     end_without_notification(broker)
     assert handle.get(20_000).unwrap() == 3
@@ -81,7 +83,7 @@ def test_a_task_that_may_be_old_is_read_at_once(basic: Any, broker: PostgresBrok
 
 
 def test_a_later_wait_reads_at_once(basic: Any, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_timings(monkeypatch, HandleTimings(is_new_s=0.0, first_read_s=60.0))  # never new, however fast the machine is
+    set_timings(monkeypatch, is_new_s=0.0, first_read_s=60.0)  # never new, however fast the machine is
     handle = basic.add.send(1, right=2)
     end_without_notification(broker)
     assert handle.get(20_000).unwrap() == 3

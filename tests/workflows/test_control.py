@@ -10,7 +10,8 @@ from horsies.model.graph import Graph, NodeKind, NodeStatus, OnError, Ref, RefMo
 from horsies.tasks.control import cancel_task
 from horsies.workflows import control
 from horsies.workflows.advance import EXAMINED_RUNS, FIRST_RUN, RunSweep
-from horsies.workflows.handle import RunEnd, read_run_ends
+from horsies.workflows.handle import read_run_ends
+from horsies.workflows.inputs import NodeResult
 from horsies.workflows.inspect import get_stuck_workflows
 from tests.fixtures.journey import column, row
 from tests.workflows.steps import ending_of, node, run_all_tasks, start_run, states, status, take_batch
@@ -154,9 +155,8 @@ def test_a_workflow_past_its_time_limit_has_failed_before_its_row_says_so(
     run = start_run(broker, inner(time_limit_ms=1_000_000))
     sql.execute("update horsies.workflows set deadline = now() - interval '1 s' where id = %s", [run])
     found = broker.wait(read_run_ends, [run], None)[run].result()
-    assert isinstance(found, RunEnd)
-    assert found.result is not None
-    assert "WORKFLOW_TIMEOUT" in (found.result.error or "")
+    assert isinstance(found, NodeResult)
+    assert "WORKFLOW_TIMEOUT" in (found.error or "")
     broker.run(rescue.end_overdue_workflows)
     assert status(sql, run) is WorkflowStatus.FAILED
     assert status(sql, part_of(sql)) is WorkflowStatus.CANCELLED

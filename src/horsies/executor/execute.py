@@ -26,8 +26,14 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import Misfit, TaskStatus
 from horsies.tasks.current_task import CurrentTask, set_current_task
-from horsies.tasks.outcome import codec_error, encode_result, exception_chain, exception_data, unhandled_error
-from horsies.tasks.task import BaseTask
+from horsies.tasks.task import (
+    BaseTask,
+    codec_error,
+    encode_result,
+    exception_chain,
+    exception_data,
+    unhandled_error,
+)
 from horsies.workflows.inputs import inputs_from_json
 
 PROGRESS_INTERVAL_S = 1.0

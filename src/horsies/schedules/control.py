@@ -128,11 +128,10 @@ def get_schedules(
     name: str | None = None, task_name: str | None = None, queue_name: str | None = None
 ) -> Op[list[ScheduleInfo]]:
     """Read the stored schedules, by name."""
-    found = yield from rows(SQL["get_schedules"](name=name, task_name=task_name, queue_name=queue_name))
-    return [ScheduleInfo(*row) for row in found]
+    query = SQL["get_schedules"](name=name, task_name=task_name, queue_name=queue_name)
+    return [ScheduleInfo(*row) for row in (yield from rows(query))]
 
 
 def get_schedule_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
     """Read the history of a schedule, newest first."""
-    found = yield from rows(SQL["get_schedule_runs"](name=name, limit=limit))
-    return [ScheduleRun(*row) for row in found]
+    return [ScheduleRun(*row) for row in (yield from rows(SQL["get_schedule_runs"](name=name, limit=limit)))]

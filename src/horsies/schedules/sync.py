@@ -16,17 +16,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from horsies.db.statement import Op, Query, execute, load
+from horsies.db.statement import Op, execute, load
 from horsies.model.config import AppConfig
 from horsies.model.errors import PayloadError, QueueError
 from horsies.model.schedule import TaskSchedule, next_slot, pattern_to_json, zone_named
+from horsies.model.send_options import sent_values
 from horsies.model.task import TaskOptions
 from horsies.model.validation import raise_problems
 from horsies.schedules.tick import SQL as TICK
-from horsies.tasks.enqueue import option_params
 from horsies.tasks.task import BaseTask
-
-_OPTIONS = ("task_name", "queue_name", "priority", "timeout_ms", "retry_delays_ms", "retry_jitter", "retry_for")
 
 SQL = load(__file__)
 
@@ -125,11 +123,19 @@ def sync_schedules(
     }
     own = [each for each in declared if each.schedule.name not in clashes]
     next_slots = {each.schedule.name: _next_slot(each.schedule, stored, moment) for each in own}
-    affected = [row for row in stored.values() if row.name in next_slots or row.app == app]
+    missed = {  # the due slots that this change drops; they are recorded, so that the history has no gaps
+        row.name: row.next_slot_at
+        for row in stored.values()
+        if (row.name in next_slots or row.app == app)
+        and row.next_slot_at is not None
+        and row.next_slot_at <= moment
+        and row.next_slot_at != next_slots.get(row.name)
+        and not row.is_paused
+    }
     written, retired, *_ = yield from execute(
         SQL["store_schedules"](app=app, schedules=json.dumps([_to_row(each, next_slots) for each in own])),
         SQL["disable_schedules"](app=app, names=list(next_slots)),
-        _record_missed_slots(affected, next_slots, moment),
+        SQL["record_missed_slots"](names=list(missed), slots=list(missed.values())),
         SQL["notify_schedules"](),
         TICK["commit_tick"](),
     )
@@ -153,27 +159,12 @@ def _next_slot(schedule: TaskSchedule, stored: Mapping[str, StoredSchedule], now
     return next_slot(schedule.pattern, zone_named(schedule.timezone), now)
 
 
-def _record_missed_slots(
-    affected: Sequence[StoredSchedule], next_slots: Mapping[str, datetime | None], now: datetime
-) -> Query:
-    """Record the due slots that this change drops, so that the history has no gaps."""
-    missed = {
-        row.name: row.next_slot_at
-        for row in affected
-        if row.next_slot_at is not None
-        and row.next_slot_at <= now
-        and row.next_slot_at != next_slots.get(row.name)
-        and not row.is_paused
-    }
-    return SQL["record_missed_slots"](names=list(missed), slots=list(missed.values()))
-
-
 def _to_row(each: DeclaredSchedule, next_slots: Mapping[str, datetime | None]) -> dict[str, Any]:
-    schedule, options = each.schedule, option_params(each.options)
+    schedule = each.schedule
     slot = next_slots[schedule.name]
     return {
         "name": schedule.name,
-        **{name: options[name] for name in _OPTIONS},
+        **sent_values(each.options),
         "args": each.args,
         "pattern": pattern_to_json(schedule.pattern),
         "timezone": schedule.timezone,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from horsies.db.statement import Op, Query, disable_sequential_scans, execute, load, rows
 from horsies.model.codec import encode_error
@@ -118,18 +118,24 @@ class Requeue:
         self._ids = sorted(set(task_ids))
         self._force = force
         self._endings: list[StoredEnding] | None = None
-        self._is_repeated = False
 
     def __call__(self) -> Op[dict[TaskId, RetryOutcome]]:
+        seen = {ending.id for ending in self._endings or ()}  # if this is a repetition
         if self._endings is None:
-            self._endings = yield from get_finished_tasks(self._ids)
-        else:
-            self._is_repeated = True
+            found = yield from rows(SQL["get_finished_tasks"](ids=self._ids))
+            self._endings = [
+                StoredEnding(task_id, claim_no, task_name, TaskStatus(status), *rest)
+                for task_id, claim_no, task_name, status, *rest in found
+            ]
         outcomes = {ending.id: refusal for ending in self._endings if (refusal := self._refusal(ending))}
         if allowed := [ending for ending in self._endings if ending.id not in outcomes]:
             outcomes |= yield from self._requeue(allowed)
         if missing := [task_id for task_id in self._ids if task_id not in outcomes]:
-            outcomes |= yield from self._explain_missing(missing, self._endings)
+            # There was nothing to requeue. If this is a repetition, the first run may have done it.
+            existing = yield from rows(SQL["get_existing_ids"](ids=missing))
+            outcomes |= dict.fromkeys(missing, RetryOutcome.NOT_FOUND) | {
+                task_id: RetryOutcome.RETRIED if task_id in seen else RetryOutcome.NOT_ENDED for (task_id,) in existing
+            }
         return outcomes
 
     def _refusal(self, ending: StoredEnding) -> RetryOutcome | None:
@@ -160,26 +166,6 @@ class Requeue:
         return dict.fromkeys(taken.intersection(ids), RetryOutcome.KEY_TAKEN) | {
             task_id: RetryOutcome.RETRIED for (task_id,) in requeued
         }
-
-    def _explain_missing(
-        self, task_ids: list[TaskId], endings: Sequence[StoredEnding]
-    ) -> Op[dict[TaskId, RetryOutcome]]:
-        """Explain why there was nothing to requeue. If this is a repetition, the first run may have done it."""
-        existing = yield from rows(SQL["get_existing_ids"](ids=task_ids))
-        seen = {ending.id for ending in endings} if self._is_repeated else set[TaskId]()
-        return dict.fromkeys(task_ids, RetryOutcome.NOT_FOUND) | {
-            task_id: RetryOutcome.RETRIED if task_id in seen else RetryOutcome.NOT_ENDED for (task_id,) in existing
-        }
-
-
-def get_finished_tasks(task_ids: Sequence[TaskId]) -> Op[list[StoredEnding]]:
-    """Read endings, in order of the ids."""
-    found = yield from rows(SQL["get_finished_tasks"](ids=list(task_ids)))
-    return [_stored_ending(*row) for row in found]
-
-
-def _stored_ending(task_id: TaskId, claim_no: int, task_name: str, status: str, *rest: Any) -> StoredEnding:
-    return StoredEnding(task_id, claim_no, task_name, TaskStatus(status), *rest)
 
 
 def purge_finished(tasks: Sequence[TaskSummary]) -> Op[int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from horsies.model.errors import OutsideTaskError
 from horsies.model.send_options import TaskId
@@ -50,10 +51,16 @@ class CurrentTask:
 
         Safe from any thread.
         """
-        if fraction is not None:
-            fraction = _check_fraction(fraction)
+        given: Any = fraction  # users without a type checker
+        if given is not None:
+            if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:  # NaN is not
+                raise ValueError(f"progress is {given!r}; give a fraction from 0 to 1, or None with a message")
+            fraction = float(given)
         if message is not None:
-            message = _clean_message(message)
+            if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"the message of a progress report must be text, not {type(message).__name__}")
+            # Text that the database accepts.
+            message = message[:MAX_MESSAGE].encode(errors="replace").decode().replace("\x00", "�")
         self.report(fraction, message)
 
 
@@ -82,24 +89,9 @@ def set_current_task(current: CurrentTask) -> None:
 
 def warn_inside_task(stacklevel: int) -> None:
     """Warn about a wait for other tasks: if the tasks in all slots wait for tasks that need a slot, none of them ever continues."""
-    current = current_task_if_any()
-    if current is not None:
+    if (current := _current.get(None)) is not None:
         warnings.warn(
             f"task {current.task_name!r} waits for another task and occupies a slot of its worker during that time; when all slots "
             "wait like this, none continues. Send the next task at the end of the other task instead",
             stacklevel=stacklevel + 1,
         )
-
-
-def _check_fraction(fraction: object) -> float:
-    if isinstance(fraction, int | float) and not isinstance(fraction, bool) and 0 <= fraction <= 1:  # NaN is not
-        return float(fraction)
-    raise ValueError(f"progress is {fraction!r}; give a fraction from 0 to 1, or None with a message")
-
-
-def _clean_message(message: object) -> str:
-    if not isinstance(message, str):
-        raise TypeError(f"the message of a progress report must be text, not {type(message).__name__}")
-    return (
-        message[:MAX_MESSAGE].encode(errors="replace").decode().replace("\x00", "�")
-    )  # text that the database accepts

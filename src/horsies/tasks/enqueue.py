@@ -27,15 +27,14 @@ ended too, there is no trace of the first send, and it is sent again.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy as copy_object
 from datetime import datetime, timedelta
 from itertools import chain, islice
 from tempfile import SpooledTemporaryFile
-from typing import Literal, TypeAlias, cast, overload
+from typing import TypeAlias, cast, overload
 from weakref import finalize
 
 from horsies.db.pipeline import copy_field
-from horsies.db.statement import Op, Query, copy, execute, execute_then_notify, load, one, rows, to_array
+from horsies.db.statement import Op, copy, execute, execute_then_notify, load, one, rows, to_array
 from horsies.model.errors import KeyConflictError
 from horsies.model.send_options import Key, sent_values, span_problems, to_timedelta
 from horsies.model.task import NewTask, TaskId, TaskOptions
@@ -80,7 +79,6 @@ class SpooledTasks:
     def __init__(self, payloads: Iterable[str], options: TaskOptions) -> None:
         self.options = options
         self.ids = PackedIds()
-        self.source: SpooledTasks | None = None
         self._file = SpooledTemporaryFile(  # noqa: SIM115 - closed with this object
             SPOOL_BYTES, "w+", encoding="utf-8", errors="surrogatepass", newline="\n", prefix="horsies-send-"
         )
@@ -90,13 +88,6 @@ class SpooledTasks:
             self.ids.extend(new_task_ids(len(payloads)))
             # A line break in JSON can only stand between two tokens.
             self._file.writelines(args.replace("\n", " ") + "\n" for args in payloads)
-
-    def with_options(self, options: TaskOptions) -> "SpooledTasks":
-        """Return the same tasks with other options."""
-        other = copy_object(self)
-        other.options = options
-        other.source = self  # whose file is closed with it
-        return other
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -136,11 +127,12 @@ def add_delay(options: TaskOptions, delay: float | timedelta) -> TaskOptions:
 
 def enqueue(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]:
     """Enqueue tasks and return their ids; with a key, the id of its holder, which may be another task."""
-    if key is None and not isinstance(tasks, SpooledTasks) and len(first := next(_slices(tasks))) == len(tasks):
+    if key is None and not isinstance(tasks, SpooledTasks) and len(next(_slices(tasks))) == len(tasks):
         ids = [task.id for task in tasks]
-        yield from execute_then_notify(
-            _enqueue_query(first, "after_commit"), after_commit=SQL["notify_enqueued"](ids=ids)
-        )
+        # The trigger does not notify: this send does, after its commit.
+        params = {"ids": ids, "args": [task.args for task in tasks]}
+        insert = SQL["enqueue_tasks"](notify="after_commit", **params, **option_params(tasks[0].options))
+        yield from execute_then_notify(insert, after_commit=SQL["notify_enqueued"](ids=ids))
         return ids
     yield from rows(SQL["begin_send"]())
     ids = yield from _enqueue_in_own_transaction(tasks, key)
@@ -178,18 +170,20 @@ def enqueue_within(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]
         holder = yield from take_key(task, key)
         if holder is not None:
             return [holder]
-    for tasks_of_slice in _slices(tasks):
-        yield from rows(_enqueue_query(tasks_of_slice))
+    for slice_ in _slices(tasks):
+        params = {"ids": [task.id for task in slice_], "args": [task.args for task in slice_]}
+        yield from rows(SQL["enqueue_tasks"](notify="", **params, **option_params(slice_[0].options)))
     return ids_of(tasks)
 
 
 def take_key(task: NewTask, key: Key) -> Op[TaskId | None]:
     """Take a key for a task that is enqueued in the same transaction. If another task holds the key, return its id instead of None."""
+    canonical = json.dumps(json.loads(task.args), sort_keys=True)  # the same in whatever order dicts were filled
     params = {
         "id": task.id,
         "task_name": task.options.task_name,
         "key": key.name,
-        "args_hash": _args_hash(task.args),
+        "args_hash": hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest(),
         "window_s": key.window.total_seconds(),
     }
     not_pending: TaskId | None = None
@@ -210,24 +204,15 @@ def take_key(task: NewTask, key: Key) -> Op[TaskId | None]:
                 return holder
             not_pending = holder  # it has started or ended: look again
         elif key.on_conflict == "raise" or not same_args:
-            raise _conflict(task, key, holder, same_args=same_args)
+            reason = (
+                ', and on_conflict is "raise"; use on_conflict="return" to get a handle to it'
+                if same_args
+                else ", which was sent with other arguments; use another key for another call"
+            )
+            message = f"key {key.name!r} of task {task.options.task_name!r} is held by {holder}{reason}"
+            raise KeyConflictError(message, key=key.name, task_id=holder)
         else:
             return holder
-
-
-def _args_hash(args: str) -> str:
-    """Return the same hash for equal arguments, in whatever order their dicts were filled."""
-    canonical = json.dumps(json.loads(args), sort_keys=True)
-    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
-
-
-def _conflict(task: NewTask, key: Key, holder: TaskId, *, same_args: bool) -> KeyConflictError:
-    what = f"key {key.name!r} of task {task.options.task_name!r} is held by {holder}"
-    if same_args:
-        message = f'{what}, and on_conflict is "raise"; use on_conflict="return" to get a handle to it'
-    else:
-        message = f"{what}, which was sent with other arguments; use another key for another call"
-    return KeyConflictError(message, key=key.name, task_id=holder)
 
 
 def _slices(tasks: Iterable[NewTask]) -> Iterator[list[NewTask]]:
@@ -250,12 +235,6 @@ def _copy_lines(tasks: SpooledTasks) -> Iterator[str]:
     end_of_line = "\t".join(map(copy_field, [options.good_until, *shared])) + "\n"
     for task in tasks:
         yield f"{task.id}\t{copy_field(task.args)}\t{end_of_line}"
-
-
-def _enqueue_query(tasks: Sequence[NewTask], notify: Literal["", "after_commit"] = "") -> Query:
-    """With `after_commit`, the trigger does not notify: the caller does, after the commit."""
-    ids, args = [task.id for task in tasks], [task.args for task in tasks]
-    return SQL["enqueue_tasks"](ids=ids, args=args, notify=notify, **option_params(tasks[0].options))
 
 
 def option_params(options: TaskOptions) -> dict[str, object]:

@@ -4,12 +4,15 @@ A released task returns to PENDING, and the attempt does not count.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 
 from horsies.db.statement import Query, load
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import HeldTask, claim_params
 
+# All statements lock rows in this order, and `width_bucket` finds the number of a claim by it.
+_LOCK_ORDER = attrgetter("id", "claim_no")
 MAX_NOTIFIED_IDS = 200  # 37 bytes each; the server refuses a payload of 8,000 bytes or more
 
 SQL = load(__file__)
@@ -17,7 +20,7 @@ SQL = load(__file__)
 
 def finish_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     """End these claims. Returns the ids of those that this worker still held."""
-    ordered = _ordered(endings)
+    ordered = sorted(endings, key=_LOCK_ORDER)
     return SQL["finish_tasks"](
         worker=worker,
         ids=[ending.id for ending in ordered],
@@ -33,7 +36,7 @@ def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     """End these failed attempts or schedule their retries. Returns the ids of those that this worker still held, each with the
     seconds until its retry, or None if it has ended.
     """
-    ordered = _ordered(endings)
+    ordered = sorted(endings, key=_LOCK_ORDER)
     return SQL["end_or_retry_tasks"](
         worker=worker,
         ids=[ending.id for ending in ordered],
@@ -44,11 +47,6 @@ def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
         wants_retry=[ending.wants_retry for ending in ordered],
         retry_after_ms=[ending.retry_after_ms for ending in ordered],
     )
-
-
-def _ordered(endings: Sequence[Ending]) -> list[Ending]:
-    """Sort by id: all statements lock rows in this order, and `width_bucket` finds the number of a claim by it."""
-    return sorted(endings, key=lambda ending: (ending.id, ending.claim_no))
 
 
 def notify_done(ids: Sequence[TaskId]) -> Query:

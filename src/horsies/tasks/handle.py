@@ -4,20 +4,21 @@
 """
 
 import asyncio
+import queue
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from horsies.db.statement import Op, Row, load, rows
-from horsies.db.waiter import ReadResult
+from horsies.db.driver import drive
+from horsies.db.statement import Op, Request, Row, load, rows
+from horsies.db.waiter import ReadResult, ThreadFuture
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
-from horsies.model.errors import BlockingCallError, SendSuppressed
+from horsies.model.errors import BlockingCallError, SendSuppressed, WaitTimeoutError
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
@@ -27,9 +28,12 @@ from horsies.tasks.inspect import TaskInfo, get_info, get_status
 
 if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
+    from horsies.events import Tracer
+    from horsies.model.config import AppConfig
 
 MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 _MAX_MS = int(datetime(9000, 1, 1, tzinfo=UTC).timestamp() * 1000)
+MAX_NAMED = 3
 _VERSION_POSITION = 14  # in the text of a UUID; version 7 contains a time, and sorts by it
 
 SQL = load(__file__)
@@ -43,6 +47,7 @@ class NotEnded(Enum):
 
 
 WaitAnswer: TypeAlias = Ended | NotEnded
+AnyFuture: TypeAlias = ThreadFuture[WaitAnswer] | asyncio.Future[WaitAnswer]
 
 
 def deadline_from_timeout(timeout_ms: float | None) -> float | None:
@@ -56,9 +61,13 @@ def deadline_from_timeout(timeout_ms: float | None) -> float | None:
 
 def get_results(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAnswer]]]:
     """Read how each of these tasks ended, or why it has no result. An unknown id is waited for, too: its send may commit later."""
-    # Each partition of the range costs planning time. If the clocks differ by more than the allowed hour, the second statement, which
-    # reads all partitions, finds the task.
-    since, until = _sent_since(task_ids) - MAX_CLOCK_DIFFERENCE, datetime.now(UTC) + MAX_CLOCK_DIFFERENCE
+    # Each partition of the range costs planning time. If the clocks differ by more than the allowed hour, or no id has a time, the second
+    # statement, which reads all partitions, finds the task.
+    since = until = datetime.now(UTC)
+    oldest = min((task_id for task_id in task_ids if task_id[_VERSION_POSITION] == "7"), default=None)
+    if oldest is not None and (milliseconds := int(oldest[:8] + oldest[9:13], 16)) <= _MAX_MS:
+        since = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    since, until = since - MAX_CLOCK_DIFFERENCE, until + MAX_CLOCK_DIFFERENCE
     known = _results_by_id((yield from rows(SQL["get_results"](ids=task_ids, since=since, until=until))))
     if missing := [task_id for task_id in task_ids if task_id not in known]:
         known |= _results_by_id((yield from rows(SQL["get_results_unpruned"](ids=missing))))
@@ -66,88 +75,74 @@ def get_results(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAns
     return {task_id: known.get(task_id, unknown) for task_id in task_ids}
 
 
-def _sent_since(task_ids: list[TaskId]) -> datetime:
-    """Return the time in the oldest version 7 id, or now if there is none: then the statement without a range finds the tasks."""
-    oldest = min((task_id for task_id in task_ids if task_id[_VERSION_POSITION] == "7"), default=None)
-    if oldest is None or (milliseconds := int(oldest[:8] + oldest[9:13], 16)) > _MAX_MS:
-        return datetime.now(UTC)
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
-
-
 def _results_by_id(found: list[Row]) -> dict[TaskId, ReadResult[WaitAnswer]]:
+    results: dict[TaskId, ReadResult[WaitAnswer]] = {}
     # Reversed, so that the row of `finished` wins if a task is in both tables: it has ended, and its other row is about to be deleted.
-    return {row[0]: _read_result(*row) for row in reversed(found)}
-
-
-def _read_result(
-    task_id: TaskId, status: str, result: str | None, error: str | None, expires_s: float | None
-) -> ReadResult[WaitAnswer]:
-    task_status = TaskStatus(status)
-    if task_status.is_final:
-        return ReadResult(Ended(task_id, task_status, result, error), is_final=True)
-    return ReadResult(NotEnded.LIVE, read_again_s=expires_s)
+    for task_id, status, result, error, expires_s in reversed(found):
+        if (task_status := TaskStatus(status)).is_final:
+            results[task_id] = ReadResult(Ended(task_id, task_status, result, error), is_final=True)
+        else:
+            results[task_id] = ReadResult(NotEnded.LIVE, read_again_s=expires_s)
+    return results
 
 
 A = TypeVar("A")
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_STATUS_CODES = {
-    TaskStatus.CANCELLED: OutcomeCode.TASK_CANCELLED,
-    TaskStatus.EXPIRED: OutcomeCode.TASK_EXPIRED,
-}
+_STATUS_CODES = {TaskStatus.CANCELLED: OutcomeCode.TASK_CANCELLED, TaskStatus.EXPIRED: OutcomeCode.TASK_EXPIRED}
 
 
-@dataclass(frozen=True, slots=True)
-class HandleTimings:
-    """When a waiter first reads the result of a task that was just sent."""
+class AppContext(Protocol):
+    """What a task and its handles need from their app."""
 
-    is_new_s: float = 0.0005
-    """How long after its send a task is new."""
-    first_read_s: float = 0.005
-    """The first read for a new task, after its send; earlier if a notification arrives."""
+    @property
+    def config(self) -> "AppConfig": ...
+    @property
+    def broker(self) -> "PostgresBroker": ...
+    @property
+    def tracer(self) -> "Tracer | None": ...
+    @property
+    def suppresses_sends(self) -> bool: ...
 
 
 class TaskHandle(Generic[T_co]):
     """Stands for one task, and waits for its result. Any number of handles can exist for the same task."""
 
-    timings: ClassVar[HandleTimings] = HandleTimings()
+    is_new_s: ClassVar[float] = 0.0005
+    """How long after its send a task is new."""
+    first_read_s: ClassVar[float] = 0.005
+    """The first read for a new task, after its send; earlier if a notification arrives."""
 
-    def __init__(
-        self,
-        task_id: TaskId,
-        codec: ResultCodec[T_co],
-        broker: "Callable[[], PostgresBroker]",
-        *,
-        sent_at: float = 0.0,
-    ) -> None:
+    def __init__(self, task_id: TaskId, codec: ResultCodec[T_co], app: AppContext, *, sent_at: float = 0.0) -> None:
         """`sent_at`: when the task was sent, on the monotonic clock; 0 if it may have been sent earlier."""
         self.task_id = task_id
         self._sent_at = sent_at
         self._codec = codec
-        self._broker = broker
-        self._ended: Ended | None = None
+        self._app = app
+        self.ended: Ended | None = None  # if it is known, `get()` returns at once, without a query
         self._result: TaskResult[T_co, TaskError] | None = None
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Wait for the result. After `timeout_ms` it is `err(WAIT_TIMEOUT)`, and the task continues; 0 does not wait."""
-        if self._ended is None:
+        if self.ended is None:
             broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
             refuse_in_event_loop("get()", "await handle.get_async()")
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
             futures = broker.wait(get_results, [self.task_id], deadline, self._first_read_at())
             return self.to_result(futures[self.task_id].result(), timeout_ms)
-        return self.to_result(self._ended, timeout_ms)
+        return self.to_result(self.ended, timeout_ms)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
         """Do what `get` does, for asyncio code."""
-        if self._ended is None:
+        if self.ended is None:
             broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
             if timeout_ms != 0:
                 warn_inside_task(stacklevel=2)
             futures = await broker.wait_async(get_results, [self.task_id], deadline, self._first_read_at())
             return self.to_result(futures[self.task_id].result(), timeout_ms)
-        return self.to_result(self._ended, timeout_ms)
+        return self.to_result(self.ended, timeout_ms)
 
     def status(self) -> TaskStatus | None:
         """Read the current status; None if there is no such task."""
@@ -185,7 +180,7 @@ class TaskHandle(Generic[T_co]):
 
     def _forget_ending(self, outcome: RetryOutcome) -> RetryOutcome:
         if outcome in (RetryOutcome.RETRIED, RetryOutcome.NOT_ENDED):
-            self._ended = self._result = None
+            self.ended = self._result = None
         return outcome
 
     # All of these operations can be repeated if the outcome of the first attempt is unknown.
@@ -196,52 +191,36 @@ class TaskHandle(Generic[T_co]):
     async def _run_async(self, op: Callable[[], Op[A]]) -> A:
         return await self.broker.run_async(op, again=op)
 
-    # For waits for several tasks:
-
     @property
     def broker(self) -> "PostgresBroker":
         """The broker of the app that sent the task."""
-        return self._broker()
-
-    @property
-    def ended(self) -> Ended | None:
-        """How the task ended, if the handle knows it: then `get()` returns at once, without a query."""
-        return self._ended
-
-    def set_ended(self, ended: Ended) -> None:
-        """Store how the task ended."""
-        self._ended = ended
+        return self._app.broker
 
     def to_result(self, answer: WaitAnswer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
         """Convert the answer of a wait with this timeout to a result."""
         match answer:
             case Ended():
-                self._ended = answer
-                if self._result is None:
-                    self._result = self._decode(answer)
+                self.ended = answer
+                if self._result is not None:
+                    return self._result
+                if answer.status is TaskStatus.COMPLETED:
+                    self._result = TaskResult(ok=self._codec.decode(answer.result or "null"))
+                elif answer.error is not None:
+                    self._result = TaskResult(err=decode_error(answer.error))
+                else:
+                    self._result = self._error(_STATUS_CODES[answer.status], f"the task is {answer.status}")
                 return self._result
             case NotEnded.LIVE:
-                return self._error(
-                    RetrievalCode.WAIT_TIMEOUT,
-                    f"task {self.task_id} has not ended within {timeout_ms} ms; it continues",
-                )
+                code = RetrievalCode.WAIT_TIMEOUT
+                message = f"task {self.task_id} has not ended within {timeout_ms} ms; it continues"
             case NotEnded.UNKNOWN:
-                return self._error(
-                    RetrievalCode.TASK_NOT_FOUND,
-                    f"there is no task {self.task_id}: it was never sent, is not committed yet, or is past its retention",
-                )
+                code = RetrievalCode.TASK_NOT_FOUND
+                message = f"there is no task {self.task_id}: it was never sent, is not committed yet, or is past its retention"
+        return self._error(code, message)
 
     def _first_read_at(self) -> float:
         """A task that was just sent has not ended yet. To read its result while it is being claimed would slow down the claim."""
-        is_new = time.monotonic() < self._sent_at + self.timings.is_new_s
-        return self._sent_at + self.timings.first_read_s if is_new else 0.0
-
-    def _decode(self, ended: Ended) -> TaskResult[T_co, TaskError]:
-        if ended.status is TaskStatus.COMPLETED:
-            return TaskResult(ok=self._codec.decode(ended.result or "null"))
-        if ended.error is not None:
-            return TaskResult(err=decode_error(ended.error))
-        return self._error(_STATUS_CODES[ended.status], f"the task is {ended.status}")
+        return self._sent_at + self.first_read_s if time.monotonic() < self._sent_at + self.is_new_s else 0.0
 
     def _error(self, code: OutcomeCode | RetrievalCode, message: str) -> TaskResult[T_co, TaskError]:
         return TaskResult(err=TaskError(error_code=code, message=message, data={"task_id": self.task_id}))
@@ -251,7 +230,7 @@ class TaskHandle(Generic[T_co]):
 
 
 class InertHandle(TaskHandle[T_co]):
-    """The handle of a suppressed send. There is no task."""
+    """The handle of a suppressed send. There is no task: every query finds nothing."""
 
     @property
     def broker(self) -> "PostgresBroker":
@@ -260,29 +239,101 @@ class InertHandle(TaskHandle[T_co]):
             "module's top level. Or sends of the app are suppressed, by app.suppress_sends(True) or $HORSIES_SUPPRESS_SENDS"
         )
 
-    def status(self) -> TaskStatus | None:
-        return None
+    def _run(self, op: Callable[[], Op[A]]) -> A:
+        return drive(op(), lambda request: [[] for _ in cast("Request", request).queries])
 
-    async def status_async(self) -> TaskStatus | None:
-        return None
+    async def _run_async(self, op: Callable[[], Op[A]]) -> A:
+        return self._run(op)
 
-    def info(self) -> TaskInfo | None:
-        return None
 
-    async def info_async(self) -> TaskInfo | None:
-        return None
+class Gathering(Generic[T]):
+    """Handles that are waited for together, by `gather` or `as_completed`."""
 
-    def cancel(self) -> CancelOutcome:
-        return CancelOutcome.NOT_FOUND
+    def __init__(self, handles: Iterable[TaskHandle[T]], app: AppContext, timeout_ms: int | None) -> None:
+        self._handles = list(handles)
+        self._by_id: dict[TaskId, dict[TaskHandle[T], None]] = {}  # the same handle may be given twice
+        for handle in self._handles:
+            if not isinstance(handle, TaskHandle):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
+                raise TypeError(
+                    f"only handles can be waited for, not {handle!r}; pass what send() returned, or app.handle(task_id)"
+                )
+            if handle.broker is not app.broker:
+                raise ValueError(f"{handle!r} belongs to another app; wait for it there")
+            self._by_id.setdefault(handle.task_id, {})[handle] = None
+        self._app = app
+        self._timeout_ms = timeout_ms
+        self._deadline = deadline_from_timeout(timeout_ms)
+        if timeout_ms != 0 and any(handle.ended is None for handle in self._handles):
+            warn_inside_task(stacklevel=4)  # the caller of the app's method
 
-    async def cancel_async(self) -> CancelOutcome:
-        return CancelOutcome.NOT_FOUND
+    def all(self) -> list[TaskResult[T, TaskError]]:
+        refuse_in_event_loop("gather()", "await app.gather_async(handles)")
+        missing = self._missing()
+        return self._results(self._app.broker.wait(get_results, missing, self._deadline) if missing else {})
 
-    def retry(self, *, force: bool = False) -> RetryOutcome:  # noqa: ARG002 - there is nothing to force
-        return RetryOutcome.NOT_FOUND
+    async def all_async(self) -> list[TaskResult[T, TaskError]]:
+        missing = self._missing()
+        return self._results(await self._app.broker.wait_async(get_results, missing, self._deadline) if missing else {})
 
-    async def retry_async(self, *, force: bool = False) -> RetryOutcome:  # noqa: ARG002
-        return RetryOutcome.NOT_FOUND
+    def completed(self) -> Generator[TaskHandle[T]]:
+        """Yield each handle once, first those whose ending is known."""
+        missing = self._missing()
+        yield from self._ended_handles()
+        if missing:
+            done: queue.SimpleQueue[ThreadFuture[WaitAnswer]] = queue.SimpleQueue()
+            with self._app.broker.waiting(get_results, missing, self._deadline) as futures:
+                for future in futures.values():
+                    future.add_done_callback(done.put)
+                for _ in futures:
+                    yield from self._take(done.get())
+                self._raise_if_late(futures)
+
+    async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
+        missing = self._missing()
+        for handle in self._ended_handles():
+            yield handle
+        if missing:
+            done: asyncio.Queue[asyncio.Future[WaitAnswer]] = asyncio.Queue()
+            async with self._app.broker.waiting_async(get_results, missing, self._deadline) as futures:
+                for future in futures.values():
+                    future.add_done_callback(done.put_nowait)
+                for _ in futures:
+                    for handle in self._take(await done.get()):
+                        yield handle
+                self._raise_if_late(futures)
+
+    def _missing(self) -> dict[TaskId, None]:
+        return {handle.task_id: None for handle in self._handles if handle.ended is None}
+
+    def _ended_handles(self) -> list[TaskHandle[T]]:
+        return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
+
+    def _take(self, future: AnyFuture) -> list[TaskHandle[T]]:
+        """Store an ending and return the handles of the task; none if the time has run out."""
+        answer = future.result()
+        if not isinstance(answer, Ended):
+            return []
+        for handle in self._by_id[answer.id]:
+            handle.ended = answer
+        return list(self._by_id[answer.id])
+
+    def _results(self, futures: Mapping[TaskId, AnyFuture]) -> list[TaskResult[T, TaskError]]:
+        for future in futures.values():  # first what is known, so that it need not be read again
+            if not future.exception():
+                self._take(future)
+        return [
+            handle.to_result(handle.ended or futures[handle.task_id].result(), self._timeout_ms)
+            for handle in self._handles
+        ]
+
+    def _raise_if_late(self, futures: Mapping[TaskId, AnyFuture]) -> None:
+        """Raise after all are complete: those that a last read finds at the deadline are yielded first."""
+        left = [task_id for task_id, future in futures.items() if not isinstance(future.result(), Ended)]
+        if left:
+            named = ", ".join(left[:MAX_NAMED]) + (", ..." if len(left) > MAX_NAMED else "")
+            raise WaitTimeoutError(
+                f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they continue"
+            )
 
 
 def refuse_in_event_loop(call: str, instead: str) -> None:
@@ -300,7 +351,4 @@ def warn_in_event_loop(instead: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    warnings.warn(
-        f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`",
-        stacklevel=4,
-    )
+    warnings.warn(f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`", stacklevel=4)

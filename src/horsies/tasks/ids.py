@@ -3,8 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from itertools import groupby
 from uuid import UUID
 
 from horsies.model.task import TaskId
@@ -39,17 +37,15 @@ def new_task_ids(count: int) -> list[TaskId]:
         value = value if value >> _RANDOM_BITS > _last >> _RANDOM_BITS else _last
         values = [value := value + 1 + step for step in steps]
         _last = value
-    return list(_format_ids(values))
-
-
-def _format_ids(values: Iterable[int]) -> Iterator[TaskId]:
-    """Insert version (7) and variant (2) between the 122 bits. Most neighbours have the same first half, which is formatted once."""
-    for upper, group in groupby(values, lambda value: value >> _LOWER_BITS):
-        head = f"{upper >> 12:012x}7{upper & 0xFFF:03x}"
-        start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
-        for value in group:
-            tail = f"{value & _LOWER | 1 << 63:016x}"
-            yield f"{start}{tail[:4]}-{tail[4:]}"
+    ids, upper, start = list[TaskId](), -1, ""
+    for value in values:  # version (7) and variant (2) go between the 122 bits
+        if value >> _LOWER_BITS != upper:  # most neighbours have the same first half, which is formatted once
+            upper = value >> _LOWER_BITS
+            head = f"{upper >> 12:012x}7{upper & 0xFFF:03x}"
+            start = f"{head[:8]}-{head[8:12]}-{head[12:]}-"
+        tail = f"{value & _LOWER | 1 << 63:016x}"
+        ids.append(f"{start}{tail[:4]}-{tail[4:]}")
+    return ids
 
 
 def to_task_id(given: str | UUID) -> TaskId:

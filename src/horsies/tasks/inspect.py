@@ -7,7 +7,7 @@ limits, because it excludes the partitions before it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -142,8 +142,8 @@ def decode_stored_error(text: str | None) -> TaskError | None:
 
 def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[list[WorkerState]]:
     """Read the newest snapshot of each worker, or the history of one worker."""
-    found = yield from plan_for_values(SQL["get_worker_states"](worker_id=worker_id, limit=limit))
-    return [WorkerState(*row) for row in found]
+    query = SQL["get_worker_states"](worker_id=worker_id, limit=limit)
+    return [WorkerState(*row) for row in (yield from plan_for_values(query))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,13 +186,10 @@ class TaskSummary:
 def list_tasks(filters: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskSummary]]:
     """List the newest tasks, or those after the last one of the previous page."""
     found = yield from plan_for_values(list_tasks_query(filters, limit, after))
-    return [_task_summary(*row) for row in found]
-
-
-def _task_summary(
-    task_id: TaskId, task_name: str, queue_name: str, priority: int, status: str, *rest: Any
-) -> TaskSummary:
-    return TaskSummary(task_id, task_name, queue_name, priority, TaskStatus(status), *rest)
+    return [
+        TaskSummary(task_id, task_name, queue_name, priority, TaskStatus(status), *rest)
+        for task_id, task_name, queue_name, priority, status, *rest in found
+    ]
 
 
 def count_tasks(filters: TaskFilter) -> Op[int]:
@@ -213,21 +210,9 @@ def list_tasks_query(
     # A task whose good_until has passed counts as EXPIRED, even if it has not been moved yet.
     may_live = filters.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
     is_in_flight = filters.worker is not None or {TaskStatus.PENDING, TaskStatus.EXPIRED}.isdisjoint(statuses)
-    return statement(
-        live=may_live,
-        in_flight=is_in_flight,
-        finished=any(status.is_final for status in statuses),
-        statuses=[status.value for status in filters.statuses] or None,
-        queue_name=filters.queue_name,
-        task_name=filters.task_name,
-        error_code=filters.error_code,
-        worker=filters.worker,
-        since=filters.since,
-        until=filters.until,
-        workflow_id=filters.workflow_id,
-        after=after,
-        limit=limit,
-    )
+    params = asdict(filters) | {"statuses": [status.value for status in filters.statuses] or None}
+    is_final = any(status.is_final for status in statuses)
+    return statement(live=may_live, in_flight=is_in_flight, finished=is_final, after=after, limit=limit, **params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,17 +266,14 @@ class WorkerSummary:
 
 def list_workers() -> Op[list[WorkerSummary]]:
     """List the registered workers, oldest first."""
-    found = yield from rows(SQL["list_workers"]())
-    return [WorkerSummary(*row) for row in found]
+    return [WorkerSummary(*row) for row in (yield from rows(SQL["list_workers"]()))]
 
 
 def find_workers(prefix: str) -> Op[list[str]]:
     """Return the ids with this prefix, of registered workers and of those that have left snapshots of their health."""
     digits = prefix.replace("-", "")
-    found = yield from rows(
-        SQL["find_workers"](lowest=digits.ljust(_ID_DIGITS, "0"), highest=digits.ljust(_ID_DIGITS, "f"))
-    )
-    return [worker for (worker,) in found]
+    query = SQL["find_workers"](lowest=digits.ljust(_ID_DIGITS, "0"), highest=digits.ljust(_ID_DIGITS, "f"))
+    return [worker for (worker,) in (yield from rows(query))]
 
 
 def request_heartbeat(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
@@ -303,5 +285,4 @@ def request_heartbeat(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
 
 
 def get_heartbeats(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:
-    found = yield from rows(SQL["get_heartbeats"](ids=list(worker_ids)))
-    return dict(found)
+    return dict((yield from rows(SQL["get_heartbeats"](ids=list(worker_ids)))))

@@ -51,8 +51,7 @@ def resume_queue(name: str) -> Op[None]:
 
 def list_queues(max_counted: int | None = None) -> Op[list[QueueSummary]]:
     """List all queues that have a task, a stored pause or a worker, by name."""
-    found = yield from rows(SQL["list_queues"](counted=max_counted or MAX_COUNTED))
-    return [QueueSummary(*row) for row in found]
+    return [QueueSummary(*row) for row in (yield from rows(SQL["list_queues"](counted=max_counted or MAX_COUNTED)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,8 @@ class QueueDepth:
 
 def get_queue_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
     """Read less than `list_queues`, and only for these queues, at a lower cost: every worker does this at every scrape."""
-    found = yield from rows(
-        SQL["get_queue_depths"](queues=list(queues), counted=MAX_COUNTED, priorities_at_most=MAX_PRIORITIES)
-    )
-    return [QueueDepth(*row) for row in found]
+    limits = {"counted": MAX_COUNTED, "priorities_at_most": MAX_PRIORITIES}
+    return [QueueDepth(*row) for row in (yield from rows(SQL["get_queue_depths"](queues=list(queues), **limits)))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +83,8 @@ class ServerInfo:
 
 
 def get_server_info() -> Op[ServerInfo]:
-    found = yield from rows(SQL["get_server_info"]())
-    return ServerInfo(*found[0])
+    (row,) = yield from rows(SQL["get_server_info"]())
+    return ServerInfo(*row)
 
 
 def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
@@ -106,5 +103,5 @@ def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
 
 def count_workflows() -> Op[Mapping[WorkflowStatus, int]]:
     """Count the live workflows that are not part of another one, by status, up to `MAX_COUNTED`."""
-    found = yield from rows(SQL["count_workflows"](counted=MAX_COUNTED))
-    return {WorkflowStatus(status): count for status, count in found}
+    query = SQL["count_workflows"](counted=MAX_COUNTED)
+    return {WorkflowStatus(status): count for status, count in (yield from rows(query))}

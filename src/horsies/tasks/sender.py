@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from operator import eq
+from typing import Generic, ParamSpec, TypeVar, overload
 
-from horsies.db.broker import PostgresBroker
-from horsies.events import Tracer, subscribers
+from horsies.events import SendSpan, TasksSent, TracedWork, Tracer, begin_span, emit, end_span, subscribers
 from horsies.model.codec import ArgumentsCodec, ResultCodec
-from horsies.model.config import AppConfig
 from horsies.model.errors import ConfigError
 from horsies.model.send_options import Key
 from horsies.model.task import TaskId, TaskOptions
 from horsies.model.validation import raise_problems
-from horsies.tasks.enqueue import Tasks, add_delay, enqueue, enqueue_again, enqueue_within, new_tasks
-from horsies.tasks.handle import InertHandle, TaskHandle, warn_in_event_loop
-from horsies.tasks.instrument import observe_send
+from horsies.tasks.enqueue import (
+    SpooledTasks,
+    Tasks,
+    add_delay,
+    enqueue,
+    enqueue_again,
+    enqueue_within,
+    ids_of,
+    new_tasks,
+)
+from horsies.tasks.handle import AppContext, InertHandle, TaskHandle, warn_in_event_loop
 
 # -- suppressed sends: importing a module again, in a worker or a child, must not repeat its sends
 
@@ -56,19 +63,6 @@ def suppress_sends() -> Generator[None]:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class AppContext(Protocol):
-    """What a task needs from its app."""
-
-    @property
-    def config(self) -> AppConfig: ...
-    @property
-    def broker(self) -> PostgresBroker: ...
-    @property
-    def tracer(self) -> Tracer | None: ...
-    @property
-    def suppresses_sends(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,28 +104,30 @@ class Sender(Generic[P, T]):
         key: Key | None = None,
         connection: object | None = None,
     ) -> None:
-        self._options = options
-        self._arguments = arguments
-        self._result = result
+        self.options = options
+        self.arguments = arguments
+        self.result = result
         self._app = app
         self._key = key
         self._connection = connection
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Enqueue the task now. Returns when it is committed; invalid arguments are refused before."""
-        return self._send(self._new_task(args, kwargs))[0]
+        return self._send(new_tasks([self.arguments.encode(args, kwargs)], self.options))[0]
 
     async def send_async(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Do what `send` does, for asyncio code."""
-        return (await self._send_async(self._new_task(args, kwargs)))[0]
+        return (await self._send_async(new_tasks([self.arguments.encode(args, kwargs)], self.options)))[0]
 
     def schedule(self, delay: float | timedelta, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Enqueue the task for later. `delay` is in seconds, measured by the clock of the database."""
-        return self._send(self._new_task(args, kwargs, delay))[0]
+        options = add_delay(self.options, delay)
+        return self._send(new_tasks([self.arguments.encode(args, kwargs)], options))[0]
 
     async def schedule_async(self, delay: float | timedelta, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Do what `schedule` does, for asyncio code."""
-        return (await self._send_async(self._new_task(args, kwargs, delay)))[0]
+        options = add_delay(self.options, delay)
+        return (await self._send_async(new_tasks([self.arguments.encode(args, kwargs)], options)))[0]
 
     def send_many(self, calls: Iterable[Call[P, T]]) -> Sequence[TaskHandle[T]]:
         """Enqueue all of these tasks in one transaction, or none. They are served in this order, which is also that of the handles.
@@ -144,50 +140,38 @@ class Sender(Generic[P, T]):
         """Do what `send_many` does, for asyncio code."""
         return await self._send_async(self._new_tasks(calls))
 
-    def _new_task(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *delay: float | timedelta) -> Tasks:
-        """`delay` has the argument of `schedule()`, whatever it is: None is refused like any other invalid delay."""
-        options = add_delay(self._options, *delay) if delay else self._options
-        return new_tasks([self._arguments.encode(args, kwargs)], options)
-
     def _new_tasks(self, calls: Iterable[object]) -> Tasks:
-        name, key = self._options.task_name, self._key
-        tasks = new_tasks(self._payloads(calls), self._options)
+        what, key = f"send_many() of task {self.options.task_name!r}", self._key
+
+        def payloads() -> Iterator[str]:
+            for position, call in enumerate(calls):
+                if not isinstance(call, Call):
+                    raise TypeError(f"{what}: item {position} is not a Call; write [task.call(1), ...]")
+                if call.task_name != self.options.task_name:
+                    raise TypeError(f"{what}: item {position} is a call of {call.task_name!r}; send it by that task")
+                yield call.args
+
+        tasks = new_tasks(payloads(), self.options)
         if key is not None and len(tasks) > 1:
-            raise_problems(
-                f"send_many() of task {name!r}",
-                [f"key {key.name!r} stands for one task, not for {len(tasks)}; send them one by one"],
-            )
+            raise_problems(what, [f"key {key.name!r} stands for one task, not for {len(tasks)}; send them one by one"])
         return tasks
 
-    def _payloads(self, calls: Iterable[object]) -> Iterator[str]:
-        name = self._options.task_name
-        for position, call in enumerate(calls):
-            if not isinstance(call, Call):
-                raise TypeError(
-                    f"send_many() of task {name!r}: item {position} is not a Call; write [task.call(1), ...]"
-                )
-            if call.task_name != name:
-                raise TypeError(
-                    f"send_many() of task {name!r}: item {position} is a call of {call.task_name!r}; send it by that task"
-                )
-            yield call.args
-
     def _send(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
-        if self._is_suppressed(tasks):
-            return self._handles([task.id for task in tasks], is_suppressed=True)
+        if not tasks or _suppress_depth or self._app.suppresses_sends:
+            return self._handles([task.id for task in tasks], InertHandle)
         if self._connection is None:
             # Not with a caller's connection: SQLAlchemy's `run_sync` waits for one without blocking the loop.
             warn_in_event_loop(_ASYNC_METHODS)
-        if not self._is_observed:
+        if not subscribers and self._app.tracer is None:
             return self._handles(self._commit(tasks))
         with observe_send(self._app.tracer, tasks) as send:
             send.ids = self._commit(send.tasks)
         return self._handles(send.ids)
 
     async def _send_async(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
-        if self._is_suppressed(tasks):
-            return self._handles([task.id for task in tasks], is_suppressed=True)
-        if not self._is_observed:
+        if not tasks or _suppress_depth or self._app.suppresses_sends:
+            return self._handles([task.id for task in tasks], InertHandle)
+        if not subscribers and self._app.tracer is None:
             return self._handles(await self._commit_async(tasks))
         with observe_send(self._app.tracer, tasks) as send:
             send.ids = await self._commit_async(send.tasks)
@@ -205,29 +189,59 @@ class Sender(Generic[P, T]):
             return await broker.run_async(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
         return await broker.run_on_async(self._connection, partial(enqueue_within, tasks, key))
 
-    def _is_suppressed(self, tasks: Tasks) -> bool:
-        return not tasks or sends_are_suppressed() or self._app.suppresses_sends
-
-    @property
-    def _is_observed(self) -> bool:
-        return bool(subscribers) or self._app.tracer is not None
-
-    def _handles(self, ids: Sequence[TaskId], *, is_suppressed: bool = False) -> Sequence[TaskHandle[T]]:
-        result, broker = self._result, self._broker  # one bound method for all handles, of which there may be very many
+    def _handles(self, ids: Sequence[TaskId], kind: type[TaskHandle[T]] = TaskHandle) -> Sequence[TaskHandle[T]]:
         sent_at = 0.0 if self._key else time.monotonic()  # a key may stand for a task that was sent long ago
-
-        def handle(task_id: TaskId) -> TaskHandle[T]:
-            if is_suppressed:
-                return InertHandle(task_id, result, broker)
-            return TaskHandle(task_id, result, broker, sent_at=sent_at)
-
+        handle = partial(kind, codec=self.result, app=self._app, sent_at=sent_at)
         return [*map(handle, ids)] if isinstance(ids, list) else LazyHandles(ids, handle)
 
-    def _broker(self) -> PostgresBroker:
-        return self._app.broker
-
     def __repr__(self) -> str:
-        return f"<sender of task {self._options.task_name!r} to queue {self._options.queue_name!r}>"
+        return f"<sender of task {self.options.task_name!r} to queue {self.options.queue_name!r}>"
 
 
 _ASYNC_METHODS = "await task.send_async(...)`, `schedule_async` or `send_many_async"
+
+
+# -- sends that are observed: subscribers receive an event, and the tasks carry the trace in which they are sent
+
+
+@dataclass(slots=True)
+class TracedSend:
+    """The tasks to send; the caller sets the ids that the send returned."""
+
+    tasks: Tasks
+    ids: Sequence[TaskId] = ()
+
+
+@contextmanager
+def observe_send(tracer: Tracer | None, tasks: Tasks) -> Generator[TracedSend]:
+    """Trace a send, and emit `TasksSent` after it."""
+    options, ids = next(iter(tasks)).options, ids_of(tasks)
+    work = SendSpan(options.task_name, options.queue_name, ids)
+    with trace_send(tracer, work) as trace:
+        if trace is not None:
+            traced = options._replace(trace=trace)  # one object for all: they still go by one statement, or by COPY
+            if isinstance(tasks, SpooledTasks):
+                tasks.options = traced
+            else:
+                tasks = [task._replace(options=traced) for task in tasks]
+        send, started = TracedSend(tasks), time.perf_counter()
+        yield send
+    if subscribers:
+        # An id that differs is that of the holder of a key: a task that was sent earlier.
+        new = sum(map(eq, ids, send.ids))
+        emit(TasksSent(options.task_name, options.queue_name, new, time.perf_counter() - started))
+
+
+@contextmanager
+def trace_send(tracer: Tracer | None, work: TracedWork) -> Generator[str | None]:
+    """Open a span for a send. Yields the trace that the tasks are to carry, if there is one."""
+    span = None if tracer is None else begin_span(tracer, work)
+    if span is None:
+        yield None
+        return
+    try:
+        yield span.trace
+    except BaseException as error:
+        end_span(span, raised=error)
+        raise
+    end_span(span)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec
-from horsies.model.error_codes import ErrorCodes
-from horsies.model.errors import ConfigError, QueueError
+from horsies.model.error_codes import RESERVED_CODES, ContractCode, ErrorCodes, OperationalErrorCode
+from horsies.model.errors import (
+    ConfigError,
+    PayloadError,
+    QueueError,
+    ResultTypeError,
+    TaskCancelledError,
+    TaskTimeoutError,
+)
 from horsies.model.graph import Join, NodeKind
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
 from horsies.model.signature import ok_type
+from horsies.tasks.handle import AppContext
 from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker, TaskNode
-from horsies.tasks.outcome import await_in_place, call_in_place
-from horsies.tasks.sender import AppContext, Call, Sender
+from horsies.tasks.sender import Call, Sender
+
+MAX_TEXT = 64 * 1024
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,8 +55,6 @@ class BaseTask(Sender[P, T]):
         self.function = function
         self.name = name
         self.queue_name = queue_name
-        self.arguments = arguments
-        self.result = result
         self.error_codes = error_codes
         self.retry_policy = retry_policy
         self.timeout_ms = timeout_ms
@@ -64,11 +72,6 @@ class BaseTask(Sender[P, T]):
     def is_async(self) -> bool:
         """Whether the function is an `async def`."""
         return isinstance(self, AsyncTask)
-
-    @property
-    def options(self) -> TaskOptions:
-        """The options with which it is sent, unless `with_options` changes them."""
-        return self._options
 
     @cached_property
     def value_type(self) -> Any:
@@ -92,23 +95,24 @@ class BaseTask(Sender[P, T]):
         connection: object | None = None,
     ) -> Sender[P, T]:
         """Return a sender of this task with other options. All problems with them are reported together, here."""
-        options = SendOptions(
-            good_until=good_until,
-            priority=priority,
-            queue_name=queue_name,
-            eta=eta,
-            key=key,
-            on_conflict=on_conflict,
-            key_window=key_window,
-        )
-        self._check(options)
+        options = SendOptions(**{name: value for name, value in locals().items() if name not in {"self", "connection"}})
+        problems, unknown_queue = list(options.problems()), None
+        if queue_name is not None:
+            try:
+                self._app.config.queue_named(queue_name)
+            except QueueError as error:
+                unknown_queue = error
+                problems.insert(0, f"queue_name: {error}")
+        if problems:
+            combined = ConfigError(f"the options of task {self.name!r}", problems)
+            raise combined if unknown_queue is None else QueueError(str(combined)) from None
         changes = {"queue_name": queue_name, "priority": priority, "due": eta, "good_until": good_until}
         return Sender(
-            self._options._replace(**{name: value for name, value in changes.items() if value is not None}),
+            self.options._replace(**{name: value for name, value in changes.items() if value is not None}),
             arguments=self.arguments,
             result=self.result,
             app=self._app,
-            key=options.to_key() if key is not None else None,
+            key=options.to_key(),
             connection=connection,
         )
 
@@ -151,18 +155,6 @@ class BaseTask(Sender[P, T]):
         options["min_item_success"] = min_success
         return NodeMaker(partial(TaskNode, self, kind=NodeKind.MAP, **options))
 
-    def _check(self, options: SendOptions) -> None:
-        problems, unknown_queue = list(options.problems()), None
-        if options.queue_name is not None:
-            try:
-                self._app.config.queue_named(options.queue_name)
-            except QueueError as error:
-                unknown_queue = error
-                problems.insert(0, f"queue_name: {error}")
-        if problems:
-            combined = ConfigError(f"the options of task {self.name!r}", problems)
-            raise combined if unknown_queue is None else QueueError(str(combined)) from None
-
     def __repr__(self) -> str:
         return f"<task {self.name!r} on queue {self.queue_name!r}>"
 
@@ -172,7 +164,13 @@ class Task(BaseTask[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
-        return call_in_place(self, args, kwargs)
+        try:
+            returned = self.function(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise  # the arguments do not match the parameters, so the function was not entered; a send would raise, too
+            return _result_of_exception(self, error)
+        return _result_of_return(self, returned)
 
 
 class AsyncTask(BaseTask[P, T]):
@@ -180,4 +178,109 @@ class AsyncTask(BaseTask[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
-        return await_in_place(self, self.function(*args, **kwargs))
+        return self._await(self.function(*args, **kwargs))
+
+    async def _await(self, coroutine: Awaitable[Any]) -> TaskResult[T, TaskError]:
+        try:
+            returned = await coroutine
+        except Exception as error:  # noqa: BLE001 - user code
+            return _result_of_exception(self, error)
+        return _result_of_return(self, returned)
+
+
+# -- what the function of a task did, as the value or the error with which the task ends: in a child, and for a direct call
+
+
+def encode_result(task: BaseTask[..., Any], returned: object) -> str | TaskError:
+    """Return the value as JSON, or an error: the one that the function returned, or ours if the function broke its contract."""
+    if not isinstance(returned, TaskResult):
+        return TaskError(
+            error_code=ContractCode.RETURN_TYPE_MISMATCH,
+            message=f"task {task.name} returned {type(returned).__name__}, not a TaskResult; "
+            "return TaskResult(ok=...) or TaskResult(err=TaskError(...))",
+        )
+    result = cast("TaskResult[Any, TaskError]", returned)
+    if result.is_err():
+        error = result.unwrap_err()
+        if error.error_code in RESERVED_CODES:
+            # Policies and workflows act on the codes of the library: a WORKER_CRASHED would be retried as a crash.
+            error = TaskError(
+                error_code=ContractCode.RESERVED_ERROR_CODE,
+                message=f"task {task.name} returned the error code {error.error_code}, which is one of the library's own; "
+                "return a code of your own, and put the error of another task into its data",
+                data={"error_code": error.error_code, "message": error.message, "data": error.data},
+            )
+        return error
+    try:
+        return task.result.encode(result.unwrap())
+    except ResultTypeError as error:
+        return TaskError(error_code=ContractCode.RETURN_TYPE_MISMATCH, message=f"task {task.name}: {error}")
+    except PayloadError as error:
+        return TaskError(
+            error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=f"task {task.name}: {error}"
+        )
+    except Exception as error:  # noqa: BLE001 - a user's serializer
+        return codec_error(task, "writing the result", error)
+
+
+def codec_error(task: BaseTask[..., Any], step: str, error: Exception) -> TaskError:
+    return TaskError(
+        error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
+        message=f"task {task.name}: {step} raised {_describe(error)}",
+        data=exception_data(error),
+    )
+
+
+def unhandled_error(task: BaseTask[..., Any], error: BaseException) -> TaskError:
+    return TaskError(error_code=task.error_codes.code_for(error), message=_describe(error), data=exception_data(error))
+
+
+def exception_data(error: BaseException) -> dict[str, str]:
+    kind = type(error)
+    return {
+        "exception": f"{kind.__module__}.{kind.__qualname__}",
+        "traceback": _shorten("".join(traceback.format_exception(error))),
+    }
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return _shorten(f"{type(error).__name__}: {error}")
+    except Exception:  # noqa: BLE001 - a user's __str__
+        return f"{type(error).__name__}, which cannot be printed"
+
+
+def _shorten(text: str) -> str:
+    """Keep the beginning and the end: an exception may quote a large input."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - MAX_TEXT} characters ...\n{text[-half:]}"
+
+
+def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those during which it was raised: code that cleans up after an exception can fail, too."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+
+
+def _result_of_return(task: BaseTask[..., Any], returned: object) -> TaskResult[Any, TaskError]:
+    encoded = encode_result(task, returned)
+    return TaskResult(err=encoded) if isinstance(encoded, TaskError) else cast("TaskResult[Any, TaskError]", returned)
+
+
+def _result_of_exception(task: BaseTask[..., Any], error: Exception) -> TaskResult[Any, TaskError]:
+    """Map an exception to an error, unless it is the soft stop of the task that makes the call.
+
+    Exceptions that do not derive from Exception (KeyboardInterrupt, SystemExit, asyncio.CancelledError) are meant for this process or asyncio task, and
+    propagate.
+    """
+    if any(isinstance(each, TaskCancelledError | TaskTimeoutError) for each in exception_chain(error)):
+        raise error
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        error.__traceback__ = trace.tb_next  # omit the frame of this module
+    return TaskResult(err=unhandled_error(task, error))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import TypeVar
+from typing import Any
 
 from horsies.db.statement import Op, Query, load, rows
 from horsies.model.codec import encode_error
@@ -34,7 +34,6 @@ MAX_NAMES = 1_000
 MAX_AVOIDED = 500
 
 SQL = load(__file__)
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +113,23 @@ class KnownTasks:
 
     def avoid(self, unfit: UnfitClaim, until: float) -> None:
         """Do not claim such tasks again until then."""
-        if unfit.signature is None:
-            _add_avoided(self._avoided_names, unfit.claim.task_name, until)
-        else:
-            _add_avoided(self._avoided_signatures, unfit.signature, until)
+        by_name = unfit.signature is None
+        avoided: dict[Any, float] = self._avoided_names if by_name else self._avoided_signatures
+        key = unfit.claim.task_name if by_name else unfit.signature
+        avoided.pop(key, None)  # so that it becomes the newest
+        while len(avoided) >= MAX_AVOIDED:
+            del avoided[next(iter(avoided))]
+        avoided[key] = until
 
     def forget(self, task_name: str) -> None:
         """Remove a task that a child does not know: the children did not load it, or its code has been replaced since."""
         self.signatures.pop(task_name, None)
 
     def avoided_names(self, now: float) -> list[str]:
-        return _current(self._avoided_names, now) if self._avoided_names else []
+        return [name for name, until in self._avoided_names.items() if until > now]
 
     def avoided_signatures(self, now: float) -> list[int]:
-        return _current(self._avoided_signatures, now) if self._avoided_signatures else []
-
-
-def _add_avoided(avoided: dict[K, float], key: K, until: float) -> None:
-    avoided.pop(key, None)  # so that it becomes the newest
-    while len(avoided) >= MAX_AVOIDED:
-        del avoided[next(iter(avoided))]
-    avoided[key] = until
-
-
-def _current(avoided: dict[K, float], now: float) -> list[K]:
-    return [key for key, until in avoided.items() if until > now]
+        return [signature for signature, until in self._avoided_signatures.items() if until > now]
 
 
 def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
@@ -219,8 +210,8 @@ def offer_tasks_again(batches: int = 1) -> Op[int]:
 
 def list_unknown_tasks() -> Op[list[UnknownTasks]]:
     """List the unknown tasks by name."""
-    found = yield from rows(SQL["list_unknown_tasks"](names=MAX_NAMES, counted=MAX_COUNTED))
-    return [UnknownTasks(*row) for row in found]
+    query = SQL["list_unknown_tasks"](names=MAX_NAMES, counted=MAX_COUNTED)
+    return [UnknownTasks(*row) for row in (yield from rows(query))]
 
 
 def get_overdue_tasks(*, unknown_ms: int, refused_ms: int, limit: int, excluded: Sequence[TaskId]) -> Query:

@@ -16,7 +16,6 @@ from horsies.model.graph import Graph, Join, Node, NodeKind, OnError, RefMode
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.signature import InjectedParameter
-from horsies.model.task import TaskOptions
 from horsies.model.type_compat import is_assignable, is_value_assignable, item_type, list_item_type, type_name
 from horsies.tasks.nodes import NodeName, Reference, SuccessCase, SuccessPolicy, TaskNode
 from horsies.tasks.sender import Sender
@@ -232,12 +231,13 @@ def _compile_task(
         return Node(**fields, kind=NodeKind.TASK)
     if scope.registry.tasks.get(task.name) is not task:
         scope.report(position, f"task {task.name!r} belongs to another app")
+    given = {"queue_name": node.queue, "priority": node.priority, "good_until": node.good_until}
     bound = BoundArguments(task.arguments, node.args, {**node.kwargs, **by_parameter}, scope)
     scope.report(position, *bound.problems, *option_problems(node, scope.registry.config), *_each_problems(scope, node))
     return Node(
         **fields,
         kind=node.kind,
-        terms=_compile_options(task.options, node),
+        terms=task.options._replace(**{name: value for name, value in given.items() if value is not None}),
         args=bound.text,
         refs=tuple(bound.refs),
         max_parallel=node.max_parallel,
@@ -264,12 +264,6 @@ def _each_problems(scope: Scope, node: TaskNode[Any]) -> Iterator[str]:
                 yield f"min_success={min_success} can never be met, because the list of each() has {len(items)} items"
         elif list_item_type(tp := scope.source_type(reference)) is None:
             yield f"each() needs a list, but {scope.source_name(reference)} gives {type_name(tp)}"
-
-
-def _compile_options(terms: TaskOptions, node: TaskNode[Any]) -> TaskOptions:
-    given = {"queue_name": node.queue, "priority": node.priority, "good_until": node.good_until}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return terms._replace(**changes) if changes else terms
 
 
 def _compile_context(scope: Scope, position: int, node: TaskNode[Any], waits_for: tuple[int, ...]) -> tuple[int, ...]:

@@ -61,14 +61,12 @@ def retry(workflow_id: str) -> Op[bool]:
 
 
 def get_overdue_runs(limit: int, excluded: Sequence[str] = ()) -> Op[list[str]]:
-    found = yield from rows(SQL["get_overdue_runs"](limit=limit, excluded=list(excluded)))
-    return [run for (run,) in found]
+    return [run for (run,) in (yield from rows(SQL["get_overdue_runs"](limit=limit, excluded=list(excluded))))]
 
 
 def get_lost_nodes(limit: int, excluded: Sequence[str] = ()) -> Op[list[str]]:
     """Return nodes whose task does not exist, or ended without resolving them."""
-    found = yield from rows(SQL["get_lost_nodes"](limit=limit, excluded=list(excluded)))
-    return [node for (node,) in found]
+    return [node for (node,) in (yield from rows(SQL["get_lost_nodes"](limit=limit, excluded=list(excluded))))]
 
 
 def resolve_lost_nodes(nodes: Sequence[str]) -> Op[None]:

@@ -1,7 +1,6 @@
 """`WorkflowHandle`: wait for one run of a workflow, inspect it and control it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -17,7 +16,7 @@ from horsies.tasks.handle import deadline_from_timeout, refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode, NodeName
 from horsies.workflows import control
 from horsies.workflows.control import OVERDUE
-from horsies.workflows.inputs import NodeResult, StoredResult, node_id_of
+from horsies.workflows.inputs import NodeResult, node_id_of
 from horsies.workflows.inspect import NodeInfo, StoredNode, get_graph_view, get_last_nodes, get_nodes, get_status
 from horsies.workflows.render import render_mermaid, render_text
 
@@ -32,24 +31,17 @@ T = TypeVar("T")
 
 
 class NoRunEnd(Enum):
-    """Why a run has no result yet. These are expected answers, not errors."""
+    """Why a run has no result. These are expected answers, not errors."""
 
     LIVE = auto()
     PAUSED = auto()
     UNKNOWN = auto()
+    NO_OUTPUT = auto()
+    """It is COMPLETED, and the results of its last nodes are read instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """The end of a run, with its error or the result of its output node. `result` is None if the run is COMPLETED and has no output: the results of
-    its last nodes are read instead.
-    """
-
-    status: WorkflowStatus
-    result: NodeResult | None
-
-
-RunAnswer: TypeAlias = RunEnd | NoRunEnd
+RunAnswer: TypeAlias = NodeResult | NoRunEnd
+"""The error of a run that has ended, or the result of its output node."""
 
 
 class WorkflowHandle(Generic[Out_co]):
@@ -73,7 +65,7 @@ class WorkflowHandle(Generic[Out_co]):
         refuse_in_event_loop("get()", "await handle.get_async()")
         futures = self.broker.wait(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
         answer = futures[self.workflow_id].result()
-        if isinstance(answer, RunEnd) and answer.result is None:
+        if answer is NoRunEnd.NO_OUTPUT:
             return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
 
@@ -81,7 +73,7 @@ class WorkflowHandle(Generic[Out_co]):
         """The same for asyncio code."""
         futures = await self.broker.wait_async(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
         answer = futures[self.workflow_id].result()
-        if isinstance(answer, RunEnd) and answer.result is None:
+        if answer is NoRunEnd.NO_OUTPUT:
             return self._last_results(await self._run_async(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
 
@@ -190,11 +182,11 @@ class WorkflowHandle(Generic[Out_co]):
             raise NodeNotFoundError(
                 f"workflow {self.workflow_id} has no node {self._to_node_id(node)!r}, or does not exist"
             )
-        return found[0].result.to_node_result().decode(self._registry.tasks)
+        return found[0].result.decode(self._registry.tasks)
 
     def _results(self, found: list[StoredNode]) -> dict[str, TaskResult[Any, TaskError]]:
-        ended = [node for node in found if node.info.status.is_final]
-        return {node.info.node_id: node.result.to_node_result().decode(self._registry.tasks) for node in ended}
+        ended = [node.result for node in found if node.info.status.is_final]
+        return {result.node_id: result.decode(self._registry.tasks) for result in ended}
 
     def _last_results(self, found: list[StoredNode]) -> TaskResult[Any, TaskError]:
         # Every workflow has a last node. If there is none, retention has deleted the run since the wait ended.
@@ -202,8 +194,10 @@ class WorkflowHandle(Generic[Out_co]):
 
     def _to_result(self, answer: RunAnswer, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
         match answer:
-            case RunEnd(result=result):
-                return TaskResult(ok=None) if result is None else result.decode(self._registry.tasks)
+            case NodeResult():
+                return answer.decode(self._registry.tasks)
+            case NoRunEnd.NO_OUTPUT:
+                return TaskResult(ok=None)
             case NoRunEnd.LIVE:
                 code, message = RetrievalCode.WAIT_TIMEOUT, f"has not ended within {timeout_ms} ms; it continues"
             case NoRunEnd.PAUSED:
@@ -243,12 +237,12 @@ def _to_read_result(row: Row) -> ReadResult[RunAnswer]:
             return ReadResult(NoRunEnd.LIVE, read_again_s=ends_s)
         case WorkflowStatus.PAUSED:
             return ReadResult(NoRunEnd.PAUSED, is_final=True)
-        case WorkflowStatus.COMPLETED as status if node_status is None:
-            end = RunEnd(status, None)
-        case WorkflowStatus.COMPLETED as status:
+        case WorkflowStatus.COMPLETED if node_status is None:
+            return ReadResult(NoRunEnd.NO_OUTPUT, is_final=True)
+        case WorkflowStatus.COMPLETED:
             # The output node may have failed: a success policy does not have to require it.
             made = BuiltTask(made_by, is_list=bool(makes_list))
-            end = RunEnd(status, StoredResult(node_id, NodeStatus(node_status), made, result, error).to_node_result())
-        case WorkflowStatus.FAILED | WorkflowStatus.CANCELLED as status:
-            end = RunEnd(status, NodeResult(BuiltTask(None), None, run_error or encode_error(OVERDUE)))
+            end = NodeResult(node_id, NodeStatus(node_status), made, result, error)
+        case WorkflowStatus.FAILED | WorkflowStatus.CANCELLED:
+            end = NodeResult("", NodeStatus.FAILED, BuiltTask(None), None, run_error or encode_error(OVERDUE))
     return ReadResult(end, is_final=True)

@@ -37,16 +37,32 @@ class WorkflowMeta:
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """The JSON of a node's value, or of the error because of which it has none."""
+    """The status of a node with the result or error that is stored in its row, as JSON."""
 
+    node_id: str
+    status: NodeStatus
     made: BuiltTask
     result: str | None
     error: str | None
 
+    def missing_error(self) -> str | None:
+        """Return the error because of which the node has no value, as JSON, or None if it has one."""
+        match self.status:
+            case NodeStatus.COMPLETED:
+                return None
+            case NodeStatus.FAILED if self.error is not None:
+                return self.error
+            case NodeStatus.SKIPPED:
+                code = OutcomeCode.UPSTREAM_SKIPPED
+                message = "was skipped: nodes that it waits for did not succeed, or its workflow was stopped"
+            case status:
+                code, message = RetrievalCode.RESULT_NOT_READY, f"is {status}: it has no result yet"
+        return encode_error(TaskError(error_code=code, message=f"node {self.node_id!r} {message}"))
+
     def decode(self, tasks: Tasks) -> TaskResult[Any, TaskError]:
         """Decode by the annotation of the task that made the value, or as plain JSON if this process does not know the task."""
-        if self.error is not None:
-            return TaskResult(err=decode_error(self.error))
+        if (error := self.missing_error()) is not None:
+            return TaskResult(err=decode_error(error))
         task = tasks.get(self.made.task_name) if self.made.task_name is not None else None
         if task is None:
             codec = ResultCodec[Any](None if self.made.task_name is None else Any)
@@ -96,27 +112,13 @@ def node_id_of(node: NodeName) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredResult:
-    """The status of a node with the result or error that is stored in its row, as JSON."""
-
-    node_id: str
-    status: NodeStatus
-    made: BuiltTask
-    result: str | None
-    error: str | None
-
-    def to_node_result(self) -> NodeResult:
-        return NodeResult(self.made, self.result, error_of(self.node_id, self.status, self.error))
-
-
-@dataclass(frozen=True, slots=True)
 class Inputs:
     """What a task takes from its workflow: the results of other nodes as they were when the task was claimed.
 
     A reference is a path in the arguments, a place in `inputs` (None for the item of a map), and a mode. `context` has places in `inputs` too. `meta` is None unless the task takes `workflow_ctx` or `workflow_meta`.
     """
 
-    inputs: Sequence[StoredResult]
+    inputs: Sequence[NodeResult]
     refs: Sequence[tuple[tuple[Step, ...], int | None, RefMode]]
     context: Sequence[int]
     item: str | None
@@ -126,7 +128,7 @@ class Inputs:
         """Return the arguments that the workflow fills in."""
         if self.meta is None:
             return {}
-        results = {self.inputs[place].node_id: self.inputs[place].to_node_result() for place in self.context}
+        results = {self.inputs[place].node_id: self.inputs[place] for place in self.context}
         return WorkflowContext(self.meta, results, tasks).to_arguments(wants)
 
     def insert_into(self, args: str) -> str | TaskError:
@@ -138,7 +140,7 @@ class Inputs:
                 continue
             source = self.inputs[place]
             if mode is RefMode.RESULT:
-                pieces.append((path, result_text(source.result, source.to_node_result().error)))
+                pieces.append((path, result_text(source.result, source.missing_error())))
             elif source.status is NodeStatus.COMPLETED:
                 pieces.append((path, source.result or "null"))
             else:
@@ -156,31 +158,14 @@ def inputs_from_json(text: str) -> Inputs:
     return Inputs(
         item=fields["item"],
         meta=WorkflowMeta(**meta) if meta else None,
-        inputs=[_to_stored_result(**source) for source in fields["inputs"] or ()],
+        inputs=[_to_node_result(**source) for source in fields["inputs"] or ()],
         refs=[(tuple(path), place, RefMode(mode)) for path, place, mode in refs["refs"]],
         context=refs["context"],
     )
 
 
-def _to_stored_result(status: str, made_by: str | None, *, makes_list: bool, **fields: Any) -> StoredResult:
-    return StoredResult(status=NodeStatus(status), made=BuiltTask(made_by, is_list=makes_list), **fields)
-
-
-def error_of(node_id: str, status: NodeStatus, error: str | None) -> str | None:
-    """Return the error because of which a node has no value, as JSON, or None if it has one."""
-    match status:
-        case NodeStatus.COMPLETED:
-            return None
-        case NodeStatus.FAILED if error is not None:
-            return error
-        case NodeStatus.SKIPPED:
-            message = (
-                f"node {node_id!r} was skipped: nodes that it waits for did not succeed, or its workflow was stopped"
-            )
-            return encode_error(TaskError(error_code=OutcomeCode.UPSTREAM_SKIPPED, message=message))
-        case _:
-            message = f"node {node_id!r} is {status}: it has no result yet"
-            return encode_error(TaskError(error_code=RetrievalCode.RESULT_NOT_READY, message=message))
+def _to_node_result(status: str, made_by: str | None, *, makes_list: bool, **fields: Any) -> NodeResult:
+    return NodeResult(status=NodeStatus(status), made=BuiltTask(made_by, is_list=makes_list), **fields)
 
 
 # -- splicing

@@ -11,7 +11,7 @@ from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStat
 from horsies.model.result import TaskError
 from horsies.model.task import TaskId, TaskOptions
 from horsies.tasks.inspect import decode_stored_error
-from horsies.workflows.inputs import StoredResult
+from horsies.workflows.inputs import NodeResult
 from horsies.workflows.render import NodePath, States
 
 SQL = load(__file__)
@@ -36,7 +36,7 @@ class StoredNode:
     """A node of a run with its result."""
 
     info: NodeInfo
-    result: StoredResult
+    result: NodeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +54,25 @@ def get_status(workflow_id: str) -> Op[WorkflowStatus | None]:
 
 def get_nodes(workflow_id: str, node_id: str | None = None, *, with_results: bool = False) -> Op[list[StoredNode]]:
     """Return the nodes of the run itself, not of its descendants, in the order of the graph."""
-    found = yield from rows(SQL["get_nodes"](id=workflow_id, node_id=node_id, with_results=with_results))
-    return [_to_node(row) for row in found]
+    query = SQL["get_nodes"](id=workflow_id, node_id=node_id, with_results=with_results)
+    return [_to_node(row) for row in (yield from rows(query))]
 
 
 def get_last_nodes(workflow_id: str) -> Op[list[StoredNode]]:
     """Return the nodes of a run that no other node waits for, with their results."""
-    found = yield from rows(SQL["get_last_nodes"](id=workflow_id))
-    return [_to_node(row) for row in found]
+    return [_to_node(row) for row in (yield from rows(SQL["get_last_nodes"](id=workflow_id)))]
 
 
 def _to_node(row: Row) -> StoredNode:
-    node_id, _, kind, status, task_name, task_id, child_id, finished_at, made_by, makes_list, result, error = row
-    info = NodeInfo(
-        node_id=node_id,
-        kind=NodeKind(kind),
-        status=NodeStatus(status),
-        task_name=task_name,
-        task_id=task_id,
-        workflow_id=child_id,
-        finished_at=finished_at,
-        error=decode_stored_error(error),  # a row that was edited by hand must not hide the other nodes
-    )
-    made = BuiltTask(made_by, is_list=makes_list)
-    return StoredNode(info, StoredResult(node_id, info.status, made, result, error))
+    node_id, _, kind, status, *task_and_times, made_by, makes_list, result, error = row
+    decoded = decode_stored_error(error)  # a row that was edited by hand must not hide the other nodes
+    info = NodeInfo(node_id, NodeKind(kind), NodeStatus(status), *task_and_times, error=decoded)
+    return StoredNode(info, NodeResult(node_id, info.status, BuiltTask(made_by, is_list=makes_list), result, error))
 
 
 def get_stuck_workflows() -> Op[list[StuckWorkflow]]:
     """Return trees in a state that lasts only until the next step, or the next check of the maintenance leader, in a healthy system."""
-    found = yield from rows(SQL["get_stuck_trees"]())
-    return [StuckWorkflow(*row) for row in found]
+    return [StuckWorkflow(*row) for row in (yield from rows(SQL["get_stuck_trees"]()))]
 
 
 # -- graphs
@@ -197,8 +186,7 @@ def list_runs(
     """Return root runs, newest first. `after` is the last id of the previous page."""
     status_names = [status.value for status in statuses] or None
     query = SQL["list_runs"](statuses=status_names, name=name, since=since, until=until, after=after, limit=limit)
-    found = yield from plan_for_values(query)
-    return [_to_run(row) for row in found]
+    return [_to_run(row) for row in (yield from plan_for_values(query))]
 
 
 def get_run_summary(workflow_id: str) -> Op[RunSummary | None]:
@@ -236,16 +224,13 @@ def _to_run(row: Sequence[Any]) -> WorkflowRun:
 
 
 def _to_run_node(row: Row, child: Any) -> RunNode:
-    _, _, node_id, index, kind, status, task_name, task_id, started_at, finished_at, error = row
+    _, _, node_id, index, kind, status, *task_and_times, error = row
     return RunNode(
-        node_id=node_id,
-        index=index,
-        kind=NodeKind(kind),
-        status=NodeStatus(status),
-        task_name=task_name,
-        task_id=task_id,
-        started_at=started_at,
-        finished_at=finished_at,
+        node_id,
+        index,
+        NodeKind(kind),
+        NodeStatus(status),
+        *task_and_times,
         error=decode_stored_error(error),
         child=child if isinstance(child, RunTree) else None,
         items=None if isinstance(child, RunTree) else child,

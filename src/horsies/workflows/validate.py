@@ -18,6 +18,7 @@ from horsies.model.graph import Join, NodeKind, Ref, RefMode, Step
 from horsies.model.send_options import SendOptions
 from horsies.model.type_compat import list_item_type, result_of
 from horsies.model.validation import number_problems
+from horsies.tasks.handle import AppContext
 from horsies.tasks.nodes import (
     AnyNode,
     JoinWord,
@@ -30,7 +31,6 @@ from horsies.tasks.nodes import (
     WorkflowNode,
     freeze_fields,
 )
-from horsies.tasks.sender import AppContext
 from horsies.tasks.task import BaseTask
 
 MAX_NAME: Final = 200
@@ -330,12 +330,13 @@ def option_problems(node: TaskNode[Any], config: AppConfig) -> Iterator[str]:
             config.queue_named(node.queue)
         except QueueError as error:
             yield f"queue: {error}"
-    if node.max_parallel is not None:
-        yield from number_problems("max_parallel", node.max_parallel, 1, MAX_PARALLEL)
-    if node.max_failures is not None:
-        yield from number_problems("max_failures", node.max_failures, 0, MAX_QUORUM)
-    if node.min_item_success is not None:
-        yield from number_problems("min_success", node.min_item_success, 0, MAX_QUORUM)
+    for option, value, least, most in (
+        ("max_parallel", node.max_parallel, 1, MAX_PARALLEL),
+        ("max_failures", node.max_failures, 0, MAX_QUORUM),
+        ("min_success", node.min_item_success, 0, MAX_QUORUM),
+    ):
+        if value is not None:
+            yield from number_problems(option, value, least, most)
     if node.has_failure_limits and node.kind is not NodeKind.MAP:
         yield "max_failures and min_item_success are for the items of a map; write task.map_node(...)"
 
